@@ -195,7 +195,11 @@ class LaunchedCommand:
         deadline = time.monotonic() + timeout
         open_pipes = [self.stdout, self.stderr]
         while open_pipes and time.monotonic() < deadline:
-            for pipe in select.select(open_pipes, [], [], timeout)[0]:
+            poll = select.poll()  # select() cannot handle descriptors over 1023
+            for pipe in open_pipes:
+                poll.register(pipe, select.POLLIN)
+            ready = {descriptor for descriptor, _ in poll.poll(timeout * 1000)}
+            for pipe in [pipe for pipe in open_pipes if pipe.fileno() in ready]:
                 if not pipe.read(1 << 16):
                     open_pipes.remove(pipe)
 

@@ -30,10 +30,12 @@ from metasched.api import (
     submissions,
     tokens,
 )
+from metasched.api.admission import Admission, error_response, storage_failure_message
 from metasched.api.clusters import breaker_row
-from metasched.api.identity import ForbiddenError, UnauthenticatedError
+from metasched.api.identity import Caller, ForbiddenError
 from metasched.api.request import CurrentCaller, CurrentService, request_source
-from metasched.daemon.service import RESTART_DELAY, Daemon
+from metasched.api.struct_body import HALF_A_CHARACTER
+from metasched.daemon.service import Daemon
 from metasched.db.store import StorageFailed, StorageUncertain
 from metasched.errors import ApiError
 from metasched.units import iso
@@ -41,7 +43,6 @@ from metasched.units import iso
 log = logging.getLogger("metasched")
 
 MAX_LISTED = 50  # entries of the quarantine in an answer
-RETRY_AFTER = {"Retry-After": f"{2 * RESTART_DELAY:.0f}"}
 
 
 def create_app(daemon: Daemon) -> FastAPI:
@@ -54,6 +55,7 @@ def create_app(daemon: Daemon) -> FastAPI:
         redoc_url=None,
     )
     app.state.daemon = daemon
+    app.add_middleware(Admission, daemon=daemon)
     app.state.launcher_locks = defaultdict(asyncio.Lock)  # by user
     job_modules = (submissions, changes, jobs, explanations)
     for module in (*job_modules, clusters, licences, reservations, tokens, reference):
@@ -95,58 +97,46 @@ def _register_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def _request_error(_: Request, error: ApiError) -> JSONResponse:
-        return _error_response(error.status, str(error))
-
-    @app.exception_handler(UnauthenticatedError)
-    async def _unauthenticated(_: Request, error: UnauthenticatedError) -> JSONResponse:
-        return _error_response(401, str(error))
+        return error_response(error.status, str(error))
 
     @app.exception_handler(ForbiddenError)
     async def _forbidden(_: Request, error: ForbiddenError) -> JSONResponse:
-        return _error_response(403, str(error))
+        return error_response(403, str(error))
 
     @app.exception_handler(UnicodeEncodeError)
     async def _not_encodable(_: Request, error: UnicodeEncodeError) -> JSONResponse:
-        return _error_response(422, "half a character, in the request; remove it")
+        return error_response(422, HALF_A_CHARACTER)
 
     @app.exception_handler(StorageFailed)
     async def _storage_failed(_: Request, error: StorageFailed) -> JSONResponse:
-        message = (
-            f"the database is away or rejects writes ({error}); nothing changed, try again soon"
-        )
-        return _error_response(503, message)
+        return error_response(503, storage_failure_message(error))
 
     @app.exception_handler(StorageUncertain)
     async def _storage_uncertain(_: Request, error: StorageUncertain) -> JSONResponse:
         message = f"the database connection failed before the commit was confirmed ({error})"
         remedy = "check with `metasched status` or `metasched reservations` whether it was done"
-        return _error_response(504, f"{message}; {remedy}")
+        return error_response(504, f"{message}; {remedy}")
 
     @app.exception_handler(Exception)
     async def _internal_error(request: Request, error: Exception) -> JSONResponse:
         daemon: Daemon = request.app.state.daemon
-        user = getattr(request.state, "user", "")
+        caller: Caller | None = getattr(request.state, "caller", None)
+        user = "" if caller is None else caller.user
         if daemon.service is not None and daemon.service.failure is error:
             error_id = daemon.quarantine.record(request_source(user), error)
         else:
             error_id = secrets.token_hex(4)
             log.error("error %s: in a request of %s", error_id, user or "nobody", exc_info=error)
         message = f"a defect in the daemon ({type(error).__name__}), error {error_id} in its log"
-        return _error_response(500, f"{message}; report it to the site")
+        return error_response(500, f"{message}; report it to the site")
 
     @app.exception_handler(HTTPException)
     async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
         message = f"{error.detail}: {request.method} {request.scope['path']}; see /docs"
-        return _error_response(error.status_code, message)
+        return error_response(error.status_code, message)
 
     @app.exception_handler(RequestValidationError)
     async def _validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         location = ".".join(str(step) for step in first["loc"] if step != "body")
-        return _error_response(422, f"{first['msg']}, {location or 'body'}; see /docs")
-
-
-def _error_response(status: int, message: str) -> JSONResponse:
-    """Build an error response; escape lone surrogates that the message quotes from the request."""
-    text = message.encode(errors="backslashreplace").decode()
-    return JSONResponse({"error": text}, status, RETRY_AFTER if status == 503 else None)
+        return error_response(422, f"{first['msg']}, {location or 'body'}; see /docs")

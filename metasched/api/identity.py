@@ -8,57 +8,22 @@ import os
 import pwd
 import re
 import socket
-import struct
 import subprocess
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
 from fastapi import Request
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from metasched.adapters.launcher_client import user_name_of
 from metasched.client.credentials import MUNGE_TIMEOUT, daemon_name, request_digest
 from metasched.config.settings import Settings
 from metasched.config.tables import TcpTable
 from metasched.db.ledger import Ledger
-from metasched.paths import MAX_REQUEST_BYTES
 
-
-class PeerProtocol(H11Protocol):
-    """HTTP that records the user id of the peer on a unix socket; None over TCP."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        connection = transport.get_extra_info("socket")
-        if connection.family != socket.AF_UNIX:
-            self.app_state = {**self.app_state, "uid": None}
-            return
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        _, uid, _ = struct.unpack("iII", credentials)
-        self.app_state = {**self.app_state, "uid": uid}
-
-
-def limit_request_size(app: ASGIApp) -> ASGIApp:
-    """Wrap an application to limit the size of requests, which are read before authentication."""
-
-    async def limited_app(scope: Scope, receive: Receive, send: Send) -> None:
-        remaining = MAX_REQUEST_BYTES
-
-        async def limited_receive() -> Message:
-            nonlocal remaining
-            message = await receive()
-            remaining -= len(message.get("body", b""))
-            if remaining < 0:
-                raise HTTPException(413, f"more than {MAX_REQUEST_BYTES} bytes")
-            return message
-
-        await app(scope, limited_receive, send)
-
-    return limited_app
+# UnauthenticatedError if a body is not that for which the credential was made
+BodyCheck = Callable[[bytes], None]
 
 
 class UnauthenticatedError(Exception):
@@ -99,16 +64,19 @@ class Caller:
             self.require_owner(owners)
 
 
-async def authenticate(request: Request, settings: Settings, ledger: Ledger) -> Caller:
-    """Return the sender of a request.
+async def authenticate(
+    request: Request, settings: Settings, ledger: Ledger
+) -> tuple[Caller, BodyCheck | None]:
+    """Return the sender of a request, and a check of its body that is due before it counts.
 
-    On a unix socket the kernel reports the account; over TCP the header `Authorization` does.
-    UnauthenticatedError, or ForbiddenError for an account that may not use this daemon.
+    Nothing of the body is read. On a unix socket the kernel reports the account; over TCP the
+    header `Authorization` does. UnauthenticatedError, or ForbiddenError for an account that may
+    not use this daemon.
     """
-    uid, by_token = request.scope["state"]["uid"], False
+    uid, by_token, check = request.scope["state"]["connection"].uid, False, None
     if uid is None:
-        uid, by_token = await _authenticate_remote(request, settings, ledger)
-    return await asyncio.to_thread(_resolve_caller, uid, by_token, settings)
+        uid, by_token, check = await _authenticate_remote(request, settings, ledger)
+    return await asyncio.to_thread(_resolve_caller, uid, by_token, settings), check
 
 
 def _resolve_caller(uid: int, by_token: bool, settings: Settings) -> Caller:
@@ -129,8 +97,8 @@ def _resolve_caller(uid: int, by_token: bool, settings: Settings) -> Caller:
 
 async def _authenticate_remote(
     request: Request, settings: Settings, ledger: Ledger
-) -> tuple[int, bool]:
-    """Return the user id of a caller on another host, and whether a token proved it."""
+) -> tuple[int, bool, BodyCheck | None]:
+    """Return the user id of a caller on another host, whether by token, and the body's check."""
     assert settings.tcp is not None
     scheme, _, credential = request.headers.get("authorization", "").partition(" ")
     if scheme == "Bearer" and settings.tcp.tokens:
@@ -138,7 +106,7 @@ async def _authenticate_remote(
         if user is None:
             raise UnauthenticatedError("the token is unknown, expired or revoked; make a new one")
         try:
-            return pwd.getpwnam(user).pw_uid, True
+            return pwd.getpwnam(user).pw_uid, True, None
         except KeyError:
             problem = f"there is no account {user} any more"
             raise UnauthenticatedError(f"{problem}; ask the site") from None
@@ -146,12 +114,18 @@ async def _authenticate_remote(
         target = request.scope["raw_path"].decode("ascii")
         if query := request.scope["query_string"]:
             target += "?" + query.decode("ascii")
-        body = await request.body()
+        uid, digest = await asyncio.to_thread(_decode_munge, credential, settings.tcp)
         address, port = request.scope["server"]
         names = await asyncio.to_thread(_accepted_daemon_names, settings.tcp, address, port)
-        digests = {request_digest(name, request.method, target, body) for name in names}
-        uid = await asyncio.to_thread(_decode_munge, credential, digests, names, settings.tcp)
-        return uid, False
+
+        def check(body: bytes) -> None:
+            if all(request_digest(name, request.method, target, body) != digest for name in names):
+                raise UnauthenticatedError(
+                    "the MUNGE credential is for another request or daemon, this one is "
+                    f"{names[0]}; use that name, or ask the site for more names, [tcp]"
+                )
+
+        return uid, False, check
     schemes = (("MUNGE", settings.tcp.munge), ("a token", settings.tcp.tokens))
     accepted = " or ".join(scheme for scheme, enabled in schemes if enabled)
     raise UnauthenticatedError(f"no credential that this daemon accepts; show {accepted}")
@@ -175,10 +149,8 @@ def _host_names() -> list[str]:
     return [name for name in (socket.getfqdn(), socket.gethostname()) if name != "localhost"]
 
 
-def _decode_munge(
-    credential: str, accepted_digests: Container[str], names: Sequence[str], tcp: TcpTable
-) -> int:
-    """Return the user id of a MUNGE credential; munged accepts each credential once."""
+def _decode_munge(credential: str, tcp: TcpTable) -> tuple[int, str]:
+    """Return user id and payload of a MUNGE credential; munged accepts each credential once."""
     command = ["unmunge", "--numeric", "--keys=UID"]
     if tcp.munge_socket is not None:
         command.append(f"--socket={tcp.munge_socket}")
@@ -200,10 +172,7 @@ def _decode_munge(
         raise UnauthenticatedError(
             f"{process.stderr.strip() or 'MUNGE credential replayed or expired'}; try again"
         )
-    match = re.fullmatch(r"UID:\s+(\d+)\s+(\w+)\s*", process.stdout)
-    if match is None or match[2] not in accepted_digests:
-        raise UnauthenticatedError(
-            f"the MUNGE credential is for another request or daemon, this one is {names[0]}; use "
-            "that name, or ask the site for more names, [tcp]"
-        )
-    return int(match[1])
+    match = re.match(r"UID:\s+(\d+)\n(.*)", process.stdout, re.DOTALL)
+    if match is None:
+        raise UnauthenticatedError("munge does not report a user id; ask the site")
+    return int(match[1]), match[2].strip()

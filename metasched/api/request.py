@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from metasched.api.identity import Caller, authenticate
+from metasched.api.identity import Caller
 from metasched.daemon.service import Daemon, SchedulerService
 from metasched.errors import ApiError
 from metasched.units import iso
@@ -30,8 +30,7 @@ async def _get_service(daemon: CurrentDaemon) -> SchedulerService:
 
 
 async def _get_caller(request: Request, daemon: CurrentDaemon) -> Caller:
-    caller = await authenticate(request, daemon.settings, daemon.ledger)
-    request.state.user = caller.user
+    caller: Caller = request.state.caller
     if request.method not in READING_METHODS:
         pause = daemon.quarantine.pause_of(request_source(caller.user))
         if pause is not None:

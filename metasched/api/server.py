@@ -10,23 +10,36 @@ import signal
 import socket
 import ssl
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
-from starlette.types import ASGIApp
+from fastapi import FastAPI
 
 from metasched.api.app import create_app
-from metasched.api.identity import PeerProtocol, limit_request_size
+from metasched.api.connections import Connection, OpenConnections
+from metasched.api.http_protocol import DeadlineProtocol
 from metasched.config.settings import ConfigError, Settings
 from metasched.config.tables import TcpTable
+from metasched.daemon.descriptors import connection_limit
+from metasched.daemon.repeated_lines import RepeatHandler
 from metasched.daemon.service import Daemon
 from metasched.db.ledger import Ledger
 from metasched.model.reservation import OPEN_STATES, ReservationState
 
 log = logging.getLogger("metasched")
+
+ACCEPT_PAUSE = 1.0  # seconds after the host had no descriptor for a connection
+BACKLOG = 2048  # connections that wait to be accepted
+# connections accepted before requests are read: far fewer than the limit of a peer, so that a new
+# connection is not closed for newer ones before its request is read
+ACCEPTED_AT_ONCE = 8
+TOO_MANY = b'{"error":"too many connections; nothing changed, try again soon"}'
+REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 2\r\n"
+    b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(TOO_MANY), TOO_MANY)
+)
 
 
 @contextlib.contextmanager
@@ -52,7 +65,7 @@ def _unix_listener(path: Path, world_accessible: bool) -> Iterator[socket.socket
         finally:
             os.umask(previous_umask)
         inode = path.stat().st_ino
-        listener.listen(256)
+        listener.listen(BACKLOG)
         try:
             yield listener
         finally:
@@ -69,7 +82,9 @@ def serve(settings: Settings, *, standby: bool = False) -> int:
     if settings.site is not None and os.geteuid() == 0:
         raise ConfigError("[site] and root: the daemon is not root; start it by its own account")
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+        handlers=[RepeatHandler()],
     )
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
@@ -111,11 +126,75 @@ def _check_reservation_units(settings: Settings, ledger: Ledger) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without its own signal handlers, which end the process before the clean-up."""
+    """Uvicorn with limited connections, and signal handlers that let the daemon clean up."""
 
-    def __init__(self, config: uvicorn.Config, daemon: Daemon) -> None:
+    def __init__(self, config: uvicorn.Config, daemon: Daemon, connection_limit: int) -> None:
         super().__init__(config)
         self._daemon = daemon
+        self._connections = OpenConnections(connection_limit)
+        self._tasks: set[asyncio.Task[None]] = (
+            set()
+        )  # set up a connection, which may take a TLS handshake
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections of these listeners."""
+        await super().startup(sockets=[])
+        for listener in sockets or []:
+            listener.setblocking(False)
+            self._watch(listener)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in sockets or []:
+            asyncio.get_running_loop().remove_reader(listener)
+        for task in self._tasks:
+            task.cancel()
+        await super().shutdown(sockets)
+
+    def _watch(self, listener: socket.socket) -> None:
+        if listener.fileno() != -1:  # not closed in a pause
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept some of the connections that wait; refuse those for which there is no room."""
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, _ = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.error("no connection can be accepted: %s", error.strerror)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listener)
+                loop.call_later(ACCEPT_PAUSE, self._watch, listener)
+                return
+            accepted.setblocking(False)
+            connection = Connection(accepted)
+            if self._connections.admit(connection):
+                task = asyncio.create_task(self._serve_connection(connection))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                with accepted, contextlib.suppress(OSError):
+                    if self.config.ssl is None:
+                        accepted.send(REFUSAL)
+
+    async def _serve_connection(self, connection: Connection) -> None:
+        """Shake hands by TLS, if configured, and hand the connection to its protocol."""
+        tls, limits = self.config.ssl, self._daemon.settings.requests
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: DeadlineProtocol(
+                    connection,
+                    self._connections,
+                    limits,
+                    *(self.config, self.server_state, self.lifespan.state),
+                ),
+                connection.socket,
+                ssl=tls,
+                ssl_handshake_timeout=limits.head_timeout if tls else None,
+            )
+        except OSError:  # the handshake failed, or took too long
+            self._connections.remove(connection)
 
     def _stop(self, stop_signal: signal.Signals) -> None:
         self._daemon.stop()
@@ -155,6 +234,7 @@ def _tcp_listener(tcp: TcpTable | None) -> Iterator[socket.socket | None]:
         listener = socket.create_server(
             (host.strip("[]"), int(port)),
             family=socket.AF_INET6 if host.startswith("[") else socket.AF_INET,
+            backlog=BACKLOG,
         )
     except OSError as error:
         raise ConfigError(f"{error.strerror}, listen {tcp.listen}, [tcp]; name another") from None
@@ -162,10 +242,9 @@ def _tcp_listener(tcp: TcpTable | None) -> Iterator[socket.socket | None]:
         yield listener
 
 
-def _uvicorn_config(app: ASGIApp, tcp: TcpTable | None = None) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI, tcp: TcpTable | None = None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=PeerProtocol,
         ws="none",
         lifespan="off",
         loop="asyncio",
@@ -183,10 +262,16 @@ def _uvicorn_config(app: ASGIApp, tcp: TcpTable | None = None) -> uvicorn.Config
 async def _serve_until_stopped(
     daemon: Daemon, listener: socket.socket, tcp_listener: socket.socket | None
 ) -> None:
-    app = limit_request_size(create_app(daemon))
-    servers = [(_Server(_uvicorn_config(app), daemon), listener)]
+    app, settings = create_app(daemon), daemon.settings
+    limit = connection_limit(
+        settings.requests.connections,
+        listeners=1 if tcp_listener is None else 2,
+        workers=len(settings.clusters) + len(settings.licence_servers),
+    )
+    servers = [(_Server(_uvicorn_config(app), daemon, limit), listener)]
     if tcp_listener is not None:
-        servers.append((_Server(_uvicorn_config(app, daemon.settings.tcp), daemon), tcp_listener))
+        config = _uvicorn_config(app, settings.tcp)
+        servers.append((_Server(config, daemon, limit), tcp_listener))
     daemon_task = asyncio.create_task(daemon.run())
     server_tasks = [
         asyncio.create_task(server.serve(sockets=[listening_socket]))

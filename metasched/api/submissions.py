@@ -17,7 +17,7 @@ from metasched.adapters.launcher_client import LauncherClient
 from metasched.api.explanations import cluster_verdicts
 from metasched.api.modifications import MAX_EPOCH
 from metasched.api.request import CurrentCaller, CurrentService
-from metasched.api.struct_body import StructBody
+from metasched.api.struct_body import StructBody, StructRoute
 from metasched.client.options import MAX_NAME_LENGTH
 from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.core.dependency_status import TargetSummary
@@ -41,7 +41,7 @@ from metasched.model.output_paths import (
 from metasched.policies.classify import cannot_meet_deadline
 from metasched.units import MAX_NUMBER, iso
 
-router = APIRouter()
+router = APIRouter(route_class=StructRoute)
 
 
 @router.post("/jobs")
@@ -253,7 +253,7 @@ def _check_texts(request: JobRequest) -> None:
     """Raise ApiError for values that the database or a manager cannot store."""
     for key, value in structs.asdict(request).items():
         for text in _strings_in(value):
-            if "\0" in text or not (text.isascii() or text == _replace_surrogates(text)):
+            if "\0" in text:
                 raise ApiError(422, f"{key} holds bytes that are not text; leave them out")
     if len(request.name) > MAX_NAME_LENGTH or any(ord(c) < 32 for c in request.name):
         raise ApiError(
@@ -277,10 +277,6 @@ def _strings_in(value: object) -> Iterator[str]:
             yield from (str(element) for pair in value.items() for element in pair)
         case tuple() | list():
             yield from map(str, value)
-
-
-def _replace_surrogates(text: str) -> str:
-    return text.encode(errors="replace").decode()
 
 
 def default_time_limit(service: SchedulerService, partition: str | None) -> float:

@@ -5,8 +5,10 @@ http.client is not used: it imports ssl and email, a third of the run time of `m
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -244,10 +246,15 @@ class Client:
             private = self._tls or is_loopback(self._address[0])
             credential = authorization_header(daemon, method, target, body, private)
             head += f"Authorization: {credential}\r\n"
+        answer = bytearray()
         with self._connect() as connection:
             try:
-                connection.sendall(f"{head}\r\n".encode("ascii") + body)
-                answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+                # a refusal may come before the whole body was sent
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    connection.sendall(f"{head}\r\n".encode("ascii") + body)
+                with contextlib.suppress(ConnectionResetError):
+                    while part := connection.recv(1 << 16):
+                        answer += part
             except TimeoutError:
                 raise self._response_lost(f"no answer in {self.timeout:g} s", method) from None
             except OSError as error:
@@ -267,7 +274,7 @@ class Client:
             raise self._response_lost(problem, method)
         if not lengths or lengths[0].strip() != str(len(content)):
             raise self._response_lost("the response is incomplete", method)
-        return int(status[:3]), content
+        return int(status[:3]), bytes(content)
 
     def _connect(self) -> socket.socket:
         return self._connect_tcp() if self._remote else self._connect_unix()
@@ -292,9 +299,13 @@ class Client:
 
     def _connect_unix(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(self.timeout)
+        seconds, fraction = divmod(self.timeout, 1)
+        limit = struct.pack("@ll", int(seconds), int(fraction * 1e6))
+        # a socket with a timeout would not wait for a daemon that has many callers
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
             connection.connect(self.path)
+            connection.settimeout(self.timeout)
         except PermissionError:
             connection.close()
             raise PermissionDenied(

@@ -17,7 +17,13 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from metasched.adapters.base import Capabilities
 from metasched.adapters.registry import ADAPTER_GROUP, adapter_class
-from metasched.config.settings import ClusterSettings, ConfigError, LicenceServerSettings, Settings
+from metasched.config.settings import (
+    ClusterSettings,
+    ConfigError,
+    LicenceServerSettings,
+    RequestLimits,
+    Settings,
+)
 from metasched.config.tables import (
     MAP_NAMES,
     ClusterTable,
@@ -89,6 +95,9 @@ def load_settings(path: Path | None) -> Settings:
         user_classes={table.name: (table.users, table.groups) for table in config.user_class},
         licences=_licence_pools(config, path),
         max_array_tasks=daemon.max_array_tasks,
+        requests=RequestLimits(
+            daemon.connections, daemon.head_timeout, daemon.body_timeout, daemon.max_request
+        ),
         site=site,
         tcp=None if config.tcp is None else _checked_tcp(config.tcp, base),
         licence_servers=tuple(

@@ -18,6 +18,8 @@ from metasched.model.licence import LicencePool
 from metasched.model.reservation_request import ReservationQuota
 from metasched.policies.policy import Policy
 
+_DAEMON = DaemonTable()  # supplies defaults
+
 
 class ConfigError(UserError):
     """The configuration is invalid. The message gives problem, place and remedy."""
@@ -51,6 +53,18 @@ class LicenceServerSettings:
 
 
 @dataclass(frozen=True)
+class RequestLimits:
+    """What clients may take of the daemon."""
+
+    connections: int = _DAEMON.connections  # open at a listener; a peer may have a quarter
+    # seconds from the connection, or the last response, to the end of the request's head
+    head_timeout: float = _DAEMON.head_timeout
+    # seconds from the end of the head to that of the body; also to read a response
+    body_timeout: float = _DAEMON.body_timeout
+    max_bytes: int = _DAEMON.max_request  # of a request's body
+
+
+@dataclass(frozen=True)
 class Settings:
     """A complete, valid configuration."""
 
@@ -63,13 +77,14 @@ class Settings:
     clusters: tuple[ClusterSettings, ...]
     user_classes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]  # users and groups by class
     licences: tuple[LicencePool, ...] = ()
-    max_array_tasks: int = DaemonTable.model_fields["max_array_tasks"].default
+    max_array_tasks: int = _DAEMON.max_array_tasks
     site: SiteTable | None = None  # None: personal mode
     tcp: TcpTable | None = None  # None: unix socket only
     licence_servers: tuple[LicenceServerSettings, ...] = ()
     # by user class; "" for all others
     quotas: dict[str, ReservationQuota] = field(default_factory=lambda: {"": ReservationQuota()})
     mail_program: Path | None = None  # None: no mail is sent
+    requests: RequestLimits = field(default_factory=RequestLimits)
 
     @property
     def launcher(self) -> Path | None:

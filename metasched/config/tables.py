@@ -10,6 +10,7 @@ from metasched.model.arrays import MAX_TASKS
 from metasched.model.cluster import Cluster
 from metasched.model.licence import MAX_TOKENS
 from metasched.model.reservation_request import ReservationQuota
+from metasched.paths import MAX_REQUEST_BYTES
 from metasched.policies.eligible import FEATURE
 from metasched.policies.policy import MAX_WINDOW, Policy
 from metasched.units import parse_duration
@@ -53,6 +54,10 @@ class DaemonTable(_Table):
     keep: Seconds = 365 * 86400.0
     max_array_tasks: Annotated[int, Field(ge=1, le=MAX_TASKS)] = 100_000
     mail_program: str | None = None
+    connections: Annotated[int, Field(ge=16, le=65536)] = 1024
+    head_timeout: Seconds = 10.0
+    body_timeout: Seconds = 60.0
+    max_request: Annotated[int, Field(ge=1 << 20, le=MAX_REQUEST_BYTES)] = MAX_REQUEST_BYTES
 
 
 class SiteTable(_Table):

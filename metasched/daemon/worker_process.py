@@ -15,6 +15,7 @@ import msgspec
 from metasched.adapters.protocol import WorkerBoot, WorkerCall, WorkerReply
 from metasched.config.settings import ClusterSettings
 from metasched.daemon.circuit_breaker import CircuitBreaker
+from metasched.daemon.descriptors import restore_limit
 from metasched.daemon.host import SchedulerHost
 from metasched.timeouts import reply_timeout
 
@@ -167,6 +168,7 @@ class WorkerProcess:
             env=os.environ | settings.environment,
             limit=MAX_REPLY_BYTES,
         )
+        restore_limit(process.pid)
         self._replied, self._reader = False, None
         waiter = asyncio.create_task(self._report_exit(process))
         self._exit_waiters.add(waiter)

@@ -169,14 +169,20 @@ def test_a_token_that_others_may_read_is_not_sent(far: tuple[Site, Far], tmp_pat
     assert "Is a directory" in site.run("status", code=3, env=remote).stderr
 
 
-def test_an_unknown_caller_cannot_fill_the_memory_of_the_daemon(far: tuple[Site, Far]) -> None:
-    _, there = far
+def test_no_caller_can_fill_the_memory_of_the_daemon(far: tuple[Site, Far]) -> None:
+    site, there = far
+    token = site.run("token", "create").stdout.strip()
+    head = "POST /jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    length = f"Content-Length: {MAX_REQUEST_BYTES + 1}\r\n"
+    credential = f"Authorization: Bearer {token}\r\n"
+    for fields, status in ((length, b"401"), (credential + length, b"413")):
+        with socket.create_connection(("127.0.0.1", there.port), timeout=30) as sender:
+            sender.sendall(f"{head}{fields}\r\n".encode())  # and nothing of the body
+            assert sender.recv(100).startswith(b"HTTP/1.1 " + status)
     with socket.create_connection(("127.0.0.1", there.port), timeout=30) as sender:
-        sender.sendall(b"POST /jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
-        sender.sendall(b"Content-Length: 99999999999\r\n\r\n")
-        sender.sendall(bytes(MAX_REQUEST_BYTES + 1))
-        assert sender.recv(100).startswith(b"HTTP/1.1 413 ")
-    assert there.ask({})[0] == 401
+        sender.sendall(f"{head}{credential}Transfer-Encoding: chunked\r\n\r\n".encode())
+        sender.sendall(b"%x\r\n%s\r\n" % (MAX_REQUEST_BYTES + 1, bytes(MAX_REQUEST_BYTES + 1)))
+        assert sender.recv(100).startswith(b"HTTP/1.1 413")
 
 
 def test_a_munge_credential_is_valid_once_and_for_one_request(far: tuple[Site, Far]) -> None:

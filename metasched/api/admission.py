@@ -1,0 +1,151 @@
+"""Admission of a request: its caller, then its size, then its body; only then a route sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from metasched.api.connections import Connection
+from metasched.api.identity import (
+    BodyCheck,
+    Caller,
+    ForbiddenError,
+    UnauthenticatedError,
+    authenticate,
+)
+from metasched.daemon.service import RESTART_DELAY, Daemon
+from metasched.db.store import StorageFailed
+from metasched.errors import ApiError
+from metasched.model.row_checks import clean_text
+
+log = logging.getLogger("metasched")
+
+LARGE_BODY = 1 << 20  # bytes; a user has one larger body in memory at a time
+MAX_OTHER_BODY = 4 << 20  # bytes of the body of any request but a submission
+MAX_NESTED_VALUES = 1000  # lists and objects there; each costs far more memory than its text
+RETRY_AFTER = {"Retry-After": f"{2 * RESTART_DELAY:.0f}"}
+
+
+def error_response(status: int, message: str) -> JSONResponse:
+    """Build an error response; escape lone surrogates that the message quotes from the request."""
+    text = message.encode(errors="backslashreplace").decode()
+    return JSONResponse({"error": text}, status, RETRY_AFTER if status == 503 else None)
+
+
+def storage_failure_message(error: StorageFailed) -> str:
+    return f"the database is away or rejects writes ({error}); nothing changed, try again soon"
+
+
+class Admission:
+    """Middleware that authenticates callers, and reads the bodies of those that may call."""
+
+    def __init__(self, app: ASGIApp, daemon: Daemon) -> None:
+        self._app, self._daemon = app, daemon
+        self._large_bodies: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by user
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the application with the whole body, or send an error response."""
+        request = Request(scope, receive)
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                caller, check = await self._authenticate(request)
+                limit = self._check_size(request)
+                if _content_length(request) > LARGE_BODY:
+                    await stack.enter_async_context(self._large_bodies[caller.user])
+                body = await _read_body(request, limit)
+                self._check_body(request, body, check)
+            except ApiError as error:
+                await error_response(error.status, str(error))(scope, receive, send)
+            except ClientDisconnect:
+                pass
+            else:
+                await self._app(scope, _replay(body, receive), send)
+
+    async def _authenticate(self, request: Request) -> tuple[Caller, BodyCheck | None]:
+        """Return the caller. ApiError if there is none, or has too many connections."""
+        daemon, state = self._daemon, request.scope["state"]
+        connection: Connection = state["connection"]
+        try:
+            caller, check = await authenticate(request, daemon.settings, daemon.ledger)
+        except UnauthenticatedError as error:
+            raise _refusal(connection, 401, error) from None
+        except ForbiddenError as error:
+            raise _refusal(connection, 403, error) from None
+        except StorageFailed as error:
+            raise ApiError(503, storage_failure_message(error)) from None
+        if connection.uid is None and not state["connections"].assign(connection, caller.user):
+            raise ApiError(503, "too many connections of yours; nothing changed, try again soon")
+        state["caller"] = caller
+        return caller, check
+
+    def _check_size(self, request: Request) -> int:
+        """Return how many bytes the body may have. ApiError if it says that it has more."""
+        limit = self._daemon.settings.requests.max_bytes
+        if not _is_submission(request):
+            limit = min(limit, MAX_OTHER_BODY)
+        if "content-length" in request.headers and _content_length(request) > limit:
+            raise _too_large(limit)
+        return limit
+
+    def _check_body(self, request: Request, body: bytes, check: BodyCheck | None) -> None:
+        """ApiError if the body is not what the credential is for, or costly to decode."""
+        if check is not None:
+            try:
+                check(body)
+            except UnauthenticatedError as error:
+                raise _refusal(request.scope["state"]["connection"], 401, error) from None
+        # the body of a submission is decoded to its type, which stops at the first wrong value
+        if not _is_submission(request) and body.count(b"[") + body.count(b"{") > MAX_NESTED_VALUES:
+            raise ApiError(400, f"more than {MAX_NESTED_VALUES} lists and objects; see /docs")
+
+
+def _refusal(connection: Connection, status: int, error: Exception) -> ApiError:
+    """Log that a caller was refused, and return the answer."""
+    peer = connection.peer
+    log.warning(
+        "refused %s: %s", peer, clean_text(str(error)), extra={"repeat_key": f"refused {peer}"}
+    )
+    return ApiError(status, str(error))
+
+
+def _is_submission(request: Request) -> bool:
+    return request.method == "POST" and request.scope["path"] == "/jobs"
+
+
+def _content_length(request: Request) -> float:
+    """Return the length of the body in bytes; infinite if it comes in chunks."""
+    if "transfer-encoding" in request.headers:
+        return float("inf")
+    return int(request.headers.get("content-length", 0))
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"more than {limit} bytes, the request; submit fewer jobs at once")
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    """Return the body. ApiError if it has more than `limit` bytes, ClientDisconnect if cut off."""
+    parts, length = [], 0
+    async for part in request.stream():
+        length += len(part)
+        if length > limit:
+            raise _too_large(limit)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that yields a body that was read."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replay

@@ -1,0 +1,41 @@
+"""File descriptors of the daemon: how many there are, and how many connections may take."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import resource
+
+log = logging.getLogger("metasched")
+
+RESERVED = 256  # descriptors for the database, launcher calls, programs and libraries
+RESERVED_PER_WORKER = 8  # pipes of a worker or a licence query, and of its successor
+MIN_CONNECTIONS = 16  # of a listener, whatever is left
+
+_INHERITED_LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def connection_limit(wanted: int, listeners: int, workers: int) -> int:
+    """Raise the soft limit as far as necessary; return how many connections a listener may have."""
+    reserved = RESERVED + RESERVED_PER_WORKER * workers
+    soft, hard = _INHERITED_LIMITS
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    needed = reserved + listeners * wanted
+    if needed > soft:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    possible = max((soft - reserved) // listeners, MIN_CONNECTIONS)
+    if possible < wanted:
+        log.warning(
+            "connections = %d needs %d file descriptors, the limit is %d: a listener has %d "
+            "connections; raise LimitNOFILE",
+            *(wanted, needed, soft, possible),
+        )
+    return min(wanted, possible)
+
+
+def restore_limit(pid: int) -> None:
+    """Give a process the limit that the daemon itself was started with; its jobs inherit it."""
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, _INHERITED_LIMITS)

@@ -1,0 +1,202 @@
+"""Which connections a listener keeps, and which log lines are repeated."""
+
+from __future__ import annotations
+
+import io
+import logging
+import resource
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from metasched.api.connections import Connection, OpenConnections
+from metasched.daemon import descriptors
+from metasched.daemon.repeated_lines import BURST, CLIENT_BURST, INTERVAL, MAX_KEYS, RepeatHandler
+
+ACCEPTED, _OTHER_END = socket.socketpair()
+
+
+class Peer(Connection):
+    """A connection that remembers whether it was closed."""
+
+    def __init__(self, peer: str, is_receiving: bool = True) -> None:
+        super().__init__(ACCEPTED)
+        self.peer, self.is_receiving, self.is_closed = peer, is_receiving, False
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+
+def opened(limit: int, *peers: Peer) -> OpenConnections:
+    connections = OpenConnections(limit)
+    for peer in peers:
+        assert connections.admit(peer)
+    return connections
+
+
+def test_a_peer_at_its_limit_loses_its_oldest_request() -> None:
+    a, b = [Peer("a") for _ in range(5)], Peer("b")
+    connections = opened(16, b, *a)
+    assert [peer.is_closed for peer in a] == [True, False, False, False, False]
+    assert not b.is_closed
+    assert len(connections) == 5
+
+
+def test_a_request_that_is_served_is_not_closed() -> None:
+    served, half = Peer("a", is_receiving=False), Peer("a")
+    connections = opened(16, served, half, Peer("a"), Peer("a"))
+    assert connections.admit(Peer("a"))
+    assert (served.is_closed, half.is_closed) == (False, True)
+
+
+def test_a_peer_whose_requests_are_all_served_is_refused() -> None:
+    connections = opened(16, *(Peer("a", is_receiving=False) for _ in range(4)))
+    assert not connections.admit(Peer("a"))
+    assert connections.admit(Peer("b"))
+
+
+def test_a_full_listener_takes_from_the_peer_with_most_connections() -> None:
+    served = [Peer("served", is_receiving=False) for _ in range(2)]
+    two, singles = [Peer("two") for _ in range(2)], [Peer(f"single {i}") for i in range(4)]
+    connections = opened(8, *served, *singles, *two)
+    assert connections.admit(Peer("new"))
+    assert two[0].is_closed
+    assert not any(peer.is_closed for peer in (*served, two[1], *singles))
+    assert len(connections) == 8
+
+
+def test_a_full_listener_that_serves_all_requests_refuses() -> None:
+    connections = opened(4, *(Peer(str(i), is_receiving=False) for i in range(4)))
+    assert not connections.admit(Peer("new"))
+
+
+def test_an_authenticated_connection_counts_for_its_user() -> None:
+    first, second = Peer("10.0.0.1"), Peer("10.0.0.1")
+    connections = opened(4, first)
+    assert connections.assign(first, "alice")
+    assert connections.admit(second)
+    assert not first.is_closed
+    first.is_receiving = False
+    assert not connections.assign(second, "alice")
+    connections.remove(first)
+    connections.remove(first)
+    assert connections.assign(second, "alice")
+    assert len(connections) == 1
+
+
+def test_a_peer_is_named_by_account_or_network() -> None:
+    assert Connection(ACCEPTED).peer.startswith("uid ")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        connection = Connection(accepted)
+    assert (connection.uid, connection.peer) == (None, "127.0.0.1")
+
+
+@pytest.fixture
+def limit() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("limit")
+@pytest.mark.parametrize(
+    ("inherited", "wanted", "expected", "soft"),
+    [
+        ((1024, 4096), 1024, 1024, 2312),  # 256 + 8 + 2 x 1024
+        ((1024, 1024), 1024, 380, 1024),  # (1024 - 264) / 2
+        ((256, 256), 1024, descriptors.MIN_CONNECTIONS, 256),
+        ((3000, 4096), 1024, 1024, 3000),
+    ],
+)
+def test_connections_leave_descriptors_to_the_daemon(
+    monkeypatch: pytest.MonkeyPatch,
+    inherited: tuple[int, int],
+    wanted: int,
+    expected: int,
+    soft: int,
+) -> None:
+    changes = [inherited]
+    monkeypatch.setattr(descriptors, "_INHERITED_LIMITS", inherited)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: changes.append(limits))
+    assert descriptors.connection_limit(wanted, listeners=2, workers=1) == expected
+    assert changes[-1] == (soft, inherited[1])
+
+
+class Log:
+    """A handler at a time that the test sets."""
+
+    def __init__(self) -> None:
+        self.stream = io.StringIO()
+        self.handler = RepeatHandler()
+        self.handler.setStream(self.stream)
+
+    def write(self, message: str, now: float, logger: str = "metasched", key: str = "") -> None:
+        record = logging.LogRecord(logger, logging.WARNING, "", 0, message, None, None)
+        record.created = now
+        if key:
+            record.repeat_key = key
+        self.handler.handle(record)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stream.getvalue().splitlines()
+
+
+def test_a_repeated_line_is_counted() -> None:
+    log = Log()
+    for i in range(1000):
+        log.write("same", i * 0.01)
+    log.write("other", 20.0)
+    assert log.lines == ["same"] * BURST + ["other"]
+    log.write("other", INTERVAL)
+    repeated = f"repeated {1000 - BURST} times in 60 s: same"
+    assert log.lines[BURST + 1 :] == [repeated, "other"]
+    log.write("same", INTERVAL)
+    assert log.lines[-1] == "same"
+
+
+def test_lines_of_a_library_are_equal_but_for_numbers() -> None:
+    log = Log()
+    for i in range(1000):
+        log.write(f"transport {i} at 0x{i:x}\nTraceback", 0.0, "asyncio")
+    assert len(log.lines) < 100
+    before = len(log.lines)
+    for i in range(100):
+        log.write(f"job {i}", 0.0)
+    assert len(log.lines) == before + 100
+
+
+def test_lines_about_clients_are_limited_for_each_and_for_all() -> None:
+    log = Log()
+    for i in range(100):
+        log.write(f"refused a: {i}", 0.0, key="refused a")
+    log.write("refused b: 1", 0.0, key="refused b")
+    assert log.lines == [*(f"refused a: {i}" for i in range(BURST)), "refused b: 1"]
+    for i in range(10_000):
+        log.write(f"refused {i}", 0.0, key=f"refused {i}")
+    assert len(log.lines) <= CLIENT_BURST
+    log.write("own", 0.0)
+    assert log.lines[-1] == "own"
+
+
+def test_the_count_of_the_last_lines_is_written_at_the_end() -> None:
+    log = Log()
+    for _ in range(BURST + 2):
+        log.write("same", 0.0)
+    log.handler.close()
+    assert log.lines[-1] == "repeated 2 times in 60 s: same"
+
+
+def test_few_lines_are_remembered() -> None:
+    log = Log()
+    for _ in range(BURST + 1):
+        log.write("same", 0.0)
+    for i in range(2 * MAX_KEYS):
+        log.write(f"line {i}", 0.0)
+    assert "repeated 1 times in 60 s: same" in log.lines
+    assert len(log.handler._lines) == MAX_KEYS
