@@ -2,6 +2,9 @@
 
 app             the FastAPI application and its error responses
 server          the daemon's process: HTTP server, scheduler service, signals
+connections     whose connections a listener keeps
+http_protocol   deadlines of a connection
+admission       caller, size and body of a request, before any route
 identity        authentication and permissions of callers
 struct_body     request bodies that are msgspec structs
 request         dependencies of all routes: daemon, scheduler service, caller

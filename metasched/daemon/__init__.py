@@ -8,6 +8,8 @@ worker_process        the process that hosts the adapter of a cluster
 reservation_sync      creates and deletes reservations at a cluster's manager
 licence_monitor       queries licence servers at intervals
 manager_start_times   start times that managers expect for pending tasks
+descriptors           file descriptors, and how many of them connections may take
+repeated_lines        the log, in which repeated lines are counted
 mail                  mail to owners of broken reservations
 circuit_breaker       delays calls that keep failing
 doctor                checks of the installation

@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.accounts import A, B
 from tests.e2e.conftest import Site
-from tests.e2e.many_users import PYTHON, SUPERVISE, ManyUsers
-from tests.guardian import dying_with
+from tests.e2e.multi_user_site import PYTHON, SUPERVISE, MultiUserSite
+from tests.harness.accounts import A, B
+from tests.harness.reaper import dying_with
 
 pytestmark = pytest.mark.root
 
@@ -38,7 +38,7 @@ def free_port() -> int:
         return port
 
 
-class Guarded(ManyUsers):
+class Guarded(MultiUserSite):
     """A site with a TCP port, whose daemon has few descriptors."""
 
     def __init__(self, folder: Path, limits: str = "") -> None:
@@ -119,7 +119,7 @@ def test_half_requests_of_an_account_stop_nobody(site: Guarded, family: str) -> 
     before = site.log.stat().st_size
     with site.flooded(family, A):
         check_service(site)
-    assert site.log.stat().st_size - before < MAX_LOG_BYTES, site.told()
+    assert site.log.stat().st_size - before < MAX_LOG_BYTES, site.log_tail()
 
 
 def test_users_of_a_host_are_served_while_it_is_flooding(site: Guarded) -> None:
