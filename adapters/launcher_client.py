@@ -235,7 +235,7 @@ def user_name_of(uid: int) -> str:
     """Return the account name of a user id; the number if it has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
-    except KeyError:
+    except (KeyError, OverflowError):
         return str(uid)
 
 

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from metasched.adapters.gridengine.listing import AccountingLine, parse_accounting_line
+from metasched.adapters.gridengine.listing import (
+    AccountingLine,
+    UnreadableJob,
+    parse_accounting_line,
+)
 
 _FIRST_READ = 2**30  # bytes; of a longer file only the end is read at first
 _BLOCK = 2**22  # bytes
+_NAME_COLUMN = 4  # of a job; the column before is its owner
 
 
 class AccountingFile:
@@ -26,13 +32,14 @@ class AccountingFile:
 
     def __init__(self, path: Path, needle: str) -> None:
         self._path, self._needle = path, needle.encode()
+        self.unreadable: list[UnreadableJob] = []  # lines of the last `read_new` that were left out
         self._file: IO[bytes] | None = None
         self._partial = b""
         self.since: float | None = None
 
     def read_new(self) -> list[AccountingLine]:
-        """Return the lines appended since the last call. ValueError if a line cannot be parsed."""
-        read_at = time.time()
+        """Return the lines appended since the last call, but those that are `unreadable`."""
+        read_at, self.unreadable = time.time(), []
         lines: list[AccountingLine] = []
         if self._file is not None:
             lines += self._read_rest(self._file)
@@ -73,10 +80,11 @@ class AccountingFile:
         start = file.tell()
         while line := file.readline():
             if not line.startswith(b"#") and line.endswith(b"\n"):
-                candidate = parse_accounting_line(_decode(line))
-                if candidate.ended:
-                    first_end = candidate
-                    break
+                with suppress(ValueError):
+                    candidate = parse_accounting_line(_decode(line))
+                    if candidate.ended:
+                        first_end = candidate
+                        break
         file.seek(start)
         # lines are in the order of ends
         covered_since = read_at if first_end is None else first_end.ended + 1
@@ -96,10 +104,25 @@ class AccountingFile:
         parsed = []
         while block := file.read(_BLOCK):
             *lines, self._partial = (self._partial + block).split(b"\n")
-            parsed += [
-                parse_accounting_line(_decode(line)) for line in lines if self._needle in line
-            ]
+            for line in lines:
+                if self._needle in line:
+                    try:
+                        parsed.append(parse_accounting_line(_decode(line)))
+                    except ValueError as error:
+                        self.unreadable += _set_aside(_decode(line), str(error))
         return parsed
+
+
+def _set_aside(line: str, defect: str) -> list[UnreadableJob]:
+    """Return the jobs of which a line may be: those that it names, by its columns if it has them.
+
+    After a full disk a line may be the beginning of one and the end of another.
+    """
+    fields = line.split(":")
+    if len(fields) > _NAME_COLUMN and fields[_NAME_COLUMN].startswith("ms-"):
+        return [UnreadableJob(fields[_NAME_COLUMN], fields[_NAME_COLUMN - 1], defect)]
+    names = dict.fromkeys(field for field in fields if field.startswith("ms-"))
+    return [UnreadableJob(name, "", defect) for name in names]
 
 
 def _decode(line: bytes) -> str:

@@ -39,7 +39,7 @@ from metasched.adapters.gridengine.withdrawals import Deletion, DeletionLog, Job
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.model.cluster import Cluster
 from metasched.model.job import State
-from metasched.model.listing import JobStatus, Listing
+from metasched.model.listing import JobStatus, Listing, QuarantinedRow
 from metasched.model.survey import ReservationSpec, Survey
 
 _STARTED_STATES = (State.RUNNING, State.SUSPENDED)
@@ -117,6 +117,8 @@ class GridEngine:
         self._live_statuses: dict[listing.TaskKey, JobStatus] = {}  # last status before an end
         self._missing_since: dict[listing.TaskKey, float] = {}  # time of the first qstat without it
         self._accounting_lines: dict[listing.TaskKey, listing.AccountingLine] = {}
+        # rows by task, each with the time (epoch seconds) until which it stands for its task
+        self._set_aside: dict[listing.TaskKey, tuple[QuarantinedRow, float]] = {}
         self._host_totals: dict[str, Mapping[str, float]] = {}  # by host, the oldest first
         self._listing_times: deque[float] = deque()  # of past listings by qstat
 
@@ -201,7 +203,7 @@ class GridEngine:
         """
         listed_at = time.time()
         configuration = self._configuration()
-        jobs = self._commands.list_jobs("*")
+        jobs, unreadable = self._commands.list_jobs("*")
         if self._launcher is None:
             # Without a session nothing can be submitted. Last, since it may hang with the qmaster.
             self._session.open()
@@ -215,20 +217,18 @@ class GridEngine:
             "-q",
             "-F",
         )
-        try:
-            lines = self._accounting.read_new()
-        except ValueError as error:
-            raise Unreachable(f"the accounting cannot be read: {error}") from None
-        for line in lines:
+        for line in self._accounting.read_new():
             key = self._own_jobs.key(line.name, line.owner)
             if key is not None and line.started:
                 self._accounting_lines[key] = line
+                self._set_aside.pop(key, None)
         totals = self._refresh_totals([host.name for host in hosts], configuration.complexes)
         unreserved = self._reservations.unreserved(
             CellListing(jobs, hosts, listed_at, self._scheduling_rules(totals))
         )
         lag = configuration.accounting_delay + self._settings.settle
         own_jobs = self._own_jobs.select(jobs)
+        self._remember_unreadable(unreadable, own_jobs, listed_at, lag)
         statuses = self._task_statuses(own_jobs, listed_at, lag)
         demand = CellDemand(
             jobs,
@@ -248,7 +248,32 @@ class GridEngine:
             info=structs.replace(
                 info, licences=global_licences, upcoming_windows=unreserved.coming
             ),
+            quarantined=tuple(row for row, _ in self._set_aside.values()),
         )
+
+    def _remember_unreadable(
+        self,
+        unreadable: Sequence[listing.UnreadableJob],
+        own_jobs: Mapping[listing.TaskKey, listing.QstatJob],
+        listed_at: float,
+        lag: float,
+    ) -> None:
+        """Set aside jobs of qstat until the accounting can report their ends, its lines for long.
+
+        Listings prove absence only because each job is in one of them or in the accounting.
+        """
+        by_qstat = self._own_jobs.set_aside(unreadable)
+        by_accounting = self._own_jobs.set_aside(self._accounting.unreadable)
+        until = dict.fromkeys(by_accounting, listed_at + self._settings.keep)
+        until |= dict.fromkeys(by_qstat, listed_at + lag)
+        for key, row in (by_accounting | by_qstat).items():
+            _, previous = self._set_aside.get(key, (row, 0.0))
+            self._set_aside[key] = (row, max(until[key], previous))
+        self._set_aside = {
+            key: (row, end)
+            for key, (row, end) in self._set_aside.items()
+            if end >= listed_at and key not in own_jobs
+        }
 
     def survey(self) -> Survey:
         return self._reservations.survey(self._list_cell("*"))
@@ -258,7 +283,7 @@ class GridEngine:
         self._reservations.reserve(spec, replace(cell, listed_at=time.time()))
 
     def unreserve(self, name: str) -> None:
-        self._reservations.unreserve(name, self._commands.list_jobs("*"))
+        self._reservations.unreserve(name, self._commands.list_jobs("*").jobs)
 
     def _task_statuses(
         self, own_jobs: Mapping[listing.TaskKey, listing.QstatJob], listed_at: float, lag: float
@@ -280,26 +305,29 @@ class GridEngine:
                 started = min(started, status.ended or 0)
                 ended[key] = structs.replace(status, started=started, owner=key[2])
         live = {}
+        may_be_any = ("", -1, "") in self._set_aside
         for key, job in own_jobs.items():
             if key not in ended:
                 live[key] = structs.replace(listing.live_status(job, *key[:2]), owner=key[2])
                 self._missing_since.pop(key, None)
         for key, status in self._live_statuses.items():
-            if key in own_jobs or key in ended:
+            if key in own_jobs or key in ended or key in self._set_aside:
                 continue
             missing = listed_at - self._missing_since.setdefault(key, listed_at)
-            if missing <= lag and not self._deletions.proves_gone(key, listed_at, lag):
+            is_gone = not may_be_any and self._deletions.proves_gone(key, listed_at, lag)
+            if missing <= lag and not is_gone:
                 live[key] = status
         self._missing_since = {
             key: since for key, since in self._missing_since.items() if key in live
         }
         for key, deletion in self._deletions.items():
-            if key in own_jobs or key in ended:
+            if key in own_jobs or key in ended or key in self._set_aside or may_be_any:
                 continue
             if self._deletions.proves_gone(key, listed_at, lag):
                 ended[key] = self._deleted_status(key, deletion)
         last_live = self._live_statuses
-        self._live_statuses = live | {key: last_live[key] for key in ended if key in last_live}
+        remembered = (*ended, *self._set_aside)
+        self._live_statuses = live | {key: last_live[key] for key in remembered if key in last_live}
         return [*live.values(), *ended.values()]
 
     def _deleted_status(self, key: listing.TaskKey, deletion: Deletion) -> JobStatus:
@@ -386,7 +414,7 @@ class GridEngine:
     def _list_cell(self, user: str) -> CellListing:
         """List the jobs of a user and all hosts, with totals of all hosts if memory is counted."""
         listed_at = time.time()
-        jobs, hosts = self._commands.list_jobs(user), self._commands.list_hosts()
+        jobs, hosts = self._commands.list_jobs(user).jobs, self._commands.list_hosts()
         names, complexes = [host.name for host in hosts], self._configuration().complexes
         while self._memory_consumable and not self._host_totals.keys() >= {*names}:
             self._refresh_totals(names, complexes)

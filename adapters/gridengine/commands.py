@@ -59,10 +59,10 @@ class CellCommands:
             raise Unreachable(f"{program}: {answer.error_message}")
         try:
             return parse(answer.stdout)
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, OverflowError) as error:
             raise Unreachable(f"{program}: the answer cannot be read: {error}") from None
 
-    def list_jobs(self, user: str) -> list[listing.QstatJob]:
+    def list_jobs(self, user: str) -> listing.QstatListing:
         """List the jobs of a user, or of all users for `*`."""
         return self.query(listing.parse_jobs, "qstat", "-xml", "-r", "-u", user)
 

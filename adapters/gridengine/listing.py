@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from calendar import timegm
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import strptime
 from typing import NamedTuple
@@ -18,7 +20,8 @@ from xml.etree import ElementTree
 from metasched.model.arrays import MAX_INDEX
 from metasched.model.cluster import ManagerLicences
 from metasched.model.job import State
-from metasched.model.listing import JobStatus
+from metasched.model.listing import JobStatus, QuarantinedRow
+from metasched.model.row_checks import is_time
 from metasched.model.tags import parse_number, parse_tag
 
 ANY_QUEUE = "*"  # partition of jobs that name no queue, in a cell with several queues
@@ -30,6 +33,11 @@ _UNITS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _RESCHEDULED_CODES = {"24", "25"}
 _LIMIT_EXCEEDED = "37"  # ended at h_rt, h_cpu or h_vmem
 _AFTER_JOB = "100"  # a signal ended it: exit_status is 128 + signal
+_NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_REFERENCE = re.compile(r"&#(x[0-9a-fA-F]{1,8}|[0-9]{1,8});")
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_MAX_AMOUNT = 2.0**62  # of bytes, seconds and consumables
+_MAX_DIGITS = 18  # such numbers fit into 64 bits with a sign
 _AMOUNT = re.compile(r"\d+(\.\d+)?[kKmMgGtT]?")
 _MEMORY_LIMIT = re.compile(r"[sh]_(data|rss|stack|vmem)")
 _HARD_MEMORY_REQUEST = re.compile(r"\b(h_vmem|h_rss|h_data)=")
@@ -180,10 +188,57 @@ class OwnJobs:
         keyed = ((self.key(job.name, job.owner), job) for job in jobs)
         return {key: job for key, job in keyed if key is not None}
 
+    def set_aside(self, jobs: Iterable[UnreadableJob]) -> dict[TaskKey, QuarantinedRow]:
+        """Return the jobs that may be of this instance, by task.
 
-def parse_jobs(xml: str) -> list[QstatJob]:
-    """Parse `qstat -xml -r -u '*'`: all jobs, pending jobs in the manager's order."""
-    return [_parse_job(element) for element in xml_root(xml, "job_info").iter("job_list")]
+        The qmaster writes the owner, so a job of another owner is none of this instance. A job
+        without a name may be any task.
+        """
+        rows: dict[TaskKey, QuarantinedRow] = {}
+        for name, owner, defect in jobs:
+            key: TaskKey | None = ("", -1, "")
+            if self.user and owner not in ("", self.user):
+                key = None
+            elif name:
+                task = parse_job_name(name, self._instance)
+                key = None if task is None else (*task, "" if self.user else owner)
+            if key is not None:
+                rows[key] = QuarantinedRow(*key, defect)
+        return rows
+
+
+class QstatListing(NamedTuple):
+    """The jobs of qstat, pending jobs in the manager's order."""
+
+    jobs: list[QstatJob]
+    unreadable: list[UnreadableJob]
+
+
+class UnreadableJob(NamedTuple):
+    """A job of qstat, or a line of the accounting, with values that cannot be used."""
+
+    name: str  # "": it cannot be read either
+    owner: str  # "": it cannot be read either
+    defect: str
+
+
+def parse_jobs(xml: str) -> QstatListing:
+    """Parse `qstat -xml -r -u '*'`: all jobs. Set aside those that cannot be read."""
+    listed = QstatListing([], [])
+    for element in xml_root(xml, "job_info").iter("job_list"):
+        try:
+            listed.jobs.append(_parse_job(element))
+        except ValueError as error:
+            owner = (element.findtext("JB_owner") or "").strip()
+            listed.unreadable.append(UnreadableJob(_full_name(element), owner, str(error)))
+    return listed
+
+
+def _full_name(element: ElementTree.Element) -> str:
+    """Return the name of a job; "" if it may be one of metasched, and only its head is listed."""
+    name = (element.findtext("full_job_name") or "").strip()
+    head = (element.findtext("JB_name") or "").strip()
+    return name or ("" if head.startswith("ms-") else head)
 
 
 def _parse_job(element: ElementTree.Element) -> QstatJob:
@@ -194,27 +249,32 @@ def _parse_job(element: ElementTree.Element) -> QstatJob:
         request.get("name", ""): (request.text or "").strip()
         for request in element.iter("hard_request")
     }
-    return QstatJob(
-        id=str(int(child_text("JB_job_number"))),
-        name=child_text("full_job_name") or child_text("JB_name"),
+    job = QstatJob(
+        id=str(parse_int(child_text("JB_job_number"))),
+        name=_full_name(element),
         owner=child_text("JB_owner"),
         state=child_text("state"),
-        slots=int(child_text("slots") or 1),
+        slots=parse_int(child_text("slots") or "1"),
         submitted=parse_epoch_time(child_text("JB_submission_time")),
         started=parse_epoch_time(child_text("JAT_start_time")),
         queue=child_text("queue_name"),
         tasks=child_text("tasks"),
         requests=requests,
     )
+    parse_seconds(requests.get("h_rt", ""))
+    if not (job.name and job.owner and job.state and job.task_count > 0 and job.slots >= 0):
+        raise ValueError(f"job {job.id} has no name, owner, state or tasks")
+    return job
 
 
 def parse_hosts(xml: str) -> list[ExecutionHost]:
-    """Parse `qhost -xml -q -F`: all execution hosts."""
-    return [
-        _parse_host(element)
-        for element in xml_root(xml, "qhost").iter("host")
-        if element.get("name") != "global"
-    ]
+    """Parse `qhost -xml -q -F`: all execution hosts but those that cannot be read."""
+    hosts = []
+    for element in xml_root(xml, "qhost").iter("host"):
+        if element.get("name") != "global":
+            with suppress(ValueError, KeyError):
+                hosts.append(_parse_host(element))
+    return hosts
 
 
 def parse_global_licences(xml: str, totals: Mapping[str, float]) -> dict[str, ManagerLicences]:
@@ -262,9 +322,10 @@ def _parse_host(element: ElementTree.Element) -> ExecutionHost:
             element_value.get("name"): element_value.text or ""
             for element_value in queue.findall("queuevalue")
         }
-        running, reserved = int(values["slots_used"]), int(values.get("slots_resv") or 0)
+        running = parse_int(values["slots_used"])
+        reserved = parse_int(values.get("slots_resv") or "0")
         name, state = queue.get("name", ""), values["state_string"].strip()
-        queues.append(QueueInstance(name, int(values["slots"]), running, reserved, state))
+        queues.append(QueueInstance(name, parse_int(values["slots"]), running, reserved, state))
     return ExecutionHost(
         name=element.get("name", ""),
         memory=None if total == "-" else int(parse_amount(total) / 2**20),
@@ -276,12 +337,23 @@ def _parse_host(element: ElementTree.Element) -> ExecutionHost:
 def xml_root(xml: str, name: str) -> ElementTree.Element:
     """Return the root element, which must have this name. ValueError otherwise."""
     try:
-        element = ElementTree.fromstring(xml)
+        # a job's texts may contain characters that XML excludes
+        element = ElementTree.fromstring(
+            _NOT_IN_XML.sub(_REPLACEMENT, _REFERENCE.sub(_reference, xml))
+        )
     except ElementTree.ParseError as error:
         raise ValueError(f"no XML: {error}") from None
     if element.tag != name:
         raise ValueError(f"<{element.tag}> where <{name}> was expected")
     return element
+
+
+def _reference(match: re.Match[str]) -> str:
+    """Return a reference to a character if XML allows the character, else its replacement."""
+    digits = match[1]
+    number = int(digits[1:], 16) if digits[0] == "x" else int(digits)
+    is_allowed = number <= sys.maxunicode and not _NOT_IN_XML.match(chr(number))
+    return match[0] if is_allowed else _REPLACEMENT
 
 
 def parse_epoch_time(text: str) -> float | None:
@@ -290,9 +362,19 @@ def parse_epoch_time(text: str) -> float | None:
 
 
 def parse_amount(text: str) -> float:
-    """Parse a number with a memory unit, such as `22.889G`."""
+    """Parse a number with a memory unit, such as `22.889G`; infinity becomes a large number."""
     scale = _UNITS.get(text[-1:], 1)
-    return float(text[:-1] if text[-1:] in _UNITS else text) * scale
+    amount = float(text[:-1] if text[-1:] in _UNITS else text) * scale
+    if math.isnan(amount):
+        raise ValueError(f"{text[:40]!r} is no amount")
+    return max(-_MAX_AMOUNT, min(amount, _MAX_AMOUNT))
+
+
+def parse_int(text: str) -> int:
+    """Return the number that a field contains. Raises ValueError, also for more than 18 digits."""
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"{text[:40]!r} is no number")
+    return int(text)
 
 
 def parse_amounts(values: Mapping[str, str]) -> dict[str, float]:
@@ -303,11 +385,13 @@ def parse_amounts(values: Mapping[str, str]) -> dict[str, float]:
 def parse_seconds(text: str) -> float | None:
     """Parse `3600`, `1:00:00` or `INFINITY` (None) as seconds; overrides by host are ignored."""
     text = text.partition(",")[0].strip()
-    if text in _UNLIMITED:
+    if text.upper() in _UNLIMITED:
         return None
     total = 0.0
     for part in text.split(":"):
         total = total * 60 + float(part or 0)
+    if not 0 <= total <= _MAX_AMOUNT:
+        raise ValueError(f"{text[:40]!r} is no duration")
     return total
 
 
@@ -317,7 +401,10 @@ def count_tasks(text: str) -> int:
     for part in text.split(","):
         span, _, step = part.partition(":")
         first, dash, last = span.partition("-")
-        count += (int(last) - int(first)) // int(step or 1) + 1 if dash else 1
+        stride = parse_int(step or "1")
+        if stride < 1:
+            raise ValueError(f"a step of {step!r} in {text[:40]!r}")
+        count += max((parse_int(last) - parse_int(first)) // stride + 1, 0) if dash else 1
     return count
 
 
@@ -388,22 +475,25 @@ def parse_accounting_line(line: str) -> AccountingLine:
         host=fields[1],
         owner=fields[3],
         name=fields[4],
-        id=str(int(fields[5])),
+        id=str(parse_int(fields[5])),
         started=_epoch_seconds(fields[9]),
         ended=_epoch_seconds(fields[10]),
-        failed=fields[11].split(None, 1)[0],
-        exit_status=int(fields[12]),
-        wall_seconds=float(fields[13]),
-        cpu_seconds=float(fields[36]),
+        failed=(fields[11].split(None, 1) or [""])[0],
+        exit_status=parse_int(fields[12]),
+        wall_seconds=parse_amount(fields[13]),
+        cpu_seconds=parse_amount(fields[36]),
         category=fields[39],
-        max_memory=float(fields[42]),
+        max_memory=parse_amount(fields[42]),
     )
 
 
 def _epoch_seconds(text: str) -> float:
     """Parse a time in seconds, or in milliseconds as some descendants of Grid Engine write."""
-    value = float(int(text))
-    return value / 1000 if value > 1e11 else value
+    value = float(parse_int(text))
+    seconds = value / 1000 if value > 1e11 else value
+    if not is_time(seconds):
+        raise ValueError(f"{text!r} is no time")
+    return seconds
 
 
 def job_name(tag: str, index: int) -> str:

@@ -177,14 +177,14 @@ class GridEngineReservations:
 
         The caller decides on the next move by the slots that the qmaster chose here.
         """
-        jobs = self._commands.list_jobs("*")
+        jobs = self._commands.list_jobs("*").jobs
         occupancy = self._occupancy(replace(cell, jobs=jobs))
         movable = {r.id: r for r in occupancy.reservations if self._is_movable(r, cell)}
         newest = {reservation.name: reservation for reservation in movable.values()}
         superseded = [r for r in movable.values() if r != newest[r.name]]
         if superseded:  # an earlier move is unfinished
             old = superseded[0]
-            self._replace([old], newest[old.name].id, self._commands.list_jobs(old.user))
+            self._replace([old], newest[old.name].id, self._commands.list_jobs(old.user).jobs)
             return True
         start, end = float(round(spec.start)), float(round(spec.end))
         demand = NodeDemand(0, max(start, occupancy.listed_at), end, spec.size)
@@ -195,7 +195,7 @@ class GridEngineReservations:
         old = movable[str(id)]
         moved = ReservationSpec(old.name, old.user, old.start, old.end, nodes=(), size=old.size)
         new_id = self._grant(moved, cell, slots)
-        self._replace([old], new_id, self._commands.list_jobs(old.user))
+        self._replace([old], new_id, self._commands.list_jobs(old.user).jobs)
         return True
 
     def _is_movable(self, reservation: AdvanceReservation, cell: CellListing) -> bool:

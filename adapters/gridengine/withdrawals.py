@@ -158,7 +158,7 @@ class JobDeletion:
         user = self._own_jobs.user or withdrawals[0].user
         owner = "" if self._own_jobs.user else user
         requested = {(w.tag, index, owner) for w in withdrawals for index in w.native_ids}
-        jobs = self._own_jobs.select(self._commands.list_jobs(user))
+        jobs = self._own_jobs.select(self._commands.list_jobs(user).jobs)
         return {key: job for key, job in jobs.items() if key in requested}
 
     def _delete(self, user: str, jobs: Mapping[TaskKey, QstatJob], held: bool) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from metasched.adapters.base import Submission
-from metasched.adapters.slurm.listing import ControllerInfo, NodeLine, QueueLine
+from metasched.adapters.slurm.listing import ControllerInfo, NodeLine, QueueListing
 from metasched.model.cluster import ManagerLicences
 
 
@@ -57,7 +57,7 @@ class SlurmAccess(Protocol):
 
     def jobs(
         self, *, ids: Sequence[str] = (), user: int | None = None, split_arrays: bool = False
-    ) -> list[QueueLine]:
+    ) -> QueueListing:
         """List jobs, at least the jobs `ids` or the jobs of `user`; all jobs by default.
 
         The list is empty if Slurm has none of `ids`. Pending tasks of an array may share a line.

@@ -75,6 +75,7 @@ class SlurmAccounting:
 
         A task provably never started if the controller has been up since before its dispatch, has
         no unsent messages to slurmdbd, and accounting reaches back to that time without a record.
+        A record that cannot be read may be of any task of its user.
         """
         users = self._owners(missing)
         missing = list(users)
@@ -93,6 +94,7 @@ class SlurmAccounting:
             matches, recorded_since = self._read_completions(path, missing, clock_skew)
         else:
             return AccountingAnswer()
+        doubtful_users = {record.user for record in matches if not record.is_readable}
         matches = [record for record in matches if record.user in users.values()]
         proven_since = max(controller.boot + 1 + clock_skew, recorded_since)
         latest: dict[MissingTask, SlurmRecord | None] = {}
@@ -111,6 +113,7 @@ class SlurmAccounting:
                 (task.tag, task.task)
                 for task, record in latest.items()
                 if complete
+                and doubtful_users.isdisjoint(("", users[task]))
                 and record is None
                 and task.dispatched >= proven_since
                 and (

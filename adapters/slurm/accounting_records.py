@@ -12,22 +12,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from metasched.adapters.slurm import listing
+from metasched.adapters.slurm.records import EMPTY_VALUES, parse_int, split_records
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, MissingTask
+from metasched.model.tags import parse_number
 
 SACCT_FIELDS = (
     *("jobid", "uid", "state", "exitcode", "submit", "start", "end", "nodelist"),
     *("comment", "wckey", "jobname", "submitline"),
 )
 _CLOCK_TOLERANCE = 2.0  # seconds; clocks are compared in whole seconds
-_NO_NODE = {*listing.EMPTY_VALUES, "None assigned"}
+_NO_NODE = {*EMPTY_VALUES, "None assigned"}
 _COMPLETION_LINE = re.compile(
     r"JobId=(?P<id>\d+) UserId=.*?\((?P<user>\d+)\) GroupId=.*? Name=(?P<name>.*)"
     r" JobState=(?P<state>[A-Z_]+) Partition=.*? StartTime=(?P<start>\S+) EndTime=(?P<end>\S+)"
     r" NodeList=(?P<nodes>\S+) .* WcKey=(?P<wckey>.*) Cluster=\S* SubmitTime=(?P<submit>\S+)"
     r" EligibleTime=\S+(?: ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\d+))?"
-    r" .*\bExitCode=(?P<code>\d+:\d+)"
+    r" .*\bExitCode=(?P<code>\d{1,9}:\d{1,9})\b"
 )
+_COMPLETION_HEAD = re.compile(r"JobId=(?P<id>\d+) UserId=.*?\((?P<user>\d+)\)")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class SlurmRecord:
     end: float | None  # None: not ended
     node: str  # "" if it never started
     mark: str | None  # see `format_mark`; None if this accounting stores no marks
+    is_readable: bool = True  # if not, it may be any job of `user`; "": of anybody
 
     def belongs_to(self, missing: MissingTask, clock_skew: float) -> bool:
         """Return whether this is a record of the missing task's attempt.
@@ -60,7 +64,7 @@ class SlurmRecord:
 
     def job_status(self, missing: MissingTask) -> JobStatus | None:
         """Return the final status of the task; None if it has not ended."""
-        if self.end is None or not listing.has_ended(self.state):
+        if not self.is_readable or self.end is None or not listing.has_ended(self.state):
             return None
         code, signal = None, None
         if self.start is not None and self.state is not State.NODE_FAIL:
@@ -82,36 +86,49 @@ def parse_sacct(output: str, delimiter: str, tag_field: str) -> list[SlurmRecord
     """Parse the output of `sacct --parsable` with SACCT_FIELDS, each ending in `delimiter`.
 
     slurmdbd stores comments only if it is configured to, but always the submission's command line.
+    A record that cannot be read keeps its place, so that its job is not taken as absent.
     """
     tag_column = {"comment": "comment", "wckey": "wckey", "name": "jobname"}[tag_field]
     submit_option = re.compile(rf" --{'job-name' if tag_field == 'name' else tag_field}=(ms-\S+)")
-    parsed = []
-    for line in listing.split_records(output, delimiter, len(SACCT_FIELDS)):
+    lines, unreadable = split_records(output, delimiter, len(SACCT_FIELDS))
+    parsed = [_unreadable_record("", "", None)] if unreadable else []
+    for line in lines:
         fields = dict(zip(SACCT_FIELDS, line, strict=True))
         match = submit_option.search(fields["submitline"])
         node = _allocated_node(fields["nodelist"])
         mark = fields[tag_column] or (match[1] if match else "")
-        parsed.append(
-            SlurmRecord(
+        stored_mark = mark or ("" if fields["submitline"] else None)
+        user = fields["uid"] if parse_number(fields["uid"]) is not None else ""
+        try:
+            listing.parse_exit_status(fields["exitcode"])
+            record = SlurmRecord(
                 id=fields["jobid"],
-                user=fields["uid"],
+                user=user,
                 state=listing.parse_state(fields["state"].partition(" ")[0]),  # CANCELLED by 1000
                 status=fields["exitcode"],
                 submit=listing.parse_epoch_time(fields["submit"]) or 0.0,
                 start=listing.parse_epoch_time(fields["start"]) if node else None,
                 end=listing.parse_epoch_time(fields["end"]),
                 node=node,
-                mark=mark or ("" if fields["submitline"] else None),
+                mark=stored_mark,
+                is_readable=user != "",
             )
-        )
+        except ValueError:
+            record = _unreadable_record(fields["jobid"], user, stored_mark)
+        parsed.append(record)
     return parsed
+
+
+def _unreadable_record(native_id: str, user: str, mark: str | None) -> SlurmRecord:
+    return SlurmRecord(native_id, user, State.UNKNOWN, "", 0.0, None, None, "", mark, False)
 
 
 def parse_completion(line: str, tag_field: str) -> SlurmRecord | None:
     """Parse a line of jobcomp/filetxt, which has no comment; return None for another line."""
     match = _COMPLETION_LINE.match(line)
     if match is None:
-        return None
+        head = _COMPLETION_HEAD.match(line)
+        return head and _unreadable_record(head["id"], head["user"], None)
     native_id = match["id"] if match["array"] is None else f"{match['array']}_{match['task']}"
     node = _allocated_node(match["nodes"])
     return SlurmRecord(
@@ -142,7 +159,7 @@ def _parse_local_time(timestamp: str) -> float | None:
     """Return epoch seconds. The controller's local time is assumed to be this host's."""
     try:
         return time.mktime(time.strptime(timestamp, "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -159,7 +176,9 @@ def latest_records(
     for task in missing:
         candidates = [*by_key.get((task.tag, task.task), ()), *by_key.get(task.native_id, ())]
         matching = [record for record in candidates if record.belongs_to(task, clock_skew)]
-        latest[task] = max(matching, key=lambda r: (r.submit, r.start or 0.0), default=None)
+        latest[task] = max(
+            matching, key=lambda r: (not r.is_readable, r.submit, r.start or 0.0), default=None
+        )
     return latest
 
 
@@ -168,7 +187,7 @@ def parse_unsent_messages(output: str) -> int:
     match = re.search(r"^DBD Agent queue size:\s*(\d+)", output, re.MULTILINE)
     if match is None:
         raise ValueError("no size of the DBD agent queue")
-    return int(match[1])
+    return parse_int(match[1])
 
 
 def parse_purge_age(output: str) -> float | None:
@@ -179,4 +198,4 @@ def parse_purge_age(output: str) -> float | None:
         raise ValueError("no PurgeJobAfter")
     if match[1] is None:
         return None
-    return int(match[1]) * {"hour": 3600.0, "day": 86400.0, "month": 28 * 86400.0}[match[2]]
+    return parse_int(match[1]) * {"hour": 3600.0, "day": 86400.0, "month": 28 * 86400.0}[match[2]]

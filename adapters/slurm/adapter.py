@@ -22,7 +22,7 @@ from msgspec import structs
 from metasched.adapters.base import CHANGE_VERBS, Adapter, Capabilities, Submission, Withdrawal
 from metasched.adapters.errors import Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, uid_of, user_name_of
-from metasched.adapters.slurm import listing
+from metasched.adapters.slurm import listing, statuses
 from metasched.adapters.slurm.access import SlurmAccess, SlurmOptions
 from metasched.adapters.slurm.access_choice import AccessChoice
 from metasched.adapters.slurm.accounting import SlurmAccounting
@@ -81,8 +81,9 @@ class Slurm(Adapter):
         self._access_choice = AccessChoice(options, cluster.name)
         # the only access to accounting and to reservations
         commands = SlurmCommands(options, cluster.name)
-        user = os.geteuid() if launcher is None else None
-        self._accounting = SlurmAccounting(commands, options.tag_field, user)
+        # user id that owns all jobs; None in site mode, where jobs have owners of their own
+        self._user = os.geteuid() if launcher is None else None
+        self._accounting = SlurmAccounting(commands, options.tag_field, self._user)
         self._associations = AssociationReader(commands)
         self.capabilities = self.capabilities_for(options)  # type: ignore[misc]
         by_node = options.reservation_unit == "node"
@@ -217,10 +218,10 @@ class Slurm(Adapter):
             if native
         ]
         query_ids = ids if len(ids) == len(requested) else ()
-        lines = access.jobs(ids=query_ids, user=user, split_arrays=split_arrays)
+        listed = access.jobs(ids=query_ids, user=user, split_arrays=split_arrays)
         return [
             line._replace(id=native)
-            for line in lines
+            for line in listed.lines
             if line.user == str(user) and listing.is_active(line)
             for key, native in listing.parse_mark(line.tag, line.id).items()
             if key in requested
@@ -234,7 +235,7 @@ class Slurm(Adapter):
         restart of the controller in between, the listing proves less, never more.
         """
         access, taken_at = self._access, time.time()
-        jobs = access.jobs()
+        queue = access.jobs()
         listed_at = time.monotonic()
         node_lines = access.nodes()
         controller = access.controller()
@@ -242,25 +243,24 @@ class Slurm(Adapter):
         since, up_since = self._horizon.update(controller, listed_at, now)
         clock_offset = time.time() - now  # epoch seconds minus the local monotonic clock
         try:
-            user = os.geteuid() if self.launcher is None else None
-            statuses = listing.job_statuses(jobs, self.instance, user)
-            if user is None:
-                names = {status.owner: user_name_of(int(status.owner)) for status in statuses}
-                statuses = [
-                    structs.replace(status, owner=names[status.owner]) for status in statuses
-                ]
-            own_ids = {job.id for job in jobs if listing.is_own(job, self.instance, user)}
-            available_nodes = self._reservations.available_nodes(jobs, node_lines, taken_at)
-            info = build_cluster_info(jobs, available_nodes, taken_at, own_ids)
-            upcoming_windows = self._reservations.upcoming(jobs, available_nodes, taken_at)
-        except ValueError as error:
-            raise Unreachable(f"the listing cannot be read: {error}") from None
+            info = self._summarise(queue.lines, node_lines, taken_at)
+        except ValueError:
+            readable = [line for line in queue.lines if statuses.is_readable(line)]
+            try:
+                info = self._summarise(readable, node_lines, taken_at)
+            except ValueError as error:
+                raise Unreachable(f"the listing cannot be read: {error}") from None
+        rows, set_aside = statuses.job_statuses(queue, self.instance, self._user)
+        if self._user is None:
+            uids = {row.owner for row in rows} | {row.owner for row in set_aside}
+            names = {uid: uid and user_name_of(int(uid)) for uid in uids}
+            rows = [structs.replace(row, owner=names[row.owner]) for row in rows]
+            set_aside = [structs.replace(row, owner=names[row.owner]) for row in set_aside]
         accounting = self._accounting.describe_lookup(controller, access.name == SlurmCommands.name)
         self._cluster_info = structs.replace(
             info,
             accounting_source=accounting,
             licences=self._query_licences(),
-            upcoming_windows=upcoming_windows,
             associations=self._associations.current(controller),
         )
         self._max_array_size = controller.array_size
@@ -268,10 +268,24 @@ class Slurm(Adapter):
             taken=taken_at,
             since=clock_offset + since,
             until=taken_at - self._settings.settle,
-            rows=tuple(statuses),
+            rows=tuple(rows),
             info=self._cluster_info,
             up_since=clock_offset + up_since,
+            quarantined=tuple(set_aside),
         )
+
+    def _summarise(
+        self,
+        lines: Sequence[listing.QueueLine],
+        node_lines: Sequence[listing.NodeLine],
+        taken_at: float,
+    ) -> ClusterInfo:
+        """Return load, free nodes and upcoming reservations. Raises ValueError."""
+        own_ids = {line.id for line in lines if statuses.is_own(line, self.instance, self._user)}
+        nodes = self._reservations.available_nodes(lines, node_lines, taken_at)
+        info = build_cluster_info(lines, nodes, taken_at, own_ids)
+        windows = self._reservations.upcoming(lines, nodes, taken_at)
+        return structs.replace(info, upcoming_windows=windows)
 
     def _query_licences(self) -> Mapping[str, ManagerLicences]:
         """Return the licences that Slurm counts; while there are none, query at intervals."""
@@ -288,7 +302,9 @@ class Slurm(Adapter):
         taken_at = time.time()
         jobs, node_lines = self._access.jobs(), self._access.nodes()
         try:
-            return self._reservations.survey(jobs, node_lines, taken_at)
+            if jobs.unreadable:
+                raise ValueError(jobs.unreadable)
+            return self._reservations.survey(jobs.lines, node_lines, taken_at)
         except ValueError as error:
             raise Unreachable(f"the listing cannot be read: {error}") from None
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from metasched.adapters.slurm.listing import (
-    EMPTY_VALUES,
     HOLDS_PROCESSORS,
     NO_LIMIT,
     UNUSABLE_FLAGS,
@@ -19,6 +18,7 @@ from metasched.adapters.slurm.listing import (
     parse_state,
     task_count,
 )
+from metasched.adapters.slurm.records import EMPTY_VALUES, parse_int
 from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import State
 
@@ -36,7 +36,7 @@ def build_cluster_info(
 ) -> ClusterInfo:
     """Summarise the load of all users and the free nodes; `own_ids` are jobs of this instance."""
     partitions = _partitions(node_lines)
-    tiers = {line.partition.rstrip("*"): int(line.priority_tier) for line in node_lines}
+    tiers = {line.partition.rstrip("*"): parse_int(line.priority_tier) for line in node_lines}
     usable = usable_cpus(node_lines)
     running, waiting = [], []
     owed, pending = 0.0, 0
@@ -52,8 +52,8 @@ def build_cluster_info(
             if job.id not in own_ids:
                 owed += tasks * _min_cpus(job) * limit
             tier = max((tiers.get(name, 0) for name in job.partition.split(",")), default=0)
-            first_id = int(re.split(r"\D", job.id, maxsplit=1)[0])
-            waiting.append(((-tier, -int(job.priority), first_id), (_min_cpus(job), limit)))
+            first_id = parse_int(re.split(r"\D", job.id, maxsplit=1)[0])
+            waiting.append(((-tier, -parse_int(job.priority), first_id), (_min_cpus(job), limit)))
     return ClusterInfo(
         cpus=sum(total for _, total in usable.values()),
         used_cpus=sum(used for used, _ in usable.values()),
@@ -66,13 +66,13 @@ def build_cluster_info(
 
 
 def _min_cpus(job: QueueLine) -> int:
-    return int(job.cpus.partition("-")[0])  # a range of a pending job: its minimum
+    return parse_int(job.cpus.partition("-")[0])  # a range of a pending job: its minimum
 
 
 def _could_start(job: QueueLine, taken_at: float) -> bool:
     eligible = parse_epoch_time(job.eligible)
     return (
-        int(job.priority) > 0
+        parse_int(job.priority) > 0
         and not _CANNOT_START.match(job.reason)
         and (eligible is None or eligible <= taken_at)
     )
@@ -100,7 +100,7 @@ def _partitions(node_lines: Sequence[NodeLine]) -> dict[str, Partition]:
             up=first.available == "up",
             max_time=parse_duration(first.limit),
             default_time=parse_duration(first.default_limit),
-            max_nodes=int(max_nodes) if max_nodes.isdecimal() else None,
+            max_nodes=parse_int(max_nodes) if max_nodes.isdecimal() else None,
         )
     return partitions
 
@@ -110,15 +110,15 @@ def _group_nodes(lines: Iterable[NodeLine]) -> tuple[NodeCapacity, ...]:
     kinds = Counter((_is_usable(line), line.cpus, *line[4:9]) for line in lines)
     groups = []
     for (up, cpus, memory, used_memory, gres, used_gres, features), count in kinds.items():
-        _, idle, _, total = map(int, cpus.split("/"))
+        _, idle, _, total = map(parse_int, cpus.split("/"))
         totals, used = parse_gres(gres), parse_gres(used_gres)
         groups.append(
             NodeCapacity(
                 count=count,
                 cpus=total,
                 free_cpus=idle if up else 0,
-                memory=int(memory),
-                free_memory=max(0, int(memory) - int(used_memory)) if up else 0,
+                memory=parse_int(memory),
+                free_memory=max(0, parse_int(memory) - parse_int(used_memory)) if up else 0,
                 gres=totals,
                 free_gres={n: count - used.get(n, 0) if up else 0 for n, count in totals.items()},
                 features=() if features in EMPTY_VALUES else tuple(features.split(",")),
@@ -138,5 +138,5 @@ def _is_usable(line: NodeLine) -> bool:
 
 
 def _cpu_counts(line: NodeLine) -> tuple[int, int]:
-    allocated, _, _, total = map(int, line.cpus.split("/"))
+    allocated, _, _, total = map(parse_int, line.cpus.split("/"))
     return allocated, total

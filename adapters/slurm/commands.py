@@ -113,7 +113,7 @@ class SlurmCommands:
 
     def jobs(
         self, *, ids: Sequence[str] = (), user: int | None = None, split_arrays: bool = False
-    ) -> list[listing.QueueLine]:
+    ) -> listing.QueueListing:
         # --array of 22.05 omits the last task of 0-8:2
         filters = ["--states=all", *(["--array"] if split_arrays else [])]
         job_ids = sorted({native_id.partition("_")[0] for native_id in ids})
@@ -128,7 +128,7 @@ class SlurmCommands:
             )
         except Unreachable as error:
             if ids and "Invalid job id" in error.reason:
-                return []
+                return listing.QueueListing([])
             raise
 
     def release_version(self) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 Written for Slurm 22.05 to 26.05 with SLURM_TIME_FORMAT=%s, --noconvert and SLURM_BITSTR_LEN=0
 (times in epoch seconds, plain numbers, array ranges in full). Functions raise ValueError for
-unexpected text: a partly understood listing proves nothing.
+unexpected text. A line that cannot be read is set aside: its task is never taken as absent.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from metasched.errors import ParseError
+from metasched.adapters.slurm.records import EMPTY_VALUES, parse_int, split_records
 from metasched.model.arrays import MAX_INDEX, parse_array
 from metasched.model.cluster import ManagerLicences
 from metasched.model.job import State
-from metasched.model.listing import JobStatus
-from metasched.model.tags import parse_number, parse_tag
+from metasched.model.tags import parse_number
 
 IDS_PER_CALL = 500  # job ids in a command line
+MAX_DISPATCHED_TASKS = 1000  # with one tag; `Slurm.chunk` is far below
 NO_LIMIT = 365 * 86400.0  # seconds; stands for UNLIMITED where a number is needed
 _LIMIT_CHECK_INTERVAL = 30.0  # seconds between checks of time limits by slurmctld
 
@@ -65,11 +65,10 @@ _STATES = {
 }
 HOLDS_PROCESSORS = {State.RUNNING, State.SUSPENDED}
 _ACTIVE = {State.PENDING, State.RUNNING, State.SUSPENDED, State.UNKNOWN}
-_HAS_STATUS = {
+HAS_STATUS = {
     *(State.COMPLETED, State.FAILED, State.TIMEOUT, State.CANCELLED),
     *(State.PREEMPTED, State.OUT_OF_MEMORY),
 }
-EMPTY_VALUES = {"", "(null)", "None", "N/A", "Unknown", "NONE"}
 
 
 UNUSABLE_FLAGS = {
@@ -98,6 +97,13 @@ class QueueLine(NamedTuple):
     nodes: str
     reason: str
     tag: str  # the comment, wckey or name
+
+
+class QueueListing(NamedTuple):
+    """The records of squeue."""
+
+    lines: list[QueueLine]
+    unreadable: str = ""  # a line that is no record; with it, no job is certainly absent
 
 
 class NodeLine(NamedTuple):
@@ -190,32 +196,30 @@ def separate_arrays(ids: Iterable[str]) -> tuple[list[str], list[str]]:
     return first, list(last_by_array.values())
 
 
-def split_records(text: str, delimiter: str, width: int) -> list[list[str]]:
-    """Split text into records of `width` fields, each ending in `delimiter`.
-
-    Fields may contain newlines.
-    """
-    if not text.strip():
-        return []
-    fields = text.split(delimiter)
-    if len(fields) % width != 1 or fields.pop().strip():
-        raise ValueError(f"{len(fields)} fields cannot be read as lines of {width}")
-    lines = [fields[i : i + width] for i in range(0, len(fields), width)]
-    for line in lines[1:]:
-        if not line[0].startswith("\n"):
-            raise ValueError(f"a record starts with {line[0][:20]!r}, not on a new line")
-        line[0] = line[0][1:]
-    return lines
-
-
-def parse_queue(text: str, delimiter: str) -> list[QueueLine]:
+def parse_queue(text: str, delimiter: str) -> QueueListing:
     """Parse the output of squeue with QUEUE_FIELDS and the tag's field."""
-    return [QueueLine(*line) for line in split_records(text, delimiter, len(QueueLine._fields))]
+    records, unreadable = split_records(text, delimiter, len(QueueLine._fields))
+    return QueueListing([QueueLine(*record) for record in records], unreadable)
 
 
 def parse_nodes(text: str, delimiter: str) -> list[NodeLine]:
-    """Parse the output of sinfo with NODE_FIELDS."""
-    return [NodeLine(*line) for line in split_records(text, delimiter, len(NodeLine._fields))]
+    """Parse the output of sinfo with NODE_FIELDS; leave out lines that cannot be read."""
+    records, _ = split_records(text, delimiter, len(NodeLine._fields))
+    return [line for record in records if _is_readable_node(line := NodeLine(*record))]
+
+
+def _is_readable_node(line: NodeLine) -> bool:
+    try:
+        cpus = [parse_int(count) for count in line.cpus.split("/")]
+        numbers = (line.memory, line.used_memory, line.priority_tier)
+        amounts = [*cpus, *map(parse_int, numbers)]
+        parse_duration(line.limit), parse_duration(line.default_limit)
+        parse_gres(line.gres), parse_gres(line.used_gres)
+        if (most := line.job_sizes.rpartition("-")[2]).isdecimal():
+            parse_int(most)
+    except ValueError:
+        return False
+    return len(cpus) == 4 and min(amounts) >= 0
 
 
 def parse_controller(text: str) -> ControllerInfo:
@@ -260,7 +264,7 @@ def parse_licences(text: str) -> dict[str, ManagerLicences]:
             continue
         if not {"Total", "Free"} <= fields.keys():
             raise ValueError(f"no number of licences in {line[:100]!r}")
-        total, free = int(fields["Total"]), int(fields["Free"])
+        total, free = parse_int(fields["Total"]), parse_int(fields["Free"])
         licences[fields["LicenseName"]] = ManagerLicences(total, max(total - free, 0))
     return licences
 
@@ -275,7 +279,7 @@ def parse_release(text: str) -> tuple[int, int]:
 
 def parse_epoch_time(text: str) -> float | None:
     """Return epoch seconds; None if the field is empty."""
-    return None if text in EMPTY_VALUES else float(int(text))
+    return None if text in EMPTY_VALUES else float(parse_int(text))
 
 
 def parse_duration(text: str) -> float | None:
@@ -285,8 +289,8 @@ def parse_duration(text: str) -> float | None:
     days, dash, rest = text.rpartition("-")
     seconds = 0
     for part in rest.split(":"):
-        seconds = seconds * 60 + int(part)
-    return float(seconds + (int(days) * 86400 if dash else 0))
+        seconds = seconds * 60 + parse_int(part)
+    return float(seconds + (parse_int(days) * 86400 if dash else 0))
 
 
 def parse_exit_status(text: str) -> tuple[int | None, int | None]:
@@ -296,7 +300,11 @@ def parse_exit_status(text: str) -> tuple[int | None, int | None]:
     could not be launched).
     """
     code, colon, signal = text.partition(":")
-    status = (int(code), int(signal)) if colon else (int(code) >> 8, int(code) & 0x7F)
+    status = (
+        (parse_int(code), parse_int(signal))
+        if colon
+        else (parse_int(code) >> 8, parse_int(code) & 0x7F)
+    )
     match status:
         case (code_, 0):
             return code_, None
@@ -314,7 +322,10 @@ def task_count(job: str) -> int:
     for part in match[1].split(","):
         span, _, step = part.partition(":")
         first, _, last = span.partition("-")
-        count += (int(last or first) - int(first)) // int(step or 1) + 1
+        stride = parse_int(step or "1")
+        if stride < 1:
+            raise ValueError(f"a step of {step!r} in {job[:40]!r}")
+        count += max((parse_int(last or first) - parse_int(first)) // stride + 1, 0)
     return count
 
 
@@ -325,7 +336,7 @@ def parse_gres(text: str) -> dict[str, int]:
         *names, count = part.split(":")
         if names and count.isdecimal():
             for depth in range(1, len(names) + 1):
-                counts[":".join(names[:depth])] += int(count)
+                counts[":".join(names[:depth])] += parse_int(count)
     return dict(counts)
 
 
@@ -341,14 +352,16 @@ def parse_mark(text: str, job: str) -> dict[tuple[str, int], str]:
     """Return the native ids, by (tag, index), of the tasks of a job with this mark and id.
 
     The result is empty for text that `format_mark` cannot have made, for an array larger than
-    any of metasched, and for an array whose pending tasks were all cancelled together.
+    any dispatch, and for an array whose pending tasks were all cancelled together.
     """
     tag, slash, index_text = text.partition("/")
     if index_text == "a":
         array, _, tasks = job.partition("_")
         try:
+            if task_count(job) > MAX_DISPATCHED_TASKS:
+                return {}
             indices = parse_array(tasks.strip("[]")).indices if tasks else ()
-        except ParseError:
+        except ValueError:
             return {}
         return {(tag, i): f"{array}_{i}" for i in indices}
     index = parse_number(index_text, MAX_INDEX) if slash else 0
@@ -361,82 +374,9 @@ def parse_state(name: str) -> State:
 
 
 def has_ended(state: State) -> bool:
-    return state in _HAS_STATUS or state is State.NODE_FAIL
+    return state in HAS_STATUS or state is State.NODE_FAIL
 
 
 def is_active(line: QueueLine) -> bool:
     """Return whether the job has not ended."""
     return parse_state(line.state) in _ACTIVE
-
-
-def is_own(line: QueueLine, instance: str, user: int | None) -> bool:
-    """Return whether the job has a tag of `instance` and, if given, the owner `user`.
-
-    Other users may forge a tag.
-    """
-    return (
-        user in (None, int(line.user))
-        and parse_tag(line.tag.partition("/")[0], instance) is not None
-    )
-
-
-def job_statuses(lines: Iterable[QueueLine], instance: str, user: int | None) -> list[JobStatus]:
-    """Return the tasks of `instance`; if `user` is None, each with its owner's user id."""
-    return [
-        status
-        for line in lines
-        if is_own(line, instance, user)
-        for status in _statuses_of(line, "" if user is not None else str(int(line.user)))
-    ]
-
-
-def _statuses_of(line: QueueLine, owner: str) -> Iterator[JobStatus]:
-    """Yield the tasks that a record stands for."""
-    tasks = parse_mark(line.tag, line.id)
-    current = parse_state(line.state)
-    started, code, signal = _first_start(line, current), None, None
-    if started is not None and current in _HAS_STATUS:
-        code, signal = parse_exit_status(line.status)
-    ended = parse_epoch_time(line.end) if has_ended(current) else None
-    manager_reason = "" if line.reason in EMPTY_VALUES else line.reason
-    node = "" if line.nodes in EMPTY_VALUES else line.nodes
-    restarts = int(line.restarts)
-    # for a record of several tasks Slurm shows the start of one of them only, without its id
-    expected = _expected_start(line) if current is State.PENDING and len(tasks) == 1 else None
-    for (tag, task), native_id in tasks.items():
-        yield JobStatus(
-            tag=tag,
-            task=task,
-            native_id=native_id,
-            state=current,
-            started=started,
-            ended=ended,
-            exit_code=code,
-            signal=signal,
-            manager_reason=manager_reason,
-            node=node,
-            restarts=restarts,
-            owner=owner,
-            expected=expected,
-        )
-
-
-def _expected_start(line: QueueLine) -> float | None:
-    """Return Slurm's estimate of the start of a pending job; a held job has an outdated one."""
-    return None if line.eligible in EMPTY_VALUES else parse_epoch_time(line.start)
-
-
-def _first_start(line: QueueLine, state: State) -> float | None:
-    """Return the start of a job in epoch seconds; None if it never started.
-
-    A job that is cancelled while pending gets a start time too, but never a node. A requeued job
-    has started before, at the latest when it was requeued; Slurm keeps no earlier time.
-    """
-    if int(line.restarts) > 0 and state is State.PENDING:
-        return parse_epoch_time(line.submitted)
-    if state is State.PENDING:
-        return None
-    if state in HOLDS_PROCESSORS or line.nodes not in EMPTY_VALUES or int(line.restarts) > 0:
-        start = parse_epoch_time(line.start)
-        return parse_epoch_time(line.submitted) if start is None else start
-    return None

@@ -21,7 +21,7 @@ from metasched.adapters.commands import memory_file
 from metasched.adapters.errors import Unreachable
 from metasched.adapters.slurm.access import SlurmOptions
 from metasched.adapters.slurm.commands import SlurmCommands
-from metasched.adapters.slurm.listing import QueueLine, format_mark, is_active
+from metasched.adapters.slurm.listing import QueueLine, QueueListing, format_mark, is_active
 from metasched.adapters.slurm.submission import (
     job_name,
     output_path,
@@ -104,7 +104,7 @@ class PyslurmAccess(SlurmCommands):
 
     def jobs(
         self, *, ids: Sequence[str] = (), user: int | None = None, split_arrays: bool = False
-    ) -> list[QueueLine]:
+    ) -> QueueListing:
         if 0 < len(ids) <= _MAX_SINGLE_LOADS and all(native_id.isdecimal() for native_id in ids):
             loaded = [job for native_id in ids for job in self._load_job(native_id)]
         else:
@@ -159,7 +159,7 @@ class PyslurmAccess(SlurmCommands):
             tag=tag or "",
         )
 
-    def _correct_lines(self, lines: list[QueueLine]) -> list[QueueLine]:
+    def _correct_lines(self, lines: list[QueueLine]) -> QueueListing:
         """Replace the lines of this account's failed jobs by squeue's.
 
         pyslurm subtracts 128 from larger exit codes, and confuses task 0 with tasks that were
@@ -170,22 +170,21 @@ class PyslurmAccess(SlurmCommands):
         self._squeue_lines = {
             end_key: line for end_key, line in self._squeue_lines.items() if end_key in doubtful
         }
-        squeue_lines = dict(self._squeue_lines)
+        squeue_lines, unreadable = dict(self._squeue_lines), ""
         if unverified := doubtful - self._squeue_lines.keys():
             squeue_lines |= dict.fromkeys(unverified)  # squeue omits unknown jobs
-            squeue_lines |= {
-                _end_key(line): line
-                for line in super().jobs(ids=[end_key[0] for end_key in unverified])
-            }
+            answer = super().jobs(ids=[end_key[0] for end_key in unverified])
+            squeue_lines |= {_end_key(line): line for line in answer.lines}
+            unreadable = answer.unreadable
             self._squeue_lines = {
                 end_key: line
                 for end_key, line in squeue_lines.items()
-                if not (line and is_active(line))
+                if not (line and is_active(line)) and (line or not unreadable)
             }
         corrected = (
             squeue_lines[_end_key(line)] if _end_key(line) in doubtful else line for line in lines
         )
-        return [line for line in corrected if line]
+        return QueueListing([line for line in corrected if line], unreadable)
 
     def hold(self, ids: Collection[str]) -> str:
         job_ids, task_ids = _split_ids(ids)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from metasched.adapters.slurm import listing
+from metasched.adapters.slurm.hosts import expand_hosts
+from metasched.adapters.slurm.records import EMPTY_VALUES, parse_int, split_all_records
 from metasched.model.reservation import reservation_id
 from metasched.model.survey import ManagerReservation, ProcessorPool
 
@@ -69,10 +71,10 @@ def parse_reservations(answer: str) -> list[SlurmReservation]:
             continue
         if not {"StartTime", "EndTime", "Nodes", "CoreCnt"} <= fields.keys():
             raise ValueError(f"no times, nodes or cores in {line[:100]!r}")
-        start, end = float(fields["StartTime"]), float(fields["EndTime"])
+        start, end = float(parse_int(fields["StartTime"])), float(parse_int(fields["EndTime"]))
         core_specs = re.findall(r"NodeName=(\S+) CoreIDs=([\d,-]+)", line)
         cores_by_node = {node: listing.task_count(f"_[{ids}]") for node, ids in core_specs}
-        nodes, cores = expand_hosts(fields["Nodes"]), int(fields["CoreCnt"])
+        nodes, cores = expand_hosts(fields["Nodes"]), parse_int(fields["CoreCnt"])
         name, users = fields["ReservationName"], fields.get("Users", "")
         parsed.append(SlurmReservation(name, start, end, nodes, cores, cores_by_node, users))
     return parsed
@@ -80,16 +82,18 @@ def parse_reservations(answer: str) -> list[SlurmReservation]:
 
 def parse_reserved_jobs(answer: str, delimiter: str) -> list[ReservedJob]:
     """Parse the output of squeue with RESERVED_JOB_FIELDS; return the jobs in a reservation."""
-    lines = listing.split_records(answer, delimiter, len(RESERVED_JOB_FIELDS))
+    lines = split_all_records(answer, delimiter, len(RESERVED_JOB_FIELDS))
     jobs = (ReservedJob(*line) for line in lines)
-    return [job for job in jobs if job.reservation not in listing.EMPTY_VALUES]
+    return [job for job in jobs if job.reservation not in EMPTY_VALUES]
 
 
 def parse_cores(answer: str, delimiter: str) -> dict[str, NodeCores]:
     """Parse the output of sinfo with CORES_FIELDS; return the cores of each node."""
-    lines = listing.split_records(answer, delimiter, len(CORES_FIELDS))
+    lines = split_all_records(answer, delimiter, len(CORES_FIELDS))
     return {
-        node: NodeCores(int(sockets) * int(cores_per_socket), int(cpus.rpartition("/")[2]))
+        node: NodeCores(
+            parse_int(sockets) * parse_int(cores_per_socket), parse_int(cpus.rpartition("/")[2])
+        )
         for node, cpus, sockets, cores_per_socket in lines
     }
 
@@ -114,7 +118,7 @@ def build_pool(
         if not set(expand_hosts(job.nodes)).isdisjoint(up_nodes):
             begin = listing.parse_epoch_time(job.start) or taken_at
             end = listing.parse_epoch_time(job.end) or begin + listing.NO_LIMIT
-            uses.append((begin, end, -(-int(job.cpus) // threads)))
+            uses.append((begin, end, -(-parse_int(job.cpus) // threads)))
     for reservation in reservations:
         if pool_nodes := [node for node in reservation.nodes if node in up_nodes]:
             core_count = reservation.cores
@@ -153,7 +157,7 @@ def nodes_outside_reservations(
             job_nodes = expand_hosts(job.nodes)
             for node in job_nodes:
                 # squeue does not show the job's processors on each of several nodes: at least 1
-                idle[node] -= int(job.cpus) if len(job_nodes) == 1 else 1
+                idle[node] -= parse_int(job.cpus) if len(job_nodes) == 1 else 1
     return [
         _without_reserved(line, max(0, idle[line.name])) if line.name not in closed else line
         for line in node_lines
@@ -199,7 +203,7 @@ def upcoming_windows(
             if listing.is_active(job) and (listing.parse_epoch_time(job.end) or math.inf) > start:
                 job_nodes = expand_hosts(job.nodes)
                 if any(node in usable and reserved[node] < usable[node] for node in job_nodes):
-                    remaining -= int(job.cpus)
+                    remaining -= parse_int(job.cpus)
         windows.append((start, max(0, remaining)))
     return tuple(windows)
 
@@ -235,29 +239,3 @@ def alternate_name(name: str) -> str:
 
 
 _ALTERNATE_SUFFIX = "-again"
-
-
-def expand_hosts(host_list: str) -> tuple[str, ...]:
-    """Return the names in a list such as `n1,rack[1-2,07]x[1-2]`. Raises ValueError."""
-    if host_list in listing.EMPTY_VALUES:
-        return ()
-    if re.fullmatch(r"([^\[\],]|\[[\d,-]+\])+(,([^\[\],]|\[[\d,-]+\])+)*", host_list) is None:
-        raise ValueError(f"{host_list[:80]!r} is no list of hosts")
-    return tuple(
-        name
-        for item in re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", host_list)
-        for name in _expand_item(item)
-    )
-
-
-def _expand_item(item: str) -> Iterator[str]:
-    before, bracket, rest = item.partition("[")
-    if not bracket:
-        yield item
-        return
-    inside, _, after = rest.partition("]")
-    for item_range in inside.split(","):
-        first, _, last = item_range.partition("-")
-        for number in range(int(first), int(last or first) + 1):
-            for tail in _expand_item(after):
-                yield f"{before}{number:0{len(first)}}{tail}"

@@ -111,7 +111,8 @@ class ListingReceived(msgspec.Struct, rename=STORED_FIELDS["ListingReceived"]):
     # (job, dispatch id) of dispatches whose commands were under way during the poll: the listing
     # proves nothing about them
     in_flight: tuple[tuple[int, int], ...] = ()
-    # (tag, index) of all rows that are set aside: present, with a status that cannot be used
+    # (tag, index) of all rows that are set aside: present, with a status that cannot be used.
+    # Index -1: it may be any task of the dispatch; tag "": any task of this instance
     quarantined: tuple[tuple[str, int], ...] = ()
 
 

@@ -70,7 +70,7 @@ class Reconciler:
                 yield from self._state_machine.apply_status(task, row)
         state.current_row = None
         for tag, index in event.quarantined:
-            if (dispatch := parse_tag(tag, instance)) is None:
+            if index < 0 or (dispatch := parse_tag(tag, instance)) is None:
                 continue
             own_rows.append((dispatch, index))
             task = dispatches.get(dispatch, _NO_TASKS).get(index)
@@ -121,6 +121,7 @@ class Reconciler:
             if task_id in view.live_tasks:
                 candidates[task_id] = view.live_tasks[task_id]
         in_flight = set(event.in_flight)
+        unreadable_tags = {tag for tag, index in event.quarantined if index < 0}
         for task_id, task in candidates.items():
             attempt = task.live_attempt
             if attempt.settled:
@@ -134,9 +135,22 @@ class Reconciler:
                 attempt.in_last_listing = False
                 view.needs_attention[task_id] = task
                 continue
+            if not unreadable_tags.isdisjoint(("", self._state.live_tag(task))):
+                yield from self._defer(task, view)
+                continue
             if gone or attempt.missing or not attempt.in_last_listing:
                 yield from self._resolve_missing(task, event)
             self._state_machine.request_withdrawal(task)
+
+    def _defer(self, task: Task, view: ClusterView) -> Iterator[StateChange]:
+        """Conclude nothing about a missing task: a line that cannot be read may be it."""
+        attempt = task.live_attempt
+        attempt.in_last_listing = False
+        view.needs_attention[task.task_id] = task
+        if attempt.state is not State.UNKNOWN and (attempt.accepted or attempt.native_id):
+            cause = "its manager lists a line that cannot be read, which may be this task"
+            yield self._state_machine.apply(task, TaskEvent.SILENCE, cause)
+        self._state_machine.request_withdrawal(task)
 
     def _resolve_missing(self, task: Task, listing: ListingReceived) -> Iterator[StateChange]:
         """Handle a live attempt that is missing from a complete listing.

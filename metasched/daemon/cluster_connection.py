@@ -277,7 +277,9 @@ class ClusterConnection:
                 for start in delta.expected_starts
                 if is_owner(start[0], start[2]) and is_time(start[3])
             ),
-            quarantined=tuple(row for row in delta.quarantined if is_owner(row.tag, row.owner)),
+            quarantined=tuple(
+                row for row in delta.quarantined if not row.owner or is_owner(row.tag, row.owner)
+            ),
         )
 
     def _record_poll_failure(self, reason: str) -> None:

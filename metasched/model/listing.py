@@ -43,11 +43,15 @@ class JobStatus(msgspec.Struct, rename=STORED_FIELDS["JobStatus"]):
 
 
 class QuarantinedRow(msgspec.Struct, frozen=True):
-    """A row of a listing that is set aside: its task is present, but its status is unusable."""
+    """A row of a listing that is set aside: its task is present, but its status is unusable.
 
-    tag: str
-    task: int  # index of the task in its job's array; -1: unusable, too
-    owner: str = ""  # as in `JobStatus`
+    What the row leaves open is never taken as absent. Only a manager can leave the tag open: the
+    owner of a job cannot change how its row is delimited.
+    """
+
+    tag: str  # "": unusable, too; the row may be any task of this instance
+    task: int  # index of the task in its job's array; -1: any task of the dispatch
+    owner: str = ""  # as in `JobStatus`; "" also if it cannot be read
     defect: str = ""  # why the row is set aside
 
 

@@ -18,7 +18,7 @@ from metasched.adapters.base import Submission, Withdrawal
 from metasched.adapters.commands import CommandResult
 from metasched.adapters.errors import Refused
 from metasched.adapters.slurm import accounting_records as records
-from metasched.adapters.slurm import cluster_info
+from metasched.adapters.slurm import cluster_info, statuses
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm import submission as batch
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
@@ -146,7 +146,7 @@ def check(lines: Mapping[str, Sequence[str]], user: int) -> None:
     queue, nodes = text.parse_queue(said["queue"], "~"), text.parse_nodes(said["nodes"], "~")
     controller = text.parse_controller(said["config"])
 
-    rows = text.job_statuses(queue, INSTANCE, user)
+    rows, _ = statuses.job_statuses(queue, INSTANCE, user)
     assert {
         (int(row.tag.split("-")[2]), row.task): (
             row.state,
@@ -161,8 +161,8 @@ def check(lines: Mapping[str, Sequence[str]], user: int) -> None:
         assert (row.ended is not None) == (row.state in ATTEMPT_FINAL)
         assert bool(row.node) == (row.started is not None)
 
-    ours = {line.id for line in queue}
-    facts = cluster_info.build_cluster_info(queue, nodes, controller.now, ours)
+    ours = {line.id for line in queue.lines}
+    facts = cluster_info.build_cluster_info(queue.lines, nodes, controller.now, ours)
     assert (facts.cpus, facts.used_cpus, facts.pending_jobs) == (64, 2, 1)
     assert [cpus for _, cpus in facts.running_jobs] == [2]
     assert facts.queue_head == (64, 600.0)

@@ -198,7 +198,7 @@ def test_states_of_live_jobs(letters: str, state: State, begun: bool) -> None:
 
 
 def test_jobs_of_qstat() -> None:
-    first, second, third = listing.parse_jobs(QSTAT)
+    first, second, third = listing.parse_jobs(QSTAT).jobs
     assert (first.id, first.name, first.owner, first.slots) == ("7", TAG, "ada", 2)
     assert (first.started, first.host) == (1795230191.0, "n1")
     assert (second.task_count, second.submitted) == (18, 1795230335.0)
@@ -211,10 +211,31 @@ def test_half_an_answer_is_an_error(broken: str) -> None:
         listing.parse_jobs(broken)
 
 
+def test_a_job_that_cannot_be_read_is_set_aside_alone() -> None:
+    own = listing.OwnJobs(INSTANCE, "ada")
+    broken = QSTAT.replace("<slots>2</slots>", "<slots>two</slots>", 1)
+    assert broken != QSTAT
+    listed = listing.parse_jobs(broken)
+    assert listed.jobs == listing.parse_jobs(QSTAT).jobs[1:]
+    assert own.set_aside(listed.unreadable).keys() == {(TAG, 0, "")}
+    others = listing.OwnJobs(INSTANCE, "bob")
+    assert others.set_aside(listed.unreadable) == {}
+    nameless = re.sub(r"<full_job_name>ms[^<]*<", r"<full_job_name><", QSTAT)
+    assert own.set_aside(listing.parse_jobs(nameless).unreadable).keys() == {("", -1, "")}
+    assert others.set_aside(listing.parse_jobs(nameless).unreadable) == {}
+
+
+def test_characters_that_xml_excludes_harm_no_other_job() -> None:
+    for text in ("\x01", "&#1;", "&#x1F;", "\ufffe"):
+        (first, *rest) = listing.parse_jobs(QSTAT.replace(TAG, f"{TAG}{text}", 1)).jobs
+        assert first.name == f"{TAG}\N{REPLACEMENT CHARACTER}"
+        assert rest == listing.parse_jobs(QSTAT).jobs[1:]
+
+
 def test_facts() -> None:
     limits = {"all.q": listing.QueueLimits(hard_time=86400.0)}
     totals = {"n1": {"gpu": 2.0, "h_vmem": 32.0 * 2**30}}
-    demand = CellDemand(listing.parse_jobs(QSTAT), 1795230200.0, 50.0, own_ids={"7"})
+    demand = CellDemand(listing.parse_jobs(QSTAT).jobs, 1795230200.0, 50.0, own_ids={"7"})
     facts = cluster_info(demand, listing.parse_hosts(QHOST), limits, totals, "h_vmem")
     assert (facts.cpus, facts.used_cpus, facts.pending_jobs) == (8, 2, 18)  # n2 is not usable
     assert facts.owed_by_others == 18 * 3 * 3600
@@ -302,6 +323,21 @@ def test_the_accounting_is_read_as_it_grows(tmp_path: Path) -> None:
     path.write_text(line("0", 5))
     assert [record.exit_status for record in followed.read_new()] == [4, 5]
     assert followed.since == 1795230195.0
+    followed.close()
+
+
+def test_a_bad_line_of_the_accounting_costs_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "accounting"
+    bad = line("0", 7).replace(":1795230194:", ":yesterday:", 1)
+    path.write_text(bad + line("0", 1) + bad[:40] + "\n" + line("0", 2) + "nonsense\n" + bad)
+    followed = AccountingFile(path, f":ms-{INSTANCE}-")
+    assert [record.exit_status for record in followed.read_new()] == [1, 2]
+    assert {job.name for job in followed.unreadable} == {TAG}
+    assert followed.since == 1795230195.0
+    with path.open("a") as file:
+        file.write(line("0", 3))
+    assert [record.exit_status for record in followed.read_new()] == [3]
+    assert followed.unreadable == []
     followed.close()
 
 

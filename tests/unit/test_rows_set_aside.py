@@ -8,6 +8,9 @@ from metasched.core.events import (
     AccountingReceived,
     ClaimsRevoked,
     ClusterUnreachable,
+    Dispatch,
+    DispatchStarted,
+    DispatchUncertain,
     JobSubmitted,
     UserRequested,
     Withdraw,
@@ -18,7 +21,7 @@ from metasched.core.task_state_machine import TaskStateMachine
 from metasched.model.job import State
 from metasched.model.row_checks import RowDefect
 from metasched.model.tags import tag_of
-from tests.unit.core_site import NOW, Site, job
+from tests.unit.core_site import NOW, Site, facts, job
 
 TAG = tag_of("cafe", 1, 1)
 
@@ -121,6 +124,35 @@ def test_a_missing_task_whose_row_is_set_aside_is_present_again(site: Site) -> N
     # an answer to an earlier query is no proof any more
     site.step(AccountingReceived(NOW + 12, "left", never_started=((TAG, 0),)))
     assert site.state(1) is State.UNKNOWN
+
+
+@pytest.mark.parametrize("row", [("", -1), (TAG, -1)])
+def test_a_line_that_may_be_a_task_is_no_evidence_of_its_absence(
+    site: Site, row: tuple[str, int]
+) -> None:
+    site.seen("left", None, site.row(State.PENDING), site.row(State.PENDING, 2), full=True)
+    accounting = facts(8, accounting_source="all")
+    site.seen("left", accounting, full=True, at=NOW + 10, previous_taken=NOW, quarantined=(row,))
+    assert site.state() is State.UNKNOWN
+    assert not site.core.tasks[1, 0].live_attempt.missing
+    # job 2 never started, as the listing proves where the line cannot be of its dispatch
+    assert ((2, 0) in site.core.tasks) == (row[0] == "")
+    # nothing is asked of the accounting, which would prove that it never started
+    assert site.out.actions == []
+    site.seen("left", None, at=NOW + 20, previous_taken=NOW + 10, quarantined=(row,))
+    assert site.state() is State.UNKNOWN
+    # a complete listing decides at last
+    site.seen("left", None, at=NOW + 30, previous_taken=NOW + 20)
+    assert (1, 0) not in site.core.tasks
+
+
+def test_a_dispatch_without_answer_waits_for_a_listing_that_can_be_read() -> None:
+    site = Site()
+    site.step(JobSubmitted(NOW, job(1, clusters=("left",))))
+    site.step(DispatchStarted(NOW, 1, 1))
+    site.step(DispatchUncertain(NOW, 1, 1, "killed"))
+    assert site.seen("left", None, at=NOW + 30, full=True, quarantined=(("", -1),)) == []
+    assert site.seen("left", None, at=NOW + 40) == [Dispatch(1, 2, "left", (0,))]
 
 
 def test_a_recall_continues_after_a_row_was_set_aside(site: Site) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from metasched.adapters.base import Submission
 from metasched.adapters.errors import Refused
-from metasched.adapters.slurm import cluster_info
+from metasched.adapters.slurm import cluster_info, statuses
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm import submission as batch
 from metasched.adapters.slurm.adapter import SlurmOptions
@@ -82,8 +82,14 @@ def line(**changed: str) -> text.QueueLine:
 
 
 def row(**changed: str) -> JobStatus:
-    (found,) = text.job_statuses([line(**changed)], OURS, 1000)
+    (found,) = rows_of([line(**changed)])
     return found
+
+
+def rows_of(lines: list[text.QueueLine]) -> list[JobStatus]:
+    rows, set_aside = statuses.job_statuses(text.QueueListing(lines), OURS, 1000)
+    assert set_aside == []
+    return rows
 
 
 def facts(*jobs: text.QueueLine) -> ClusterInfo:
@@ -94,7 +100,8 @@ def facts(*jobs: text.QueueLine) -> ClusterInfo:
 
 
 def test_recorded_rows_of_ours() -> None:
-    rows = text.job_statuses(text.parse_queue(QUEUE, "~"), OURS, 0)
+    rows, set_aside = statuses.job_statuses(text.parse_queue(QUEUE, "~"), OURS, 0)
+    assert set_aside == []
     told = [(r.tag, r.task, r.native_id, r.state, r.started, r.ended) for r in rows]
     at = 1795228096.0
     assert told == [
@@ -117,7 +124,7 @@ def test_recorded_rows_of_ours() -> None:
 
 
 def test_recorded_facts() -> None:
-    lines = text.parse_queue(QUEUE, "~")
+    lines = text.parse_queue(QUEUE, "~").lines
     seen = cluster_info.build_cluster_info(lines, text.parse_nodes(NODES, "~"), TAKEN, {"85"})
     assert (seen.cpus, seen.used_cpus) == (48, 35)
     assert seen.running_jobs == (
@@ -208,30 +215,89 @@ def test_a_controller_that_was_started_anew_was_not_up_before_it_was_last_seen()
 
 
 def test_an_empty_queue_is_no_jobs() -> None:
-    assert text.parse_queue("", "~") == []
-    assert text.parse_queue("\n", "~") == []
+    assert text.parse_queue("", "~") == ([], "")
+    assert text.parse_queue("\n", "~") == ([], "")
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        QUEUE[:-5],  # cut off
-        QUEUE.replace("~Resources~", "~", 1),
+        QUEUE[:-1],  # cut off
+        QUEUE[:-5],
         "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n",
-        QUEUE + "more\n",
-        QUEUE.replace("~\n85~", "~85~"),
+        QUEUE.splitlines()[0] + "ms\n80~0~CANCELLED~main~1~a comment\n",
     ],
 )
 def test_half_a_listing_is_none(answer: str) -> None:
-    with pytest.raises(ValueError, match=r"read as lines|a record starts"):
+    with pytest.raises(ValueError, match=r"read as lines|truncated"):
         text.parse_queue(answer, "~")
+
+
+@pytest.mark.parametrize(
+    ("answer", "lost"),
+    [
+        (QUEUE + "more\n", set()),
+        ("squeue: warning\n" + QUEUE, set()),
+        (QUEUE.replace("\n85~", "\nwarning: a\nwarning: b\n85~"), set()),
+        (QUEUE.replace("~Resources~", "~", 1), {"84_[3,5,7,9%3]"}),
+        (QUEUE.replace("~Resources~", "~Resources~more~", 1), {"84_[3,5,7,9%3]"}),
+        (QUEUE.replace("~\n85~", "~85~"), {"84_[3,5,7,9%3]", "85"}),
+    ],
+)
+def test_a_line_that_is_no_record_costs_no_other(answer: str, lost: set[str]) -> None:
+    whole, (lines, unreadable) = text.parse_queue(QUEUE, "~"), text.parse_queue(answer, "~")
+    assert unreadable
+    assert lines == [line for line in whole.lines if line.id not in lost]
+    _, set_aside = statuses.job_statuses(text.QueueListing(lines, unreadable), OURS, 0)
+    assert [(row.tag, row.task) for row in set_aside] == [("", -1)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "tag"),
+    [
+        ({"restarts": "many"}, "ms-abcd1234-1-1"),
+        ({"start": "soon"}, "ms-abcd1234-1-1"),
+        ({"end": "9" * 400}, "ms-abcd1234-1-1"),
+        ({"status": ":"}, "ms-abcd1234-1-1"),
+        ({"user": "nobody"}, "ms-abcd1234-1-1"),
+        ({"tag": "ms-abcd1234-1-1/a", "id": "7_[1-9:0]"}, "ms-abcd1234-1-1"),
+        ({"tag": "ms-abcd1234-1-1/a", "id": "7_[0-1000000]"}, "ms-abcd1234-1-1"),
+        ({"user": "?", "tag": "a comment"}, ""),
+        ({"user": "1001", "restarts": "many"}, None),  # others
+        ({"tag": "a comment", "restarts": "many"}, None),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_set_aside_alone(
+    changed: dict[str, str], tag: str | None
+) -> None:
+    lines = [line(**changed), line(id="8", tag="ms-abcd1234-2-1")]
+    rows, set_aside = statuses.job_statuses(text.QueueListing(lines), OURS, 1000)
+    assert [row.tag for row in rows] == ["ms-abcd1234-2-1"]
+    expected = [] if tag is None else [(tag, -1, "")]
+    assert [(row.tag, row.task, row.owner) for row in set_aside] == expected
+
+
+def test_one_tag_stands_for_no_more_tasks_than_a_dispatch_has() -> None:
+    """Any user can give his arrays our marks, and Slurm a line to each of their tasks."""
+    lines = [line(id=f"7_{i}", user="1001", tag="ms-abcd1234-1-1/a") for i in range(5000)]
+    rows, set_aside = statuses.job_statuses(text.QueueListing(lines), OURS, None)
+    assert len(rows) == text.MAX_DISPATCHED_TASKS
+    assert [(row.tag, row.task, row.owner) for row in set_aside] == [
+        ("ms-abcd1234-1-1", -1, "1001")
+    ]
+
+
+def test_a_line_with_unusable_amounts_does_not_count_in_the_load() -> None:
+    lines = [line(state="RUNNING", cpus="many"), line(state="RUNNING", nodes="a[1-9999999999]")]
+    assert not any(map(statuses.is_readable, lines))
+    assert statuses.is_readable(line())
 
 
 def test_free_text_forges_no_record() -> None:
     forged = "x\n7|0|COMPLETED|ms-abcd1234-6-1|\n"
-    lines = text.parse_queue("".join(f"{field}<k>" for field in line(tag=forged)) + "\n", "<k>")
+    lines, _ = text.parse_queue("".join(f"{field}<k>" for field in line(tag=forged)) + "\n", "<k>")
     assert [found.tag for found in lines] == [forged]
-    assert text.job_statuses(lines, OURS, 1000) == []
+    assert rows_of(lines) == []
 
 
 @pytest.mark.parametrize("config", ["", CONFIG.replace("BOOT", "boat"), "BOOT_TIME = 2024-01-01"])
@@ -252,7 +318,7 @@ def test_a_configuration_without_times_is_none(config: str) -> None:
     ],
 )
 def test_rows_of_others_are_not_ours(changed: dict[str, str]) -> None:
-    assert text.job_statuses([line(**changed)], OURS, 1000) == []
+    assert rows_of([line(**changed)]) == []
 
 
 def test_marks_are_read_back() -> None:
@@ -818,4 +884,4 @@ def test_a_start_is_expected_of_what_can_begin(
 
 def test_of_tasks_that_share_a_record_no_start_is_known() -> None:
     shared = line(state="PENDING", nodes="", id="7_[4-6]", tag="ms-abcd1234-1-1/a")
-    assert {row.expected for row in text.job_statuses([shared], OURS, 1000)} == {None}
+    assert {row.expected for row in rows_of([shared])} == {None}

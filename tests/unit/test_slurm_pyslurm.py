@@ -25,9 +25,9 @@ class Squeue:
     def __init__(self, *answers: list[text.QueueLine]) -> None:
         self._answers, self.asked = list(answers), list[Sequence[str]]()
 
-    def jobs(self, *, ids: Sequence[str] = (), **_: Any) -> list[text.QueueLine]:
+    def jobs(self, *, ids: Sequence[str] = (), **_: Any) -> text.QueueListing:
         self.asked.append(ids)
-        return self._answers.pop(0)
+        return text.QueueListing(self._answers.pop(0))
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ def test_a_failed_job_is_asked_for_until_squeue_tells_its_end_and_then_no_more(
     completing = ENDED._replace(state="COMPLETING")
     squeue = Squeue([completing], [ENDED])
     monkeypatch.setattr(SlurmCommands, "jobs", lambda _, **words: squeue.jobs(**words))
-    assert access._correct_lines([TOLD]) == [completing]
-    assert access._correct_lines([TOLD]) == [ENDED]
-    assert access._correct_lines([TOLD]) == [ENDED]
+    assert access._correct_lines([TOLD]) == ([completing], "")
+    assert access._correct_lines([TOLD]) == ([ENDED], "")
+    assert access._correct_lines([TOLD]) == ([ENDED], "")
     assert squeue.asked == [["77"], ["77"]]
 
 
@@ -55,6 +55,6 @@ def test_what_squeue_does_not_know_is_not_listed(
     squeue = Squeue([])
     monkeypatch.setattr(SlurmCommands, "jobs", lambda _, **words: squeue.jobs(**words))
     running = TOLD._replace(id="78", state="RUNNING")
-    assert access._correct_lines([TOLD, running]) == [running]
-    assert access._correct_lines([TOLD, running]) == [running]
+    assert access._correct_lines([TOLD, running]) == ([running], "")
+    assert access._correct_lines([TOLD, running]) == ([running], "")
     assert squeue.asked == [["77"]]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from metasched.adapters.slurm import listing as text
+from metasched.adapters.slurm.hosts import expand_hosts
 from metasched.adapters.slurm.reservation_listing import (
     NodeCores,
     ReservedJob,
     SlurmReservation,
     alternate_name,
     build_pool,
-    expand_hosts,
     nodes_outside_reservations,
     own_reservations,
     parse_cores,

@@ -81,7 +81,7 @@ class Jobs:
     @staticmethod
     def load() -> dict[int, SimpleNamespace]:
         _fail("list")
-        return {int(line.id): _listed(line) for line in _COMMANDS.jobs()}
+        return {int(line.id): _listed(line) for line in _COMMANDS.jobs().lines}
 
 
 class Job:

@@ -1,0 +1,148 @@
+"""The tasks of an instance in a listing of Slurm, and the lines that are set aside. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from metasched.adapters.slurm.hosts import expand_hosts
+from metasched.adapters.slurm.listing import (
+    HAS_STATUS,
+    HOLDS_PROCESSORS,
+    MAX_DISPATCHED_TASKS,
+    QueueLine,
+    QueueListing,
+    has_ended,
+    parse_duration,
+    parse_epoch_time,
+    parse_exit_status,
+    parse_mark,
+    parse_state,
+    task_count,
+)
+from metasched.adapters.slurm.records import EMPTY_VALUES, parse_int
+from metasched.model.job import State
+from metasched.model.listing import JobStatus, QuarantinedRow
+from metasched.model.tags import parse_number, parse_tag
+
+_EMPTY_ARRAY = re.compile(r"\d+(_(\[\])?)?")  # all its pending tasks were cancelled together
+
+
+def is_own(line: QueueLine, instance: str, user: int | None) -> bool:
+    """Return whether the job has a tag of `instance` and, if given, the owner `user`.
+
+    Other users may forge a tag.
+    """
+    return (
+        user in (None, parse_number(line.user))
+        and parse_tag(line.tag.partition("/")[0], instance) is not None
+    )
+
+
+def job_statuses(
+    listing: QueueListing, instance: str, user: int | None
+) -> tuple[list[JobStatus], list[QuarantinedRow]]:
+    """Return the tasks of `instance`, and the lines that may be tasks and cannot be used.
+
+    If `user` is None, each has its owner's user id. The account column is the controller's, and
+    tells whose line a line is. A line without a readable account may be of anybody.
+    """
+    statuses: list[JobStatus] = []
+    set_aside: dict[tuple[str, str], QuarantinedRow] = {}  # by tag and owner
+    counts: Counter[tuple[str, str]] = Counter()
+    if listing.unreadable:
+        set_aside["", ""] = quarantined_line(listing.unreadable)
+    for line in listing.lines:
+        tag, uid = line.tag.partition("/")[0], parse_number(line.user)
+        if uid is None:
+            row = quarantined_line(line.user)
+            if parse_tag(tag, instance) is not None:
+                row = QuarantinedRow(tag, -1, "", "its account cannot be read")
+            set_aside[row.tag, ""] = row
+        elif is_own(line, instance, user):
+            owner = "" if user is not None else str(uid)
+            counts[tag, owner] += len(parse_mark(line.tag, line.id))
+            try:
+                if counts[tag, owner] > MAX_DISPATCHED_TASKS:
+                    raise ValueError(f"more than {MAX_DISPATCHED_TASKS} tasks")
+                statuses += _statuses_of(line, owner)
+            except ValueError as error:
+                set_aside[tag, owner] = QuarantinedRow(tag, -1, owner, f"job {line.id}: {error}")
+    return statuses, list(set_aside.values())
+
+
+def quarantined_line(text: str) -> QuarantinedRow:
+    """Return the record of a line that may be any task of this instance."""
+    return QuarantinedRow("", -1, "", f"a line that cannot be read: {text[:80]!r}")
+
+
+def is_readable(line: QueueLine) -> bool:
+    """Return whether all columns of a line can be used."""
+    try:
+        _statuses_of(line, "")
+        times = (line.submitted, line.eligible, line.start, line.end)
+        [parse_epoch_time(time) for time in times]
+        parse_duration(line.limit)
+        expand_hosts(line.nodes)
+        cpus = parse_int(line.cpus.partition("-")[0])
+        parse_int(line.priority), parse_int(line.restarts)
+        return cpus >= 0 and task_count(line.id) > 0 and line.id[:1].isdecimal()
+    except ValueError:
+        return False
+
+
+def _statuses_of(line: QueueLine, owner: str) -> list[JobStatus]:
+    """Return the tasks that a record stands for. Raises ValueError."""
+    tasks = parse_mark(line.tag, line.id)
+    if not tasks and line.tag.endswith("/a") and not _EMPTY_ARRAY.fullmatch(line.id):
+        raise ValueError(f"{line.id[:40]!r} names no tasks of a dispatch")
+    current = parse_state(line.state)
+    started, code, signal = _first_start(line, current), None, None
+    if started is not None and current in HAS_STATUS:
+        code, signal = parse_exit_status(line.status)
+    ended = parse_epoch_time(line.end) if has_ended(current) else None
+    manager_reason = "" if line.reason in EMPTY_VALUES else line.reason
+    node = "" if line.nodes in EMPTY_VALUES else line.nodes
+    restarts = parse_int(line.restarts)
+    # for a record of several tasks Slurm shows the start of one of them only, without its id
+    expected = _expected_start(line) if current is State.PENDING and len(tasks) == 1 else None
+    return [
+        JobStatus(
+            tag=tag,
+            task=task,
+            native_id=native_id,
+            state=current,
+            started=started,
+            ended=ended,
+            exit_code=code,
+            signal=signal,
+            manager_reason=manager_reason,
+            node=node,
+            restarts=restarts,
+            owner=owner,
+            expected=expected,
+        )
+        for (tag, task), native_id in tasks.items()
+    ]
+
+
+def _expected_start(line: QueueLine) -> float | None:
+    """Return Slurm's estimate of the start of a pending job; a held job has an outdated one."""
+    return None if line.eligible in EMPTY_VALUES else parse_epoch_time(line.start)
+
+
+def _first_start(line: QueueLine, state: State) -> float | None:
+    """Return the start of a job in epoch seconds; None if it never started.
+
+    A job that is cancelled while pending gets a start time too, but never a node. A requeued job
+    has started before, at the latest when it was requeued; Slurm keeps no earlier time.
+    """
+    restarts = parse_int(line.restarts)
+    if restarts > 0 and state is State.PENDING:
+        return parse_epoch_time(line.submitted)
+    if state is State.PENDING:
+        return None
+    if state in HOLDS_PROCESSORS or line.nodes not in EMPTY_VALUES or restarts > 0:
+        start = parse_epoch_time(line.start)
+        return parse_epoch_time(line.submitted) if start is None else start
+    return None
