@@ -24,7 +24,7 @@ def split_records(text: str, delimiter: str, width: int) -> Records:
 
     Fields may contain newlines, except the first of a record. Lines between records, and records
     with another number of fields, are left out. Raises ValueError for a truncated text, and for
-    one without any record.
+    one without any delimiter.
     """
     if not text.strip():
         return Records([], "")
@@ -50,7 +50,7 @@ def split_records(text: str, delimiter: str, width: int) -> Records:
         if start == end and not fields[start].startswith("\n"):
             raise ValueError(f"the output is truncated within {fields[start][-20:]!r}")
     unreadable = unreadable or fields[-1].strip()
-    if not records:
+    if end == 0:  # no delimiter: a message in place of a listing
         raise ValueError(f"{unreadable[:80]!r} cannot be read as lines of {width} fields")
     return Records(records, unreadable[:80])
 

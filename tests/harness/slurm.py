@@ -35,7 +35,7 @@ from tests.harness.reaper import Reaper, dying_with
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "slurm-wlm-basic-plugins")
 ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server", "iproute2")
 BIN_DIR = os.environ.get("METASCHED_SLURM_BIN")  # programs of another release (tests/matrix)
-_PATH = ":".join(
+SEARCH_PATH = ":".join(
     (*filter(None, [BIN_DIR]), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 )
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "sinfo", "scontrol", "scancel")
@@ -49,7 +49,7 @@ _EPHEMERAL_PORTS_BEGIN = 32768  # below, no outgoing connection takes a port awa
 
 def missing() -> str | None:
     """Why Slurm cannot be had here, or None if it can."""
-    lacking = [name for name in _PROGRAMS if shutil.which(name, path=_PATH) is None]
+    lacking = [name for name in _PROGRAMS if shutil.which(name, path=SEARCH_PATH) is None]
     if not lacking:
         return None
     return f"{', '.join(lacking)} not found; apt-get install {' '.join(PACKAGES)}"
@@ -57,7 +57,7 @@ def missing() -> str | None:
 
 def accounting_missing() -> str | None:
     """Why slurmdbd cannot be had here, or None if it can."""
-    lacking = [n for n in _ACCOUNTING_PROGRAMS if shutil.which(n, path=_PATH) is None]
+    lacking = [n for n in _ACCOUNTING_PROGRAMS if shutil.which(n, path=SEARCH_PATH) is None]
     if lacking:
         packages = " ".join(ACCOUNTING_PACKAGES)
         return f"{', '.join(lacking)} not found; apt-get install {packages}"
@@ -154,7 +154,7 @@ class SlurmCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"SLURM_CONF": str(self.conf), "PATH": _PATH, "LANG": "C.UTF-8"}
+        return {"SLURM_CONF": str(self.conf), "PATH": SEARCH_PATH, "LANG": "C.UTF-8"}
 
     def run(
         self,
@@ -200,7 +200,7 @@ class SlurmCluster:
         common = ("--no-defaults", f"--datadir={data}")
         subprocess.run(
             ["mariadb-install-db", *common, "--skip-test-db", f"--user={_account()}"],
-            env={"PATH": _PATH},
+            env={"PATH": SEARCH_PATH},
             check=True,
             capture_output=True,
             preexec_fn=dying_with(os.getpid()),
@@ -337,10 +337,10 @@ class SlurmCluster:
         return [f"{self.spec.prefix}{i}" for i in range(1, self.spec.nodes + 1)]
 
     def _start(self, program: str, *arguments: str, **variables: str) -> int:
-        path = shutil.which(program, path=_PATH)
+        path = shutil.which(program, path=SEARCH_PATH)
         if path is None:
             raise BootError(f"{program} not found")
-        environment = {"PATH": _PATH, "LANG": "C.UTF-8", **variables}
+        environment = {"PATH": SEARCH_PATH, "LANG": "C.UTF-8", **variables}
         log = self.folder / "log" / f"{program}.out"
         return self._reaper.start([path, *arguments], environment, log)
 

@@ -225,7 +225,7 @@ def test_an_empty_queue_is_no_jobs() -> None:
         QUEUE[:-1],  # cut off
         QUEUE[:-5],
         "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n",
-        QUEUE.splitlines()[0] + "ms\n80~0~CANCELLED~main~1~a comment\n",
+        QUEUE + "80~0~CANCELLED~main~1~10:00~1~1~1~1~0~0~0~~None~the first line\n",
     ],
 )
 def test_half_a_listing_is_none(answer: str) -> None:
