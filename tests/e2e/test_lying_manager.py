@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from tests.e2e.conftest import Site
-from tests.slurm import SEARCH_PATH, SlurmSite
+from tests.harness.slurm import SEARCH_PATH, SlurmSite
 
 COMMANDS = ("sbatch", "scancel", "scontrol", "sinfo", "sacct", "sdiag")
 # The real listing, unless it is empty, with lines that are no records. If there is

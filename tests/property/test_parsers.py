@@ -33,7 +33,7 @@ from metasched.adapters.worker import AdapterHost, encode_reply
 from metasched.model.cluster import ClusterInfo
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, Listing, TaskClaim
-from tests.examples import examples
+from tests.harness.examples import examples
 from tests.unit.test_gridengine_parsing import QSTAT, line
 
 RECORDED = [
