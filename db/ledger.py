@@ -33,7 +33,7 @@ from metasched.core.events import (
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Intent, PastAttempt, Task
 from metasched.core.transitions import TaskEvent
-from metasched.db import leases, recovery, reservations
+from metasched.db import leases, recovery, reservations, submission_keys
 from metasched.db.bulk_rows import insert_rows
 from metasched.db.cluster_info import changed_fields
 from metasched.db.job_rows import (
@@ -71,6 +71,7 @@ from metasched.db.store import (
     WriterLock,
     driver_message,
 )
+from metasched.db.submission_keys import Receipt, SubmissionKey
 from metasched.model.cluster import ClusterInfo
 from metasched.model.dependencies import DependencyTarget, parse_dependency
 from metasched.model.job import Job, Payload
@@ -190,12 +191,26 @@ class Ledger(Queries):
         steps: Sequence[tuple[CoreEvent, Outcome]],
         new_jobs: Sequence[StoredJob] = (),
         texts: Mapping[str, str] | None = None,
+        receipt: Receipt | None = None,
     ) -> None:
-        """Store events, their outcomes and new jobs with their texts in a transaction."""
-        with self._write_transaction():
+        """Store events, their outcomes and new jobs with their texts in a transaction.
+
+        `receipt` is the answer to the submission of the jobs, if that has a key.
+        """
+        with self._write_transaction() as connection:
             if new_jobs:
                 self._insert_jobs(steps, new_jobs, texts or {})
             self._write_steps(steps)
+            if receipt is not None:
+                submission_keys.store(connection, receipt)
+
+    def find_submission(self, key: SubmissionKey, after: float) -> tuple[str, Any] | None:
+        """Return digest of the body and answer of the submission with a key, or None.
+
+        Submissions before `after` (epoch seconds) do not count.
+        """
+        with self._transaction() as connection:
+            return submission_keys.find(connection, key, after)
 
     def _write_steps(self, steps: Sequence[tuple[CoreEvent, Outcome]]) -> None:
         """Store events and outcomes in the caller's transaction."""
@@ -459,10 +474,13 @@ class Ledger(Queries):
         }
 
     # Pruning
-    def prune(self, before: float) -> bool:
+    def prune(self, before: float, keys_before: float) -> bool:
         """Delete some rows that ended before a time (epoch seconds); return False if none remain.
+
+        Of submission keys, those created before `keys_before` are deleted.
 
         Each call is a small transaction: call repeatedly and let other writers in between.
         """
         with self._write_transaction() as connection:
-            return any(prune_batch(connection, before).values())
+            keys = submission_keys.prune_batch(connection, keys_before)
+            return any(prune_batch(connection, before).values()) or keys > 0

@@ -31,7 +31,7 @@ from sqlalchemy import (
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HELD
 from metasched.model.reservation import FINAL_STATES, ReservationState
 
-REVISION = "0015"  # the newest migration, which creates exactly these tables
+REVISION = "0016"  # the newest migration, which creates exactly these tables
 
 # 64 bits in both databases; in SQLite only INTEGER can be the row id
 Int64 = BigInteger().with_variant(Integer(), "sqlite")
@@ -324,6 +324,18 @@ token = Table(
     Column("created", Float, nullable=False),
     Column("expires", Float, nullable=False),
     Column("revoked", Float),
+)
+
+# Keys of recent submissions, by which a repetition is recognised.
+submission_key = Table(
+    "submission_key",
+    metadata,
+    Column("user", SafeText, primary_key=True),
+    Column("key", SafeText, primary_key=True),
+    Column("body", Text, nullable=False),  # digest
+    Column("created", Float, nullable=False),
+    Column("answer", SafeText, nullable=False),  # JSON
+    Index("ix_submission_key_created", "created"),
 )
 
 # Clusters that operators keep closed to new work.

@@ -11,5 +11,6 @@ request         dependencies of all routes: daemon, scheduler service, caller
 selection       the jobs that a request refers to
 submissions, changes, modifications, jobs, explanations   routes of jobs
 clusters, licences, reservations, tokens                  routes of other resources
+submission_keys idempotency keys
 reference       the OpenAPI document, and the same as a page
 """

@@ -71,6 +71,7 @@ def create_app(daemon: Daemon) -> FastAPI:
             "user": caller.user,
             "operator": caller.operator,
             "mail": service.mailer.last_error,
+            "idempotency_keys": True,  # a client repeats a submission only if this is so
             "quarantine": quarantine_rows(daemon) if caller.operator else [],
         }
 

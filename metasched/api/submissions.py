@@ -18,6 +18,7 @@ from metasched.api.explanations import cluster_verdicts
 from metasched.api.modifications import MAX_EPOCH
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.struct_body import StructBody, StructRoute
+from metasched.api.submission_keys import CurrentSubmissionKey, earlier_answer
 from metasched.client.options import MAX_NAME_LENGTH
 from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.core.dependency_status import TargetSummary
@@ -27,6 +28,7 @@ from metasched.daemon.reserved_jobs import apply_reservation
 from metasched.daemon.service import SchedulerService
 from metasched.db.ledger import StoredJob, encode
 from metasched.db.schema import digest
+from metasched.db.submission_keys import Receipt
 from metasched.errors import ApiError, ParseError
 from metasched.model.arrays import parse_array
 from metasched.model.dependencies import parse_dependency
@@ -49,9 +51,12 @@ async def submit(
     request: Request,
     caller: CurrentCaller,
     service: CurrentService,
+    key: CurrentSubmissionKey,
     submission: Annotated[SubmitRequest, StructBody(), Body()],
-) -> dict[str, Any]:
+) -> Any:
     """Validate all jobs, then store, classify and assign them in a single transaction."""
+    if (answer := earlier_answer(service.ledger, key, time.time())) is not None:
+        return answer  # before the checks: they may come out otherwise now
     if (launcher_path := service.settings.launcher) is not None:
         # one thread per user at a time: file systems of their directories may be slow
         async with request.app.state.launcher_locks[caller.user]:
@@ -61,6 +66,9 @@ async def submit(
     if not submission.jobs:
         raise ApiError(422, "no job in the request; send one or more")
     now = time.time()
+    # again, now that nothing else comes between this look and the transaction
+    if (answer := earlier_answer(service.ledger, key, now)) is not None:
+        return answer
     owner = (caller.user, service.settings.class_of(caller.user))
     accepted = [_accept(service, owner, job, submission, now) for job in submission.jobs]
     targets = [dependency_targets(service, stored.job) for stored in accepted]
@@ -77,8 +85,13 @@ async def submit(
             ]
         }
     texts = dict(submission.scripts)
-    texts |= {key: encode(variables) for key, variables in submission.environments.items()}
+    texts |= {name: encode(variables) for name, variables in submission.environments.items()}
     digests = {client_digest: digest(text) for client_digest, text in texts.items()}
+
+    def answer_now() -> dict[str, Any]:
+        accepted_jobs = zip(accepted, warnings, strict=True)
+        return {"jobs": [_answer_row(service, stored.job, w) for stored, w in accepted_jobs]}
+
     service.apply_events(
         *(
             JobSubmitted(now, stored.job, job_targets)
@@ -89,23 +102,22 @@ async def submit(
             for job in accepted
         ],
         new_texts={digests[client_digest]: text for client_digest, text in texts.items()},
+        receipt=None if key is None else Receipt(key, now, answer_now),
     )
-    results = []
-    for stored, job_warnings in zip(accepted, warnings, strict=True):
-        tasks = service.core.tasks_of(stored.job.id)
-        first_task = tasks[0] if tasks else None
-        results.append(
-            {
-                "job": stored.job.id,
-                "priority": first_task.priority if first_task else None,
-                "cluster": first_task.attempt.cluster
-                if first_task and first_task.attempt
-                else None,
-                "tasks": len(stored.job.indices) if stored.job.array else None,
-                "warnings": job_warnings,
-            }
-        )
-    return {"jobs": results}
+    return answer_now()
+
+
+def _answer_row(service: SchedulerService, job: Job, warnings: list[str]) -> dict[str, Any]:
+    """Return what the answer of a submission says of a job that the core has accepted."""
+    tasks = service.core.tasks_of(job.id)
+    first_task = tasks[0] if tasks else None
+    return {
+        "job": job.id,
+        "priority": first_task.priority if first_task else None,
+        "cluster": first_task.attempt.cluster if first_task and first_task.attempt else None,
+        "tasks": len(job.indices) if job.array else None,
+        "warnings": warnings,
+    }
 
 
 def _check_may_submit(launcher: LauncherClient, user: str, submission: SubmitRequest) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from metasched.errors import UserError
 from metasched.paths import MAX_REQUEST_BYTES, MAX_SOCKET_PATH_BYTES, is_url
 
 TIMEOUT = 60.0  # seconds for a response
+RETRY_TIME = 30.0  # seconds from the first try for which a submission is repeated
+RETRY_INTERVAL = 0.5  # seconds between two tries
 LONG_POLL = 30.0  # seconds after which the daemon answers `wait` though jobs are still open
 
 
@@ -70,13 +74,16 @@ _BY_STATUS = {
 class Client:
     """Calls of a daemon. Every call opens its own connection, so that none can go stale."""
 
-    def __init__(self, path: Path | str, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self, path: Path | str, timeout: float = TIMEOUT, retry_time: float = RETRY_TIME
+    ) -> None:
         """Connect to `path`, a socket or the URL of a daemon on another host, at each call.
 
-        `timeout` is in seconds. Raises DaemonUnreachable if the path is too long for a socket, or
+        `timeout` and `retry_time` are in seconds, the latter for a submission whose response was
+        lost. Raises DaemonUnreachable if the path is too long for a socket, or
         the URL has an invalid port.
         """
-        self.path, self.timeout = str(path), timeout
+        self.path, self.timeout, self._retry_time = str(path), timeout, retry_time
         self._remote = is_url(path)
         if self._remote:
             try:
@@ -90,13 +97,53 @@ class Client:
                 f"more than {MAX_SOCKET_PATH_BYTES} bytes, socket {self.path}; name a shorter path"
             )
 
-    def submit(self, submission: Mapping[str, object]) -> list[dict[str, Any]]:
+    def submit(
+        self, submission: Mapping[str, object], key: str | None = None
+    ) -> list[dict[str, Any]]:
         """Submit all jobs of a `SubmitRequest`, or none, if a job is invalid.
 
-        Return `job`, `priority`, `cluster` and `warnings` of each.
+        Return `job`, `priority`, `cluster` and `warnings` of each. If the response is lost, the
+        submission is repeated for `retry_time` seconds; the daemon recognises it by its key. `key`
+        is 1 to 128 letters, digits and . _ : - (None: random). A repeated call with the same key
+        and submission within a day submits nothing and returns the same rows.
         """
-        answer = self._request("POST", "/jobs", body=submission)
+        key = os.urandom(16).hex() if key is None else key
+        if not (key.isascii() and key.isprintable()):
+            raise BadRequest(f"{key!r} is no idempotency key; give letters and digits")
+        header = {"Idempotency-Key": key}
+        deadline = time.monotonic() + self._retry_time
+        try:
+            answer = self._request("POST", "/jobs", body=submission, headers=header)
+        except ResponseLost as lost:
+            answer = self._submit_again(submission, header, deadline, lost)
         return self._parse_rows(answer, "jobs")
+
+    def _submit_again(
+        self,
+        submission: Mapping[str, object],
+        header: Mapping[str, str],
+        deadline: float,
+        lost: ResponseLost,
+    ) -> Any:
+        """Repeat a submission of which the response was lost, until `deadline` (monotonic).
+
+        Raise `lost` if the daemon does not answer until then, or knows no keys.
+        """
+        while time.monotonic() < deadline:
+            try:
+                knows_keys = self.health().get("idempotency_keys")
+            except (DaemonUnreachable, ResponseLost):
+                time.sleep(RETRY_INTERVAL)
+                continue
+            except ClientError:
+                raise lost from None
+            if not knows_keys:
+                raise lost
+            try:
+                return self._request("POST", "/jobs", body=submission, headers=header)
+            except (DaemonUnreachable, ResponseLost):
+                time.sleep(RETRY_INTERVAL)
+        raise lost
 
     def jobs(self, jobs: Sequence[str] = (), **filters: str | float | None) -> list[dict[str, Any]]:
         """Return the rows of `status` for these jobs, or for all jobs that pass the filters."""
@@ -203,14 +250,18 @@ class Client:
         return self._parse_object(self._request("GET", "/health"))
 
     def _request(
-        self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Any:
         parameters = {key: value for key, value in (query or {}).items() if value is not None}
         encoded = urlencode(parameters, doseq=True)
         target = f"{path}?{encoded}" if encoded else path
-        status, content = self._exchange(
-            method, target, b"" if body is None else _encode_json(body)
-        )
+        encoded_body = b"" if body is None else _encode_json(body)
+        status, content = self._exchange(method, target, encoded_body, headers or {})
         try:
             answer = json.loads(content)
         except ValueError:
@@ -223,7 +274,9 @@ class Client:
             raise _BY_STATUS.get(status, ClientError)(message)
         return answer
 
-    def _exchange(self, method: str, target: str, body: bytes) -> tuple[int, bytes]:
+    def _exchange(
+        self, method: str, target: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
         """Send an HTTP/1.0 request: the response is unchunked and ends with the connection.
 
         Return its status and content.
@@ -235,6 +288,7 @@ class Client:
         head = f"{method} {target} HTTP/1.0\r\nContent-Length: {len(body)}\r\n"
         if body:
             head += "Content-Type: application/json\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         if self._remote:
             from metasched.client.credentials import (
                 authorization_header,
@@ -261,8 +315,8 @@ class Client:
                 raise self._response_lost(
                     f"the response is incomplete ({error.strerror})", method
                 ) from None
-        headers, _, content = answer.partition(b"\r\n\r\n")
-        status_line, *fields = headers.decode("latin-1").split("\r\n")
+        response_head, _, content = answer.partition(b"\r\n\r\n")
+        status_line, *fields = response_head.decode("latin-1").split("\r\n")
         version, _, status = status_line.partition(" ")
         lengths = [
             value

@@ -42,6 +42,7 @@ from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.daemon.quarantine import Quarantine, first_error
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.store import StorageFailed
+from metasched.db.submission_keys import KEY_LIFETIME, Receipt
 from metasched.model.tags import parse_tag
 
 log = logging.getLogger("metasched")
@@ -91,10 +92,12 @@ class SchedulerService:
         *events: CoreEvent,
         stored: Sequence[StoredJob] = (),
         new_texts: Mapping[str, str] | None = None,
+        receipt: Receipt | None = None,
     ) -> list[Outcome]:
         """Step the core, store the outcomes in a transaction, then start their actions.
 
-        `stored` are new jobs, `new_texts` their scripts and environments by digest.
+        `stored` are new jobs, `new_texts` their scripts and environments by digest, `receipt` the
+        answer to their submission.
         StorageFailed if nothing was stored: no action was started.
         """
         if self._failure.done():
@@ -104,7 +107,8 @@ class SchedulerService:
             events = (ClockSet(time.time(), clock_step), *events)
         try:
             outcomes = [self.core.step(event) for event in events]
-            self.ledger.record(list(zip(events, outcomes, strict=True)), stored, new_texts)
+            steps = list(zip(events, outcomes, strict=True))
+            self.ledger.record(steps, stored, new_texts, receipt)
         except Exception as error:
             self.fail(error)  # the core is ahead of the database
             raise
@@ -191,9 +195,10 @@ class SchedulerService:
                     raise
 
     async def _prune(self) -> None:
-        """Delete jobs that ended before the retention time, in small transactions."""
+        """Delete jobs that ended before the retention time, and old keys, a few at a time."""
         while True:
-            while self.ledger.prune(time.time() - self.settings.retention):
+            now = time.time()
+            while self.ledger.prune(now - self.settings.retention, now - KEY_LIFETIME):
                 await asyncio.sleep(PRUNE_PAUSE)
             await asyncio.sleep(min(PRUNE_INTERVAL, self.settings.retention))
 

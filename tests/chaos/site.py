@@ -82,7 +82,8 @@ class ChaosSite(Site):
             # who calls from other hosts makes and revokes tokens
             more=f'[policy]\nfile = "policy.toml"\n[tcp]\nlisten = "127.0.0.1:0"\n{LICENCES}',
         )
-        self.client = Client(folder / "ms.sock", timeout=20)
+        # what a death leaves open must stay open: nobody repeats
+        self.client = Client(folder / "ms.sock", timeout=20, retry_time=0)
         self.more: dict[str, str] = {}  # variables for the daemons to come
         self.recoveries: list[float] = []  # seconds from a death to the first answer
         self._life: ForkServerProcess | None = None

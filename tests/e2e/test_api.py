@@ -1,11 +1,19 @@
-"""The HTTP API itself: its reference."""
+"""The HTTP API itself: its reference, and submissions that are repeated."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
 
-from tests.e2e.conftest import Site
-from tests.harness.http_calls import call
+import pytest
+
+from tests.e2e.conftest import COMMAND, Site
+from tests.harness.http_calls import Response, call
+from tests.harness.postgresql import Server
 
 PASSIVE_ELEMENTS = {
     *("html", "head", "meta", "title", "body", "h1", "h2", "p", "details", "summary", "pre"),
@@ -44,3 +52,105 @@ def test_the_reference_names_every_route_and_loads_nothing(shared: Site) -> None
             assert f"{method.upper()} {path}" in elements.text
     assert "/jobs" in document["paths"]
     assert call(socket, "GET", "/redoc").status == 404
+
+
+def submission(command: str, **options: object) -> dict[str, Any]:
+    job = {"script": "s", "environment": "e", "directory": "/", "output": "/dev/null"}
+    texts = {"scripts": {"s": f"#!/bin/sh\n{command}\n"}, "environments": {"e": {}}}
+    return {"jobs": [job], **texts, **options}
+
+
+def submit(site: Site, key: str, command: str = "true", **options: object) -> Response:
+    header = {"Idempotency-Key": key}
+    return call(site.folder / "ms.sock", "POST", "/jobs", submission(command, **options), header)
+
+
+def test_a_repeated_submission_is_accepted_once(running: Site) -> None:
+    first = submit(running, "k-1.a:B_")
+    assert first.status == 200
+    [job] = running.until_ended(first.json["jobs"][0]["job"])
+    # its priority and cluster are those of the first answer, though the job has ended
+    repeated = submit(running, "k-1.a:B_")
+    assert (repeated.status, repeated.json) == (200, first.json)
+    # also by the next daemon
+    running.stop()
+    running.start()
+    assert submit(running, "k-1.a:B_").json == first.json
+    for other in (submit(running, "k-1.a:B_", "false"), submit(running, "k-1.a:B_", dry_run=True)):
+        assert other.status == 409
+        assert "has used key k-1.a:B_" in other.json["error"]
+        assert "\n" not in other.json["error"]
+    assert [row["job"] for row in running.rows()] == [job["job"]]
+    # what stores no job uses no key
+    assert submit(running, "k-2", dry_run=True).status == 200
+    assert submit(running, "k-2", "exit 1; exit 2").status == 200
+    # without a key each submission counts
+    bare = [call(running.folder / "ms.sock", "POST", "/jobs", submission("true")) for _ in range(2)]
+    assert len({response.json["jobs"][0]["job"] for response in bare}) == 2
+
+
+@pytest.mark.parametrize("key", ["", "k" * 129, "two words", "n\xe4me", "semi;colon", '"quoted"'])
+def test_a_key_is_short_and_plain(shared: Site, key: str) -> None:
+    refused = submit(shared, key)
+    assert refused.status == 400
+    assert "header Idempotency-Key" in refused.json["error"]
+    assert shared.rows() == []
+
+
+DIES_AFTER_COMMIT = """
+import os, pathlib, signal, sys
+from metasched.db.ledger import Ledger
+record, marker = Ledger.record, pathlib.Path({marker!r})
+
+def dies_after_commit(self, steps, new_jobs=(), *more):
+    record(self, steps, new_jobs, *more)
+    if new_jobs and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Ledger.record = dies_after_commit
+sys.argv = sys.argv[1:]
+from metasched.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    """A site over either database; its daemon is not running yet."""
+    site = Site(tmp_path)
+    if request.param == "postgresql":
+        server: Server = request.getfixturevalue("postgresql_server")
+        site.url = server.create()
+    site.configure()
+    try:
+        yield site
+    finally:
+        site.close()
+
+
+def test_a_daemon_dies_between_commit_and_answer(either: Site) -> None:
+    """The client repeats what it has sent; the next daemon answers with the job of the first."""
+    site, script, ran = either, either.folder / "dies.py", either.folder / "ran"
+    script.write_text(DIES_AFTER_COMMIT.format(marker=str(either.folder / "died")))
+    site.before = (sys.executable, str(script))
+    site.start()
+    dying = site._daemon
+    assert dying is not None
+    with subprocess.Popen(
+        [COMMAND, "submit", "--parsable", "-o", "/dev/null", "--wrap", f"echo x >> '{ran}'"],
+        env=site.environment,
+        cwd=site.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as client:
+        assert dying.wait(60) == -9
+        site.start()
+        output, errors = client.communicate(timeout=60)
+    assert (client.returncode, errors) == (0, "")
+    [row] = site.until_ended()
+    assert (row["job"], row["state"]) == (int(output), "completed")
+    assert ran.read_text() == "x\n"
+    site.stop()
+    site.replayed()

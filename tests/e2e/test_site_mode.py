@@ -377,6 +377,31 @@ with socket.socket(socket.AF_UNIX) as peer:
 """
 
 
+SUBMIT_WITH_KEY = """
+import json, sys
+from metasched.client.client import Client
+texts = {"scripts": {"s": "#!/bin/sh\\n"}, "environments": {"e": {}}}
+job = {"script": "s", "environment": "e", "directory": "/", "output": "/dev/null"}
+print(json.dumps(Client(sys.argv[1]).submit({"jobs": [job], **texts}, "k")[0]["job"]))
+"""
+
+
+def test_keys_of_two_users_are_independent(local: MultiUserSite) -> None:
+    jobs = []
+    for account in (A, B, A, B):
+        words: dict[str, Any] = accounts.as_(account)
+        done = subprocess.run(
+            [sys.executable, "-c", SUBMIT_WITH_KEY, str(local.state / "ms.sock")],
+            capture_output=True,
+            text=True,
+            check=True,
+            **words,
+        )
+        jobs.append(int(done.stdout))
+    assert jobs[:2] == jobs[2:]
+    assert [local.row(job)["user"] for job in jobs[:2]] == [A, B]
+
+
 def test_forged_headers_make_nobody_else(local: MultiUserSite) -> None:
     for account in (A, B):
         words: dict[str, Any] = accounts.as_(account)

@@ -234,7 +234,7 @@ def test_pruning_forgets_what_is_over_but_not_what_its_manager_may_know(ledger: 
         step(core, ledger, ReservationCancelled(NOW + id, id, "ada"))
     for id in (1, 4):
         step(core, ledger, ReservationReleased(NOW + 5, id))
-    while ledger.prune(NOW + 10):
+    while ledger.prune(NOW + 10, NOW):
         pass
     assert [one.id for one in ledger.reservations_open_since(0.0)] == [2, 3, 4]
     assert ledger.next_reservation() == 5

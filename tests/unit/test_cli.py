@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socketserver
 import subprocess
@@ -23,7 +24,13 @@ import pytest
 
 from metasched import cli
 from metasched.cli import app as cli_app
-from metasched.client.client import Client, DaemonUnreachable, PermissionDenied, ResponseLost
+from metasched.client.client import (
+    BadRequest,
+    Client,
+    DaemonUnreachable,
+    PermissionDenied,
+    ResponseLost,
+)
 from metasched.client.job_request import prepare_submission
 from metasched.client.options import OPTIONS, parse_command_line
 from metasched.client.schemas import SubmitRequest
@@ -43,6 +50,7 @@ class Fake:
     path: Path
     answers: dict[str, list[Any]] = field(default_factory=dict)
     asked: list[tuple[str, str, dict[str, list[str]], Any]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)  # Idempotency-Key of each of `asked`
 
     def answer(self, path: str, *answers: Any) -> None:
         """JSON values, (status, JSON value) pairs, bytes sent raw, or None for silence."""
@@ -60,6 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         query = parse_qs(url.query)
         fake.asked.append((self.command, url.path, query, json.loads(body) if body else None))
+        fake.keys.append(self.headers.get("Idempotency-Key", ""))
         left = fake.answers.get(url.path, [(404, {"error": "no such path"})])
         given = left.pop(0) if len(left) > 1 else left[0]
         if given is None:
@@ -386,10 +395,52 @@ def test_an_incomplete_response(daemon: Fake, run: Run, answer: object) -> None:
         assert "Traceback" not in done.err
 
 
-def test_an_interrupted_submission_is_not_repeated(daemon: Fake, run: Run) -> None:
+@pytest.mark.parametrize("health", [{"instance": "a"}, {"idempotency_keys": False}, (401, {})])
+def test_a_daemon_without_keys_gets_no_submission_twice(
+    daemon: Fake, run: Run, health: object
+) -> None:
     daemon.answer("/jobs", b"")
+    daemon.answer("/health", health)
     assert "check with `metasched status`" in run("submit", "--wrap", "x").err
-    assert len(daemon.asked) == 1  # not repeated
+    assert [path for _, path, _, _ in daemon.asked] == ["/jobs", "/health"]
+
+
+def test_a_submission_without_answer_is_repeated_with_its_key(
+    daemon: Fake, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metasched.client.client.RETRY_INTERVAL", 0.0)
+    row: dict[str, Any] = {"job": 7, "priority": 3, "cluster": None, "tasks": None, "warnings": []}
+    daemon.answer("/jobs", b"", (504, {"error": "?"}), (503, {"error": "away"}), {"jobs": [row]})
+    daemon.answer("/health", (503, {"error": "away"}), {"idempotency_keys": True})
+    assert run("submit", "--parsable", "--wrap", "x").out == "7\n"
+    sent = [
+        (key, body)
+        for key, (_, path, _, body) in zip(daemon.keys, daemon.asked, strict=True)
+        if path == "/jobs"
+    ]
+    assert len(sent) == 4
+    assert all(again == sent[0] for again in sent)
+    assert re.fullmatch("[0-9a-f]{32}", sent[0][0])
+    # another submission has another key
+    assert run("submit", "--parsable", "--wrap", "x").out == "7\n"
+    assert daemon.keys[-1] not in (sent[0][0], "")
+
+
+def test_a_refusal_of_a_repeated_submission_is_final(daemon: Fake, run: Run) -> None:
+    daemon.answer("/jobs", b"", (409, {"error": "another submission has used key k"}))
+    daemon.answer("/health", {"idempotency_keys": True})
+    done = run("submit", "--wrap", "x")
+    assert (done.code, "has used key k" in done.err) == (1, True)
+
+
+def test_a_submission_is_repeated_for_a_time(daemon: Fake) -> None:
+    daemon.answer("/jobs", b"")
+    daemon.answer("/health", {"idempotency_keys": True})
+    with pytest.raises(ResponseLost, match="check with"):
+        Client(daemon.path, retry_time=0).submit({})
+    assert len(daemon.asked) == 1
+    with pytest.raises(BadRequest, match="no idempotency key"):
+        Client(daemon.path).submit({}, "k\r\nX: y")
 
 
 def test_a_response_that_times_out(daemon: Fake) -> None:

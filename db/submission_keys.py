@@ -1,0 +1,71 @@
+"""Idempotency keys of submissions, stored in the transactions of their jobs.
+
+A key belongs to its user. Its row is written only together with new jobs and is smaller than
+theirs, so keys cannot use more space than the jobs of the last day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, delete, insert, select, tuple_
+
+from metasched.db.schema import submission_key
+
+KEY_LIFETIME = 86400.0  # seconds for which a key is kept
+KEYS_PER_TRANSACTION = 100
+
+
+@dataclass(frozen=True)
+class SubmissionKey:
+    """The key of a submission."""
+
+    user: str
+    key: str  # unique among the user's
+    body: str  # digest of the request's body
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The answer of a submission, to be stored under its key."""
+
+    key: SubmissionKey
+    time: float  # epoch seconds
+    answer: Callable[[], Any]  # the answer as JSON values; called once the core has stepped
+
+
+def store(connection: Connection, receipt: Receipt) -> None:
+    """Store a receipt; it replaces one of the same key whose lifetime is over."""
+    key, table = receipt.key, submission_key
+    connection.execute(delete(table).where(table.c.user == key.user, table.c.key == key.key))
+    row = {"user": key.user, "key": key.key, "body": key.body, "created": receipt.time}
+    row["answer"] = msgspec.json.encode(receipt.answer()).decode()
+    connection.execute(insert(table), row)
+
+
+def find(connection: Connection, key: SubmissionKey, after: float) -> tuple[str, Any] | None:
+    """Return digest of the body and answer of the submission with a key, or None.
+
+    Submissions before `after` (epoch seconds) do not count.
+    """
+    table = submission_key
+    query = select(table.c.body, table.c.answer).where(
+        table.c.user == key.user, table.c.key == key.key, table.c.created >= after
+    )
+    row = connection.execute(query).first()
+    return None if row is None else (row.body, msgspec.json.decode(row.answer))
+
+
+def prune_batch(connection: Connection, before: float) -> int:
+    """Delete some keys older than a time (epoch seconds); return their number."""
+    table = submission_key
+    keys = tuple_(table.c.user, table.c.key)
+    old = (
+        select(table.c.user, table.c.key)
+        .where(table.c.created < before)
+        .limit(KEYS_PER_TRANSACTION)
+    )
+    return connection.execute(delete(table).where(keys.in_(old))).rowcount
