@@ -22,7 +22,7 @@ from typing import Any
 # the commit of the release before it.
 COMMIT = "8a6966f"
 
-_CHECKOUT = Path(__file__).parents[1]
+_CHECKOUT = Path(__file__).parents[2]
 # Tests may run as another account than the owner of the checkout, which git refuses otherwise.
 _GIT = ("git", "-c", "safe.directory=*", "-C", str(_CHECKOUT))
 
