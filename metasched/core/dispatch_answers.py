@@ -13,8 +13,9 @@ from metasched.core.events import (
 )
 from metasched.core.gates import SchedulingGates
 from metasched.core.placement import Placement
-from metasched.core.state import SchedulerState, StateChange
+from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import TaskStateMachine
+from metasched.core.tasks import StateChange
 from metasched.core.transitions import TaskEvent
 from metasched.model.job import State
 from metasched.model.refusal_scope import jobs_in_scope

@@ -18,8 +18,7 @@ from metasched.core.dependency_status import (
     TargetSummary,
     combine_statuses,
 )
-from metasched.core.state import StateChange
-from metasched.core.tasks import Task, TaskId
+from metasched.core.tasks import StateChange, Task, TaskId
 from metasched.core.transitions import FINAL, LIVE, UNSTARTED, TaskEvent
 from metasched.model.dependencies import (
     SINGLETON,
@@ -149,16 +148,17 @@ class SchedulingGates:
         Returns why the task has to be cancelled, or an empty string.
         """
         task, after = change.task, change.after
-        if change.event is TaskEvent.REQUEUE:
-            self.add_job(task.job)
-        self.update_progress(task)
+        if self._progress:
+            self.update_progress(task)
         if after in LIVE:
             self._mark_dispatched(task)
-        elif after is not State.QUEUED:
+        elif after in FINAL or after is State.HELD:
             self._release_slot(task, now)
             if not job_is_open:
                 self._remove_job(task.job)
         elif change.follow_up is None:
+            if change.event is TaskEvent.REQUEUE:
+                self.add_job(task.job)
             return self.cancel_cause(task, self.enqueue(task, now), now)
         return ""
 
@@ -334,6 +334,11 @@ class SchedulingGates:
                 self._recheck_tasks(job_id, list(self._blocked.get(job_id, ())), now)
             elif (task := self._delayed.pop((job_id, index), None)) is not None:
                 self.enqueue(task, now)
+
+    @property
+    def dependencies_changed(self) -> bool:
+        """Whether any dependency needs a check."""
+        return bool(self._changed_targets or self._freed_names)
 
     @property
     def settled(self) -> bool:

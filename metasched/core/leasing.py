@@ -11,8 +11,8 @@ from metasched.core.cluster_view import ClusterView
 from metasched.core.events import LicencesCounted, LicenceSet, LicencesReleased
 from metasched.core.licences.queue import LicenceQueue
 from metasched.core.licences.windows import TokenWindow
-from metasched.core.state import SchedulerState, StateChange
-from metasched.core.tasks import Attempt, Task, TaskId
+from metasched.core.state import SchedulerState
+from metasched.core.tasks import Attempt, StateChange, Task, TaskId
 from metasched.core.transitions import LIVE, STARTED
 from metasched.model.job import Reason, State
 from metasched.model.licence import Lease, LicencePool, LicenceStatus, ReturnedLease
@@ -141,6 +141,8 @@ class LicenceLeasing:
 
     def update_leases(self, change: StateChange) -> None:
         """Take, keep or return the lease of a task whose state has changed."""
+        if not (self.enabled or self.licences.leases):
+            return
         task, attempt = change.task, change.attempt
         if change.before is State.QUEUED:
             self.leave(task)

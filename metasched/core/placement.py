@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from typing import Final
 
 from metasched.core.cluster_view import MAX_CACHED_DECISIONS, ClusterView
 from metasched.core.events import ClusterAssessment, Dispatch
 from metasched.core.gates import SchedulingGates
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.reservations.book import ReservationBook
-from metasched.core.state import SchedulerState, StateChange
+from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import TaskStateMachine
-from metasched.core.tasks import Attempt, Task
+from metasched.core.tasks import Attempt, StateChange, Task
 from metasched.core.transitions import UNSTARTED, TaskEvent
 from metasched.model.job import Job, Reason, State
 from metasched.policies.eligible import PERMANENT_REASONS, Ineligibility
 from metasched.policies.late_binding import LateBinding, ReservedNodes
 from metasched.policies.pull import BackfillCapacity
 
+_QUEUED: Final = State.QUEUED  # see `task_state_machine`
+_SEND: Final = TaskEvent.SEND
 _PRECEDENCE = {reason: rank for rank, reason in enumerate(Reason)}
 TIME_TOLERANCE = 1.0  # seconds; managers round times
 _NO_ROOM = Ineligibility(
@@ -170,7 +173,9 @@ class Placement:
             waiting.sort(key=lambda item: (item.queue_key, *item.task_id))
         for task in waiting:
             if not leasing.needs_lease(task) or task.task_id in leasing.transferring:
-                yield from self._place_task(task)
+                if (change := self._place_task(task)) is not None:
+                    yield change
+                    self._observe_dispatch(change)
                 continue
             eligible, obstacles = self._find_eligible(task)
             if eligible:
@@ -178,10 +183,13 @@ class Placement:
                 licence_waiters.append(task)
             elif (change := self._defer(task, obstacles)) is not None:
                 yield change
-        leasing.release_untransferred()
+        if leasing.transferring:
+            leasing.release_untransferred()
         while (granted := licences.next_ready(now)) is not None:
             task = state.tasks[granted]
-            yield from self._place_task(task)
+            if (change := self._place_task(task)) is not None:
+                yield change
+                self._observe_dispatch(change)
             if task.attempt is None:
                 leasing.leave(task)  # else it would be granted again without end
         for task in licence_waiters:
@@ -223,11 +231,11 @@ class Placement:
             key = (key, job.user, *job.native.items())
         return key
 
-    def _place_task(self, task: Task) -> Iterator[StateChange]:
+    def _place_task(self, task: Task) -> StateChange | None:
         """Choose a cluster for a task and dispatch it, or defer it."""
         late_binding = None if task.job.reservation is not None else self._late_binding
         if late_binding is not None and late_binding.full and task.reason == Reason.PRIORITY:
-            return
+            return None
         state = self._state
         eligible, obstacles = self._find_eligible(task)
         cluster: str | None = None
@@ -243,12 +251,13 @@ class Placement:
         elif eligible:
             candidates = eligible if len(eligible) < len(state.views) else None
             cluster = state.load_ordering.choose(task.job, task.priority, candidates)
-        if cluster is not None:
-            yield self._dispatch(task, cluster)
-            if len(state.views) > 1:
-                state.observe_load(state.views[cluster])
-        elif (change := self._defer(task, obstacles)) is not None:
-            yield change
+        return self._defer(task, obstacles) if cluster is None else self._dispatch(task, cluster)
+
+    def _observe_dispatch(self, change: StateChange) -> None:
+        """Let the next choice of a cluster consider a task that was dispatched."""
+        views = self._state.views
+        if len(views) > 1 and change.event is _SEND and change.attempt is not None:
+            self._state.observe_load(views[change.attempt.cluster])
 
     # Late binding
 
@@ -326,7 +335,7 @@ class Placement:
             number=task.attempts,
             dispatch_id=dispatch_id,
             cluster=cluster,
-            state=State.QUEUED,
+            state=_QUEUED,
             dispatched=state.now,
             observed_at_dispatch=view.observed_seconds(state.observed_seconds),
             fence=view.cluster.fence_dir,
@@ -335,7 +344,7 @@ class Placement:
         task.target = None
         if self._leasing.needs_lease(task):
             cause += f", with {self._leasing.take_lease(task)}"
-        return self._state_machine.apply(task, TaskEvent.SEND, cause)
+        return self._state_machine.apply(task, _SEND, cause)
 
     def _defer(self, task: Task, obstacles: list[Ineligibility]) -> StateChange | None:
         """Set the reason of a task without eligible cluster, or reject it permanently."""

@@ -13,9 +13,9 @@ from metasched.core.events import (
     QueryAccounting,
 )
 from metasched.core.stale_attempts import StaleAttempts
-from metasched.core.state import SchedulerState, StateChange
+from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import TaskStateMachine
-from metasched.core.tasks import IF_PENDING_INTENTS, Task
+from metasched.core.tasks import IF_PENDING_INTENTS, StateChange, Task
 from metasched.core.transitions import TaskEvent
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, MissingTask

@@ -11,9 +11,9 @@ from metasched.core.gates import SchedulingGates
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.recovered_state import RecoveredState
 from metasched.core.reservations.book import ReservationBook
-from metasched.core.state import SchedulerState, StateChange
+from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import TaskStateMachine
-from metasched.core.tasks import Task
+from metasched.core.tasks import StateChange, Task
 from metasched.core.transitions import TaskEvent
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.job import State

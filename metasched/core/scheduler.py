@@ -61,9 +61,9 @@ from metasched.core.recovery import Recovery
 from metasched.core.reservations.book import ReservationBook
 from metasched.core.reservations.events import ReservationEvent, ReservationRequested
 from metasched.core.stale_attempts import StaleAttempts
-from metasched.core.state import SchedulerState, StateChange
+from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import WITHDRAWAL_RETRY_SECONDS, TaskStateMachine
-from metasched.core.tasks import Task, WithdrawalMode
+from metasched.core.tasks import StateChange, Task, WithdrawalMode
 from metasched.core.user_requests import UserRequests
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.cluster import Cluster, ClusterInfo
@@ -187,7 +187,8 @@ class Core:
         if outcome.reservations or type(event) in _CLUSTER_EVENTS:
             self._gates.request_recheck()
         for view in self.state.views.values():
-            if view.scope_limits.take_freed_room():
+            if view.scope_limits.room_freed:
+                view.scope_limits.room_freed = False
                 self._gates.request_recheck()
 
         # 5. Find eligible clusters, lease licences, dispatch. Pull tasks to clusters with room.
@@ -219,8 +220,9 @@ class Core:
     def _place_tasks(self) -> None:
         """Place newly ready tasks, then tasks that depended on a task rejected here."""
         while True:
-            never_met = self._gates.resolve_dependencies(self.state.now)
-            self._settle(self._state_machine.report_never_met(never_met))
+            if self._gates.dependencies_changed:
+                never_met = self._gates.resolve_dependencies(self.state.now)
+                self._settle(self._state_machine.report_never_met(never_met))
             self._settle(self._placement.place_tasks(self._gates.take_newly_ready()))
             if self._gates.settled:
                 return

@@ -45,7 +45,7 @@ class ScopeLimits:
 
     def __init__(self) -> None:
         self._limits: dict[JobSet, ScopeLimit] = {}
-        self._room_freed = False
+        self.room_freed = False  # waiting tasks may be dispatched that could not be before
 
     def __bool__(self) -> bool:
         return bool(self._limits)
@@ -68,22 +68,24 @@ class ScopeLimits:
             limit.probe_delay = min(limit.probe_delay * 2, maximum) or initial
         limit.probe_allowed = False
         limit.probe_at = now + max(limit.probe_delay, initial)
-        self._room_freed = True
+        self.room_freed = True
 
     def accept(self, job: Job) -> None:
         """Record that the manager accepted tasks of a job."""
         for jobs, limit in list(self._matching(job)):
             if limit.live >= limit.refused:
                 del self._limits[jobs]  # it accepts as many as it has refused before
-                self._room_freed = True
+                self.room_freed = True
             elif limit.live >= limit.limit:
                 grown = max((limit.live + limit.refused) // 2, limit.live)
-                self._room_freed |= grown > limit.live
+                self.room_freed |= grown > limit.live
                 limit.limit = grown
 
     def add_task(self, task: Task) -> None:
         """Count a task that is dispatched or adopted."""
-        for _, limit in self._matching(task.job):
+        for jobs, limit in self._limits.items():
+            if not jobs.includes(task.job):
+                continue
             if limit.live >= limit.limit:
                 limit.probe_allowed = False
             limit.live_tasks.add(task.task_id)
@@ -93,7 +95,7 @@ class ScopeLimits:
         for limit in self._limits.values():
             if task.task_id in limit.live_tasks:
                 limit.live_tasks.remove(task.task_id)
-                self._room_freed |= limit.has_room
+                self.room_freed |= limit.has_room
 
     def obstacle(self, job: Job) -> str:
         """Return the limit that bars a job for now, as text; "" if none does."""
@@ -117,13 +119,8 @@ class ScopeLimits:
                 continue
             if limit.probe_allowed and limit.live == 0:
                 del self._limits[jobs]
-            limit.probe_allowed = self._room_freed = True
+            limit.probe_allowed = self.room_freed = True
             limit.probe_at = now + max(limit.probe_delay, PROBE_DELAY[0])
-
-    def take_freed_room(self) -> bool:
-        """Return whether waiting tasks may be dispatched that could not be before."""
-        freed, self._room_freed = self._room_freed, False
-        return freed
 
     def adjust_clock(self, step: float) -> None:
         """Correct times after the wall clock was set by `step` seconds; see `Core`."""

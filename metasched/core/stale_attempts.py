@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from metasched.core.cluster_view import ClusterView, StaleAttempt
 from metasched.core.events import Withdraw
-from metasched.core.state import SchedulerState, StateChange
+from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import WITHDRAWAL_RETRY_SECONDS, TaskStateMachine
-from metasched.core.tasks import Intent, Task, TaskChange, WithdrawalMode
+from metasched.core.tasks import Intent, StateChange, Task, TaskChange, WithdrawalMode
 from metasched.core.transitions import LIVE
 from metasched.model.job import Reason, State
 from metasched.model.listing import JobStatus

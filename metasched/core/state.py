@@ -5,12 +5,20 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from metasched.core.cluster_view import ClusterView, loads
 from metasched.core.events import ClusterDrained, Outcome
-from metasched.core.tasks import Attempt, EndedTask, PastAttempt, Task, TaskChange, TaskId
-from metasched.core.transitions import FINAL, LIVE, UNSTARTED, TaskEvent
+from metasched.core.tasks import (
+    Attempt,
+    EndedTask,
+    PastAttempt,
+    StateChange,
+    Task,
+    TaskChange,
+    TaskId,
+)
+from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD, UNSTARTED, TaskEvent
 from metasched.model.cluster import ClusterInfo
 from metasched.model.job import Job, State
 from metasched.model.listing import JobStatus
@@ -20,18 +28,6 @@ from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import MAX_WINDOW, Policy
 
 MAX_ENDED_TASKS = 20_000  # remembered, in case a manager lists an attempt of them again
-
-
-class StateChange(NamedTuple):
-    """A task's change of state. `Core.step` passes it to each part that keeps data about tasks."""
-
-    task: Task  # in its new state
-    event: TaskEvent
-    before: State
-    after: State
-    attempt: Attempt | None  # it has ended unless `after` is in LIVE; None: the task had none
-    follow_up: TaskEvent | None  # to be applied once all parts have received this change
-    last_dispatch: int = 0  # highest dispatch id of the job, if `follow_up` is REQUEUE
 
 
 class SchedulerState:
@@ -69,8 +65,11 @@ class SchedulerState:
         `clock_step`: seconds by which the clock advanced more than time did.
         """
         elapsed = now - (self.now + clock_step)
-        if elapsed > 0 and any(view.up for view in self.views.values()):
-            self.observed_seconds += elapsed
+        if elapsed > 0:
+            for view in self.views.values():
+                if view.up:
+                    self.observed_seconds += elapsed
+                    break
         self.now, self.outcome, self.step_withdrawals = now, Outcome(), {}
         self.current_row = None
         return self.outcome
@@ -134,17 +133,17 @@ class SchedulerState:
 
     def update_indexes(self, change: StateChange) -> None:
         """Update the indexes of tasks, and the tasks and loads of clusters."""
-        task, event, before, after, attempt, _, _ = change
+        task, before, after, attempt = change.task, change.before, change.after, change.attempt
         if attempt is not None:
-            if event is TaskEvent.SEND or event is TaskEvent.ADOPT:
+            if before in QUEUED_OR_HELD:  # sent or adopted
                 self._add_live_attempt(task, attempt)
                 if (view := self.views.get(attempt.cluster)) is not None:
                     view.add_task(task)
             was_unstarted, is_unstarted = before in UNSTARTED, after in UNSTARTED
-            both = event is TaskEvent.RESTART  # a restarted task moves to the end of its queue
-            if was_unstarted and (both or not is_unstarted):
+            # a restarted task moves to the end of its queue
+            if was_unstarted and (not is_unstarted or change.event is TaskEvent.RESTART):
                 self.count_unstarted(task, attempt, before, -1)
-            if is_unstarted and (both or not was_unstarted):
+            if is_unstarted and (not was_unstarted or change.event is TaskEvent.RESTART):
                 self.count_unstarted(task, attempt, after, +1)
         if after in LIVE:
             return

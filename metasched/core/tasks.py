@@ -1,4 +1,4 @@
-"""Tasks of the core, their attempts, and lines of their stories. Pure.
+"""Tasks of the core, their attempts, changes of their states, and lines of their stories. Pure.
 
 Only the core changes these. The classes are not frozen and have slots, since setting the fields of
 a frozen class takes three times as long. mypyc does not compile this module: checkpoints of the
@@ -184,3 +184,15 @@ class TaskChange:
     cluster: str | None
     reason: str
     cause: str
+
+
+class StateChange(msgspec.Struct, frozen=True):
+    """A task's change of state. `Core.step` passes it to each part that keeps data about tasks."""
+
+    task: Task  # in its new state
+    event: TaskEvent
+    before: State
+    after: State
+    attempt: Attempt | None  # it has ended unless `after` is in LIVE; None: the task had none
+    follow_up: TaskEvent | None  # to be applied once all parts have received this change
+    last_dispatch: int = 0  # highest dispatch id of the job, if there is a `follow_up`

@@ -11,9 +11,9 @@ from metasched.core.gates import SchedulingGates
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.placement import Placement
 from metasched.core.stale_attempts import StaleAttempts
-from metasched.core.state import SchedulerState, StateChange
+from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import TaskStateMachine
-from metasched.core.tasks import Intent, Task
+from metasched.core.tasks import Intent, StateChange, Task
 from metasched.core.transitions import STARTED, TaskEvent
 from metasched.model.job import Reason, State
 from metasched.policies.eligible import PERMANENT_REASONS

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -85,7 +85,7 @@ def require_at_least(name: str, value: int, minimum: int = 1) -> None:
 
 
 # attributes that decide which nodes can run a job, and further ones that decide which clusters can
-_NODE_REQUIREMENTS = attrgetter(
+_NODE_REQUIREMENTS: Final = (
     "cpus",
     "tasks",
     "nodes",
@@ -95,7 +95,10 @@ _NODE_REQUIREMENTS = attrgetter(
     "partition",
     "constraint",
 )
-_OTHER_REQUIREMENTS = attrgetter("clusters", "time_limit", "account", "qos", "reservation")
+_node_requirements = attrgetter(*_NODE_REQUIREMENTS)
+_requirements = attrgetter(
+    *_NODE_REQUIREMENTS, "clusters", "time_limit", "account", "qos", "reservation"
+)
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,17 +199,22 @@ class Job(JobSpec, frozen=True, kw_only=True):
     @property
     def node_requirements(self) -> Hashable:
         """Key of the requirements on nodes; jobs with equal keys fit the same nodes."""
-        return (*_NODE_REQUIREMENTS(self), *self.gres.items())
+        return (*_node_requirements(self), *self.gres.items())
 
     @property
     def requirements(self) -> Hashable:
         """Key of all requirements except paths; jobs with equal keys fit the same clusters."""
-        return self.requirements_without_licences, *self.licences.items()
+        if not self.licences:
+            return self.requirements_without_licences
+        # None: no gres has the key of a licence
+        return self.requirements_without_licences, None, *self.licences.items()
 
     @property
     def requirements_without_licences(self) -> Hashable:
         """Key of all requirements except paths and licences."""
-        return (*_NODE_REQUIREMENTS(self), *_OTHER_REQUIREMENTS(self), *self.gres.items())
+        if not self.gres:  # as for most jobs
+            return _requirements(self)
+        return _requirements(self), *self.gres.items()
 
     @property
     def indices(self) -> tuple[int, ...]:

@@ -191,6 +191,11 @@ def test_the_needs_of_a_job_are_all_that_its_clusters_depend_on() -> None:
     assert other.requirements == job(cpus=4).requirements
 
 
+def test_a_licence_and_a_gres_of_the_same_name_are_different_requirements() -> None:
+    with_gres, with_licence = job(gres={"gpu": 1}), job(licences={"gpu": 1})
+    assert with_gres.requirements != with_licence.requirements
+
+
 @pytest.mark.parametrize(
     ("asked", "told"),
     [(None, "cad&cfd"), ("fast", "fast&cad&cfd"), ("fast|big", "fast&cad&cfd|big&cad&cfd")],

@@ -16,8 +16,8 @@ from metasched.core.events import (
     Withdraw,
 )
 from metasched.core.gates import SchedulingGates
-from metasched.core.state import StateChange
 from metasched.core.task_state_machine import TaskStateMachine
+from metasched.core.tasks import StateChange
 from metasched.model.job import State
 from metasched.model.row_checks import RowDefect
 from metasched.model.tags import tag_of
