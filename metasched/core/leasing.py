@@ -149,6 +149,8 @@ class LicenceLeasing:
         if change.after in LIVE:
             if self.needs_lease(task):
                 self._ensure_lease(task)
+            if State.UNKNOWN in (change.before, change.after):
+                self.update_expected_end(task)
         elif attempt is not None:
             if change.after is State.QUEUED and task.target is not None:
                 self.transferring[task.task_id] = task

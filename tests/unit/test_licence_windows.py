@@ -7,6 +7,7 @@ from math import inf
 import pytest
 
 from metasched.core.events import (
+    ClusterUnreachable,
     CoreEvent,
     DaemonStarted,
     Dispatch,
@@ -294,3 +295,15 @@ def test_what_may_run_beyond_its_limit_has_its_licences_so_long_but_not_beyond_i
         (T, T + 160),
         (T + 160, T + 200),
     ]
+
+
+def test_after_an_outage_the_limit_of_a_running_job_counts_again() -> None:
+    site = Site()
+    assert site.submit(1, 4, 500.0)
+    running = JobStatus(tag_of("cafe", 1, 1), 0, "1", State.RUNNING, started=T)
+    site.seen(T + 10, running)
+    site.step(ClusterUnreachable(T + 20, "alpha", "it is down"))
+    assert site.reserve(1, 1000, 2000, now=20, matlab=4) is not ReservationState.BOUND
+    site.seen(T + 30, running)
+    assert site.core.tasks[1, 0].state is State.RUNNING
+    assert site.reserve(2, 1000, 2000, now=40, matlab=4) is ReservationState.BOUND
