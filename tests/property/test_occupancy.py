@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from metasched.adapters.gridengine import listing
@@ -73,11 +73,12 @@ def both(cell: Occupancy, host: str, moment: float) -> tuple[int, float]:
     for one in cell.reservations:
         many = one.slots.get(f"all.q@{host}", 0)
         if one.start <= moment < one.end:
-            slots, left = slots - many, left - many * one.per_slot.get("h_vmem", 0.0)
+            slots, left = slots - many, left - many * cell.rules.memory.of_slot(one)
     return slots, left
 
 
 @given(st.lists(takes, max_size=12), st.integers(0, 8))
+@example([("n1", 0, 1, 1, None), ("n1", 0, 1, 1, 9.0)], 0)  # the default of h_vmem counts
 def test_a_slot_is_free_as_long_as_its_share_of_memory_is(
     some: list[tuple[str, int, int, int, float | None]], running: int
 ) -> None:
