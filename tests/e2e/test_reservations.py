@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Mapping
@@ -14,6 +15,9 @@ from tests.e2e.reservable_clusters import PLACE_CPUS, ReservableCluster, SlurmRe
 
 IN_AN_HOUR = ("--start", "+1h", "--duration", "10m")
 PLACE = str(PLACE_CPUS)
+IN_MATRIX = pytest.mark.skipif(  # it lasts as long as a window of Slurm
+    "METASCHED_SLURM_BIN" not in os.environ, reason="`make test-matrix` runs it"
+)
 
 
 def end_in_order(site: Site) -> None:
@@ -306,7 +310,11 @@ def test_a_reservation_is_moved_so_that_another_fits(
 
 
 @pytest.mark.slow  # no window of Slurm's is shorter than a minute
-@pytest.mark.parametrize("reservable", ["slurm-nodes", "gridengine"], indirect=True)
+@pytest.mark.parametrize(
+    "reservable",
+    ["slurm-nodes", pytest.param("slurm-processors", marks=IN_MATRIX), "gridengine"],
+    indirect=True,
+)
 def test_at_the_end_of_its_window_a_job_is_ended_or_may_run_on_as_was_asked(
     cluster: ReservableCluster, site: Site
 ) -> None:
