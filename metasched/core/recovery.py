@@ -54,11 +54,11 @@ class Recovery:
             self._open(task)
         for job_id, summaries in recovered.target_summaries.items():
             job = state.tasks_of(job_id)[0].job
-            self._gates.track_dependencies(job, summaries, state.tasks_of)
+            self._gates.dependencies.track(job, summaries, state.tasks_of)
 
     def _open(self, task: Task) -> None:
         self._state.open_task(task)
-        self._gates.add_job(task.job)
+        self._gates.dependencies.add_job(task.job)
 
     def _configure(self, event: DaemonStarted) -> None:
         """Take over the configuration of the daemon."""

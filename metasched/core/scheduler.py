@@ -220,7 +220,7 @@ class Core:
     def _place_tasks(self) -> None:
         """Place newly ready tasks, then tasks that depended on a task rejected here."""
         while True:
-            if self._gates.dependencies_changed:
+            if self._gates.dependencies.changed:
                 never_met = self._gates.resolve_dependencies(self.state.now)
                 self._settle(self._state_machine.report_never_met(never_met))
             self._settle(self._placement.place_tasks(self._gates.take_newly_ready()))
@@ -344,7 +344,7 @@ class Core:
     def describe_dependencies(self, task: Task) -> str:
         """Describe the unmet dependencies of a task; empty if it has none."""
         waiting = task.state is State.QUEUED and task.reason == Reason.DEPENDENCY
-        return self._gates.describe_dependencies(task, self.state.now) if waiting else ""
+        return self._gates.dependencies.describe(task, self.state.now) if waiting else ""
 
     @property
     def next_due(self) -> float | None:

@@ -41,8 +41,8 @@ class UserRequests:
         state.classifier.remember(job)
         state.remember_job(job)
         if job.dependency is not None:
-            self._gates.track_dependencies(job, event.target_summaries, state.tasks_of)
-        self._gates.add_job(job)
+            self._gates.dependencies.track(job, event.target_summaries, state.tasks_of)
+        self._gates.dependencies.add_job(job)
         key = state.queue_key(job, priority)
         tasks = [Task(job, index, priority, key, held=job.held) for index in job.indices]
         for task in tasks:  # all, before any of them may end
@@ -56,7 +56,7 @@ class UserRequests:
             if status is DependencyStatus.SATISFIED:
                 state.record_change(task, None, None, "submitted")
                 continue
-            waiting_for = self._gates.describe_dependencies(task, event.time)
+            waiting_for = self._gates.dependencies.describe(task, event.time)
             state.record_change(task, None, None, f"submitted; {waiting_for}")
             if cause := self._gates.cancel_cause(task, status, event.time):
                 yield self._state_machine.apply(task, TaskEvent.CANCEL, cause)
@@ -122,7 +122,7 @@ class UserRequests:
         job, priority = event.job, min(event.priority, self._state.policy.max_priority)
         by_user = f"by {event.by}" if event.by else ""
         if job.dependency is not None and not all(task.attempts for task in event.tasks):
-            self._gates.track_dependencies(job, event.target_summaries, self._state.tasks_of)
+            self._gates.dependencies.track(job, event.target_summaries, self._state.tasks_of)
         key = self._state.queue_key(job, priority)
         tasks = [
             Task(
@@ -147,7 +147,7 @@ class UserRequests:
         by_user = f" by {event.by}" if event.by else ""
         tasks = self._state.tasks_of(job.id)
         if tasks:
-            self._gates.replace_job(tasks[0].job, job)
+            self._gates.dependencies.replace_job(tasks[0].job, job)
         for task in tasks:
             attempt = task.attempt
             if attempt is not None:
