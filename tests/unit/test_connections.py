@@ -1,16 +1,21 @@
-"""Which connections a listener keeps, and which log lines are repeated."""
+"""Which connections a listener keeps, which log lines repeat, how a client meets a busy daemon."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import resource
 import socket
+import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from metasched.api.connections import Connection, OpenConnections
+from metasched.client.client import Client, PermissionDenied
 from metasched.daemon import descriptors
 from metasched.daemon.repeated_lines import BURST, CLIENT_BURST, INTERVAL, MAX_KEYS, RepeatHandler
 
@@ -200,3 +205,48 @@ def test_few_lines_are_remembered() -> None:
         log.write(f"line {i}", 0.0)
     assert "repeated 1 times in 60 s: same" in log.lines
     assert len(log.handler._lines) == MAX_KEYS
+
+
+ANSWER = b'HTTP/1.0 401 Unauthorized\r\nContent-Length: 21\r\n\r\n{"error":"no; do so"}'
+
+
+def answer_all(listener: socket.socket, after: float) -> None:
+    """Answer each connection without reading more than the first bytes of its request."""
+    time.sleep(after)
+    with contextlib.suppress(OSError):
+        while True:
+            accepted, _ = listener.accept()
+            with accepted, contextlib.suppress(OSError):
+                accepted.recv(10)
+                accepted.sendall(ANSWER)
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "ms.sock"))
+        bound.listen(1)
+        yield bound
+        bound.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_client_reads_a_refusal_that_comes_before_its_body_was_sent(
+    listener: socket.socket,
+) -> None:
+    threading.Thread(target=answer_all, args=(listener, 0.0), daemon=True).start()
+    with pytest.raises(PermissionDenied, match="no; do so"):
+        Client(listener.getsockname()).submit({"scripts": {"a": "x" * (8 << 20)}})
+
+
+def test_a_client_waits_for_a_daemon_with_many_callers(listener: socket.socket) -> None:
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(BlockingIOError):  # no more fit into the queue
+            while True:
+                other = stack.enter_context(socket.socket(socket.AF_UNIX))
+                other.setblocking(False)
+                other.connect(listener.getsockname())
+        client = Client(listener.getsockname())
+        threading.Thread(target=answer_all, args=(listener, 0.3), daemon=True).start()
+        threading.Timer(0.4, stack.pop_all().close).start()
+        with pytest.raises(PermissionDenied, match="no; do so"):
+            client.health()
