@@ -56,6 +56,7 @@ def create_app(daemon: Daemon) -> FastAPI:
     )
     app.state.daemon = daemon
     app.add_middleware(Admission, daemon=daemon)
+    app.state.reading_turns = defaultdict(asyncio.Lock)  # by user
     app.state.launcher_locks = defaultdict(asyncio.Lock)  # by user
     job_modules = (submissions, changes, jobs, explanations)
     for module in (*job_modules, clusters, licences, reservations, tokens, reference):

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
 
 from metasched.api.licences import describe_holders, licence_holders
-from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
+from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService, ReadingTurn
 from metasched.api.selection import find_visible_job
 from metasched.core.tasks import Task
 from metasched.core.transitions import FINAL, QUEUED_OR_HELD
@@ -25,12 +26,16 @@ router = APIRouter()
 
 @router.get("/jobs/{job}/explain")
 async def explain(
-    daemon: CurrentDaemon, caller: CurrentCaller, service: CurrentService, job: str
+    daemon: CurrentDaemon,
+    caller: CurrentCaller,
+    service: CurrentService,
+    _: ReadingTurn,
+    job: str,
 ) -> dict[str, Any]:
     job_id, index = find_visible_job(daemon, caller, job)
     job_row = daemon.ledger.job_row(job_id)
     assert job_row is not None
-    rows = daemon.ledger.status([(job_id, index)])
+    rows = await run_in_threadpool(daemon.ledger.status, [(job_id, index)])  # perhaps 100,000
     # of an array: the first open task, preferably a queued or held task
     row = min(
         rows, key=lambda task: (task["state"] in FINAL, State(task["state"]) not in QUEUED_OR_HELD)

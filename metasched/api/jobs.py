@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
-from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
+from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService, ReadingTurn
 from metasched.api.selection import (
     RECENTLY_ENDED,
     find_owners,
@@ -34,6 +34,7 @@ router = APIRouter()
 def status(
     daemon: CurrentDaemon,
     caller: CurrentCaller,
+    _: ReadingTurn,
     job: Annotated[list[str] | None, Query()] = None,
     user: str | None = None,
     state: str | None = None,
@@ -78,7 +79,7 @@ async def wait(
 
 
 @router.get("/jobs/{job}/story")
-def story(daemon: CurrentDaemon, caller: CurrentCaller, job: str) -> dict[str, Any]:
+def story(daemon: CurrentDaemon, caller: CurrentCaller, _: ReadingTurn, job: str) -> dict[str, Any]:
     job_id, index = find_visible_job(daemon, caller, job)
     return {
         "job": job_id,
@@ -100,7 +101,9 @@ def story(daemon: CurrentDaemon, caller: CurrentCaller, job: str) -> dict[str, A
 
 
 @router.get("/jobs/{job}/output")
-def output(daemon: CurrentDaemon, caller: CurrentCaller, job: str) -> dict[str, Any]:
+def output(
+    daemon: CurrentDaemon, caller: CurrentCaller, _: ReadingTurn, job: str
+) -> dict[str, Any]:
     """Return the output paths of a task; `%N` stays until its node is known."""
     job_id, index = find_visible_job(daemon, caller, job)
     job_row = daemon.ledger.job_row(job_id)

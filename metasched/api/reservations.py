@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body
 
 from metasched.api.identity import ForbiddenError
-from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
+from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService, ReadingTurn
 from metasched.api.selection import RECENTLY_ENDED
 from metasched.core.reservations.events import ReservationCancelled
 from metasched.daemon.reservation_requests import (
@@ -28,7 +28,7 @@ router = APIRouter()
 
 @router.get("/reservations")
 def reservations(
-    daemon: CurrentDaemon, caller: CurrentCaller, all: bool = False
+    daemon: CurrentDaemon, caller: CurrentCaller, _: ReadingTurn, all: bool = False
 ) -> list[dict[str, Any]]:
     stored = daemon.ledger.reservations_open_since(0.0 if all else time.time() - RECENTLY_ENDED)
     return [
