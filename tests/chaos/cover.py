@@ -26,7 +26,7 @@ from metasched.core.transitions import FINAL
 from tests.chaos.points import Orders, deaths_in, passed_in
 from tests.chaos.round import settle
 from tests.chaos.site import PATIENCE, ChaosSite
-from tests.chaos.stream import Stream, named
+from tests.chaos.stream import JobKind, Stream, named
 
 SOURCES = Path(metasched.__file__).parent
 EVENTS = {kind.__name__ for kind in get_args(CoreEvent)}
@@ -171,9 +171,9 @@ def unusual(site: ChaosSite, stream: Stream) -> None:
     """What a stream does not do by itself: refusals, begin times, drains, a silent cluster."""
     deeds: tuple[Callable[[], object], ...] = (
         stream.refused,
-        lambda: stream.submit(1, begin=time.time() + 0.2),
+        lambda: stream.submit(1, JobKind(begin=time.time() + 0.2)),
         lambda: site.client.change(
-            "cancel", [str(id) for id in stream.submit(30, cancelled=True, seconds=1.0)]
+            "cancel", [str(id) for id in stream.submit(30, JobKind(cancelled=True, seconds=1.0))]
         ),
         stream.modify,
         stream.depend,
@@ -194,7 +194,7 @@ def _silent(site: ChaosSite, stream: Stream) -> None:
     What ends there meanwhile is unknown; its licences are taken back.
     """
     name = stream.clusters[0]
-    [job] = stream.submit(1, seconds=1.0, clusters=(name,), licences={"ansys": 1})
+    [job] = stream.submit(1, JobKind(seconds=1.0, clusters=(name,), licences={"ansys": 1}))
     task = named(site.client.jobs([str(job)])[0])
     site.until(lambda: stream.began()[task], PATIENCE)
     with (site.clusters / name / "lock").open("a") as lock:
@@ -208,7 +208,7 @@ def _silent(site: ChaosSite, stream: Stream) -> None:
                 break
             assert time.monotonic() < until, f"somebody holds {lock.name}"
         while site.alive and time.monotonic() < until:
-            stream.submit(3, clusters=(name,))
+            stream.submit(3, JobKind(clusters=(name,)))
             [row] = site.client.jobs([str(job)])
             if not site.heard() and (stream.release_licences() or row["state"] in FINAL):
                 return

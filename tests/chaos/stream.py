@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,25 @@ def named(row: Mapping[str, Any]) -> str:
 def words(row: Mapping[str, Any]) -> str:
     """What commands call it: `17`, or `17_2`."""
     return str(row["job"]) if row["task"] is None else f"{row['job']}_{row['task']}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobKind:
+    """How the jobs of a submission differ from the ordinary jobs of a stream."""
+
+    seconds: float | None = None  # run time; None: drawn
+    cancelled: bool = False  # they will be cancelled
+    refused: bool = False  # their manager will reject them
+    held: bool = False
+    begin: float | None = None  # epoch seconds
+    native: Mapping[str, str] = field(default_factory=dict)  # options, by cluster
+    dependency: str | None = None
+    array: str | None = None
+    clusters: tuple[str, ...] | None = None  # the only eligible clusters; None: drawn
+    licences: Mapping[str, int] | None = None  # copies, by licence; None: drawn
+
+
+ORDINARY = JobKind()
 
 
 @dataclass
@@ -150,19 +169,19 @@ class Stream:
         if draw < 0.6:
             self.submit(self._draw.randrange(1, 4))
         elif draw < 0.68:
-            self.submit(1, begin=time.time() + self._draw.random())
+            self.submit(1, JobKind(begin=time.time() + self._draw.random()))
         elif draw < 0.76:
             # cancelled before, while or after it begins
-            for id in self.submit(2, cancelled=True, seconds=1.0):
+            for id in self.submit(2, JobKind(cancelled=True, seconds=1.0)):
                 self._client.change("cancel", [str(id)])
         elif draw < 0.88:
-            held = self.submit(1, held=self._draw.random() < 0.5)
+            held = self.submit(1, JobKind(held=self._draw.random() < 0.5))
             self._client.change("hold", [str(id) for id in held])
             self._held += held
         elif draw < 0.93 and self._held:
             self._client.change("release", [str(self._held.pop(0))])
         elif draw < 0.95:
-            self.submit(1, array=self._array())
+            self.submit(1, JobKind(array=self._array()))
         elif draw < 0.965:
             self.depend()
         elif draw < 0.97:
@@ -189,10 +208,10 @@ class Stream:
     def depend(self) -> None:
         """A job that waits for the end of another, or for that of an array which one cancels."""
         [first] = self.submit(1)
-        [array] = self.submit(1, array=self._array(), dependency=f"afterany:{first}")
-        self.submit(1, dependency=f"afterany:{array}")
-        [other] = self.submit(1, array=self._array(), cancelled=True, seconds=1.0)
-        self.submit(1, dependency=f"afterany:{other}")
+        [array] = self.submit(1, JobKind(array=self._array(), dependency=f"afterany:{first}"))
+        self.submit(1, JobKind(dependency=f"afterany:{array}"))
+        [other] = self.submit(1, JobKind(array=self._array(), cancelled=True, seconds=1.0))
+        self.submit(1, JobKind(dependency=f"afterany:{other}"))
         self._client.change("cancel", [f"{other}_2", str(other)])
 
     def _array(self) -> str:
@@ -249,46 +268,35 @@ class Stream:
     def refused(self) -> list[int]:
         """A job that its manager will not take."""
         cluster = self.clusters[0]
-        return self.submit(1, refused=True, native={cluster: "--no-such"}, clusters=(cluster,))
+        return self.submit(
+            1, JobKind(refused=True, native={cluster: "--no-such"}, clusters=(cluster,))
+        )
 
-    def submit(
-        self,
-        number: int,
-        *,
-        seconds: float | None = None,
-        cancelled: bool = False,
-        refused: bool = False,
-        held: bool = False,
-        begin: float | None = None,
-        native: dict[str, str] | None = None,
-        dependency: str | None = None,
-        array: str | None = None,
-        clusters: tuple[str, ...] | None = None,
-        licences: Mapping[str, int] | None = None,
-    ) -> list[int]:
-        """Hand in some like jobs; their ids. ClientError if the daemon does not say."""
+    def submit(self, number: int, kind: JobKind = ORDINARY) -> list[int]:
+        """Submit jobs of a kind; return their ids. ClientError if the daemon does not answer."""
         names = [f"t{self._number + i}" for i in range(number)]
         self._number += number
+        clusters = kind.clusters
         if clusters is None:
             clusters = (self._draw.choice(self.clusters),) if self._draw.random() < 0.2 else ()
-        run = self._draw.choice((0.0, 0.0, 0.05, 0.2)) if seconds is None else seconds
+        run = self._draw.choice((0.0, 0.0, 0.05, 0.2)) if kind.seconds is None else kind.seconds
         requests = tuple(
             self._request(
                 name,
                 run,
                 tasks=self._draw.choice((1, 1, 1, 2, 4)),
                 time_limit=self._draw.choice((60.0, 300.0, 600.0)),
-                held=held,
-                begin=begin,
-                native=native or {},
-                dependency=dependency,
-                array=array,
+                held=kind.held,
+                begin=kind.begin,
+                native=dict(kind.native),
+                dependency=kind.dependency,
+                array=kind.array,
                 clusters=clusters,
-                licences=self._draw.choice(_WANTS) if licences is None else licences,
+                licences=self._draw.choice(_WANTS) if kind.licences is None else kind.licences,
             )
             for name in names
         )
-        return self._hand_in(requests, Promise(cancelled=cancelled, refused=refused))
+        return self._hand_in(requests, Promise(cancelled=kind.cancelled, refused=kind.refused))
 
     def probe(self, cluster: str, seconds: float = 0.0) -> str:
         """Hand in a job for that cluster, from whatever thread; its name."""

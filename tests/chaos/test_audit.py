@@ -13,7 +13,7 @@ from tests.chaos.audit import Verdict, audit
 from tests.chaos.cover import missed, steps
 from tests.chaos.round import settle
 from tests.chaos.site import ChaosSite
-from tests.chaos.stream import Stream
+from tests.chaos.stream import JobKind, Stream
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[ChaosSite, Stream]:
     try:
         site.begin()
         for wants in ({}, {"matlab": 3}, {"matlab": 2, "ansys": 1}, {}):
-            stream.submit(2, seconds=0.0, licences=wants)
+            stream.submit(2, JobKind(seconds=0.0, licences=wants))
         settle(site, stream)
     finally:
         site.close()
