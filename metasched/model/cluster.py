@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -75,7 +74,7 @@ class Partition:
     def free_cpus(self) -> int:
         return sum(group.count * group.free_cpus for group in self.nodes)
 
-    @cached_property
+    @property
     def eligibility_key(self) -> object:
         """Key of the properties that decide whether a job is eligible; ignores free resources."""
         counts: dict[object, int] = {}
