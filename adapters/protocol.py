@@ -21,6 +21,10 @@ from metasched.model.refusal_scope import RefusalScope
 from metasched.model.stored_names import STORED_FIELDS
 from metasched.model.survey import ReservationSpec, Survey
 
+# Newest version of these messages that a process knows. The daemon serves workers of the release
+# before; a worker of a later release is refused. 1: releases that send no version.
+WORKER_PROTOCOL = 2
+
 
 class WorkerBoot(msgspec.Struct, frozen=True):
     """The first line: the adapter to host."""
@@ -31,6 +35,7 @@ class WorkerBoot(msgspec.Struct, frozen=True):
     instance: str  # of the daemon, part of every tag
     folder: str  # state of this cluster
     launcher: str = ""  # socket of the launcher in site mode
+    protocol: int = 1  # of the daemon
 
 
 _numbers = itertools.count(1)
@@ -99,3 +104,4 @@ class WorkerReply(msgspec.Struct, rename=STORED_FIELDS["WorkerReply"], frozen=Tr
     ends: dict[int, ClaimEnd] = msgspec.field(default_factory=dict)
     access: str = ""  # how the adapter talks to its manager, if it has a choice
     number: int = 0  # of the call; 0: of the oldest call (a worker of an earlier release)
+    protocol: int = 1  # of the worker

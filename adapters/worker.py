@@ -33,7 +33,13 @@ from metasched.adapters.claims import (
 )
 from metasched.adapters.errors import Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, owner_deadline
-from metasched.adapters.protocol import ListingDelta, WorkerBoot, WorkerCall, WorkerReply
+from metasched.adapters.protocol import (
+    WORKER_PROTOCOL,
+    ListingDelta,
+    WorkerBoot,
+    WorkerCall,
+    WorkerReply,
+)
 from metasched.adapters.registry import adapter_class
 from metasched.clock import ClockStepDetector
 from metasched.model.cluster import Cluster, ClusterInfo
@@ -84,6 +90,7 @@ class AdapterHost:
             reason=clean_text(reply.reason, limit),
             access=self.adapter.access,
             number=call.number,
+            protocol=WORKER_PROTOCOL,
         )
 
     def _execute(self, call: WorkerCall) -> WorkerReply:
@@ -212,7 +219,9 @@ def encode_reply(reply: WorkerReply) -> bytes:
         return msgspec.json.encode(reply)
     except (ValueError, TypeError, RecursionError) as error:
         reason = clean_text(f"a reply that cannot be sent: {error}")
-        return msgspec.json.encode(WorkerReply("defect", reason, number=reply.number))
+        return msgspec.json.encode(
+            WorkerReply("defect", reason, number=reply.number, protocol=WORKER_PROTOCOL)
+        )
 
 
 class OwnerThreads:
@@ -287,6 +296,8 @@ def main() -> int:
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # output of libraries must not mix with replies
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerBoot)
+    if boot.protocol > WORKER_PROTOCOL:
+        sys.exit(f"metasched: error: {boot.cluster.name}: the daemon is of a later release")
     adapter_type = adapter_class(boot.adapter)
     options = msgspec.convert(boot.options, adapter_type.Options)
     _warn_about_fence(boot.cluster)

@@ -32,6 +32,8 @@ from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HEL
 from metasched.model.reservation import FINAL_STATES, ReservationState
 
 REVISION = "0016"  # the newest migration, which creates exactly these tables
+# The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
+PREVIOUS_REVISION = "0015"
 
 # 64 bits in both databases; in SQLite only INTEGER can be the row id
 Int64 = BigInteger().with_variant(Integer(), "sqlite")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import URL, Connection, Engine, inspect
 from sqlalchemy.exc import DatabaseError, DBAPIError
 
-from metasched.db.schema import REVISION
+from metasched.db.schema import PREVIOUS_REVISION, REVISION
 from metasched.errors import UserError
 
 if TYPE_CHECKING:  # slow to import; needed for migrations only
@@ -146,6 +146,22 @@ class Database(ABC):
             lambda connection: revisions.append(self.read_revision(connection))
         ).dispose()
         return revisions[0]
+
+    def downgrade(self, connection: Connection) -> None:
+        """Take the newest schema back to that of the previous release. StoreError if this fails."""
+        from alembic import command
+
+        connection.rollback()
+        config = migration_config()
+        config.attributes["connection"] = connection
+        try:
+            self.begin_upgrade(connection)
+            command.downgrade(config, PREVIOUS_REVISION)
+            connection.commit()
+        except DatabaseError as error:
+            raise StoreError(
+                f"{self}: downgrade failed ({driver_message(error)}); restore a backup"
+            ) from None
 
     def store_error(self, error: DBAPIError) -> StoreError:
         """Return a StoreError for an error of the driver, as a single line."""

@@ -7,6 +7,10 @@ from metasched.errors import UserError
 
 MAX_SOCKET_PATH_BYTES = 107  # kernel limit for the path of a unix socket
 MAX_REQUEST_BYTES = 64 << 20
+# Version exchange of the HTTP API: each request and each response names the newest version that its
+# sender knows. A daemon serves older clients; 1: releases that send no version.
+PROTOCOL_HEADER = "Metasched-Protocol"
+API_PROTOCOL = 2
 
 
 class DaemonAddressError(UserError):

@@ -35,6 +35,7 @@ from metasched.api.clusters import breaker_row
 from metasched.api.identity import Caller, ForbiddenError
 from metasched.api.request import CurrentCaller, CurrentService, request_source
 from metasched.api.struct_body import HALF_A_CHARACTER
+from metasched.api.version_exchange import VersionExchange
 from metasched.daemon.service import Daemon
 from metasched.db.store import StorageFailed, StorageUncertain
 from metasched.errors import ApiError
@@ -56,6 +57,7 @@ def create_app(daemon: Daemon) -> FastAPI:
     )
     app.state.daemon = daemon
     app.add_middleware(Admission, daemon=daemon)
+    app.add_middleware(VersionExchange)  # outside the former
     app.state.reading_turns = defaultdict(asyncio.Lock)  # by user
     app.state.launcher_locks = defaultdict(asyncio.Lock)  # by user
     job_modules = (submissions, changes, jobs, explanations)

@@ -1,4 +1,4 @@
-"""The commands about the database: db upgrade, check, backup, prune."""
+"""The commands about the database: db upgrade, downgrade, check, backup, prune."""
 
 import json as json_format
 import time
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from metasched.db.store import Database
 
 db = typer.Typer(
-    help="""Maintain the database; all commands but `upgrade` can run beside the daemon.
+    help="""Maintain the database; all but `upgrade` and `downgrade` can run beside the daemon.
 
     \b
     Examples:
@@ -43,6 +43,23 @@ def upgrade(json: JsonOption = False, config: NearestConfigOption = None) -> Non
     old_revision = database.schema_revision()
     with database.acquire_writer():
         _print_result({"database": str(database), "from": old_revision, "to": REVISION}, json)
+
+
+@db.command()
+def downgrade(json: JsonOption = False, config: NearestConfigOption = None) -> None:
+    """Take the database back to the schema of the previous release, to start its daemon again.
+
+    \b
+    Examples:
+      metasched db backup before.db && metasched db downgrade
+    """
+    from metasched.db.schema import PREVIOUS_REVISION, REVISION
+
+    database = _load_database(config)
+    with database.acquire_writer() as writer_lock:
+        database.downgrade(writer_lock.connection)
+        result = {"database": str(database), "from": REVISION, "to": PREVIOUS_REVISION}
+        _print_result(result, json)
 
 
 @db.command()

@@ -17,7 +17,13 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from metasched.errors import UserError
-from metasched.paths import MAX_REQUEST_BYTES, MAX_SOCKET_PATH_BYTES, is_url
+from metasched.paths import (
+    API_PROTOCOL,
+    MAX_REQUEST_BYTES,
+    MAX_SOCKET_PATH_BYTES,
+    PROTOCOL_HEADER,
+    is_url,
+)
 
 TIMEOUT = 60.0  # seconds for a response
 RETRY_TIME = 30.0  # seconds from the first try for which a submission is repeated
@@ -261,7 +267,7 @@ class Client:
         encoded = urlencode(parameters, doseq=True)
         target = f"{path}?{encoded}" if encoded else path
         encoded_body = b"" if body is None else _encode_json(body)
-        status, content = self._exchange(method, target, encoded_body, headers or {})
+        status, content, protocol = self._exchange(method, target, encoded_body, headers or {})
         try:
             answer = json.loads(content)
         except ValueError:
@@ -271,21 +277,27 @@ class Client:
         if status >= 300:
             error = answer.get("error") if isinstance(answer, dict) else None
             message = str(error or f"status {status}, socket {self.path}; see the daemon's log")
+            if protocol < API_PROTOCOL and _may_be_unknown(status, message):
+                message = (
+                    f"{message.rpartition(';')[0] or message}, by a daemon of an earlier release; "
+                    "use the commands of its release"
+                )
             raise _BY_STATUS.get(status, ClientError)(message)
         return answer
 
     def _exchange(
         self, method: str, target: str, body: bytes, headers: Mapping[str, str]
-    ) -> tuple[int, bytes]:
+    ) -> tuple[int, bytes, int]:
         """Send an HTTP/1.0 request: the response is unchunked and ends with the connection.
 
-        Return its status and content.
+        Return its status and content, and the version of the API that the daemon knows.
         """
         if len(body) > MAX_REQUEST_BYTES:
             raise BadRequest(
                 f"more than {MAX_REQUEST_BYTES} bytes, the request; submit fewer jobs at once"
             )
         head = f"{method} {target} HTTP/1.0\r\nContent-Length: {len(body)}\r\n"
+        head += f"{PROTOCOL_HEADER}: {API_PROTOCOL}\r\n"
         if body:
             head += "Content-Type: application/json\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -318,17 +330,17 @@ class Client:
         response_head, _, content = answer.partition(b"\r\n\r\n")
         status_line, *fields = response_head.decode("latin-1").split("\r\n")
         version, _, status = status_line.partition(" ")
-        lengths = [
-            value
+        values = {
+            name.lower(): value.strip()
             for name, _, value in (field.partition(":") for field in fields)
-            if name.lower() == _CONTENT_LENGTH
-        ]
+        }
         if not version.startswith("HTTP/1.") or not status[:3].isdecimal():
             problem = "the response is incomplete" if answer else "no answer"
             raise self._response_lost(problem, method)
-        if not lengths or lengths[0].strip() != str(len(content)):
+        if values.get(_CONTENT_LENGTH) != str(len(content)):
             raise self._response_lost("the response is incomplete", method)
-        return int(status[:3]), bytes(content)
+        protocol = values.get(PROTOCOL_HEADER.lower(), "")
+        return int(status[:3]), bytes(content), int(protocol) if protocol.isdecimal() else 1
 
     def _connect(self) -> socket.socket:
         return self._connect_tcp() if self._remote else self._connect_unix()
@@ -398,3 +410,8 @@ class Client:
 
 def _encode_json(body: object) -> bytes:
     return json.dumps(body).encode()
+
+
+def _may_be_unknown(status: int, message: str) -> bool:
+    """Whether a daemon may have refused a route or a field because it does not know it."""
+    return status in (405, 422) or (status == 404 and message.startswith("Not Found: "))

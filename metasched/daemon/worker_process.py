@@ -9,10 +9,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 
 import msgspec
 
-from metasched.adapters.protocol import WorkerBoot, WorkerCall, WorkerReply
+from metasched.adapters.protocol import WORKER_PROTOCOL, WorkerBoot, WorkerCall, WorkerReply
 from metasched.config.settings import ClusterSettings
 from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.descriptors import restore_limit
@@ -82,7 +83,7 @@ class WorkerProcess:
             self._discard_current(process, f"it did not read in {timeout:g} s")
         except ConnectionError:
             cause = "" if process is None else await _exit_cause(process)
-            self._discard_current(process, f"its worker died{cause}")
+            self._discard_current(process, f"its worker died{cause}{self._skew_hint}")
         except (OSError, ValueError) as error:
             self._discard_current(process, f"its worker failed: {error}")
         return self._process is not None and self._process is process
@@ -130,12 +131,17 @@ class WorkerProcess:
             except (OSError, ValueError) as error:
                 return f"its worker failed: {error}"
             if not line.endswith(b"\n"):
-                return f"its worker died{await _exit_cause(process)}"
+                return f"its worker died{await _exit_cause(process)}{self._skew_hint}"
             try:
                 reply = msgspec.json.decode(line, type=WorkerReply)
             except (msgspec.DecodeError, RecursionError) as error:
                 log.error("cluster %s: invalid reply of its worker: %s", self._name, error)
                 return f"its worker sent an invalid reply ({error})"
+            if reply.protocol > WORKER_PROTOCOL:
+                return (
+                    f"its worker has protocol {reply.protocol}, this daemon {WORKER_PROTOCOL}"
+                    f"{self._skew_hint}"
+                )
             self._replied, self.access = True, reply.access
             unanswered = (number for number, reply in self._expected.items() if not reply.done())
             expected = self._expected.get(reply.number or next(unanswered, 0))
@@ -147,6 +153,14 @@ class WorkerProcess:
         waiting = any(not expected.done() for expected in self._expected.values())
         if reader is self._reader and not reader.cancelled() and waiting:
             self._discard(reader.result())
+
+    @property
+    def _skew_hint(self) -> str:
+        """The remedy for a worker in an environment of its own that never replied."""
+        if self._replied or self.settings.python is None:
+            return ""
+        release = f"metasched {version('metasched')}"
+        return f" before its first answer; install {release} for {self.settings.python}"
 
     @property
     def _name(self) -> str:
@@ -180,6 +194,7 @@ class WorkerProcess:
             instance=self._host.core.instance,
             folder=str(folder),
             launcher=str(host_settings.launcher or ""),
+            protocol=WORKER_PROTOCOL,
         )
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(boot) + b"\n")

@@ -21,7 +21,9 @@ from metasched.core.scheduler import replay
 from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger
 from metasched.paths import daemon_socket
+from tests.conftest import require
 from tests.e2e.reservable_clusters import BOOTS, ReservableCluster
+from tests.harness.previous_release import PreviousRelease, PreviousReleaseError, unpacked
 from tests.harness.slurm import SlurmSite
 
 COMMAND = Path(sys.executable).parent / "metasched"
@@ -308,3 +310,12 @@ def reserving_site(cluster: ReservableCluster, site: Site) -> Site:
     site.configure(cluster.table(site.folder))
     site.start()
     return site
+
+
+@pytest.fixture(scope="session")
+def previous_release(common_folder: Path) -> PreviousRelease:
+    try:
+        release = unpacked(common_folder / "previous")
+    except PreviousReleaseError as error:
+        require("previous", str(error))
+    return release

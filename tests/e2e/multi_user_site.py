@@ -26,6 +26,8 @@ SUPERVISE = f'supervise = ["{PYTHON}", "-I", "-S", "{supervisor.__file__}"]\n'
 class MultiUserSite(Site):
     """`by(account)` is the same site as that account sees it."""
 
+    launcher_program = launcher.__file__
+
     def __init__(self, folder: Path, inside: Sequence[str] = ()) -> None:
         """`folder` is made; `inside`: words before launcher and daemon, as into a namespace."""
         super().__init__(folder)
@@ -78,7 +80,7 @@ class MultiUserSite(Site):
         own.write_text(f'socket = "{socket}"\naccount = "{accounts.KEEPER}"\n{policy}{programs}')
         with (self.folder / "launcher.log").open("wb") as log:
             self._launcher = subprocess.Popen(
-                [*self._inside, PYTHON, "-I", "-S", launcher.__file__, "--config", str(own)],
+                [*self._inside, PYTHON, "-I", "-S", self.launcher_program, "--config", str(own)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

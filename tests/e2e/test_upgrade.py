@@ -1,7 +1,7 @@
-"""A live site of the previous release is upgraded while jobs run: none is lost or run twice.
+"""A live site is upgraded or rolled back while jobs run: none is lost or run twice.
 
-The daemon of the previous release runs jobs on a real cluster and is stopped or killed. The present
-daemon starts on the same configuration, database and folders, and finishes what the other began.
+The daemon of one release runs jobs on a real cluster and is stopped or killed. That of the other
+release starts on the same configuration, database and folders, and finishes what the first began.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ import pytest
 
 from tests.conftest import require
 from tests.e2e.conftest import ENDED, Site
+from tests.e2e.two_releases import LICENCE, LOCAL, Jobs, UpgradedSite, lines
 from tests.harness.daemons import BootError
 from tests.harness.gridengine import Cell
 from tests.harness.gridengine import missing as gridengine_missing
-from tests.harness.previous_release import PreviousRelease, PreviousReleaseError, unpacked
+from tests.harness.previous_release import PreviousRelease
 from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite
 from tests.harness.slurm import missing as slurm_missing
 
-LICENCE = '[[licence]]\nname = "solver"\ntotal = 2\n'
-LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 8\npoll_interval = 0.2\n'
 UPSILON = ClusterSpec("upsilon", "u", nodes=3, cpus=4)
 ENTRY_POINTS = """
 import json, metasched
@@ -38,15 +37,6 @@ from importlib.metadata import entry_points
 adapters = {e.name: e.load().__module__ for e in entry_points(group="metasched.adapters")}
 print(json.dumps([metasched.__file__, adapters]))
 """
-
-
-@pytest.fixture(scope="session")
-def previous_release(common_folder: Path) -> PreviousRelease:
-    try:
-        release = unpacked(common_folder / "previous")
-    except PreviousReleaseError as error:
-        require("previous", str(error))
-    return release
 
 
 @dataclass(frozen=True)
@@ -62,57 +52,6 @@ class Manager:
     waiting_cpus: int
     reserve: tuple[str, ...] = ()
     reservations: Callable[[], set[str]] = set
-
-
-class UpgradedSite(Site):
-    """A site whose daemon and commands are those of the previous release until `upgrade`."""
-
-    def __init__(self, folder: Path, previous: PreviousRelease) -> None:
-        super().__init__(folder)
-        self.previous, self.upgraded = previous, False
-
-    def launch(self) -> None:
-        if self.upgraded:
-            super().launch()
-            return
-        with self.log.open("ab") as log:
-            self._daemon = subprocess.Popen(
-                [*self.previous.command, "serve"],
-                env=self.previous.environment(self.environment),
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def run(
-        self, *arguments: str | Path, code: int = 0, env: dict[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        if self.upgraded:
-            return super().run(*arguments, code=code, env=env)
-        return self.run_previous(*arguments, code=code, env=env)
-
-    def run_previous(
-        self, *arguments: str | Path, code: int = 0, env: dict[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command of the previous release."""
-        done = subprocess.run(
-            [*self.previous.command, *arguments],
-            env=self.previous.environment(self.environment | (env or {})),
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == code, f"{arguments}: {done}"
-        return done
-
-    def upgrade(self) -> None:
-        """Start the present release; the daemon of the previous one has ended."""
-        self.upgraded = True
-        self.start()
 
 
 @pytest.fixture(scope="module")
@@ -182,52 +121,6 @@ def manager(
         cell.empty()
         for id in advance_reservations():
             cell.run("qrdel", id)
-
-
-class Jobs:
-    """Jobs that append their names to the file `started` and end when a file appears."""
-
-    def __init__(self, site: UpgradedSite) -> None:
-        self.site = site
-        self.started, self.ended = site.folder / "started", site.folder / "ended"
-        self.exit_codes: dict[tuple[int, int | None], int] = {}  # expected, by job and task
-        self.names: list[str] = []
-
-    def submit(
-        self,
-        name: str,
-        code: int,
-        *options: str,
-        until: str = "",
-        tasks: tuple[int, ...] = (),
-    ) -> int:
-        """Submit a job that exits with `code`, once the file `until` exists.
-
-        Tasks of an array exit with `code` plus their index.
-        """
-        wait = f"while [ ! -e '{self.site.folder / until}' ]; do sleep 0.2; done; " if until else ""
-        task = "$SLURM_ARRAY_TASK_ID" if tasks else ""
-        payload = f"echo {name}{task} >> '{self.started}'; echo hello; {wait}"
-        payload += f"echo {name}{task} >> '{self.ended}'; "
-        payload += f"exit $(({code} + {task}))" if tasks else f"exit {code}"
-        output = str(self.site.folder / (f"{name}-%a.out" if tasks else f"{name}.out"))
-        job = self.site.submit("-t", "10", "-o", output, *options, "--wrap", payload)
-        for index in tasks or (None,):
-            self.exit_codes[job, index] = code + (index or 0)
-            self.names.append(f"{name}{'' if index is None else index}")
-        return job
-
-    def states(self, job: int) -> Counter[tuple[str, str]]:
-        """How many tasks of a job are in each state, for which reason."""
-        return Counter((row["state"], row["reason"]) for row in self.site.rows(job))
-
-    def story(self, job: int) -> list[dict[str, Any]]:
-        events: list[dict[str, Any]] = self.site.json("story", str(job))
-        return events
-
-
-def lines(path: Path) -> list[str]:
-    return path.read_text().split() if path.exists() else []
 
 
 def reservation(site: Site, id: int) -> dict[str, Any]:
@@ -357,5 +250,47 @@ def test_jobs_outlive_the_upgrade_and_run_exactly_once(
     if made:
         site.run("reservation", "cancel", str(made["reservation"]))
         site.until(lambda: manager.reservations() == set())
+    assert {row["ok"] for row in site.json("db", "check")} == {True}
+    assert site.stop() == 0
+
+
+def test_jobs_outlive_a_rollback_and_run_exactly_once(site: UpgradedSite) -> None:
+    claims = site.folder / "claims"
+    claims.mkdir(mode=0o700)
+    site.configure(LICENCE + LOCAL + f'fence_dir = "{claims}"\n')
+    site.upgrade()
+    jobs = Jobs(site)
+    before = jobs.submit("before", 3)
+    site.until_ended(before)
+    running = jobs.submit("running", 5, until="go")
+    unobserved = jobs.submit("unobserved", 6, until="end")
+    licensed = jobs.submit("licensed", 7, "-L", "solver:2", until="go")
+    array = jobs.submit("array", 10, "--array=1-4%2", until="go", tasks=(1, 2, 3, 4))
+    for job in (running, unobserved, licensed):
+        site.until(lambda job=job: site.row(job)["state"] == "running")  # type: ignore[misc]
+    site.until(lambda: jobs.states(array)["running", ""] == 2)
+    dependent = jobs.submit("dependent", 0, "-d", f"afterany:{array}")
+    unlicensed = jobs.submit("unlicensed", 8, "-L", "solver:1")
+    held = jobs.submit("held", 4, "--hold")
+    waiting = jobs.submit("waiting", 2, "-n", "8")
+
+    assert "is active on" in site.error("db", "downgrade", code=1)
+    assert site.stop(signal.SIGKILL) == -signal.SIGKILL
+    (site.folder / "end").touch()
+    site.until(lambda: "unobserved" in lines(jobs.ended))
+    site.roll_back()
+
+    [row] = site.until_ended(unobserved)
+    assert (row["state"], row["exit_code"]) == ("failed", 6)
+    assert site.row(running)["state"] == "running"
+    assert jobs.states(unlicensed) == {("queued", "licence_busy"): 1}
+    assert (licence(site)["ours"], licence(site)["free"]) == (2, 0)
+    site.run("release", str(held))
+    (site.folder / "go").touch()
+    queued = (array, dependent, unlicensed, held, waiting)
+    rows = site.until_ended(before, running, unobserved, licensed, *queued)
+    assert {(row["job"], row["task"]): row["exit_code"] for row in rows} == jobs.exit_codes
+    assert Counter(lines(jobs.started)) == Counter(jobs.names)
+    assert Counter(lines(jobs.ended)) == Counter(jobs.names)
     assert {row["ok"] for row in site.json("db", "check")} == {True}
     assert site.stop() == 0

@@ -35,6 +35,8 @@ from metasched.client.job_request import prepare_submission
 from metasched.client.options import OPTIONS, parse_command_line
 from metasched.client.schemas import SubmitRequest
 from metasched.paths import (
+    API_PROTOCOL,
+    PROTOCOL_HEADER,
     DaemonAddressError,
     configured_socket,
     daemon_socket,
@@ -48,6 +50,7 @@ class Fake:
     """A daemon with prepared responses by path; the last response of a list is repeated."""
 
     path: Path
+    protocol: str = str(API_PROTOCOL)
     answers: dict[str, list[Any]] = field(default_factory=dict)
     asked: list[tuple[str, str, dict[str, list[str]], Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)  # Idempotency-Key of each of `asked`
@@ -80,6 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
             content = json.dumps(value).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
+            self.send_header(PROTOCOL_HEADER, fake.protocol)
             self.end_headers()
             self.wfile.write(content)
         self.close_connection = True
@@ -334,6 +338,23 @@ def test_exit_code_by_http_status(daemon: Fake, run: Run, status: int, code: int
         done = run(*words)
         assert (done.code, done.out) == (code, "")
         assert done.err == "metasched: error: problem, place; remedy\n"
+
+
+@pytest.mark.parametrize("protocol", ["1", "", "x"])
+def test_an_error_of_an_earlier_daemon_names_the_remedy(
+    daemon: Fake, run: Run, protocol: str
+) -> None:
+    daemon.protocol = protocol
+    remedy = ", by a daemon of an earlier release; use the commands of its release"
+    for status, problem in (
+        (422, "unknown field, body"),
+        (405, "Method Not Allowed: GET /jobs"),
+        (404, "Not Found: GET /jobs"),
+    ):
+        daemon.answer("/jobs", (status, {"error": f"{problem}; see /docs"}))
+        assert run("status").err == f"metasched: error: {problem}{remedy}\n"
+    daemon.answer("/jobs", (404, {"error": "no job 7; see status"}))
+    assert run("status").err == "metasched: error: no job 7; see status\n"
 
 
 def test_an_error_response_without_a_message(daemon: Fake, run: Run) -> None:

@@ -18,3 +18,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("user", "key", name=op.f("pk_submission_key")),
     )
     op.create_index(op.f("ix_submission_key_created"), "submission_key", ["created"])
+
+
+def downgrade() -> None:
+    op.drop_table("submission_key")
