@@ -170,6 +170,22 @@ def test_jobs_of_a_reservation_have_its_licences_from_its_start_and_others_after
     assert site.sends(2000) == [3]
 
 
+def test_the_begin_of_a_window_lets_others_overtake_a_first_task_that_has_to_wait_for_its_end() -> (
+    None
+):
+    """A lease past its limit keeps the first task from going before the window."""
+    line = LicenceQueue()
+    line.configure([LicencePool(name="matlab", total=5)], 0.0)
+    window = TokenWindow(9, T + 50, T + 100, {"matlab": 2})
+    line.keep_tokens_for_window(window)
+    line.take(Lease(1, 0, 1, {"matlab": 2}, T), T + 40)
+    line.join((2, 0), 0.0, {"matlab": 5}, 8.0)
+    line.join((3, 0), 1.0, {"matlab": 1}, 32.0)
+    assert line.next_ready(T + 20) is None
+    line.keep_tokens_for_window(window)
+    assert line.next_ready(T + 50) == (3, 0)
+
+
 def test_a_cancelled_window_lets_go_those_who_waited_for_it() -> None:
     site = Site()
     site.reserve(1, 10, 2000, matlab=4)

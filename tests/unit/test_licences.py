@@ -164,6 +164,29 @@ def test_all_or_none_and_no_deadlock() -> None:
     assert line.next_ready(NOW) == (2, 0)
 
 
+def test_tokens_let_no_task_go_that_has_left_the_queue() -> None:
+    line = pools(LicencePool(name="a", total=1))
+    line.take(Lease(1, 0, 1, {"a": 1}, NOW), NOW + 60)
+    line.join((2, 0), 1.0, {"a": 1}, 60.0)
+    assert line.next_ready(NOW) is None
+    assert line.would_unblock({"a": 1}, NOW)
+    line.leave((2, 0))
+    assert not line.would_unblock({"a": 1}, NOW)
+
+
+def test_a_task_may_join_again_with_another_time_limit() -> None:
+    """Its position is the same, but it is in another group of tasks."""
+    line = pools(LicencePool(name="a", total=1))
+    line.take(Lease(1, 0, 1, {"a": 1}, NOW), NOW + 60)
+    line.join((2, 0), 1.0, {"a": 1}, 60.0)
+    line.join((3, 0), 2.0, {"a": 1}, 60.0)
+    assert line.next_ready(NOW) is None
+    line.leave((2, 0))
+    line.join((2, 0), 1.0, {"a": 1}, 600.0)
+    line.return_lease((1, 0), NOW, was_used=False)
+    assert line.next_ready(NOW) == (2, 0)
+
+
 def test_small_wants_fill_what_large_ones_leave() -> None:
     """24 that want 1, 2 or 3 of 4 tokens, for ten seconds each: hardly a token stands idle."""
     wants = random.Random(5).sample([1, 2, 3] * 8, 24)

@@ -141,9 +141,11 @@ class LicenceAccounts:
         self._recheck_requested_by(pool.head_key)
 
     def keep_tokens_for_window(self, window: TokenWindow) -> None:
-        """Keep tokens for a reservation from now on."""
-        if self._state.windows.get(window.id) == window:
-            return
+        """Keep tokens for a reservation from now on.
+
+        Called again when its window begins: a first task that had to end before then goes after it,
+        so that others may overtake it.
+        """
         self._state.version += 1
         self._state.windows[window.id] = window
         for name in window.licences:
@@ -175,7 +177,7 @@ class LicenceAccounts:
         Tokens may have been kept for it that others can now have.
         """
         if head_key is not None and (group := self._state.group_of.get(head_key[3:])) is not None:
-            self._pools_to_recheck.update(name for name, _ in group.requested)
+            self._pools_to_recheck.update(group.requested)
 
     def adjust_clock(self, shift: float) -> None:
         """Move all times after the wall clock was set forward by `shift` seconds."""

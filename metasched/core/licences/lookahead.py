@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 
 from metasched.core.licences.pool import (
     NEVER,
-    GroupEntry,
     LeaseTerms,
     LicenceState,
     PoolState,
+    QueueKey,
     TaskGroup,
 )
 from metasched.core.licences.windows import (
@@ -52,17 +52,17 @@ class Lookahead:
         group = self.head_group(pool)
         if group is None:
             return NEVER, 0
-        if any(self._state.pools[name].head_key != pool.head_key for name, _ in group.requested):
+        if any(self._state.pools[name].head_key != pool.head_key for name in group.requested):
             return NEVER, 0
-        if any(self._state.pools[name].windows for name, _ in group.requested):
+        if any(self._state.pools[name].windows for name in group.requested):
             return self._compute_head_reservation_with_windows(pool, group, now)
         shadow_time = max(
             self._time_available(self._state.pools[name], count, now)
-            for name, count in group.requested
+            for name, count in group.requested.items()
         )
         if shadow_time == NEVER:
             return NEVER, 0
-        extra = (pool.free(now) or 0) - dict(group.requested)[pool.config.name]
+        extra = (pool.free(now) or 0) - group.requested[pool.config.name]
         returns = self._expected_returns(pool, None, False)
         return shadow_time, extra + sum(count for end, count in returns if end <= shadow_time)
 
@@ -77,13 +77,13 @@ class Lookahead:
                 self._time_available_with_windows(
                     self._state.pools[name], count, group.terms, previous, now
                 )
-                for name, count in group.requested
+                for name, count in group.requested.items()
             )
         if shadow_time == NEVER:
             return NEVER, 0
         slots = self._tokens_over_time(pool, group.terms.reservation, False, now)
         end = self._end_of_use(group.terms, shadow_time)
-        own = dict(group.requested)[pool.config.name]
+        own = group.requested[pool.config.name]
         return shadow_time, min_tokens(slots, shadow_time, end) - own
 
     def head_group(self, pool: PoolState) -> TaskGroup | None:
@@ -170,15 +170,16 @@ class Lookahead:
             if pool.still_lingers(entry):
                 yield entry[0], entry[2]
 
-    def may_take(self, pool: PoolState, count: int, entry: GroupEntry, now: float) -> bool:
-        """Return whether a queued task may lease so many tokens of a pool now."""
-        queue_key, _, group = entry
+    def may_take(
+        self, pool: PoolState, count: int, queue_key: QueueKey | None, terms: LeaseTerms, now: float
+    ) -> bool:
+        """Return whether the queued task with this key may lease so many tokens of a pool now."""
         free = pool.free(now)
         if free is None or count > free:
             return False
-        if pool.head_key != queue_key and not self.may_overtake(pool, count, group.terms, now):
+        if pool.head_key != queue_key and not self.may_overtake(pool, count, terms, now):
             return False
-        return not pool.windows or count <= self.free_beside_windows(pool, group.terms, now)
+        return not pool.windows or count <= self.free_beside_windows(pool, terms, now)
 
     def may_overtake(self, pool: PoolState, count: int, terms: LeaseTerms, now: float) -> bool:
         """Return whether leasing so many tokens now does not delay the first task of the pool."""
@@ -229,7 +230,7 @@ class Lookahead:
     def blocking_window(self, task_id: TaskId, name: str, now: float) -> TokenWindow | None:
         """Return the reservation that keeps a queued task from leasing free tokens; None: none."""
         group, pool = self._state.group_of[task_id], self._state.pools[name]
-        needed, free = dict(group.requested)[name], pool.free(now)
+        needed, free = group.requested[name], pool.free(now)
         if (
             free is None
             or not pool.windows

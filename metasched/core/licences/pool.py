@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -39,12 +39,11 @@ class LeaseTerms(NamedTuple):
 class TaskGroup:
     """Queued tasks with the same request and the same terms."""
 
-    requested: RequestedTokens  # by each of its tasks
+    requested: dict[str, int]  # tokens by licence, of each of its tasks; sorted by licence
     terms: LeaseTerms
-    serial: int  # orders groups with equal keys
     queue_keys: dict[TaskId, QueueKey] = field(default_factory=dict)  # of its tasks
     heap: list[QueueKey] = field(default_factory=list)  # of `queue_keys`; may hold stale keys
-    blocked_at: str = ""  # the pool that has too few tokens; "": not checked yet
+    waits_at: str = ""  # a licence with too few tokens; "": to be checked
 
     def head_key(self) -> QueueKey | None:
         """Return the key of the first task; O(log n) for each task that has left."""
@@ -52,13 +51,6 @@ class TaskGroup:
         while heap and self.queue_keys.get(heap[0][3:]) != heap[0]:
             heapq.heappop(heap)
         return heap[0] if heap else None
-
-
-# in a heap of groups; stale once the group has another first task
-GroupEntry = tuple[QueueKey, int, TaskGroup]
-# the first group blocked at a licence, its request size and terms; whether later groups with the
-# same size and terms may go as well
-BlockedGroup = tuple[GroupEntry, str, int, LeaseTerms, bool]
 
 
 @dataclass(eq=False)
@@ -78,9 +70,12 @@ class PoolState:
     lingering: int = 0  # returned tokens that count as in use
     # heap of (free at, returned at, tokens)
     returning: list[tuple[float, float, int]] = field(default_factory=list)
-    queue: list[GroupEntry] = field(default_factory=list)  # heap of groups that request some
-    # groups blocked here, by request size and terms
-    blocked: dict[int, dict[LeaseTerms, list[GroupEntry]]] = field(default_factory=dict)
+    # heap of the first tasks of groups that request some; may hold stale keys
+    queue: list[QueueKey] = field(default_factory=list)
+    # groups that wait for tokens of this licence, by tokens and terms
+    blocked: defaultdict[tuple[int, LeaseTerms], set[TaskGroup]] = field(
+        default_factory=lambda: defaultdict(set)
+    )
     head_key: QueueKey | None = None  # of the first task queued for this licence
     windows: dict[int, TokenWindow] = field(default_factory=dict)  # by reservation
     # part of `leased_tokens`, by reservation

@@ -18,27 +18,21 @@ return its tokens.
 Tasks that join within one `patience` interval are ordered by size, the largest request first: small
 requests then fill the gaps that large requests leave (first fit decreasing; Johnson et al. 1974).
 
-The queue is never scanned as a whole. Tasks with the same request and about the same duration form
-one group; a group is blocked at one pool that has too few tokens (as a clause watches one of its
-literals in a SAT solver), and only pools in which tokens became free are checked again.
+Tasks with the same request and about the same duration form one group. A group that cannot go waits
+at one pool that has too few tokens (as a clause watches one of its literals in a SAT solver). Only
+groups that wait at pools in which tokens became free are checked again, all of them.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
 from metasched.core.licences.accounts import LicenceAccounts
-from metasched.core.licences.pool import (
-    BlockedGroup,
-    GroupEntry,
-    LeaseTerms,
-    QueueKey,
-    RequestedTokens,
-    TaskGroup,
-)
+from metasched.core.licences.pool import LeaseTerms, PoolState, QueueKey, RequestedTokens, TaskGroup
 from metasched.core.tasks import TaskId
 from metasched.model.licence import Lease, LicencePool, LicenceStatus
 
@@ -50,20 +44,19 @@ class LicenceQueue(LicenceAccounts):
         super().__init__()
         self.patience = 0.0  # seconds
         self._groups: dict[tuple[RequestedTokens, LeaseTerms], TaskGroup] = {}
-        self._new_groups: list[GroupEntry] = []  # heap of groups to check
+        self._to_check: set[TaskGroup] = set()  # groups that wait at no pool
         self._heads_to_update: set[str] = set()  # the first task may have changed
-        self._serial = 0
 
     def configure(
         self, pools: Iterable[LicencePool], patience: float, clusters: Iterable[str] = ()
     ) -> list[str]:
         """Replace the configuration and empty the queue; see `set_pools`."""
         self.patience = patience
-        self._groups, self._state.group_of, self._new_groups = {}, {}, []
+        self._groups, self._state.group_of, self._to_check = {}, {}, set()
         self._heads_to_update = set()
         for pool in self._state.pools.values():
             pool.waiting_tokens = pool.requests = 0
-            pool.queue, pool.blocked, pool.head_key = [], {}, None
+            pool.queue, pool.blocked, pool.head_key = [], defaultdict(set), None
         return self.set_pools(pools, clusters)
 
     # Queued tasks
@@ -91,19 +84,11 @@ class LicenceQueue(LicenceAccounts):
 
     def would_unblock(self, freed: Mapping[str, int], now: float) -> bool:
         """Return whether a queued task could go if these tokens were free, too."""
-        pools = self._state.pools
-        for name in freed:
-            heaps = (by_terms.values() for by_terms in pools[name].blocked.values())
-            for entry in chain.from_iterable(chain.from_iterable(heaps)):
-                group = entry[2]
-                if group.blocked_at == name and all(
-                    self.lookahead.may_take(
-                        pools[licence], count - freed.get(licence, 0), entry, now
-                    )
-                    for licence, count in group.requested
-                ):
-                    return True
-        return False
+        return any(
+            all(self._may_take(group, other, now, freed) for other in group.requested)
+            for name in freed
+            for group in chain.from_iterable(self._state.pools[name].blocked.values())
+        )
 
     def join(
         self,
@@ -125,15 +110,14 @@ class LicenceQueue(LicenceAccounts):
         group_key = (tuple(sorted(requested.items())), terms)
         group = self._groups.get(group_key)
         if group is None:
-            self._serial += 1
-            group = self._groups[group_key] = TaskGroup(*group_key, self._serial)
+            group = self._groups[group_key] = TaskGroup(dict(group_key[0]), terms)
         step = queue_time // self.patience if self.patience else queue_time
         queue_key = (step, -sum(requested.values()), queue_time, *task_id)
         previous_head = group.head_key()
         self._state.group_of[task_id] = group
         group.queue_keys[task_id] = queue_key
         heapq.heappush(group.heap, queue_key)
-        for name, count in group.requested:
+        for name, count in group.requested.items():
             pool = self._state.pool(name)
             pool.waiting_tokens += count
             pool.requests += 1
@@ -147,7 +131,7 @@ class LicenceQueue(LicenceAccounts):
             return
         previous_head = group.head_key()
         queue_key = group.queue_keys.pop(task_id)
-        for name, count in group.requested:
+        for name, count in group.requested.items():
             self._state.pools[name].waiting_tokens -= count
             self._state.pools[name].requests -= 1
         if queue_key != previous_head:
@@ -156,26 +140,38 @@ class LicenceQueue(LicenceAccounts):
         if head is not None:
             self._add_group_head(group, head)
             return
-        del self._groups[group.requested, group.terms]
-        self._heads_to_update.update(name for name, _ in group.requested)
+        self._set_of(group).remove(group)
+        del self._groups[tuple(group.requested.items()), group.terms]
+        self._heads_to_update.update(group.requested)
 
     def _add_group_head(self, group: TaskGroup, head: QueueKey) -> None:
         """Queue a group for a check after its first task changed."""
-        entry = (head, group.serial, group)
-        group.blocked_at = ""
-        heapq.heappush(self._new_groups, entry)
-        for name, _ in group.requested:
-            heapq.heappush(self._state.pools[name].queue, entry)
+        self._move(group, "")
+        for name in group.requested:
+            heapq.heappush(self._state.pools[name].queue, head)
             self._heads_to_update.add(name)
+
+    def _move(self, group: TaskGroup, name: str) -> None:
+        """Let a group wait at a licence."""
+        self._set_of(group).discard(group)
+        group.waits_at = name
+        self._set_of(group).add(group)
+
+    def _set_of(self, group: TaskGroup) -> set[TaskGroup]:
+        """Return the set in which a group waits."""
+        if not group.waits_at:
+            return self._to_check
+        request = group.requested[group.waits_at], group.terms
+        return self._state.pools[group.waits_at].blocked[request]
 
     def _update_heads(self) -> None:
         """Find the first task of each pool where it may have changed."""
         while self._heads_to_update:
             pool = self._state.pools[self._heads_to_update.pop()]
             previous_head, heap = pool.head_key, pool.queue
-            while heap and heap[0][2].head_key() != heap[0][0]:
+            while heap and not self._is_group_head(heap[0]):
                 heapq.heappop(heap)
-            pool.head_key = heap[0][0] if heap else None
+            pool.head_key = heap[0] if heap else None
             if pool.head_key == previous_head:
                 continue
             self._state.version += 1
@@ -183,6 +179,10 @@ class LicenceQueue(LicenceAccounts):
                 # tokens may have been kept for it, also of other licences
                 self._pools_to_recheck.add(pool.config.name)
                 self._recheck_requested_by(previous_head)
+
+    def _is_group_head(self, queue_key: QueueKey) -> bool:
+        group = self._state.group_of.get(queue_key[3:])
+        return group is not None and group.head_key() == queue_key
 
     def take(
         self, lease: Lease, end: float, enforced: bool = True, reservation: int | None = None
@@ -200,7 +200,7 @@ class LicenceQueue(LicenceAccounts):
     @property
     def settled(self) -> bool:
         """Whether `next_ready` has nothing to check."""
-        return not (self._heads_to_update or self._pools_to_recheck or self._new_groups)
+        return not (self._heads_to_update or self._pools_to_recheck or self._to_check)
 
     def next_ready(self, now: float) -> TaskId | None:
         """Return the first queued task that can have all its licences now; None: none can.
@@ -210,91 +210,52 @@ class LicenceQueue(LicenceAccounts):
         if self.settled:
             return None
         self._update_heads()
-        candidates = [
-            blocked
-            for name in self._pools_to_recheck
-            for blocked in self._unblocked_groups(name, now)
-        ]
-        heapq.heapify(candidates)
-        while (entry := self._pop_candidate(candidates)) is not None:
-            queue_key, _, group = entry
-            for name, count in group.requested:
-                pool = self._state.pools[name]
-                if not self.lookahead.may_take(pool, count, entry, now):
-                    group.blocked_at = name
-                    heap = pool.blocked.setdefault(count, {}).setdefault(group.terms, [])
-                    heapq.heappush(heap, entry)
+        candidates = self._to_check.copy()
+        for name in self._pools_to_recheck:
+            candidates.update(self._unblocked_groups(self._state.pools[name], now))
+        by_key = {key: group for group in candidates if (key := group.head_key()) is not None}
+        in_order = sorted(by_key)
+        for index, queue_key in enumerate(in_order):
+            group = by_key[queue_key]
+            for name in group.requested:
+                if not self._may_take(group, name, now):
+                    self._move(group, name)
                     break
             else:
-                heapq.heappush(self._new_groups, entry)  # until it calls `take` or `leave`
-                group.blocked_at = ""
-                self._pools_to_recheck = {name for _, name, *_ in candidates}
+                unchecked = (by_key[key].waits_at for key in in_order[index + 1 :])
+                self._pools_to_recheck = {name for name in unchecked if name}
                 return queue_key[3:]
         self._pools_to_recheck.clear()
         return None
 
-    def _pop_candidate(self, candidates: list[BlockedGroup]) -> GroupEntry | None:
-        """Remove and return the first group that may be able to go; None: there is none.
+    def _unblocked_groups(self, pool: PoolState, now: float) -> Iterator[TaskGroup]:
+        """Yield the groups blocked at a pool that may now take its tokens."""
+        free, lookahead = pool.free(now) or 0, self.lookahead
+        for (count, terms), groups in list(pool.blocked.items()):
+            if not groups:
+                del pool.blocked[count, terms]
+            elif count <= free and lookahead.may_take(pool, count, None, terms, now):
+                yield from groups
+        head = lookahead.head_group(pool)
+        if head is not None and head.waits_at == pool.config.name:
+            yield head
 
-        It is a group that is not blocked anywhere yet, or the first of the heap `candidates`.
+    def _may_take(
+        self, group: TaskGroup, name: str, now: float, freed: Mapping[str, int] | None = None
+    ) -> bool:
+        """Return whether the first task of a group may lease its tokens of a licence now.
+
+        `freed` tokens count as free.
         """
-        new_groups = self._new_groups
-        while new_groups and (
-            new_groups[0][2].blocked_at or new_groups[0][2].head_key() != new_groups[0][0]
-        ):
-            heapq.heappop(new_groups)
-        if new_groups and not (candidates and candidates[0][0] < new_groups[0]):
-            return heapq.heappop(new_groups)
-        if not candidates:
-            return None
-        entry, name, count, terms, others_may_go = candidates[0]
-        heap = self._state.pools[name].blocked[count][terms]
-        heapq.heappop(heap)
-        if others_may_go and self._has_blocked_group(name, heap):
-            heapq.heapreplace(candidates, (heap[0], name, count, terms, True))
-        else:
-            heapq.heappop(candidates)
-        return entry
-
-    def _unblocked_groups(self, name: str, now: float) -> Iterator[BlockedGroup]:
-        """Yield the first group of each request size and terms for which a pool now has tokens."""
+        missing = group.requested[name] - (freed.get(name, 0) if freed else 0)
         pool = self._state.pools[name]
-        free = pool.free(now)
-        fitting = [count for count in pool.blocked if free is not None and count <= free]
-        if not fitting:
-            return
-        lookahead = self.lookahead
-        shadow_time, extra = lookahead.head_reservation(pool, now)
-        group = lookahead.head_group(pool)
-        head = None if group is None else (dict(group.requested)[name], group.terms)
-        for count in fitting:
-            by_terms = pool.blocked[count]
-            for terms, heap in list(by_terms.items()):
-                others_may_go = count <= extra or now + terms.duration <= shadow_time
-                if pool.windows:
-                    others_may_go = (
-                        others_may_go or lookahead.may_overtake(pool, count, terms, now)
-                    ) and count <= lookahead.free_beside_windows(pool, terms, now)
-                if not others_may_go and (count, terms) != head:
-                    continue
-                if not self._has_blocked_group(name, heap):
-                    del by_terms[terms]
-                elif others_may_go or heap[0][0] == pool.head_key:
-                    yield heap[0], name, count, terms, others_may_go
-            if not by_terms:
-                del pool.blocked[count]
-
-    @staticmethod
-    def _has_blocked_group(name: str, heap: list[GroupEntry]) -> bool:
-        """Drop stale first entries of a heap; return whether any group is still blocked there."""
-        while heap and (heap[0][2].blocked_at != name or heap[0][2].head_key() != heap[0][0]):
-            heapq.heappop(heap)
-        return bool(heap)
+        return self.lookahead.may_take(pool, missing, group.head_key(), group.terms, now)
 
     def missing_licences(self, task_id: TaskId, now: float) -> Iterator[LicenceStatus]:
         """Yield the status of each licence that a queued task could not have now."""
         group = self._state.group_of[task_id]
-        entry = (group.queue_keys[task_id], group.serial, group)
-        for name, count in group.requested:
-            if not self.lookahead.may_take(self._state.pools[name], count, entry, now):
+        queue_key = group.queue_keys[task_id]
+        for name, count in group.requested.items():
+            pool = self._state.pools[name]
+            if not self.lookahead.may_take(pool, count, queue_key, group.terms, now):
                 yield self.status(name, now)
