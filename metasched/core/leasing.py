@@ -13,7 +13,7 @@ from metasched.core.licences.queue import LicenceQueue
 from metasched.core.licences.windows import TokenWindow
 from metasched.core.state import SchedulerState
 from metasched.core.tasks import Attempt, StateChange, Task, TaskId
-from metasched.core.transitions import LIVE, STARTED
+from metasched.core.transitions import FINAL, LIVE, STARTED
 from metasched.model.job import Reason, State
 from metasched.model.licence import Lease, LicencePool, LicenceStatus, ReturnedLease
 from metasched.model.reservation import OPEN_STATES, Reservation
@@ -76,7 +76,6 @@ class LicenceLeasing:
     def demote(self, task: Task) -> None:
         """Let a recalled task queue behind all tasks that wait for licences now."""
         self._demoted[task.task_id] = self._state.now + max(self._patience, MIN_RECALL_WAIT)
-        self._recalls = {id: n for id, n in self._recalls.items() if id in self._state.tasks}
         self._recalls[task.task_id] = self._recalls.get(task.task_id, 0) + 1
 
     def recall_wait(self, task: Task) -> float:
@@ -146,6 +145,9 @@ class LicenceLeasing:
         task, attempt = change.task, change.attempt
         if change.before is State.QUEUED:
             self.leave(task)
+        if change.after in FINAL:
+            self._demoted.pop(task.task_id, None)
+            self._recalls.pop(task.task_id, None)
         if change.after in LIVE:
             if self.needs_lease(task):
                 self._ensure_lease(task)

@@ -143,6 +143,20 @@ def test_jobs_that_cannot_start_pass_licences_on_less_and_less_often() -> None:
     assert 4 <= recalls <= 18  # of each job after 1, 2, 4 ... seconds
 
 
+def test_a_cancelled_job_that_runs_again_is_recalled_as_soon_as_at_first() -> None:
+    site = Site(pools=MATLAB, pull=False, patience=60.0)
+    site.step(JobSubmitted(NOW, job(1, licences={"matlab": 3})))
+    site.sent()
+    site.step(JobSubmitted(NOW, job(2, licences={"matlab": 4})))
+    site.seen("left", None, site.row(State.PENDING), at=NOW + 60)
+    site.seen("left", None, site.row(State.CANCELLED, ended=NOW + 61), at=NOW + 61)
+    task = site.core.tasks[1, 0]
+    assert site.core.recall_wait(task) == 120.0
+    site.step(UserRequested(NOW + 62, "cancel", 1))
+    assert task.state is State.CANCELLED
+    assert site.core.recall_wait(task) == 60.0
+
+
 def test_nothing_gives_way_if_that_serves_nobody() -> None:
     site = Site(pools=(*MATLAB, LicencePool(name="none", total=0)), pull=False, patience=60.0)
     site.step(JobSubmitted(NOW, job(1, licences={"matlab": 3})))
