@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", default="", metavar="WORD", help="attacks with it in their names")
     parser.add_argument("--json", action="store_true", help="print each result as a line of JSON")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the sites are closed first
     bad = False
     for kind in options.kind or SITES:
         if (reason := missing(kind)) is not None:
