@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
@@ -26,7 +27,16 @@ from metasched.daemon.service import SchedulerService
 from metasched.errors import ApiError
 from metasched.model.job import Job, State
 
+MAX_EXIT_CODE = 255
 router = APIRouter()
+
+
+@dataclass(frozen=True)
+class ActionRequest(JobSelection):
+    """The jobs that an action is for."""
+
+    exit_code: int | None = None  # of `ran`: of each task
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 
 @router.post("/jobs/modify")
@@ -99,11 +109,18 @@ async def request_action(
     caller: CurrentCaller,
     service: CurrentService,
     action: UserAction,
-    selection: Annotated[JobSelection, Body()],
+    selection: Annotated[ActionRequest, Body()],
 ) -> dict[str, Any]:
     """Apply an action to every selected task; nothing changes if an id is unknown."""
     if action in ("lost", "ran"):
         caller.require_operator("resolve jobs")
+        if not (selection.jobs or selection.state):
+            selection = replace(selection, state=State.UNKNOWN)
+    if selection.exit_code is not None:
+        if action != "ran":
+            raise ApiError(422, f"{action} takes no exit code; only ran does")
+        if not 0 <= selection.exit_code <= MAX_EXIT_CODE:
+            raise ApiError(422, f"exit code {selection.exit_code}; give 0 to {MAX_EXIT_CODE}")
     rows = select_tasks(daemon, caller, action, selection)
     now = time.time()
     indices: dict[int, list[int]] = {}
@@ -112,7 +129,11 @@ async def request_action(
     notes = [_note_for(action, State(row["state"]), _has_started(service, row)) for row in rows]
     events: list[CoreEvent] = []
     for job_id, task_indices in indices.items():
-        events.append(UserRequested(now, action, job_id, tuple(task_indices), caller.user))
+        events.append(
+            UserRequested(
+                now, action, job_id, tuple(task_indices), caller.user, selection.exit_code
+            )
+        )
         if action == "requeue":
             ended_tasks, last_dispatch = daemon.ledger.ended_tasks(job_id, task_indices)
             if ended_tasks:

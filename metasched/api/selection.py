@@ -19,11 +19,12 @@ RECENTLY_ENDED = 3600.0  # seconds for which ended jobs are listed by default
 
 @dataclass(frozen=True)
 class JobSelection:
-    """The jobs of a command: by id, or all open jobs of a user or in given states."""
+    """The jobs of a command: by id, or all open jobs of a user, in given states, on a cluster."""
 
     jobs: tuple[str, ...] = ()  # as 17, 17_3 or 17_[3-4]
     user: str | None = None
     state: str | None = None  # states, separated by commas
+    cluster: str | None = None  # of the tasks' last attempts
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 
@@ -35,8 +36,8 @@ def select_tasks(
     Without ids only open tasks are selected; `requeue` adds the tasks that ended in the last hour.
     Raise ApiError for an unknown job; the caller must be its owner or an operator.
     """
-    if not (selection.jobs or selection.user or selection.state):
-        raise ApiError(422, f"nothing to {action}; name jobs, --user or --state")
+    if not (selection.jobs or selection.user or selection.state or selection.cluster):
+        raise ApiError(422, f"nothing to {action}; name jobs, --user, --state or --cluster")
     requested = parse_job_ids(selection.jobs) if selection.jobs else None
     ended_since: float | None = time.time() - RECENTLY_ENDED if action == "requeue" else math.inf
     user = selection.user
@@ -47,9 +48,10 @@ def select_tasks(
         caller.require_owner([user])
     elif not caller.operator:
         user = caller.user
-    return daemon.ledger.status(
+    rows = daemon.ledger.status(
         requested, user=user, states=parse_states(selection.state), ended_since=ended_since
     )
+    return [row for row in rows if selection.cluster in (None, row["cluster"])]
 
 
 def parse_job_ids(references: Sequence[str]) -> list[tuple[int, int | None]]:

@@ -40,6 +40,10 @@ StateOption = Annotated[
     str | None,
     typer.Option("--state", metavar="S,...", callback=require_value, help="Jobs in these states."),
 ]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="C", callback=require_value, help="Jobs on this cluster."),
+]
 
 
 def status(
@@ -120,10 +124,11 @@ def _action_command(action: str, help: str) -> Callable[..., None]:
         jobs: JobsArgument = None,
         user: UserOption = None,
         state: StateOption = None,
+        cluster: ClusterOption = None,
         json: JsonOption = False,
         config: ConfigOption = None,
     ) -> None:
-        _change_jobs(action, jobs, user, state, json, config)
+        _change_jobs(action, jobs, user, state, cluster, json, config)
 
     command.__doc__ = help
     return command
@@ -175,24 +180,33 @@ requeue = _action_command(
 
 
 def resolve(
-    job: Annotated[str, typer.Argument(metavar="JOB", show_default=False)],
-    resolution: Annotated[str, typer.Argument(metavar="lost|ran", show_default=False)],
+    words: Annotated[list[str], typer.Argument(metavar="[JOB]... lost|ran", show_default=False)],
+    user: UserOption = None,
+    state: StateOption = None,
+    cluster: ClusterOption = None,
+    exit_code: Annotated[
+        int | None,
+        typer.Option("--exit-code", metavar="N", help="Exit code of the jobs that ran."),
+    ] = None,
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Resolve an unknown job: `lost` if it never started, `ran` if it did.
+    """Resolve unknown jobs: `lost` if they never started, `ran` if they did.
 
     A lost job is dispatched again. Search the records of its cluster for its tag first: a job that
-    does run there would run twice. A job that ran counts as completed.
+    does run there would run twice. A job that ran counts as completed, or as failed if its exit
+    code is not 0.
 
     \b
     Examples:
       metasched resolve 17 lost
-      metasched resolve 18_3 ran
+      metasched resolve 18_3 ran --exit-code 1
+      metasched resolve ran --cluster alpha --user ada
     """
+    *jobs, resolution = words
     if resolution not in ("lost", "ran"):
         raise UserError(f"{quote_for_error(resolution)}, metasched resolve; write lost or ran")
-    _change_jobs(resolution, [job], None, None, json, config)
+    _change_jobs(resolution, jobs, user, state, cluster, json, config, exit_code)
 
 
 def _change_jobs(
@@ -200,12 +214,18 @@ def _change_jobs(
     jobs: Sequence[str] | None,
     user: str | None,
     state: str | None,
+    cluster: str | None,
     json: bool,
     config: str | None,
+    exit_code: int | None = None,
 ) -> None:
-    if not (jobs or user or state):
-        raise UserError(f"nothing to {action}, metasched {action}; name jobs, --user or --state")
-    print_changes(connect(config).change(action, check_job_ids(jobs or ()), user, state), json)
+    if not (jobs or user or state or cluster):
+        command = "resolve" if action in ("lost", "ran") else action
+        fix = "name jobs, --user, --state or --cluster"
+        raise UserError(f"nothing to {command}, metasched {command}; {fix}")
+    checked_ids = check_job_ids(jobs or ())
+    rows = connect(config).change(action, checked_ids, user, state, cluster, exit_code)
+    print_changes(rows, json)
 
 
 def print_changes(rows: Sequence[dict[str, Any]], json: bool) -> None:

@@ -156,13 +156,22 @@ class Client:
         return self._parse_rows(self._request("GET", "/jobs", {"job": jobs, **filters}))
 
     def change(
-        self, action: str, jobs: Sequence[str], user: str | None = None, state: str | None = None
+        self,
+        action: str,
+        jobs: Sequence[str],
+        user: str | None = None,
+        state: str | None = None,
+        cluster: str | None = None,
+        exit_code: int | None = None,
     ) -> list[dict[str, Any]]:
         """Cancel, hold, release or requeue jobs; `lost` and `ran` resolve unknown jobs.
 
-        Return the state before and after, and a note, for each task.
+        `exit_code` is that of jobs that `ran`. Return the state before and after, and a note, for
+        each task.
         """
-        body = {"jobs": list(jobs), "user": user, "state": state}
+        body: dict[str, object] = {"jobs": list(jobs), "user": user, "state": state}
+        later = {"cluster": cluster, "exit_code": exit_code}  # earlier daemons know neither
+        body |= {name: value for name, value in later.items() if value is not None}
         return self._parse_rows(self._request("POST", f"/jobs/{action}", body=body), "jobs")
 
     def modify(

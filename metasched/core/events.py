@@ -157,6 +157,7 @@ class UserRequested(msgspec.Struct, rename=STORED_FIELDS["UserRequested"], froze
     job: int
     indices: tuple[int, ...] | None = None  # None: all tasks
     by: str = ""  # name of the user
+    exit_code: int | None = None  # of `ran`, if the operator knows it
 
 
 class RequeuedTask(msgspec.Struct, frozen=True):

@@ -110,9 +110,13 @@ class UserRequests:
                     )
                 case "ran" if task.state is State.UNKNOWN:
                     task.live_attempt.has_started = True
-                    yield self._state_machine.apply(
-                        task, TaskEvent.VOUCH, f"declared complete by {event.by}"
-                    )
+                    task.live_attempt.exit_code = event.exit_code
+                    if event.exit_code:
+                        cause = f"declared ended with exit code {event.exit_code} by {event.by}"
+                        yield self._state_machine.apply(task, TaskEvent.FAIL, cause)
+                    else:
+                        cause = f"declared complete by {event.by}"
+                        yield self._state_machine.apply(task, TaskEvent.VOUCH, cause)
             if untried and attempt is not None and attempt.intent is not None:
                 yield self._state_machine.apply(task, TaskEvent.ABSENT, "never submitted")
             self._state_machine.request_withdrawal(task)

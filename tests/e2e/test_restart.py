@@ -129,6 +129,20 @@ def test_an_operator_resolves_unknown_jobs(running: Site) -> None:
     assert running.until_ended(job)[0]["state"] == "cancelled"
     assert "cancelled; only unknown jobs" in running.run("resolve", str(job), "lost").stdout
     assert "lost or ran" in running.error("resolve", str(job), "gone", code=2)
+    assert "nothing to resolve" in running.error("resolve", "ran", code=2)
+    assert "no exit code" in running.error("resolve", str(job), "lost", "--exit-code", "3", code=2)
+
+    jobs = [running.submit("--wrap", "sleep 300", "--cluster", "right") for _ in range(2)]
+    running.until(lambda: {row["state"] for row in running.rows(*jobs)} == {"running"})
+    running.stop()
+    running.configure(TWO_LOCAL.partition('\n[[cluster]]\nname = "right"')[0])
+    running.start()
+    assert running.json("resolve", "ran", "--cluster", "left") == []
+    rows = running.json("resolve", "ran", "--cluster", "right", "--exit-code", "3")
+    assert [(row["job"], row["was"], row["state"]) for row in rows] == [
+        (job, "unknown", "failed") for job in jobs
+    ]
+    assert [row["exit_code"] for row in running.rows(*jobs)] == [3, 3]
 
 
 def test_no_worker_outlives_a_killed_daemon(running: Site) -> None:

@@ -285,7 +285,10 @@ def test_typer_and_argparse_agree_on_submit(
         (["wait", "-1"], "unknown option"),
         (["wait"], "missing argument"),
         (["story", "17", "18"], "metasched story; "),
-        (["cancel"], "nothing to cancel, metasched cancel; name jobs, --user or --state"),
+        (
+            ["cancel"],
+            "nothing to cancel, metasched cancel; name jobs, --user, --state or --cluster",
+        ),
         (["status", "--since", "soon"], '"soon" is no time, --since; '),
         (["demo", "--jobs", "0"], "--jobs"),
         (["demo", "--jobs", "x"], "--jobs"),

@@ -77,6 +77,17 @@ def test_an_operator_resolves_what_is_unknown(word: str, after: State) -> None:
     assert actions == ([Dispatch(1, 2, "left", (0,))] if word == "lost" else [])
 
 
+@pytest.mark.parametrize(("code", "after"), [(0, State.COMPLETED), (3, State.FAILED)])
+def test_an_operator_knows_how_an_unknown_task_ended(code: int, after: State) -> None:
+    site = Site()
+    site.step(JobSubmitted(NOW, job()))
+    site.sent()
+    site.seen("left", since=NOW + 1)
+    site.step(UserRequested(NOW, "ran", 1, by="root", exit_code=code))
+    [(task, attempt)] = site.out.closed_attempts
+    assert (task.state, attempt.exit_code, attempt.has_started) == (after, code, True)
+
+
 def test_a_running_task_that_is_requeued_is_ended_and_begins_again() -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job()))
