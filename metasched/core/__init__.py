@@ -9,6 +9,7 @@ cluster_view         the core's view of a cluster
 task_state_machine   changes the states of tasks
 gates                dependencies, begin times, array limits
 dependency_status    progress of the jobs that other jobs depend on
+lease_expiry         licences and slots of tasks that their managers have forgotten
 leasing              licence leases of tasks
 placement            dispatches queued tasks to clusters
 withdrawals          pulls, recalls, drains

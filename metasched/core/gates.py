@@ -59,7 +59,7 @@ class SchedulingGates:
         if after in LIVE:
             self._mark_dispatched(task)
         elif after in FINAL or after is State.HELD:
-            self._release_slot(task, now)
+            self.release_slot(task, now)
             if not job_is_open:
                 self._remove_job(task.job)
         elif change.follow_up is None:
@@ -147,6 +147,10 @@ class SchedulingGates:
         The slots exceed the limit if a manager lists a lost attempt again.
         """
         self.remove(task)
+        self.take_slot_again(task)
+
+    def take_slot_again(self, task: Task) -> None:
+        """Count a task that may run for the limit of its array, even above it."""
         if task.job.array is not None and _limit(task.job) is not None:
             self._slots.setdefault(task.job.id, set()).add(task.index)
 
@@ -162,8 +166,8 @@ class SchedulingGates:
             if _pop_item(self._blocked, job_id, index) is not None:
                 self._clear_never_satisfied(job_id, index)
 
-    def _release_slot(self, task: Task, now: float) -> None:
-        """Remove a held or ended task, and pass its slot to the next task."""
+    def release_slot(self, task: Task, now: float) -> None:
+        """Remove a task that cannot run now, and pass its slot to the next task."""
         self.remove(task)
         slots = self._slots.get(task.job.id)
         if slots is not None and task.index in slots:

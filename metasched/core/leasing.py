@@ -149,8 +149,7 @@ class LicenceLeasing:
             self._demoted.pop(task.task_id, None)
             self._recalls.pop(task.task_id, None)
         if change.after in LIVE:
-            if self.needs_lease(task):
-                self._ensure_lease(task)
+            self.take_again(task)
             if State.UNKNOWN in (change.before, change.after):
                 self.update_expected_end(task)
         elif attempt is not None:
@@ -225,6 +224,11 @@ class LicenceLeasing:
         for task in view.unstarted_tasks.values() if windowed else ():
             if not windowed.isdisjoint(self.tokens(task)) and task.job.reservation is None:
                 yield task
+
+    def take_again(self, task: Task) -> None:
+        """Lease the licences of a task that may run after all, if it needs any."""
+        if self.needs_lease(task):
+            self._ensure_lease(task)
 
     def _ensure_lease(self, task: Task) -> None:
         """Lease the licences of a task that may run already, even if too few are free."""

@@ -176,7 +176,7 @@ class Reconciler:
                 yield self._resolve_never_started(task)
                 return
         if not attempt.missing:
-            attempt.missing = True
+            attempt.missing, attempt.missing_since = True, self._state.now
             attempt.accounting_queries, attempt.next_accounting_query = 0, self._state.now
             if (view := self._state.view_of(task)) is not None:
                 view.needs_attention[task.task_id] = task

@@ -121,6 +121,7 @@ class Recovery:
                 continue
             attempt.observed_at_dispatch = 0.0
             attempt.in_last_listing, attempt.missing = False, False
+            attempt.missing_since, attempt.lease_expired = 0.0, False
             # the manager may have received the request: repeat it without delay
             attempt.withdrawal_requested = None if attempt.intent is None else 0.0
             attempt.last_listed = None

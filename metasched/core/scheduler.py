@@ -54,6 +54,7 @@ from metasched.core.events import (
     UserRequested,
 )
 from metasched.core.gates import SchedulingGates
+from metasched.core.lease_expiry import LeaseExpiry
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.placement import Placement
 from metasched.core.reconciler import Reconciler
@@ -94,6 +95,7 @@ class Core:
         self._state_machine = TaskStateMachine(self.state, self._leasing)
         self._stale_attempts = StaleAttempts(self.state, self._state_machine)
         self._reconciler = Reconciler(self.state, self._state_machine, self._stale_attempts)
+        self._lease_expiry = LeaseExpiry(self.state, self._leasing, self._gates)
         self._placement = Placement(
             self.state, self._state_machine, self._leasing, self._gates, self.reservations
         )
@@ -252,6 +254,7 @@ class Core:
             self.state.cluster_info[event.cluster] = event.info
         view.up_since = event.up_since
         yield from self._reconciler.apply_listing(view, event)
+        self._lease_expiry.update(view, was_up)
         self._leasing.count_outside_use(view)
         eligibility_changed = view.eligibility_key != previous_key
         permanently_changed = eligibility_changed and eligibility_key(
@@ -390,7 +393,7 @@ class Core:
         for task in view.needs_attention.values():
             attempt = task.live_attempt
             if attempt.missing:
-                if attempt.accounting_query_due(now):
+                if attempt.accounting_query_due(now) or self._lease_expiry.is_due(task, view, now):
                     return True
                 continue
             maybe_submitted = attempt.tried is not None or attempt.accepted is not None

@@ -150,6 +150,7 @@ class TaskStateMachine:
             yield self._apply_restart(task, status)
             attempt = task.live_attempt
         attempt.in_last_listing, attempt.missing, attempt.tried = True, False, None
+        attempt.lease_expired = False  # its change of state leases its licences again
         attempt.native_id = status.native_id
         # a restarted attempt that is pending has no start yet
         if status.state is _PENDING:

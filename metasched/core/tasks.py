@@ -55,6 +55,8 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
     tried: float | None = None  # set before a call whose result is unknown, until it is known
     in_last_listing: bool = False
     missing: bool = False  # from complete listings, which do not prove its absence
+    missing_since: float = 0.0  # first such listing, or the first one after its manager was silent
+    lease_expired: bool = False  # missing for so long that it holds no licences and no array slot
     last_listed: float | None = None  # last listing that contained it; set once it is not listed
     accounting_queries: int = 0  # since it is missing
     next_accounting_query: float = 0.0
@@ -104,6 +106,7 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
         backward_step = min(step, 0.0)
         self.dispatched += backward_step
         self.next_accounting_query += step
+        self.missing_since += step
         if self.accepted is not None:
             self.accepted += backward_step
         if self.last_listed is not None:

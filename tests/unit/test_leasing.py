@@ -18,9 +18,11 @@ from metasched.core.events import (
     UserRequested,
     Withdraw,
 )
+from metasched.core.lease_expiry import GRACE
 from metasched.model.cluster import ManagerLicences
 from metasched.model.job import Reason, State
 from metasched.model.licence import Lease, LicenceCount, LicencePool, ReturnedLease
+from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 from tests.unit.core_site import NOW, Site, facts, job
 
@@ -40,6 +42,67 @@ def test_licences_are_leased_all_or_none_with_the_intent_to_send() -> None:
         JobSubmitted(NOW, job(3, licences={"matlab": 1}))
     )  # it takes what 2 cannot use
     assert (send.job, send.dispatch_id) == (3, 1)  # type: ignore[union-attr]
+
+
+def forgotten(time_limit: float | None) -> Site:
+    """A site whose manager has forgotten job 1, for which job 2 waits."""
+    site = Site(pools=(LicencePool(name="matlab", total=4, linger=0.0),))
+    lost = job(1, licences={"matlab": 4}, clusters=("left",), time_limit=time_limit)
+    site.step(JobSubmitted(NOW, lost))
+    site.sent()
+    site.seen("left", None, site.row(State.RUNNING, started=NOW), at=NOW + 1)
+    site.step(JobSubmitted(NOW + 1, job(2, licences={"matlab": 4}, clusters=("right",))))
+    site.seen("left", None, full=True, at=NOW + 10, since=NOW + 9, previous_taken=NOW + 1)
+    assert site.state() is State.UNKNOWN
+    return site
+
+
+def test_licences_of_a_forgotten_task_are_free_after_its_time_limit() -> None:
+    site, end = forgotten(time_limit=100.0), NOW + 110 + GRACE
+    assert site.seen("left", at=end - 1, since=end - 2) == []
+    assert site.core.unchanged_listing_matters("left", end)
+    [send] = site.seen("left", at=end, since=end - 1)
+    assert (send.job, site.state()) == (2, State.UNKNOWN)  # type: ignore[union-attr]
+    [back, lease] = site.out.leases
+    assert isinstance(back, ReturnedLease)
+    assert isinstance(lease, Lease)
+    assert (back.lease.job, lease.job) == (1, 2)
+    # it still runs after all: what it has counts again, and nobody else gets any
+    site.seen("left", None, site.row(State.RUNNING, started=NOW), at=end + 1)
+    assert [(lease.job, lease.forced) for lease in site.out.leases] == [(1, True)]  # type: ignore[union-attr]
+    assert site.step(JobSubmitted(end + 2, job(3, licences={"matlab": 1}))) == []
+
+
+def test_licences_stay_leased_without_a_limit_or_an_answer() -> None:
+    site, end = forgotten(time_limit=None), NOW + 10 * GRACE
+    assert site.seen("left", at=end, since=end - 1) == []
+    site = forgotten(time_limit=100.0)
+    site.step(ClusterUnreachable(NOW + 20, "left", "silent"))
+    assert site.seen("left", facts(8), full=True, at=end, since=end - 1) == []
+    assert site.seen("left", at=end + 99 + GRACE, since=end) == []
+    [send] = site.seen("left", at=end + 100 + GRACE, since=end)
+    assert send.job == 2  # type: ignore[union-attr]
+
+
+def test_a_line_that_cannot_be_read_may_be_the_forgotten_task() -> None:
+    site, end = forgotten(time_limit=100.0), NOW + 110 + GRACE
+    row = (tag_of("cafe", 1, 1), 0)
+    assert site.seen("left", at=end, since=end - 1, quarantined=(row,)) == []
+    assert site.seen("left", at=end + 1, since=end, quarantined=(("", -1),)) == []
+    assert site.out.leases == []
+
+
+def test_the_array_slot_of_a_forgotten_task_is_free_after_its_time_limit() -> None:
+    site, end = Site(), NOW + 110 + GRACE
+    site.step(JobSubmitted(NOW, job(array="0-1%1", time_limit=100.0, clusters=("left",))))
+    site.sent()
+    site.seen("left", None, site.row(State.RUNNING, started=NOW), at=NOW + 1)
+    site.seen("left", None, full=True, at=NOW + 10, since=NOW + 9, previous_taken=NOW + 1)
+    assert site.seen("left", at=end - 1, since=end - 2) == []
+    assert site.seen("left", at=end, since=end - 1) == [Dispatch(1, 2, "left", (1,))]
+    # it comes back: the limit of the array counts both
+    site.seen("left", None, site.row(State.RUNNING, started=NOW), at=end + 1)
+    assert site.state() is State.RUNNING
 
 
 @pytest.mark.parametrize(
