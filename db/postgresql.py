@@ -22,13 +22,14 @@ from typing import Any
 
 import psutil
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from metasched.core.transitions import LIVE
 from metasched.db.schema import metadata
 from metasched.db.store import (
     Database,
     DatabaseInUse,
+    DatabaseUnreachable,
     StoreError,
     WriterLock,
     create_private_file,
@@ -43,6 +44,8 @@ OLDEST_VERSION = 130000  # oldest supported server, in PostgreSQL's notation: 13
 LOCK_KEY = 0x6D736368  # "msch": an active daemon per database of a server
 HOLDER_EXIT_TIMEOUT = 30.0  # seconds; the server notices the death of a local client within
 STANDBY_INTERVAL = 1.0  # seconds between a standby's attempts to get the lock
+# causes of a server's refusal that pass
+PASSING_CAUSES = ("starting up", "shutting down", "recovery", "too many clients", "slots are")
 CONNECT_TIMEOUT = 5  # seconds
 SILENCE_TIMEOUT = 10.0  # seconds without an answer; longer than `lock_timeout`
 # Settings of metasched's sessions: lock waits as short as SQLite's, no time limits by the server,
@@ -165,7 +168,7 @@ class Postgresql(Database):
     def acquire_writer(self, standby: bool = False) -> Iterator[WriterLock]:
         engine, writer_lock = self._create_engine(SILENCE_TIMEOUT), None
         try:
-            writer_lock = LockSession(engine, self)
+            writer_lock = self._connect_writer(engine, standby)
             self._wait_for_lock(writer_lock, standby)
             session: Any = writer_lock.connection.connection.driver_connection
             session.silence_timeout = None  # a migration may be silent for long
@@ -179,6 +182,20 @@ class Postgresql(Database):
             if writer_lock is not None:
                 writer_lock.release()
             engine.dispose()
+
+    def _connect_writer(self, engine: Engine, standby: bool) -> LockSession:
+        """Connect the session that will hold the lock. A standby waits for the server."""
+        logged = ""
+        while True:
+            try:
+                return LockSession(engine, self)
+            except DatabaseUnreachable as error:
+                if not standby:
+                    raise
+                if str(error) != logged:
+                    logged = str(error)
+                    log.error("standby: %s; retrying every %g s", logged, STANDBY_INTERVAL)
+            time.sleep(STANDBY_INTERVAL)
 
     def _wait_for_lock(self, writer_lock: LockSession, standby: bool) -> None:
         """Acquire the lock. A standby waits for the active daemon, also across server restarts."""
@@ -196,7 +213,7 @@ class Postgresql(Database):
                     raise
                 cause = str(busy).partition(";")[0]
             except StoreError as error:
-                if not (standby and logged):
+                if not standby or not (logged or isinstance(error, DatabaseUnreachable)):
                     raise
                 cause = str(error)
             if cause != logged:
@@ -360,15 +377,28 @@ class Postgresql(Database):
     def store_error(self, error: DBAPIError) -> StoreError:
         message = driver_message(error).removeprefix("connection failed: ")
         message = message.rpartition("FATAL:")[2].strip() if "FATAL:" in message else message
+        kind: type[StoreError] = StoreError
         if "password authentication failed" in message or "no password supplied" in message:
             remedy = "put the right password into ~/.pgpass or into the URL"
         elif "does not exist" in message:
             remedy = "create it, or name another in [daemon] database"
-        elif isinstance(error.orig, TimeoutError) or error.connection_invalidated:
-            remedy = "check that the server runs"
         else:
-            remedy = "check that the server runs and that [daemon] database is right"
-        return StoreError(f"{self}: {message}; {remedy}")
+            kind = DatabaseUnreachable if _may_pass(error) else StoreError
+            remedy = "check that the server runs"
+            if not (isinstance(error.orig, TimeoutError) or error.connection_invalidated):
+                remedy += " and that [daemon] database is right"
+        return kind(f"{self}: {message}; {remedy}")
+
+
+def _may_pass(error: DBAPIError) -> bool:
+    """Return whether a later connection may succeed though the site changes nothing.
+
+    libpq gives no code for a failed connection. A server that refuses one says FATAL.
+    """
+    message = str(error.orig)
+    if "FATAL:" in message:
+        return any(cause in message for cause in PASSING_CAUSES)
+    return isinstance(error, OperationalError) and not re.search("SSL|certificate", message)
 
 
 def _short_hostname() -> str:

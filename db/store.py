@@ -28,6 +28,10 @@ class StoreError(UserError):
     exit_code = 1
 
 
+class DatabaseUnreachable(StoreError):
+    """The database server does not answer, or not yet; a later try may succeed."""
+
+
 class DatabaseInUse(StoreError):
     """Another daemon is active on this database."""
 
@@ -80,6 +84,7 @@ class Database(ABC):
         """Be the only active daemon on the database, at the newest schema, and yield the lock.
 
         Raises DatabaseInUse if another daemon is active; with `standby` waits for its end instead.
+        Raises DatabaseUnreachable if its server does not answer; a standby waits for that, too.
         Raises StoreError if the database cannot be used.
         """
 

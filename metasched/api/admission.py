@@ -39,10 +39,6 @@ def error_response(status: int, message: str) -> JSONResponse:
     return JSONResponse({"error": text}, status, RETRY_AFTER if status == 503 else None)
 
 
-def storage_failure_message(error: StorageFailed) -> str:
-    return f"the database is away or rejects writes ({error}); nothing changed, try again soon"
-
-
 class Admission:
     """Middleware that authenticates callers, and reads the bodies of those that may call."""
 
@@ -73,13 +69,14 @@ class Admission:
         daemon, state = self._daemon, request.scope["state"]
         connection: Connection = state["connection"]
         try:
-            caller, check = await authenticate(request, daemon.settings, daemon.ledger)
+            caller, check = await authenticate(request, daemon.settings, lambda: daemon.ledger)
         except UnauthenticatedError as error:
             raise _refusal(connection, 401, error) from None
         except ForbiddenError as error:
             raise _refusal(connection, 403, error) from None
-        except StorageFailed as error:
-            raise ApiError(503, storage_failure_message(error)) from None
+        except StorageFailed:  # its cause is not for unknown callers
+            problem = "no token can be checked while the database is away"
+            raise ApiError(503, f"{problem}; nothing changed, try again soon") from None
         if connection.uid is None and not state["connections"].assign(connection, caller.user):
             raise ApiError(503, "too many connections of yours; nothing changed, try again soon")
         state["caller"] = caller

@@ -30,7 +30,7 @@ from metasched.api import (
     submissions,
     tokens,
 )
-from metasched.api.admission import Admission, error_response, storage_failure_message
+from metasched.api.admission import Admission, error_response
 from metasched.api.clusters import breaker_row
 from metasched.api.identity import Caller, ForbiddenError
 from metasched.api.request import CurrentCaller, CurrentService, request_source
@@ -113,7 +113,8 @@ def _register_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(StorageFailed)
     async def _storage_failed(_: Request, error: StorageFailed) -> JSONResponse:
-        return error_response(503, storage_failure_message(error))
+        problem = f"the database is away or rejects writes ({error})"
+        return error_response(503, f"{problem}; nothing changed, try again soon")
 
     @app.exception_handler(StorageUncertain)
     async def _storage_uncertain(_: Request, error: StorageUncertain) -> JSONResponse:

@@ -65,17 +65,17 @@ class Caller:
 
 
 async def authenticate(
-    request: Request, settings: Settings, ledger: Ledger
+    request: Request, settings: Settings, get_ledger: Callable[[], Ledger]
 ) -> tuple[Caller, BodyCheck | None]:
     """Return the sender of a request, and a check of its body that is due before it counts.
 
     Nothing of the body is read. On a unix socket the kernel reports the account; over TCP the
     header `Authorization` does. UnauthenticatedError, or ForbiddenError for an account that may
-    not use this daemon.
+    not use this daemon. Only a token needs the ledger: StorageFailed if the database is away.
     """
     uid, by_token, check = request.scope["state"]["connection"].uid, False, None
     if uid is None:
-        uid, by_token, check = await _authenticate_remote(request, settings, ledger)
+        uid, by_token, check = await _authenticate_remote(request, settings, get_ledger)
     return await asyncio.to_thread(_resolve_caller, uid, by_token, settings), check
 
 
@@ -96,13 +96,13 @@ def _resolve_caller(uid: int, by_token: bool, settings: Settings) -> Caller:
 
 
 async def _authenticate_remote(
-    request: Request, settings: Settings, ledger: Ledger
+    request: Request, settings: Settings, get_ledger: Callable[[], Ledger]
 ) -> tuple[int, bool, BodyCheck | None]:
     """Return the user id of a caller on another host, whether by token, and the body's check."""
     assert settings.tcp is not None
     scheme, _, credential = request.headers.get("authorization", "").partition(" ")
     if scheme == "Bearer" and settings.tcp.tokens:
-        user = await asyncio.to_thread(ledger.token_user, credential, time.time())
+        user = await asyncio.to_thread(get_ledger().token_user, credential, time.time())
         if user is None:
             raise UnauthenticatedError("the token is unknown, expired or revoked; make a new one")
         try:

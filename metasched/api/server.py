@@ -12,6 +12,7 @@ import ssl
 import stat
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -88,20 +89,31 @@ def serve(settings: Settings, *, standby: bool = False) -> int:
     )
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
-        with (
-            settings.database.acquire_writer(standby) as writer_lock,
-            _unix_listener(settings.socket, settings.site is not None) as listener,
-            _tcp_listener(settings.tcp) as tcp_listener,
-        ):
-            ledger = Ledger(writer_lock.engine, writer_lock)
-            _check_reservation_units(settings, ledger)
-            daemon = Daemon(settings, ledger)
+        with contextlib.ExitStack() as lock_stack, contextlib.ExitStack() as listeners:
+            daemon = Daemon(settings, partial(_open_ledger, settings, standby, lock_stack))
+            daemon.try_open()  # before it listens: another daemon may be active
+            listener = listeners.enter_context(
+                _unix_listener(settings.socket, settings.site is not None)
+            )
+            tcp_listener = listeners.enter_context(_tcp_listener(settings.tcp))
             asyncio.run(_serve_until_stopped(daemon, listener, tcp_listener))
     except OSError as error:
         raise ConfigError(
             f"{error.filename or settings.socket}: {error.strerror}; name another path in [daemon]"
         ) from None
     return 0
+
+
+def _open_ledger(settings: Settings, standby: bool, lock_stack: contextlib.ExitStack) -> Ledger:
+    """Open the ledger as the only active daemon; `lock_stack` will release its lock.
+
+    DatabaseUnreachable if the database server does not answer. StoreError or ConfigError if the
+    database cannot be used.
+    """
+    writer_lock = lock_stack.enter_context(settings.database.acquire_writer(standby))
+    ledger = Ledger(writer_lock.engine, writer_lock)
+    _check_reservation_units(settings, ledger)
+    return ledger
 
 
 def _check_reservation_units(settings: Settings, ledger: Ledger) -> None:

@@ -41,7 +41,7 @@ from metasched.daemon.mail import Mailer
 from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.daemon.quarantine import Quarantine, first_error
 from metasched.db.ledger import Ledger, StoredJob
-from metasched.db.store import StorageFailed
+from metasched.db.store import DatabaseUnreachable, StorageFailed
 from metasched.db.submission_keys import KEY_LIFETIME, Receipt
 from metasched.model.tags import parse_tag
 
@@ -232,13 +232,32 @@ class SchedulerService:
 class Daemon:
     """The scheduler service, restarted after a failed write, as the API accesses it."""
 
-    def __init__(self, settings: Settings, ledger: Ledger) -> None:
-        self.settings, self.ledger, self.started = settings, ledger, time.time()
+    def __init__(self, settings: Settings, open_ledger: Callable[[], Ledger]) -> None:
+        """`open_ledger` connects to the database; it may take long and raises StoreError."""
+        self.settings, self.started = settings, time.time()
+        self._open_ledger = open_ledger
+        self._ledger: Ledger | None = None  # None until the database answered
         self.service: SchedulerService | None = None
         self.quarantine = Quarantine()
         self._stopped_reason = "the daemon starts"  # why `service` is None
         self.database_unavailable = False  # at the last try
+        self._outage = ""  # error of the database, as logged last
         self.stopping = False
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger. StorageFailed as long as the database did not answer."""
+        if self._ledger is None:
+            raise StorageFailed(self._outage)
+        return self._ledger
+
+    def try_open(self) -> bool:
+        """Open the ledger; return False if the database is away. StoreError for other faults."""
+        try:
+            self._ledger = self._open_ledger()
+        except DatabaseUnreachable as error:
+            self._note_outage(error)
+        return self._ledger is not None
 
     @property
     def unavailable_reason(self) -> str | None:
@@ -256,6 +275,9 @@ class Daemon:
     async def run(self) -> None:
         """Run until cancelled. DatabaseInUse if another daemon has taken over the database."""
         delay = RESTART_DELAY
+        # in a thread: the API must answer while a database server does not
+        while self._ledger is None and not await asyncio.to_thread(self.try_open):
+            await asyncio.sleep(RESTART_DELAY)
         while True:
             await self._await_database()
             try:
@@ -277,23 +299,26 @@ class Daemon:
 
     async def _await_database(self) -> None:
         """Wait until the database can be written to."""
-        logged_reason = ""
         while True:
             try:
-                # in a thread: the API must answer while a database server does not
+                # in a thread, as above
                 await asyncio.to_thread(self.ledger.acquire_lock)
             except StorageFailed as error:
-                self.database_unavailable = True
-                self._stopped_reason = f"the database is away ({error})"
-                if self._stopped_reason != logged_reason:
-                    log.error("%s; retrying every %g s", self._stopped_reason, RESTART_DELAY)
-                logged_reason = self._stopped_reason
+                self._note_outage(error)
                 await asyncio.sleep(RESTART_DELAY)
             else:
                 if self.database_unavailable:
                     log.info("the database is back")
-                self.database_unavailable = False
+                self.database_unavailable, self._outage = False, ""
                 return
+
+    def _note_outage(self, error: Exception) -> None:
+        """Log an outage of the database, unless it is logged already."""
+        self.database_unavailable = True
+        self._stopped_reason = f"the database is away ({error})"
+        if str(error) != self._outage:
+            log.error("%s; retrying every %g s", self._stopped_reason, RESTART_DELAY)
+        self._outage = str(error)
 
 
 def _reason_of(failure: BaseException) -> str:

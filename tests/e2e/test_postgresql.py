@@ -153,8 +153,6 @@ def test_what_is_wrong_with_a_database_is_told_in_one_line(
         (locked, ("no password supplied", ".pgpass")),
         (locked.replace("@", ":s3same@"), ("password authentication failed", ".pgpass")),
         (server.url("latin"), ("encoding is LATIN1", "UTF8")),
-        (f"postgresql:///x?host={pg.folder}/nowhere", ("No such file", "server runs")),
-        ("postgresql://127.0.0.1:1/x", ("refused", "server runs")),
         ("postgresql:///x?colour=red", ('"colour"', "[daemon] database")),
     ):
         pg.url = url
@@ -165,6 +163,71 @@ def test_what_is_wrong_with_a_database_is_told_in_one_line(
     pg.url = locked.replace("@", f":{PASSWORD.replace(' ', '%20')}@")
     pg.configure(TWO_LOCAL)
     assert "may create tables" in pg.error("serve", code=1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_daemon_that_waits_for_its_database_ends_at_a_signal(
+    pg: Site, number: signal.Signals
+) -> None:
+    for url, words in (
+        (f"postgresql:///x?host={pg.folder}/nowhere", "No such file"),
+        ("postgresql://127.0.0.1:1/x", "refused"),
+    ):
+        pg.url = url
+        pg.configure()
+        pg.launch()
+        pg.until((pg.folder / "ms.sock").exists)
+        assert words in pg.error("status", code=4)
+        assert pg.stop(number) == 0
+        [line] = [line for line in pg.log.read_text().splitlines() if words in line]
+        assert "retrying every 2 s" in line
+        pg.log.write_text("")
+
+
+def test_a_daemon_waits_for_a_database_that_is_away_at_its_start(
+    tmp_path: Path, own_server: Server
+) -> None:
+    """It says so, refuses requests with the cause, and goes on once the server is there."""
+    site = Site(tmp_path)
+    site.url = own_server.create()
+    site.configure()
+    socket = site.folder / "ms.sock"
+    try:
+        own_server.stop()
+        site.launch()
+        site.until(socket.exists)
+        for method, target in (
+            *(("GET", "/health"), ("GET", "/jobs?all=true"), ("GET", "/jobs/1/story")),
+            *(("GET", "/reservations"), ("GET", "/tokens"), ("POST", "/tokens")),
+        ):
+            body = {"seconds": 1} if method == "POST" else None
+            refused = call(socket, method, target, body)
+            assert refused.status == 503, target
+            assert refused.headers["retry-after"].isdecimal()
+            assert "No such file" in refused.json["error"]
+        assert "nothing changed, try again" in site.error("submit", "--wrap", "true", code=4)
+        assert site.log.read_text().count("the database is away") == 1
+        own_server.start()
+        site.until(site.cluster_rows)
+        assert "the database is back" in site.log.read_text()
+        assert site.until_ended(site.submit("--wrap", "true"))[0]["state"] == "completed"
+        assert site.stop() == 0
+        site.replayed()
+        # a fault that stays is an error also after a wait
+        own_server.stop()
+        site.url = own_server.url("absent")
+        site.configure()
+        site.launch()
+        site.until(socket.exists)
+        daemon = site._daemon
+        assert daemon is not None
+        own_server.start()
+        assert daemon.wait(60) == 1
+        assert '"absent" does not exist; create it' in site.log.read_text()
+        assert "Traceback" not in site.log.read_text()
+        assert not socket.exists()
+    finally:
+        site.close()
 
 
 @pytest.mark.slow
