@@ -47,7 +47,7 @@ bench: .venv/stamp
 chaos: .venv/stamp
 	$(PYTHON) -m tests.chaos $(CHAOS_ARGS)
 	$(PYTHON) -m tests.hostile $(HOSTILE_ARGS)
-	$(PYTHON) -m pytest tests/property -q --hypothesis-profile=explore --numprocesses=2 --timeout=3600
+	$(PYTHON) -m pytest tests/property tests/hostile/test_schema.py -q --hypothesis-profile=explore --numprocesses=2 --timeout=3600
 
 .venv/stamp: pyproject.toml tests/venv
 	tests/venv

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections import defaultdict
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -46,6 +47,13 @@ log = logging.getLogger("metasched")
 MAX_LISTED = 50  # entries of the quarantine in an answer
 
 
+@dataclass(frozen=True)
+class ErrorAnswer:
+    """Body of every response that reports an error."""
+
+    error: str  # "problem, place; remedy", in one line
+
+
 def create_app(daemon: Daemon) -> FastAPI:
     """Create the application. All lasting state is in `daemon`."""
     app = FastAPI(
@@ -54,6 +62,10 @@ def create_app(daemon: Daemon) -> FastAPI:
         openapi_url=None,  # `reference` asks for a credential
         docs_url=None,
         redoc_url=None,
+        responses={
+            status: {"model": ErrorAnswer, "description": "Refused; nothing changed"}
+            for status in (422, "4XX", "5XX")
+        },
     )
     app.state.daemon = daemon
     app.add_middleware(Admission, daemon=daemon)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)
         self._path = str(path)
@@ -42,7 +42,7 @@ def call(
     timeout: float = 30,
 ) -> Response:
     """Send a request with a JSON body to the daemon at the socket `path`."""
-    connection = _UnixConnection(path, timeout)
+    connection = UnixConnection(path, timeout)
     try:
         content = None if body is None else json.dumps(body)
         fields = {"Content-Type": "application/json"} | dict(headers or {})

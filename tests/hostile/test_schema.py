@@ -1,0 +1,189 @@
+"""Requests drawn from the OpenAPI document: no defect, and nothing of others is read or changed.
+
+Three accounts call a daemon in site mode by its unix socket: the owner of jobs, a stranger, and an
+operator. `--hypothesis-profile=explore` draws far more (`make chaos`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import pwd
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite, running_site
+from tests.harness.accounts import OPERATOR, A, B
+from tests.harness.http_calls import UnixConnection
+
+pytestmark = pytest.mark.root
+
+LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n'
+SECRET = "swordfish"  # in the name of each job of the owner
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+EXAMPLES = max(hypothesis.settings().max_examples // 25, 2)  # of each route and role
+MODES = st.sampled_from([GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A site, the schema of its API, and an owner with a held and an ended job."""
+
+    site: MultiUserSite
+    jobs: tuple[int, int]
+
+    @cached_property
+    def schema(self) -> Any:
+        status, _, content = self.send(A, "GET", "/openapi.json", {}, None)
+        assert status == 200
+        return schemathesis.openapi.from_dict(json.loads(content))
+
+    def send(
+        self, account: str, method: str, target: str, headers: dict[str, str], body: Any
+    ) -> tuple[int, dict[str, list[str]], bytes]:
+        """Send a request as an account; return status, headers and content of the response."""
+        connection = UnixConnection(self.site.state / "ms.sock", timeout=60)
+        os.seteuid(pwd.getpwnam(account).pw_uid)  # which the kernel reports to the daemon
+        try:
+            connection.connect()
+        finally:
+            os.seteuid(0)
+        with contextlib.closing(connection):
+            connection.request(method, target, body, headers)
+            response = connection.getresponse()
+            fields: dict[str, list[str]] = {}
+            for name, value in response.getheaders():
+                fields.setdefault(name.lower(), []).append(value)
+            return response.status, fields, response.read()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What the owner sees of his jobs."""
+        targets = "&".join(f"job={job}" for job in self.jobs)
+        status, _, content = self.send(A, "GET", f"/jobs?{targets}", {}, None)
+        assert status == 200, content
+        rows: list[dict[str, Any]] = json.loads(content)
+        return rows
+
+
+@pytest.fixture(scope="module")
+def victim(common_folder: Path) -> Iterator[Victim]:
+    with running_site(common_folder / "schema", LOCAL, f"[cluster.left]\n{SUPERVISE}") as site:
+        owner = site.by(A)
+        common = ("--name", SECRET, "-o", "/dev/null", "--wrap", "true")
+        held, ended = owner.submit("--hold", *common), owner.submit(*common)
+        owner.until_ended(ended)
+        yield Victim(site, (held, ended))
+
+
+def aimed(value: Any, job: int) -> Any:
+    """Return a drawn value with the owner's job wherever jobs are named."""
+    if isinstance(value, list):
+        return [aimed(element, job) for element in value]
+    if not isinstance(value, dict):
+        return value
+    names_jobs = isinstance(value.get("jobs"), list) and "scripts" not in value
+    return {key: aimed(element, job) for key, element in value.items()} | (
+        {"jobs": [str(job)], "user": None, "state": None} if names_jobs else {}
+    )
+
+
+def call_drawn(victim: Victim, account: str, data: st.DataObject, operation: Any) -> bytes:
+    """Send a drawn request, check the response, and return its content."""
+    case = data.draw(operation.as_strategy(generation_mode=data.draw(MODES)))
+    job = data.draw(st.sampled_from(victim.jobs))
+    if data.draw(st.booleans()):
+        case.body = aimed(case.body, job)
+        case.path_parameters = {
+            name: str(job) if name in ("job", "id") else value
+            for name, value in (case.path_parameters or {}).items()
+        }
+    if operation.path == "/jobs/wait":
+        case.query = {**(case.query or {}), "timeout": 0}
+    arguments = case.as_transport_kwargs(base_url="http://localhost")
+    known = ("method", "url", "headers", "params", "data", "json", "files", "cookies")
+    try:
+        prepared = requests.Request(
+            **{name: value for name, value in arguments.items() if name in known}
+        ).prepare()
+        fields = {name: str(value) for name, value in prepared.headers.items()}
+        status, headers, content = victim.send(
+            account, str(prepared.method), prepared.path_url, fields, prepared.body
+        )
+    except (UnicodeError, ValueError, http.client.InvalidURL):  # cannot be written as HTTP
+        hypothesis.reject()
+    response = schemathesis.Response(
+        status, headers, content, request=prepared, elapsed=0.0, verify=False
+    )
+    case.validate_response(response, checks=CHECKS)
+    return content
+
+
+def check_operation(victim: Victim, account: str, operation: Any) -> None:
+    """Send drawn requests to a route as an account."""
+
+    @hypothesis.settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def answer_as_documented(data: st.DataObject) -> None:
+        content = call_drawn(victim, account, data, operation)
+        if account == B:
+            assert SECRET.encode() not in content
+            assert A.encode() not in content
+
+    answer_as_documented()
+
+
+@pytest.mark.parametrize("account", [A, B, OPERATOR], ids=["owner", "stranger", "operator"])
+def test_every_drawn_request_is_answered_as_the_document_says(victim: Victim, account: str) -> None:
+    before = victim.rows()
+    for result in victim.schema.get_all_operations():
+        check_operation(victim, account, result.ok())
+    if account == B:
+        assert victim.rows() == before
+
+
+def test_a_stranger_reaches_no_route_of_a_job(victim: Victim) -> None:
+    """Each route with the owner's ids, and bodies that the owner could send."""
+    before = victim.rows()
+    json_type = {"Content-Type": "application/json"}
+    for job in victim.jobs:
+        selection = {"jobs": [str(job)], "user": None, "state": None}
+        requests_of_jobs = [
+            *(("GET", f"/jobs/{job}/{view}", None) for view in ("story", "explain", "output")),
+            *(("GET", target, None) for target in (f"/jobs?job={job}", f"/jobs/wait?job={job}")),
+            *(
+                ("POST", f"/jobs/{action}", selection)
+                for action in ("cancel", "hold", "release", "requeue")
+            ),
+            ("POST", "/jobs/modify", {"choice": selection, "changes": {"name": "mine"}}),
+        ]
+        for method, target, body in requests_of_jobs:
+            content = None if body is None else json.dumps(body)
+            status, _, answer = victim.send(B, method, target, json_type, content)
+            assert status == 404, (target, answer)
+            assert SECRET.encode() not in answer
+            assert A.encode() not in answer
+    assert victim.rows() == before
