@@ -109,30 +109,30 @@ class Life(RuleBasedStateMachine):
             assert key not in self.ended_attempts, "an ended attempt ended again"
             assert attempt.state in ATTEMPT_FINAL
             self.ended_attempts[key] = attempt.state
-            place = (task.job.id, task.index)
-            highest = max(attempt.dispatch_id, self.again.get(place, (0, 0))[1])
-            self.again[place] = (task.attempts, highest)
+            task_id = (task.job.id, task.index)
+            highest = max(attempt.dispatch_id, self.again.get(task_id, (0, 0))[1])
+            self.again[task_id] = (task.attempts, highest)
         for change in out.changes:
             if change.event is TaskEvent.REQUEUE:
-                place = (change.job, change.index)
-                self.requeued[place] += 1
-                self.cancelled.discard(place)
-                self.final.pop(place, None)
-                self.begun_at.pop(place, None)
-        for place, task in out.tasks.items():
-            assert place not in self.final, "an ended task changed"
+                task_id = (change.job, change.index)
+                self.requeued[task_id] += 1
+                self.cancelled.discard(task_id)
+                self.final.pop(task_id, None)
+                self.begun_at.pop(task_id, None)
+        for task_id, task in out.tasks.items():
+            assert task_id not in self.final, "an ended task changed"
             started = task.attempt.started if task.attempt else None
             if task.state in FINAL:
-                self.final[place] = task.state
+                self.final[task_id] = task.state
                 assert task.ended is not None
-                self.begun_at[place] = task.ended if started is None else started
+                self.begun_at[task_id] = task.ended if started is None else started
             elif started is not None:
-                self.begun_at[place] = started
+                self.begun_at[task_id] = started
             else:
-                self.begun_at.pop(place, None)
-        for place, task in self.core.tasks.items():
+                self.begun_at.pop(task_id, None)
+        for task_id, task in self.core.tasks.items():
             if not task.attempts and task.job.dependency and self.has_come(task.job, task.index):
-                self.came.add(place)
+                self.came.add(task_id)
         for action in out.actions:
             if isinstance(action, Dispatch) and not isinstance(event, DaemonStarted):
                 for index in action.indices:
@@ -140,24 +140,24 @@ class Life(RuleBasedStateMachine):
 
     def store_licences(self, out: Outcome) -> None:
         """As the database does it, with its constraint."""
-        for name, told in out.licence_statuses.items():
+        for name, status in out.licence_statuses.items():
             pool = self.pools.setdefault(name, [0, 0, 0])
-            pool[0] = pool[0] if told.total is None else told.total
+            pool[0] = pool[0] if status.total is None else status.total
             pool[2] = max(pool[1] - pool[0], 0)
         for change in out.leases:
             lease = change if isinstance(change, Lease) else change.lease
-            place = (lease.job, lease.index)
-            for name, many in lease.tokens.items():
+            task_id = (lease.job, lease.index)
+            for name, count in lease.tokens.items():
                 pool = self.pools[name]
-                pool[1] += many if change is lease else -many
+                pool[1] += count if change is lease else -count
                 if change is not lease or lease.forced:
                     pool[2] = max(pool[1] - pool[0], 0)
                 assert 0 <= pool[1] <= pool[0] + pool[2], (name, pool)
             if isinstance(change, Lease):
-                assert place not in self.held
-                self.held[place] = dict(lease.tokens)
+                assert task_id not in self.held
+                self.held[task_id] = dict(lease.tokens)
             else:
-                assert self.held.pop(place) == lease.tokens
+                assert self.held.pop(task_id) == lease.tokens
                 self.lingering += [
                     LingeringTokens(name, lease.tokens[name], change.until, until)
                     for name, until in change.lingering_until.items()
@@ -171,11 +171,11 @@ class Life(RuleBasedStateMachine):
 
     def has_come(self, job: Job, index: int) -> bool:
         any_of = "?" in (job.dependency or "")
-        found = [
+        targets = [
             self.term_has_come(job, index, word)
             for word in (job.dependency or "").replace("?", ",").split(",")
         ]
-        return any(found) if any_of else all(found)
+        return any(targets) if any_of else all(targets)
 
     def term_has_come(self, job: Job, index: int, word: str) -> bool:
         kind, _, target = word.partition(":")
@@ -187,10 +187,10 @@ class Life(RuleBasedStateMachine):
         places = [(int(id), i) for i in ([int(one)] if one else self.jobs[int(id)].indices)]
         if kind == "aftercorr" and not one and job.array and self.jobs[int(id)].array:
             places = [(int(id), index)]
-        ends = [self.final.get(place) for place in places]
+        ends = [self.final.get(task_id) for task_id in places]
         match kind:
             case "after":
-                begun = [self.begun_at.get(place, 1e12) for place in places]
+                begun = [self.begun_at.get(task_id, 1e12) for task_id in places]
                 return self.now >= max(begun) + 60 * int(minutes or 0)
             case "afterany":
                 return None not in ends
@@ -201,22 +201,22 @@ class Life(RuleBasedStateMachine):
 
     def fates_of(self, job: Job) -> tuple[TargetSummary, ...]:
         """What the database knows of the jobs that one depends on."""
-        found = []
+        fates = []
         for target in parse_dependency(job.dependency or "").targets:
             places = [
                 (target.job, i) for i in self.jobs[target.job].indices if target.index in (None, i)
             ]
-            ended = [place for place in places if place in self.final]
+            ended = [task_id for task_id in places if task_id in self.final]
             good = [i for j, i in ended if self.final[j, i] is State.COMPLETED]
             bad = [i for j, i in ended if self.final[j, i] is not State.COMPLETED]
-            begun = max((self.begun_at[place] for place in ended), default=0.0)
+            begun = max((self.begun_at[task_id] for task_id in ended), default=0.0)
             array = self.jobs[target.job].array is not None
-            found.append(
+            fates.append(
                 TargetSummary(
                     target, len(places), array, format_indices(good), format_indices(bad), begun
                 )
             )
-        return tuple(found)
+        return tuple(fates)
 
     def indices(self, send: Dispatch) -> list[int]:
         return [task.index for task in self.core.tasks_of_dispatch(send.job, send.dispatch_id)]

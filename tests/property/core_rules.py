@@ -133,15 +133,15 @@ class Deeds(Life):
         later = "+1" if kind == "after" and data.draw(st.booleans()) else ""
         return f"{kind}:{job}{'' if index is None else f'_{index}'}{later}"
 
-    @rule(data=st.data(), wish=st.sampled_from(["cancel", "hold", "release"]))
-    def ask(self, data: st.DataObject, wish: str) -> None:
+    @rule(data=st.data(), action=st.sampled_from(["cancel", "hold", "release"]))
+    def ask(self, data: st.DataObject, action: str) -> None:
         if not self.jobs:
             return
         job = data.draw(st.sampled_from(sorted(self.jobs)))
         some = tuple(data.draw(st.sets(st.sampled_from(self.jobs[job].indices))))
-        if wish == "cancel":
+        if action == "cancel":
             self.cancelled |= {(job, i) for i in some or self.jobs[job].indices}
-        self.step(UserRequested(self.now, wish, job, some or None, by="ada"))  # type: ignore[arg-type]
+        self.step(UserRequested(self.now, action, job, some or None, by="ada"))  # type: ignore[arg-type]
 
     @rule(data=st.data())
     def requeue(self, data: st.DataObject) -> None:
@@ -235,13 +235,13 @@ class Deeds(Life):
 
     def revoke(self, manager: Manager, action: Revoke, fate: str) -> None:
         if fate in ("done", "lost answer"):
-            told = [
+            reported = [
                 ((c.tag, c.task), manager.claims.setdefault((c.tag, c.task), True))
                 for c in action.claims
             ]
             if fate == "done":
-                never = tuple(key for key, revoked in told if revoked)
-                begun = tuple(key for key, revoked in told if not revoked)
+                never = tuple(key for key, revoked in reported if revoked)
+                begun = tuple(key for key, revoked in reported if not revoked)
                 self.step(ClaimsRevoked(self.now, never, begun))
 
     @rule(

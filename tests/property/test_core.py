@@ -45,13 +45,13 @@ class World(Deeds):
 
     @invariant()
     def licences_are_with_those_who_may_run(self) -> None:
-        held = {place: lease.tokens for place, lease in self.core.licences.leases.items()}
+        held = {task_id: lease.tokens for task_id, lease in self.core.licences.leases.items()}
         assert held == self.held
-        for place, task in self.core.tasks.items():
+        for task_id, task in self.core.tasks.items():
             if task.state in QUEUED_OR_HELD:
-                assert place not in held, task.name
+                assert task_id not in held, task.name
             elif task.state is not State.UNKNOWN:  # else an operator may have taken them back
-                assert held.get(place, {}) == task.job.licences, task.name
+                assert held.get(task_id, {}) == task.job.licences, task.name
         assert held.keys() <= self.core.tasks.keys()
         for name, (_, leased, _) in self.pools.items():
             assert leased == sum(tokens.get(name, 0) for tokens in held.values())
@@ -70,8 +70,8 @@ class World(Deeds):
 
     @invariant()
     def nobody_in_line_could_go(self) -> None:
-        for place, task in self.core.tasks.items():
-            if place in self.core.licences:
+        for task_id, task in self.core.tasks.items():
+            if task_id in self.core.licences:
                 assert task.state is State.QUEUED
                 assert self.core.missing_licences(task, self.core.state.now), task.name
 

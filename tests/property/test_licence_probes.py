@@ -164,15 +164,15 @@ def test_nothing_counts_twice_and_nothing_is_lost(
     uses: list[LicenceUse], held: list[LeasedTokens], more: int
 ) -> None:
     used = sum(use.count for use in uses) + more
-    left = count_outside(Feature("x", None, used, tuple(uses)), held)
-    ours = used - left
+    remaining = count_outside(Feature("x", None, used, tuple(uses)), held)
+    ours = used - remaining
     assert 0 <= ours <= sum(one.count for one in held)
-    assert left >= more
+    assert remaining >= more
     theirs = sum(u.count for u in uses if not any(one.may_match(u) for one in held))
-    assert left >= theirs + more
+    assert remaining >= theirs + more
     for user in ("ada", "bob"):  # one user's tokens are never laid to another's account
         alone = [one for one in held if one.user == user]
-        mine = [use for use in uses if use.user == user]
+        own = [use for use in uses if use.user == user]
         assert used - count_outside(Feature("x", None, used, tuple(uses)), alone) <= sum(
-            use.count for use in mine
+            use.count for use in own
         )

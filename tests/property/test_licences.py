@@ -52,33 +52,33 @@ class Line(RuleBasedStateMachine):
         """All who can go, go; in this order."""
         gone: list[TaskId] = []
         while True:
-            place = self.line.next_ready(self.now)
+            task_id = self.line.next_ready(self.now)
             dues = [self.ends[other] for other in self.held]
             dues += [window.until for window in self.windows.values()]
             if all(due > self.now for due in dues):  # else more comes back at this moment
-                assert place == self.first_that_may_go()
-            if place is None:
+                assert task_id == self.first_that_may_go()
+            if task_id is None:
                 return gone
-            wants = self.waiting.pop(place)
-            self.ends[place] = self.now + self.lasts[place]
-            window = self.inside.get(place)
-            self.line.take(Lease(*place, 1, wants, self.now), self.ends[place], True, window)
-            self.held[place] = wants
-            gone.append(place)
+            wants = self.waiting.pop(task_id)
+            self.ends[task_id] = self.now + self.lasts[task_id]
+            window = self.inside.get(task_id)
+            self.line.take(Lease(*task_id, 1, wants, self.now), self.ends[task_id], True, window)
+            self.held[task_id] = wants
+            gone.append(task_id)
             for name in wants:
                 assert self.free(name) >= 0
 
     def first_that_may_go(self) -> TaskId | None:
         """The plain rule: try all that wait, in their order."""
-        for place in sorted(self.waiting, key=self.order):
-            if not self.lacks(place):
-                return place
+        for task_id in sorted(self.waiting, key=self.order):
+            if not self.lacks(task_id):
+                return task_id
         return None
 
     def free(self, name: str) -> int:
         """What nobody has, be it kept for somebody or not."""
-        told = self.line.status(name, self.now)
-        return (told.free or 0) + told.reserved
+        pool_status = self.line.status(name, self.now)
+        return (pool_status.free or 0) + pool_status.reserved
 
     @rule(
         wants=st.dictionaries(st.sampled_from(NAMES), st.integers(1, TOTAL), min_size=1),
@@ -89,12 +89,12 @@ class Line(RuleBasedStateMachine):
         self, wants: dict[str, int], earlier: float, lasts: float, window: int | None = None
     ) -> None:
         self.jobs += 1
-        place = (self.jobs, 0)
+        task_id = (self.jobs, 0)
         if window is not None:
-            self.inside[place] = window
-        self.waiting[place] = wants
-        self.keys[place], self.lasts[place] = self.now - earlier, lasts
-        self.line.join(place, self.keys[place], wants, lasts, True, window)
+            self.inside[task_id] = window
+        self.waiting[task_id] = wants
+        self.keys[task_id], self.lasts[task_id] = self.now - earlier, lasts
+        self.line.join(task_id, self.keys[task_id], wants, lasts, True, window)
         self.settle()
 
     @rule(
@@ -128,12 +128,12 @@ class Line(RuleBasedStateMachine):
 
     def close(self, id: int) -> None:
         """A window is over: what runs in it is killed, what waits for it leaves."""
-        for place in [place for place, window in self.inside.items() if window == id]:
-            del self.inside[place]
-            if self.waiting.pop(place, None) is not None:
-                self.line.leave(place)
-            if place in self.held:
-                self.end(place)
+        for task_id in [task_id for task_id, window in self.inside.items() if window == id]:
+            del self.inside[task_id]
+            if self.waiting.pop(task_id, None) is not None:
+                self.line.leave(task_id)
+            if task_id in self.held:
+                self.end(task_id)
         del self.windows[id]
         self.line.remove_window(id)
         self.settle()
@@ -143,20 +143,20 @@ class Line(RuleBasedStateMachine):
     def give_back(self, data: Any, used: bool) -> None:
         self.end(data.draw(st.sampled_from(sorted(self.held))), used)
 
-    def end(self, place: TaskId, used: bool = True) -> list[TaskId]:
-        wants = self.held.pop(place)
-        for name, until in self.line.return_lease(place, self.now, used).items():
+    def end(self, task_id: TaskId, used: bool = True) -> list[TaskId]:
+        wants = self.held.pop(task_id)
+        for name, until in self.line.return_lease(task_id, self.now, used).items():
             self.lingering.append((until, name, wants[name]))
-            if place in self.inside:
+            if task_id in self.inside:
                 self.used_inside.append((until, name, wants[name]))
         return self.settle()
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def leave(self, data: Any) -> None:
-        place = data.draw(st.sampled_from(sorted(self.waiting)))
-        del self.waiting[place]
-        self.line.leave(place)
+        task_id = data.draw(st.sampled_from(sorted(self.waiting)))
+        del self.waiting[task_id]
+        self.line.leave(task_id)
         self.settle()
 
     @rule(name=st.sampled_from(NAMES), total=st.sampled_from([None, 0, 1, 9]))
@@ -170,18 +170,20 @@ class Line(RuleBasedStateMachine):
     @rule(data=st.data())
     def begin_late(self, data: Any) -> None:
         """Its time limit counts from now on, unless a reservation needs what it has."""
-        place = data.draw(st.sampled_from(sorted(self.held)))
-        self.ends[place] = self.now + self.lasts[place]
-        self.line.expect_end(place, self.ends[place], True, self.inside.get(place))
-        if self.line.lookahead.delayed_reservation(place, {}, self.now) is not None:
-            self.end(place, used=False)
+        task_id = data.draw(st.sampled_from(sorted(self.held)))
+        self.ends[task_id] = self.now + self.lasts[task_id]
+        self.line.expect_end(task_id, self.ends[task_id], True, self.inside.get(task_id))
+        if self.line.lookahead.delayed_reservation(task_id, {}, self.now) is not None:
+            self.end(task_id, used=False)
         self.settle()
 
     @rule(seconds=st.floats(0.1, 30.0))
     def wait(self, seconds: float) -> None:
         until = self.now + seconds
         while True:
-            dues = [self.ends[place] for place in self.held] + [due for due, *_ in self.lingering]
+            dues = [self.ends[task_id] for task_id in self.held] + [
+                due for due, *_ in self.lingering
+            ]
             starts = [w for w in self.windows.values() if w.start > self.now]
             dues += [window.until for window in self.windows.values()]
             dues += [window.start for window in starts]
@@ -192,8 +194,8 @@ class Line(RuleBasedStateMachine):
                 if window.start == self.now:  # as the core does when a reservation begins
                     self.line.keep_tokens_for_window(window)
             self.settle()
-            for place in [place for place in self.held if self.ends[place] <= self.now]:
-                self.end(place)
+            for task_id in [task_id for task_id in self.held if self.ends[task_id] <= self.now]:
+                self.end(task_id)
             for id in [id for id, w in self.windows.items() if w.until <= self.now]:
                 self.close(id)
             if self.now == until:
@@ -204,18 +206,22 @@ class Line(RuleBasedStateMachine):
         if not hasattr(self, "line"):
             return
         for name in NAMES:
-            told = self.line.status(name, self.now)
-            assert told.leased_tokens == sum(wants.get(name, 0) for wants in self.held.values())
-            assert told.waiting_tokens == sum(wants.get(name, 0) for wants in self.waiting.values())
+            pool_status = self.line.status(name, self.now)
+            assert pool_status.leased_tokens == sum(
+                wants.get(name, 0) for wants in self.held.values()
+            )
+            assert pool_status.waiting_tokens == sum(
+                wants.get(name, 0) for wants in self.waiting.values()
+            )
 
-    def order(self, place: TaskId) -> tuple[object, ...]:
-        key, patience = self.keys[place], self.line.patience
+    def order(self, task_id: TaskId) -> tuple[object, ...]:
+        key, patience = self.keys[task_id], self.line.patience
         step = key // patience if patience else key
-        return step, -sum(self.waiting[place].values()), key, place
+        return step, -sum(self.waiting[task_id].values()), key, task_id
 
     def first(self, name: str) -> TaskId | None:
         """Who is first in line for a licence."""
-        wanting = [place for place, wants in self.waiting.items() if name in wants]
+        wanting = [task_id for task_id, wants in self.waiting.items() if name in wants]
         return min(wanting, key=self.order, default=None)
 
     def claim(self, id: int, name: str) -> int:
@@ -226,54 +232,54 @@ class Line(RuleBasedStateMachine):
     def amount(self, name: str, moment: float, own: int | None, sure: bool) -> int:
         """How many there will be then if all end by their time limits and nobody new comes."""
         linger = self.linger if sure else 0.0
-        many = self.free(name)
-        for place, has in self.held.items():
-            end = self.ends[place] + linger
-            window = self.windows.get(self.inside.get(place, 0))
+        count = self.free(name)
+        for task_id, has in self.held.items():
+            end = self.ends[task_id] + linger
+            window = self.windows.get(self.inside.get(task_id, 0))
             if window is not None and name in window.licences and window.id != own:
                 end = max(end, window.until + linger)
-            many += has.get(name, 0) if self.now < end <= moment else 0
-        many += sum(n for until, other, n in self.lingering if other == name and until <= moment)
+            count += has.get(name, 0) if self.now < end <= moment else 0
+        count += sum(n for until, other, n in self.lingering if other == name and until <= moment)
         at = [
             id
             for id, window in self.windows.items()
             if window.start <= moment < window.until + self.linger
         ]
-        many -= sum(self.claim(id, name) for id in at if own is None or id < own)
-        mine = sum(self.claim(id, name) for id in at if id == own)
+        count -= sum(self.claim(id, name) for id in at if own is None or id < own)
+        claimed = sum(self.claim(id, name) for id in at if id == own)
         later = sum(self.claim(id, name) for id in at if own is not None and id > own)
-        return max(many - later, min(many, mine))
+        return max(count - later, min(count, claimed))
 
     def moments(self) -> list[float]:
         """When anything changes."""
-        found = [self.now, *(back[0] for back in self.lingering)]
+        times = [self.now, *(back[0] for back in self.lingering)]
         for end in self.ends.values():
-            found += [end, end + self.linger]
+            times += [end, end + self.linger]
         for window in self.windows.values():
-            found += [window.start, window.until, window.until + self.linger]
-        return sorted(moment for moment in found if moment >= self.now)
+            times += [window.start, window.until, window.until + self.linger]
+        return sorted(moment for moment in times if moment >= self.now)
 
     def least(self, name: str, start: float, end: float, own: int | None, sure: bool) -> int:
         moments = [start, *(moment for moment in self.moments() if start < moment < end)]
         return min(self.amount(name, moment, own, sure) for moment in moments)
 
-    def gone(self, place: TaskId, begun: float) -> float:
+    def gone(self, task_id: TaskId, begun: float) -> float:
         """When it has given all back if it begins then."""
-        window = self.windows.get(self.inside.get(place, 0))
-        end = begun + self.lasts[place]
+        window = self.windows.get(self.inside.get(task_id, 0))
+        end = begun + self.lasts[task_id]
         return end if window is None else min(end, window.until)
 
-    def kept(self, place: TaskId, name: str) -> bool:
+    def kept(self, task_id: TaskId, name: str) -> bool:
         """Whether a window needs what one that waits would take."""
-        own, end = self.inside.get(place), self.gone(place, self.now) + self.linger
-        return self.waiting[place][name] > self.least(name, self.now, end, own, True)
+        own, end = self.inside.get(task_id), self.gone(task_id, self.now) + self.linger
+        return self.waiting[task_id][name] > self.least(name, self.now, end, own, True)
 
-    def would_delay(self, place: TaskId, name: str) -> bool:
+    def would_delay(self, task_id: TaskId, name: str) -> bool:
         """Whether one that went now might keep the first in line for that licence waiting."""
         first = self.first(name)
         if (
             first is None
-            or first == place
+            or first == task_id
             or any(self.first(n) != first for n in self.waiting[first])
         ):
             return False
@@ -283,30 +289,30 @@ class Line(RuleBasedStateMachine):
             for moment in self.moments()
             if moment < self.gone(first, moment)
             and all(
-                many <= self.least(n, moment, self.gone(first, moment), own, False)
-                for n, many in self.waiting[first].items()
+                count <= self.least(n, moment, self.gone(first, moment), own, False)
+                for n, count in self.waiting[first].items()
             )
         ]
-        if not goes or self.gone(place, self.now) <= goes[0]:
+        if not goes or self.gone(task_id, self.now) <= goes[0]:
             return False
-        left = self.least(name, goes[0], self.gone(first, goes[0]), own, False)
-        left -= self.waiting[first][name]
-        window = self.inside.get(place)
+        remaining = self.least(name, goes[0], self.gone(first, goes[0]), own, False)
+        remaining -= self.waiting[first][name]
+        window = self.inside.get(task_id)
         if window is not None and window != own:
-            left += self.claim(window, name)
-        return self.waiting[place][name] > left
+            remaining += self.claim(window, name)
+        return self.waiting[task_id][name] > remaining
 
     @invariant()
     def whoever_waits_lacks_something_or_would_delay_the_first_in_line(self) -> None:
         if not hasattr(self, "line"):
             return
-        assert all(self.lacks(place) for place in self.waiting)
+        assert all(self.lacks(task_id) for task_id in self.waiting)
 
-    def lacks(self, place: TaskId) -> bool:
+    def lacks(self, task_id: TaskId) -> bool:
         """Whether one that waits cannot have all that it wants now."""
         return any(
-            many > self.free(name) or self.kept(place, name) or self.would_delay(place, name)
-            for name, many in self.waiting[place].items()
+            count > self.free(name) or self.kept(task_id, name) or self.would_delay(task_id, name)
+            for name, count in self.waiting[task_id].items()
         )
 
     @invariant()
@@ -348,13 +354,13 @@ def test_one_that_wants_all_waits_only_for_those_who_were_there_before() -> None
             line.join((5000, 0), now, {"a": TOTAL}, 4.0)
         while held and held[0][0] <= now:
             line.return_lease(held.pop(0)[1], now, was_used=False)
-        while (place := line.next_ready(now)) is not None:
-            if place == (5000, 0):
+        while (task_id := line.next_ready(now)) is not None:
+            if task_id == (5000, 0):
                 assert passed  # short ones that were in nobody's way
                 assert second <= 10 + 4
                 return
-            end = now + (4 if place[0] < 1000 else 1)
-            line.take(Lease(*place, 1, {"a": 1}, now), end)
-            held = sorted([*held, (end, place)])
-            passed += [place] if second >= 10 else []
+            end = now + (4 if task_id[0] < 1000 else 1)
+            line.take(Lease(*task_id, 1, {"a": 1}, now), end)
+            held = sorted([*held, (end, task_id)])
+            passed += [task_id] if second >= 10 else []
     raise AssertionError("it waits forever")

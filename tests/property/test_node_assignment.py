@@ -12,12 +12,12 @@ NODES = [f"n{i}" for i in range(4)]
 
 @st.composite
 def needs(draw: st.DrawFn) -> list[NodeDemand]:
-    found = []
+    requests = []
     for id in range(draw(st.integers(1, 8))):
         start = draw(st.integers(0, 10))
         end = start + draw(st.integers(1, 5))
-        found.append(NodeDemand(id, start, end, draw(st.integers(1, 3))))
-    return found
+        requests.append(NodeDemand(id, start, end, draw(st.integers(1, 3))))
+    return requests
 
 
 def most(some: list[NodeDemand]) -> int:

@@ -36,7 +36,7 @@ def cell(some: list[tuple[str, int, int, int, float | None]], running: int) -> O
         listing.ExecutionHost(name, None, {}, (listing.QueueInstance("all.q", size, 0, 0, ""),))
         for name, size in SIZES.items()
     ]
-    found = Occupancy((), hosts, NOW, SchedulingRules(memory, duration_offset=2.0))
+    occupancy = Occupancy((), hosts, NOW, SchedulingRules(memory, duration_offset=2.0))
     for number, (host, begin, lasts, slots, each) in enumerate(some):
         where = f"all.q@{host}"
         if number < running:
@@ -45,17 +45,17 @@ def cell(some: list[tuple[str, int, int, int, float | None]], running: int) -> O
             one = listing.QstatJob(
                 f"{number}", "x", "a", "r", slots, None, NOW - begin, where, "", requests
             )
-            then = replace(found, jobs=(*found.jobs, one))
+            then = replace(occupancy, jobs=(*occupancy.jobs, one))
         else:
             much = {} if each is None else {"h_vmem": each * GIB}
             start = NOW + begin
             kept = AdvanceReservation(
                 f"{number}", "x", "a", "w", start, start + lasts, {where: slots}, "", much
             )
-            then = replace(found, reservations=(*found.reservations, kept))
-        if all(left >= 0 for moment in range(30) for left in both(then, host, moment)):
-            found = then
-    return found
+            then = replace(occupancy, reservations=(*occupancy.reservations, kept))
+        if all(remaining >= 0 for moment in range(30) for remaining in both(then, host, moment)):
+            occupancy = then
+    return occupancy
 
 
 def share(cell: Occupancy) -> int:
@@ -64,17 +64,17 @@ def share(cell: Occupancy) -> int:
 
 def both(cell: Occupancy, host: str, moment: float) -> tuple[int, float]:
     """The slots and the bytes that a host has left."""
-    slots, left = SIZES[host], TOTALS[host]
+    slots, free_memory = SIZES[host], TOTALS[host]
     for job in cell.jobs:
         start = NOW if job.started is None else job.started
         end = max(start + float(job.requests["h_rt"]) + 2, NOW + 1)
         if job.host == host and start <= moment < end:
-            slots, left = slots - job.slots, left - cell.rules.memory.of_job(job)
+            slots, free_memory = slots - job.slots, free_memory - cell.rules.memory.of_job(job)
     for one in cell.reservations:
-        many = one.slots.get(f"all.q@{host}", 0)
+        count = one.slots.get(f"all.q@{host}", 0)
         if one.start <= moment < one.end:
-            slots, left = slots - many, left - many * cell.rules.memory.of_slot(one)
-    return slots, left
+            slots, free_memory = slots - count, free_memory - count * cell.rules.memory.of_slot(one)
+    return slots, free_memory
 
 
 @given(st.lists(takes, max_size=12), st.integers(0, 8))
@@ -82,16 +82,16 @@ def both(cell: Occupancy, host: str, moment: float) -> tuple[int, float]:
 def test_a_slot_is_free_as_long_as_its_share_of_memory_is(
     some: list[tuple[str, int, int, int, float | None]], running: int
 ) -> None:
-    found = cell(some, running)
-    assert share(found) == 4096  # MiB: 24 GiB for six slots is the least
-    pools = found.pools(spread=False)
+    occupancy = cell(some, running)
+    assert share(occupancy) == 4096  # MiB: 24 GiB for six slots is the least
+    pools = occupancy.pools(spread=False)
     assert [pool.size for pool in pools] == [*SIZES.values()]
     for pool in pools:
         for moment in range(int(NOW), 30):
-            taken = sum(many for start, end, many in pool.uses if start <= moment < end)
-            slots, left = both(found, pool.nodes[0], moment)
-            assert pool.size - taken == min(slots, int(left // (4 * GIB)))
-    [whole] = found.pools(spread=True)
+            taken = sum(count for start, end, count in pool.uses if start <= moment < end)
+            slots, memory = both(occupancy, pool.nodes[0], moment)
+            assert pool.size - taken == min(slots, int(memory // (4 * GIB)))
+    [whole] = occupancy.pools(spread=True)
     assert sorted(whole.uses) == sorted(use for pool in pools for use in pool.uses)
 
 
@@ -99,10 +99,10 @@ def test_a_slot_is_free_as_long_as_its_share_of_memory_is(
 def test_what_may_move_keeps_no_memory_from_where_it_could_go(
     some: list[tuple[str, int, int, int, float | None]], running: int
 ) -> None:
-    found = cell(some, running)
-    rest = replace(found, reservations=())
+    occupancy = cell(some, running)
+    rest = replace(occupancy, reservations=())
     for moving in (
-        found.pool_map(True, {one.id for one in found.reservations}),
+        occupancy.pool_map(True, {one.id for one in occupancy.reservations}),
         rest.pool_map(True, ()),
     ):
         for host in SIZES:
@@ -112,40 +112,42 @@ def test_what_may_move_keeps_no_memory_from_where_it_could_go(
                     for use in moving.fixed
                     if use.start <= moment < use.end
                 )
-                slots, left = both(rest, host, moment)
-                assert SIZES[host] - taken == min(slots, int(left // (4 * GIB)))
+                slots, memory = both(rest, host, moment)
+                assert SIZES[host] - taken == min(slots, int(memory // (4 * GIB)))
 
 
 def test_a_host_that_counts_no_memory_gives_any_amount() -> None:
-    found = cell([("n1", 0, 9, 1, 9.0)], running=1)
+    occupancy = cell([("n1", 0, 9, 1, 9.0)], running=1)
     none = replace(
-        found,
+        occupancy,
         rules=SchedulingRules(
             MemoryConsumable("h_vmem", 0.0, {"n1": 17.0 * GIB}), duration_offset=0.0
         ),
     )
-    assert (share(none), MemoryConsumable().share_per_slot(found.hosts)) == (4352, 0)
+    assert (share(none), MemoryConsumable().share_per_slot(occupancy.hosts)) == (4352, 0)
     one, *others = none.pools(spread=False)
     assert one.uses == ((NOW, NOW + 9, 1), (NOW, NOW + 9, 2))
     assert [pool.uses for pool in others] == [(), ()]
-    bare = replace(found, rules=SchedulingRules(MemoryConsumable("h_vmem"), duration_offset=0.0))
+    bare = replace(
+        occupancy, rules=SchedulingRules(MemoryConsumable("h_vmem"), duration_offset=0.0)
+    )
     assert (share(bare), bare.pools(spread=False)[0].uses) == (0, ((NOW, NOW + 9, 1),))
 
 
 def test_a_slot_has_no_less_than_a_job_that_asks_for_no_memory() -> None:
     """There are fewer such slots at any time, then."""
-    found = replace(
+    occupancy = replace(
         cell([], 0),
         rules=SchedulingRules(MemoryConsumable("h_vmem", 5.0 * GIB, {"n1": 17.0 * GIB})),
     )
-    assert share(found) == 5120
-    [(start, end, short)] = found.pools(spread=False)[0].uses
+    assert share(occupancy) == 5120
+    [(start, end, short)] = occupancy.pools(spread=False)[0].uses
     assert (start, short) == (NOW, 1)
     assert end > NOW + 10 * 365 * 86400
     kept = AdvanceReservation("1", "x", "a", "w", NOW + 5, NOW + 9, {"all.q@n1": 2})
-    uses = replace(found, reservations=(kept,)).pools(spread=False)[0].uses
+    uses = replace(occupancy, reservations=(kept,)).pools(spread=False)[0].uses
     assert (NOW + 5, NOW + 9, 2) in uses  # what was made without -l holds the default, too
-    assert sum(many for start, end, many in uses if start <= NOW + 6 < end) == 3
+    assert sum(count for start, end, count in uses if start <= NOW + 6 < end) == 3
 
 
 def test_a_slot_has_no_more_memory_than_a_queue_gives_it() -> None:

@@ -66,12 +66,12 @@ def naive_earliest(
     """When all needs of the job fit and what is left over then, by trying every end in turn."""
     for moment in sorted({now, *(end for end, _ in held)}):
         used = [amounts for end, amounts in held if end > moment]
-        left = {
+        remaining = {
             name: total - sum(amounts.get(name, 0) for amounts in used) - needs(job).get(name, 0)
             for name, total in AMOUNTS.items()
         }
-        if min(left.values()) >= 0:
-            return moment, left
+        if min(remaining.values()) >= 0:
+            return moment, remaining
     raise AssertionError("a job of this test fits an empty cluster")
 
 
@@ -99,7 +99,9 @@ def naive_easy(now: float, queue: Sequence[WaitingJob], running: Sequence[Runnin
             held.append((now + job.estimated, needs(job)))
             chosen.append(job.id)
             if not ends_in_time:
-                extra = {name: left - needs(job).get(name, 0) for name, left in extra.items()}
+                extra = {
+                    name: remaining - needs(job).get(name, 0) for name, remaining in extra.items()
+                }
     return chosen
 
 
@@ -111,14 +113,14 @@ def moments(draw: st.DrawFn) -> tuple[list[WaitingJob], list[RunningJob], FreeRe
     for number in range(draw(st.integers(0, 6))):
         job = RunningJob(100 + number, draw(cpus), float(draw(st.integers(90, 130))), draw(counts))
         if all(amount <= free[name] for name, amount in needs(job).items()):
-            free = {name: left - needs(job).get(name, 0) for name, left in free.items()}
+            free = {name: remaining - needs(job).get(name, 0) for name, remaining in free.items()}
             running.append(job)
     queue = [
         WaitingJob(number, draw(cpus), draw(seconds), draw(counts))
         for number in range(draw(st.integers(0, 8)))
     ]
-    left = {name: amount for name, amount in free.items() if name != "cpus"}
-    return queue, running, FreeResources(free["cpus"], left)
+    remaining = {name: amount for name, amount in free.items() if name != "cpus"}
+    return queue, running, FreeResources(free["cpus"], remaining)
 
 
 @given(moments())
@@ -135,11 +137,11 @@ def test_fcfs_starts_the_longest_beginning_of_the_queue_that_fits(
     moment: tuple[list[WaitingJob], list[RunningJob], FreeResources],
 ) -> None:
     queue, running, free = moment
-    left = {"cpus": free.cpus, **free.resources}
+    remaining = {"cpus": free.cpus, **free.resources}
     fitting = 0
     for length in range(1, len(queue) + 1):
-        sums = {name: sum(needs(j).get(name, 0) for j in queue[:length]) for name in left}
-        if all(sums[name] <= left[name] for name in left):
+        sums = {name: sum(needs(j).get(name, 0) for j in queue[:length]) for name in remaining}
+        if all(sums[name] <= remaining[name] for name in remaining):
             fitting = length
     chosen = [start.id for start in FCFS().choose_starts(100.0, queue, running, free)]
     assert chosen == [job.id for job in queue[:fitting]]

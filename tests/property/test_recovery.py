@@ -134,8 +134,8 @@ class Restored(World):
         super().crash(submitted, at_act, configured, max_priority)
         self.store()
         self.catch_up()
-        found = list(differences(self.other, self.core, "core"))
-        assert not found, found[:5]
+        mismatches = list(differences(self.other, self.core, "core"))
+        assert not mismatches, mismatches[:5]
 
     @rule(
         described=st.sampled_from([POOLS, FEWER, OTHERS]),
@@ -283,8 +283,8 @@ class Restored(World):
 def same(again: Outcome, first: Outcome, event: CoreEvent) -> None:
     for part in fields(Outcome):
         one, other = getattr(again, part.name), getattr(first, part.name)
-        found = list(differences(one, other, part.name))
-        assert not found, (event, found[:5])
+        mismatches = list(differences(one, other, part.name))
+        assert not mismatches, (event, mismatches[:5])
 
 
 def differences(a: Any, b: Any, at: str, met: set[tuple[int, int]] | None = None) -> Iterator[str]:
@@ -313,8 +313,8 @@ def differences(a: Any, b: Any, at: str, met: set[tuple[int, int]] | None = None
         if len(one) != len(other):
             yield f"{at}: {one!r} and {other!r}"
             return
-        for place, (x, y) in enumerate(zip(one, other, strict=True)):
-            yield from differences(x, y, f"{at}[{place}]", met)
+        for task_id, (x, y) in enumerate(zip(one, other, strict=True)):
+            yield from differences(x, y, f"{at}[{task_id}]", met)
     else:
         for name in parts_of(a):
             if name not in OWN and not (name == "observed" and _of_managers(a, at)):

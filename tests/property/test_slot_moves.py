@@ -35,10 +35,10 @@ def free(uses: list[SlotUse], place: str, window: SlotUse | NodeDemand) -> int:
 
 
 def fits(uses: list[SlotUse], need: NodeDemand, group: Callable[[str], str]) -> bool:
-    left: dict[str, int] = {}
+    remaining: dict[str, int] = {}
     for place in SIZES:
-        left[group(place)] = left.get(group(place), 0) + free(uses, place, need)
-    return max(left.values()) >= need.size
+        remaining[group(place)] = remaining.get(group(place), 0) + free(uses, place, need)
+    return max(remaining.values()) >= need.size
 
 
 def choices(
@@ -87,7 +87,7 @@ def test_who_moves_has_its_new_slots_beside_the_old_and_there_is_room_then(
         assert sum(slots.values()) == sum(old.slots.values())
         assert len({cell.group(place) for place in slots}) == 1
         uses = [*cell.fixed, *where.values()]
-        assert all(many <= free(uses, place, old) for place, many in slots.items())
+        assert all(count <= free(uses, place, old) for place, count in slots.items())
         where[id] = replace(old, slots=slots)
     assert fits([*cell.fixed, *where.values()], new, cell.group)
 

@@ -116,8 +116,8 @@ class Windows(RuleBasedStateMachine):
 
     def becomes(self, job: int, state: State, **more: float) -> None:
         before = self.rows[job]
-        told = {"started": before.started, "ended": before.ended, **more}
-        self.rows[job] = JobStatus(before.tag, 0, before.native_id, state, **told)  # type: ignore[arg-type]
+        reported = {"started": before.started, "ended": before.ended, **more}
+        self.rows[job] = JobStatus(before.tag, 0, before.native_id, state, **reported)  # type: ignore[arg-type]
 
     @rule()
     def poll(self) -> None:
@@ -141,10 +141,12 @@ class Windows(RuleBasedStateMachine):
         """The manager is told of a wish; one whose jobs ignore it would take longer."""
         if not self.withdrawals:
             return
-        wish = self.withdrawals.pop(0)
-        running = self.rows[wish.job].state is State.RUNNING
-        if self.rows[wish.job].state is State.PENDING or (running and not wish.only_pending):
-            self.becomes(wish.job, State.CANCELLED, ended=self.now)
+        withdrawal = self.withdrawals.pop(0)
+        running = self.rows[withdrawal.job].state is State.RUNNING
+        if self.rows[withdrawal.job].state is State.PENDING or (
+            running and not withdrawal.only_pending
+        ):
+            self.becomes(withdrawal.job, State.CANCELLED, ended=self.now)
 
     @rule()
     def crash(self) -> None:

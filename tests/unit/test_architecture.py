@@ -35,9 +35,9 @@ def test_top_folders_are_links_in_the_package(name: str) -> None:
 
 @pytest.mark.parametrize("folder", ["metasched", *LINKED, "tests"])
 def test_nothing_imports_a_top_folder_as_a_module(folder: str) -> None:
-    found = list(imports(folder))
-    assert found
-    assert [i for i in found if i[1].split(".")[0] in LINKED] == []
+    result = list(imports(folder))
+    assert result
+    assert [i for i in result if i[1].split(".")[0] in LINKED] == []
 
 
 def test_import_arrows() -> None:

@@ -74,7 +74,7 @@ def test_odd_output_is_an_error(output: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "text", "account"),
+    ("requested", "text", "account"),
     [
         ({"user": "ada"}, "", "physics"),
         ({"user": "Ada"}, "", "physics"),
@@ -91,14 +91,14 @@ def test_odd_output_is_an_error(output: str) -> None:
     ],
 )
 def test_a_missing_association_makes_a_cluster_ineligible(
-    wanted: dict[str, Any], text: str, account: str | None
+    requested: dict[str, Any], text: str, account: str | None
 ) -> None:
     info = facts(8, associations=known())
-    obstacle = find_ineligibility(job(**wanted), CLUSTER, info)
+    obstacle = find_ineligibility(job(**requested), CLUSTER, info)
     assert (
         (text in obstacle.text and obstacle.reason is Reason.NO_MAPPING) if obstacle else not text
     )
-    assert find_charged_account(job(**wanted), CLUSTER, info) == account
+    assert find_charged_account(job(**requested), CLUSTER, info) == account
 
 
 def test_associations_forbid_nothing_where_they_are_not_required_or_unknown() -> None:

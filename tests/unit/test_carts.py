@@ -75,7 +75,7 @@ def test_pruned_time_is_forgotten_and_what_reaches_over_it_can_be_released() -> 
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda c: c.reserve(0, 10, 5), r"5 processors do not fit into \[0, 10\): 4 are free"),
         (lambda c: c.reserve(0, 10, 0), "size must be a whole number of processors"),
@@ -95,9 +95,9 @@ def test_pruned_time_is_forgotten_and_what_reaches_over_it_can_be_released() -> 
         (lambda c: c.prune(inf), "until must be a finite time"),
     ],
 )
-def test_nonsense_is_refused_in_words_and_changes_nothing(call, said) -> None:  # type: ignore[no-untyped-def]
+def test_nonsense_is_refused_in_words_and_changes_nothing(call, message) -> None:  # type: ignore[no-untyped-def]
     carts = Carts(4)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         call(carts)
     assert carts.slots() == [(0.0, 4)]
 

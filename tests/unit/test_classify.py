@@ -222,7 +222,7 @@ def test_a_deadline_that_cannot_be_met_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Deadline(window=0), "window is 0"),
         (lambda: Deadline(base=0), "base is 0"),
@@ -238,6 +238,6 @@ def test_a_deadline_that_cannot_be_met_is_known() -> None:
         (lambda: Classifier(weights={"deadline": 0, "licence": 0, "user": 0}), "above 0"),
     ],
 )
-def test_senseless_settings_are_refused(make: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_senseless_settings_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make()

@@ -152,7 +152,7 @@ def test_search_order_of_the_configuration(
 
 
 @pytest.mark.parametrize(
-    ("adapter", "more", "send", "told"),
+    ("adapter", "more", "send", "message"),
     [
         ('"slurm"\nconfig = "/x"', "exclusive = true", "late", ""),
         ('"slurm"\nconfig = "/x"', "", "late", "write exclusive = true"),
@@ -165,14 +165,14 @@ def test_search_order_of_the_configuration(
     ],
 )
 def test_late_binding_needs_an_exclusive_cluster_and_late_sending(
-    tmp_path: Path, adapter: str, more: str, send: str, told: str
+    tmp_path: Path, adapter: str, more: str, send: str, message: str
 ) -> None:
     (tmp_path / "policy.toml").write_text(f'send = "{send}"\n')
     path = tmp_path / "metasched.toml"
     late = f'adapter = {adapter}\nbinding = "late"\nlead = "2m"\n{more}\n'
     path.write_text(f'[policy]\nfile = "policy.toml"\n[[cluster]]\nname = "alpha"\n{late}')
-    if told:
-        with pytest.raises(ConfigError, match=told):
+    if message:
+        with pytest.raises(ConfigError, match=message):
             load_settings(path)
         return
     [alpha] = load_settings(path).clusters
@@ -195,7 +195,7 @@ def test_a_licence_on_some_machines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "message"),
     [
         ('listen = "0.0.0.0:7410"', "without a certificate"),
         ('listen = "nowhere"', "address:port"),
@@ -205,8 +205,8 @@ def test_a_licence_on_some_machines(tmp_path: Path) -> None:
         ('listen = "127.0.0.1:7410"\ntokens = false', "neither munge nor tokens"),
     ],
 )
-def test_tcp_needs_authentication_and_encryption(tmp_path: Path, table: str, told: str) -> None:
+def test_tcp_needs_authentication_and_encryption(tmp_path: Path, table: str, message: str) -> None:
     path = tmp_path / "metasched.toml"
     path.write_text(f"[tcp]\n{table}\n[[cluster]]\nname = 'left'\nadapter = 'local'\ncpus = 4\n")
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         load_settings(path)

@@ -110,7 +110,7 @@ def limit() -> Iterator[None]:
 
 @pytest.mark.usefixtures("limit")
 @pytest.mark.parametrize(
-    ("inherited", "wanted", "expected", "soft"),
+    ("inherited", "requested", "expected", "soft"),
     [
         ((1024, 4096), 1024, 1024, 2312),  # 256 + 8 + 2 x 1024
         ((1024, 1024), 1024, 380, 1024),  # (1024 - 264) / 2
@@ -121,14 +121,14 @@ def limit() -> Iterator[None]:
 def test_connections_leave_descriptors_to_the_daemon(
     monkeypatch: pytest.MonkeyPatch,
     inherited: tuple[int, int],
-    wanted: int,
+    requested: int,
     expected: int,
     soft: int,
 ) -> None:
     changes = [inherited]
     monkeypatch.setattr(descriptors, "_INHERITED_LIMITS", inherited)
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: changes.append(limits))
-    assert descriptors.connection_limit(wanted, listeners=2, workers=1) == expected
+    assert descriptors.connection_limit(requested, listeners=2, workers=1) == expected
     assert changes[-1] == (soft, inherited[1])
 
 

@@ -71,7 +71,7 @@ def test_what_is_read(text: str, read: Dependency) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", '"" in "" is no dependency'),
         ("12", '"12" in "12" is no dependency'),
@@ -85,8 +85,8 @@ def test_what_is_read(text: str, read: Dependency) -> None:
         ("afterok:" + ":".join(map(str, range(1, 1002))), "more than 1000"),
     ],
 )
-def test_what_cannot_be_read(text: str, told: str) -> None:
-    with pytest.raises(ParseError, match=re.escape(told)):
+def test_what_cannot_be_read(text: str, message: str) -> None:
+    with pytest.raises(ParseError, match=re.escape(message)):
         parse_dependency(text)
 
 
@@ -112,10 +112,10 @@ def test_when_each_kind_has_come(
         if index not in progress.start_times:
             progress.update(index, None, NOW)
     kinds = ("after", "afterany", "afterok", "afternotok")
-    found = tuple(
+    matches = tuple(
         progress.status_and_due(DependencyTerm(kind, target), None, NOW)[0] for kind in kinds
     )
-    assert found == prospects
+    assert matches == prospects
 
 
 def test_task_by_task() -> None:

@@ -158,7 +158,7 @@ LEFT = LoadOrdering(["left"])
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: LoadOrdering([]), "no clusters"),
         (lambda: LoadOrdering(["a", "a"]), "named twice"),
@@ -180,6 +180,6 @@ LEFT = LoadOrdering(["left"])
         (lambda: LEFT.count("right"), "unknown cluster"),
     ],
 )
-def test_senseless_calls_are_refused(call: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_senseless_calls_are_refused(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         call()

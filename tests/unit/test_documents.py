@@ -60,8 +60,8 @@ def test_sentences_are_short(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_table_cells_are_short(page: Path) -> None:
-    found = cells(without_code(page.read_text()))
-    assert [cell for cell in found if len(cell.split()) > LONGEST_CELL] == []
+    result = cells(without_code(page.read_text()))
+    assert [cell for cell in result if len(cell.split()) > LONGEST_CELL] == []
 
 
 def test_what_the_measures_count() -> None:

@@ -32,7 +32,7 @@ def facts(*nodes: NodeCapacity, **partition: Any) -> ClusterInfo:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "there", "site", "reason", "told"),
+    ("requested", "there", "site", "reason", "message"),
     [
         ({}, facts(), {}, None, ""),
         ({}, None, {}, Reason.CLUSTER_DOWN, "has not reported yet"),
@@ -76,15 +76,15 @@ def facts(*nodes: NodeCapacity, **partition: Any) -> ClusterInfo:
     ],
 )
 def test_reasons(
-    wanted: dict[str, Any],
+    requested: dict[str, Any],
     there: ClusterInfo | None,
     site: dict[str, Any],
     reason: Reason | None,
-    told: str,
+    message: str,
 ) -> None:
-    against = find_ineligibility(job(**wanted), cluster(**site), there)
+    against = find_ineligibility(job(**requested), cluster(**site), there)
     assert (against.reason if against else None) == reason
-    assert told in (against.text if against else "")
+    assert message in (against.text if against else "")
 
 
 def test_words_become_the_clusters_own() -> None:
@@ -94,8 +94,8 @@ def test_words_become_the_clusters_own() -> None:
         "qos": {"*": "*"},
         "feature": {"fast": "cascade", "big": "fat"},
     }
-    wanted = job(partition="long", account="aero", qos="high", constraint="fast&big|fast")
-    here = translate_job(wanted, cluster(maps=maps), None)
+    requested = job(partition="long", account="aero", qos="high", constraint="fast&big|fast")
+    here = translate_job(requested, cluster(maps=maps), None)
     assert (here.partition, here.account, here.qos) == ("week", "a12", "high")
     assert here.constraint == "cascade&fat|cascade"
     with pytest.raises(UnmappedNameError, match="slow"):
@@ -103,7 +103,7 @@ def test_words_become_the_clusters_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "free"),
+    ("requested", "free"),
     [
         ({"cpus": 6, "tasks": 6}, True),
         ({"cpus": 7, "tasks": 7}, False),
@@ -116,21 +116,21 @@ def test_words_become_the_clusters_own() -> None:
         ({"memory": 501}, False),
     ],
 )
-def test_what_fits_in_what_is_free(wanted: dict[str, Any], free: bool) -> None:
+def test_what_fits_in_what_is_free(requested: dict[str, Any], free: bool) -> None:
     nodes = (
         NodeCapacity(1, 8, 4, 1000, 500),
         NodeCapacity(1, 8, 2, 1000, 100),
         NodeCapacity(3, 8, 0, up=False),
     )
-    assert fits_partition(job(**wanted), Partition("main", nodes), only_free=True) is free
-    assert fits_partition(job(**wanted), Partition("main", nodes))
+    assert fits_partition(job(**requested), Partition("main", nodes), only_free=True) is free
+    assert fits_partition(job(**requested), Partition("main", nodes))
 
 
 COUNTED = {"matlab": ManagerLicences(total=3, used=2), "abq@flex": ManagerLicences(total=9)}
 
 
 @pytest.mark.parametrize(
-    ("wanted", "there", "reason", "told"),
+    ("requested", "there", "reason", "message"),
     [
         ({"matlab": 1}, COUNTED, None, ""),
         ({"matlab": 2}, COUNTED, Reason.LICENCE_BUSY, "counts 2 of 3 matlab as used"),
@@ -140,20 +140,25 @@ COUNTED = {"matlab": ManagerLicences(total=3, used=2), "abq@flex": ManagerLicenc
     ],
 )
 def test_where_the_managers_own_counter_is_smaller_it_is_respected(
-    wanted: dict[str, int], there: dict[str, ManagerLicences], reason: Reason | None, told: str
+    requested: dict[str, int],
+    there: dict[str, ManagerLicences],
+    reason: Reason | None,
+    message: str,
 ) -> None:
     site = cluster(maps={"licence": {"abaqus": "abq@flex"}})
-    found = find_ineligibility(job(licences=wanted), site, structs.replace(facts(), licences=there))
-    assert (found.reason if found else None) == reason
-    assert told in (found.text if found else "")
+    ineligibility = find_ineligibility(
+        job(licences=requested), site, structs.replace(facts(), licences=there)
+    )
+    assert (ineligibility.reason if ineligibility else None) == reason
+    assert message in (ineligibility.text if ineligibility else "")
 
 
 def test_a_manager_is_asked_for_the_licences_that_it_counts_by_its_names() -> None:
     site = cluster(maps={"licence": {"abaqus": "abq@flex"}})
-    wanted = job(licences={"matlab": 1, "abaqus": 2, "ansys": 3})
-    here = translate_job(wanted, site, structs.replace(facts(), licences=COUNTED))
+    requested = job(licences={"matlab": 1, "abaqus": 2, "ansys": 3})
+    here = translate_job(requested, site, structs.replace(facts(), licences=COUNTED))
     assert here.licences == {"matlab": 1, "abq@flex": 2}
-    assert translate_job(wanted, site, facts()).licences == {}
+    assert translate_job(requested, site, facts()).licences == {}
 
 
 # What says nothing about the clusters that can run a job; its paths do, where filesystems are told.
@@ -197,21 +202,21 @@ def test_a_licence_and_a_gres_of_the_same_name_are_different_requirements() -> N
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "message"),
     [(None, "cad&cfd"), ("fast", "fast&cad&cfd"), ("fast|big", "fast&cad&cfd|big&cad&cfd")],
 )
 def test_node_locked_licences_ask_for_the_machines_that_have_them(
-    asked: str | None, told: str
+    asked: str | None, message: str
 ) -> None:
     site = cluster(licence_features={"nx": "cad", "catia": "cad", "star": "cfd", "other": "gpu"})
-    wanted = job(licences={"star": 1, "nx": 1, "catia": 2, "matlab": 1}, constraint=asked)
+    requested = job(licences={"star": 1, "nx": 1, "catia": 2, "matlab": 1}, constraint=asked)
     features = ("fast", "big", "cad", "cfd")
     there = facts(
         NodeCapacity(1, 8, 8, features=features), NodeCapacity(1, 16, 16, features=features[:3])
     )
-    assert translate_job(wanted, site, there).constraint == told
-    assert find_ineligibility(wanted, site, there) is None
-    too_large = find_ineligibility(structs.replace(wanted, cpus=16), site, there)
+    assert translate_job(requested, site, there).constraint == message
+    assert find_ineligibility(requested, site, there) is None
+    too_large = find_ineligibility(structs.replace(requested, cpus=16), site, there)
     assert too_large is not None
     assert too_large.reason is Reason.NO_CLUSTER_FITS
 

@@ -105,8 +105,8 @@ def test_the_federations_are_those_that_are_compared() -> None:
         )
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr("sys.argv", ["metasched", "experiment", *map(str, words)])
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["metasched", "experiment", *map(str, arguments)])
     return main()
 
 
@@ -120,19 +120,19 @@ def test_the_list_names_all(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [([], "no NAME"), (["two-leve"], "write two-level"), (["local-periods"], "no trace nowhere/")],
 )
 def test_wrong_usage_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    told: str,
+    arguments: list[str],
+    message: str,
 ) -> None:
     monkeypatch.setenv("METASCHED_TRACES", "nowhere")
-    assert command(monkeypatch, *words) == 2
+    assert command(monkeypatch, *arguments) == 2
     err = capsys.readouterr().err
-    assert told in err
+    assert message in err
     assert err.count("\n") == 1
 
 
@@ -225,12 +225,12 @@ def test_wrong_folders_of_results_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "better.json").write_text('{"experiment": 3}')
-    for words, message in (
+    for arguments, message in (
         (["--tables", tmp_path / "none"], "no results in"),
         (["--tables", tmp_path], "store it again with --save"),
         (["random-queues", "--save", tmp_path / "none"], "create it first"),
     ):
-        assert command(monkeypatch, *words) == 2
+        assert command(monkeypatch, *arguments) == 2
         err = capsys.readouterr().err
         assert message in err
         assert err.count("\n") == 1

@@ -68,9 +68,9 @@ def test_how_critical_the_licences_of_the_whole_site_are_is_told() -> None:
         WaitingJob(2, 1, 10.0, licences=("b", "a")),
         WaitingJob(3, 1, 10.0, {"own": 1}, licences=("c",)),
     ]
-    told = {"a": 3.0, "b": 0.5, "own": 9.0, "elsewhere": 0.1}
-    assert policy.priorities(0.0, queue, told) == [6.0, 6.5, 1.0]
-    begun = policy.choose_starts(0.0, queue, [], FreeResources(1, rho=told))
+    weights = {"a": 3.0, "b": 0.5, "own": 9.0, "elsewhere": 0.1}
+    assert policy.priorities(0.0, queue, weights) == [6.0, 6.5, 1.0]
+    begun = policy.choose_starts(0.0, queue, [], FreeResources(1, rho=weights))
     assert [start.id for start in begun] == [2]
 
 

@@ -16,9 +16,9 @@ from metasched.simulate.workload import from_trace
 from tests.harness.traces import trace
 
 
-def run(name: str, cpus: int, policy: str, *words: str, last: int | None = None) -> Schedule:
+def run(name: str, cpus: int, policy: str, *arguments: str, last: int | None = None) -> Schedule:
     workload = from_trace(name, swf.read_trace(trace(name))).subset(0, last)
-    return simulate(workload, parse_clusters(str(cpus)), read_settings(policy, words, 0))
+    return simulate(workload, parse_clusters(str(cpus)), read_settings(policy, arguments, 0))
 
 
 def mean_wait(schedule: Schedule) -> float:

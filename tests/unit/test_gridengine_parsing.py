@@ -134,7 +134,7 @@ def ended(text_line: str, killed: bool = False) -> tuple[State, int | None, int 
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("result", "expected"),
     [
         (line("0", 0), (State.COMPLETED, 0, None)),
         (line("0", 3), (State.FAILED, 3, None)),
@@ -150,8 +150,10 @@ def ended(text_line: str, killed: bool = False) -> tuple[State, int | None, int 
         (line("28", 0, start=0), None),  # never began, and is still listed in error
     ],
 )
-def test_how_a_job_ended(found: str, expected: tuple[State, int | None, int | None] | None) -> None:
-    assert ended(found) == expected
+def test_how_a_job_ended(
+    result: str, expected: tuple[State, int | None, int | None] | None
+) -> None:
+    assert ended(result) == expected
 
 
 def test_an_end_by_a_signal_that_we_asked_for_is_a_cancellation() -> None:
@@ -274,24 +276,25 @@ def test_jobs_without_a_queue_may_go_to_any() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"),
+    ("written", "seconds"),
     [("600", 600), ("1:00:00", 3600), ("INFINITY", None), ("00:10:00,[n1=1:0:0]", 600), ("", None)],
 )
-def test_durations(said: str, seconds: float | None) -> None:
-    assert listing.parse_seconds(said) == seconds
+def test_durations(written: str, seconds: float | None) -> None:
+    assert listing.parse_seconds(written) == seconds
 
 
 @pytest.mark.parametrize(
-    ("said", "delay"),
+    ("written", "delay"),
     [
         ("accounting=true flush_time=00:00:15 \\\n   joblog=false", 15),
         ("accounting=true flush_time=00:00:15 accounting_flush_time=00:01:00", 60),
         ("accounting=true accounting_flush_time=00:00:00 flush_time=00:00:15", 0),
     ],
 )
-def test_how_long_the_accounting_lags(said: str, delay: float) -> None:
+def test_how_long_the_accounting_lags(written: str, delay: float) -> None:
     assert (
-        listing.parse_accounting_delay(f"mailer /bin/true\nreporting_params    {said}\n") == delay
+        listing.parse_accounting_delay(f"mailer /bin/true\nreporting_params    {written}\n")
+        == delay
     )
 
 
@@ -365,17 +368,17 @@ def test_an_accounting_out_of_reach_proves_nothing(tmp_path: Path) -> None:
 def order(
     source: str = "#!/bin/sh\nexit 0\n", options: tuple[str, ...] = (), **job: object
 ) -> Submission:
-    wishes: dict[str, object] = {"id": 42, "submitted": 0.0, "estimated": 60.0, **job}
+    requests: dict[str, object] = {"id": 42, "submitted": 0.0, "estimated": 60.0, **job}
     return Submission(
         tag=TAG,
-        job=Job(**wishes),  # type: ignore[arg-type]
+        job=Job(**requests),  # type: ignore[arg-type]
         payload=Payload(script=source),
         options=options,
     )
 
 
 def test_the_native_specification() -> None:
-    wanted = order(
+    requested = order(
         cpus=4,
         time_limit=59.2,
         memory=4000,
@@ -384,18 +387,18 @@ def test_the_native_specification() -> None:
         account="lab",
         constraint="arch=lx-amd64",
     )
-    said = native_specification(wanted, 3, "mp", "h_vmem", COUNTED)
-    assert said == (
+    arguments = native_specification(requested, 3, "mp", "h_vmem", COUNTED)
+    assert arguments == (
         f"-b n -S /bin/sh -A {TAG}.3 -w e -r n -pe mp 4 "
         "-l h_rt=60,h_vmem=1000M,gpu=1,lic=2,arch=lx-amd64 -q all.q -P lab"
     )
 
 
 def test_a_parallel_environment_of_the_user_s_own() -> None:
-    said = native_specification(
+    arguments = native_specification(
         order(cpus=4, tasks=4, nodes=2, options=("-pe", "mpi", "4")), 0, "smp", None, {}
     )
-    assert said.endswith("-r n -pe mpi 4")
+    assert arguments.endswith("-r n -pe mpi 4")
 
 
 @pytest.mark.parametrize(
@@ -520,7 +523,7 @@ GENERIC: dict[str, object] = {"library": "/l.so", "profile": "generic", "cpus": 
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"library": "lib.so"}, "absolute path"),
         ({"library": "/l.so", "timeout": 0.0}, "positive"),
@@ -533,8 +536,8 @@ GENERIC: dict[str, object] = {"library": "/l.so", "profile": "generic", "cpus": 
         (GENERIC | {"licences": {"nx": -1}, "native": {"licences": "-l {licences}"}}, "nx is -1"),
     ],
 )
-def test_options_that_make_no_sense(wrong: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_options_that_make_no_sense(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         DrmaaOptions(**wrong)  # type: ignore[arg-type]
 
 
@@ -564,7 +567,7 @@ def kept(
     id: int, name: str, state: str, *slots: tuple[str, int], owner: str = "root", more: str = ""
 ) -> str:
     granted = "".join(
-        f'<granted_slots queue_instance="all.q@{host}" slots="{many}"/>' for host, many in slots
+        f'<granted_slots queue_instance="all.q@{host}" slots="{count}"/>' for host, count in slots
     )
     return (
         f"<ar_summary><id>{id}</id><name>{name}</name><owner>{owner}</owner>"
@@ -582,11 +585,15 @@ def test_reservations_are_read_and_those_that_end_are_left_out() -> None:
         kept(4, "ms-k3f9-r4", "w", ("n2", 2), owner="eve"),
     )
     xml = f"<qrstat>{''.join(rows)}<ar_unknown><id>9</id></ar_unknown></qrstat>"
-    found = reservation_listing.parse_reservations(xml)
-    assert [(one.id, one.usable) for one in found] == [("1", True), ("3", False), ("4", True)]
-    assert {one.user for one in found} == {"ada"}
+    reservations = reservation_listing.parse_reservations(xml)
+    assert [(one.id, one.usable) for one in reservations] == [
+        ("1", True),
+        ("3", False),
+        ("4", True),
+    ]
+    assert {one.user for one in reservations} == {"ada"}
     assert reservation_listing.parse_reservation_ids(xml) == ["1", "2", "3", "4"]
-    assert reservation_listing.own_reservations(found, "root", INSTANCE) == (
+    assert reservation_listing.own_reservations(reservations, "root", INSTANCE) == (
         ManagerReservation("ms-k3f9-r1", 3600.0, 7200.0, ("n1", "n2"), 3),
         ManagerReservation(
             "ms-k3f9-r3", 3600.0, 7200.0, ("all.q@n2",), 2
@@ -622,7 +629,7 @@ def test_reservations_are_read_and_those_that_end_are_left_out() -> None:
     rules = reservation_listing.SchedulingRules(
         limits={"all.q": listing.QueueLimits(None, 50.0)}, duration_offset=10.0
     )
-    cell = reservation_listing.Occupancy(jobs, hosts, 100.0, rules, found, reserved)
+    cell = reservation_listing.Occupancy(jobs, hosts, 100.0, rules, reservations, reserved)
     each = cell.pools(spread=False)
     of_n1 = ((100.0, 710.0, 1), (3600.0, 7200.0, 2))
     of_n2 = ((3600.0, 7200.0, 1), (3600.0, 7200.0, 2), (3600.0, 7200.0, 2))
@@ -642,22 +649,27 @@ def test_what_each_slot_of_a_reservation_has_is_read_and_what_of_it_is_unused_is
     )
     held = f"<resource_list>{asked}</resource_list>"
     rows = kept(1, "ms-k3f9-r1", "r", ("n1", 3), ("n2", 1), more=held)
-    found = reservation_listing.parse_reservations(f"<qrstat>{rows}</qrstat>")
-    assert found[0].per_slot == {"h_vmem": 2.0 * 2**30}
+    reservations = reservation_listing.parse_reservations(f"<qrstat>{rows}</qrstat>")
+    assert reservations[0].per_slot == {"h_vmem": 2.0 * 2**30}
     hosts = [
         listing.ExecutionHost(
-            name, None, {"h_vmem": left * 2.0**30}, (listing.QueueInstance("all.q", 8, 0, 3, ""),)
+            name,
+            None,
+            {"h_vmem": remaining * 2.0**30},
+            (listing.QueueInstance("all.q", 8, 0, 3, ""),),
         )
-        for name, left in (("n1", 9.0), ("n2", 1.0))
+        for name, remaining in (("n1", 9.0), ("n2", 1.0))
     ]
     inside = listing.QstatJob(
         "7", "x", "ada", "r", 1, None, 3600.0, "all.q@n1", "", {"h_vmem": "1G"}
     )
     rules = reservation_listing.SchedulingRules(reservation_listing.MemoryConsumable("h_vmem"))
     for taken, kept_back in ((3599.0, (0.0, 0.0)), (3600.0, (5.0, 1.0))):
-        cell = reservation_listing.Occupancy([inside], hosts, taken, rules, found, {"7": "1"})
-        left = [host.free["h_vmem"] / 2**30 for host in cell.hosts_without_reserved()]
-        assert left == [9.0 - kept_back[0], 1.0 - kept_back[1]]
+        cell = reservation_listing.Occupancy(
+            [inside], hosts, taken, rules, reservations, {"7": "1"}
+        )
+        remaining = [host.free["h_vmem"] / 2**30 for host in cell.hosts_without_reserved()]
+        assert remaining == [9.0 - kept_back[0], 1.0 - kept_back[1]]
 
 
 def test_a_job_has_its_slots_as_long_as_the_qmaster_takes_it_to_run() -> None:
@@ -691,8 +703,8 @@ def test_a_job_has_its_slots_as_long_as_the_qmaster_takes_it_to_run() -> None:
 
 def test_one_that_is_being_replaced_is_told_with_the_slots_of_both() -> None:
     rows = (kept(1, "ms-k3f9-r1", "w", ("n1", 2)), kept(5, "ms-k3f9-r1", "w", ("n2", 2)))
-    found = reservation_listing.parse_reservations(f"<qrstat>{''.join(rows)}</qrstat>")
-    assert reservation_listing.own_reservations(found, "root", INSTANCE) == (
+    reservations = reservation_listing.parse_reservations(f"<qrstat>{''.join(rows)}</qrstat>")
+    assert reservation_listing.own_reservations(reservations, "root", INSTANCE) == (
         ManagerReservation("ms-k3f9-r1", 3600.0, 7200.0, ("n2",), 4),
     )
 
@@ -781,8 +793,15 @@ def test_who_waits_in_a_reservation_is_not_the_head_of_the_line() -> None:
 
 def test_a_job_that_is_queued_in_a_window_may_ask_for_what_is_left_of_it() -> None:
     one = reservation_listing.AdvanceReservation("1", "x", "root", "w", 100.0, 200.0, {})
-    for now, left in ((10.0, 100), (99.5, 99), (100.0, 99), (150.5, 48), (198.9, 0), (300.0, -101)):
-        assert one.remaining_seconds(now) == left
+    for now, remaining in (
+        (10.0, 100),
+        (99.5, 99),
+        (100.0, 99),
+        (150.5, 48),
+        (198.9, 0),
+        (300.0, -101),
+    ):
+        assert one.remaining_seconds(now) == remaining
 
 
 def test_a_job_in_a_reservation_names_it_once() -> None:

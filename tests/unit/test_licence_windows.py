@@ -68,8 +68,8 @@ def test_what_is_ahead_of_a_licence() -> None:
 
 def test_of_too_few_for_all_windows_those_promised_first_have_theirs() -> None:
     claims = [(TokenWindow(id, 0.0, 9.0, {"matlab": 2}), 2) for id in (1, 2)]
-    for own, many in ((1, 2), (2, 1), (None, -1)):
-        assert tokens_over_time(0.0, 3, [], claims, own)[0] == (0.0, many)
+    for own, count in ((1, 2), (2, 1), (None, -1)):
+        assert tokens_over_time(0.0, 3, [], claims, own)[0] == (0.0, count)
 
 
 class Site:
@@ -111,14 +111,16 @@ class Site:
             self.step(ReservationBound(T + now, id, one.nodes))
         return None if one is None else self.core.reservations.by_id[id].state
 
-    def submit(self, id: int, many: int, limit: float | None, at: float = 0.0, **more: int) -> bool:
+    def submit(
+        self, id: int, count: int, limit: float | None, at: float = 0.0, **more: int
+    ) -> bool:
         """Whether a job that wants so many goes at once."""
         job = Job(
             id=id,
             submitted=T + at,
             estimated=limit or 100.0,
             time_limit=limit,
-            licences={"matlab": many},
+            licences={"matlab": count},
             **more,  # type: ignore[arg-type]
         )
         return any(isinstance(a, Dispatch) for a in self.step(JobSubmitted(T + at, job)).actions)
@@ -143,8 +145,8 @@ def test_a_window_is_kept_from_those_who_would_not_give_back_before_it() -> None
     assert site.why(2, 0) == "licence matlab: 2 wanted, and 2 free, kept for reservation 1"
     assert site.submit(3, 1, 2048.0)  # the window leaves it
     assert not site.submit(4, 1, None)
-    told = "; the job has no time limit, and might not end before"
-    assert site.why(4, 0).endswith(f"kept for reservation 1{told}")
+    expected = "; the job has no time limit, and might not end before"
+    assert site.why(4, 0).endswith(f"kept for reservation 1{expected}")
     assert site.core.tasks[4, 0].reason == Reason.LICENCE_BUSY
 
 
@@ -163,8 +165,8 @@ def test_jobs_of_a_reservation_have_its_licences_from_its_start_and_others_after
     assert site.submit(5, 1, 256.0, at=1500)  # before the first in line could go
     assert site.core.licences.status("matlab", T + 1500).free == 0
     assert site.ended(1, 1800) == []
-    told = site.core.licences.status("matlab", T + 1800)
-    assert (told.leased_tokens, told.reserved, told.free) == (1, 3, 0)
+    counts = site.core.licences.status("matlab", T + 1800)
+    assert (counts.leased_tokens, counts.reserved, counts.free) == (1, 3, 0)
     assert site.ended(5, 1900) == []
     assert site.why(3, 1900) == "licence matlab: 4 wanted, and 4 free, kept for reservation 1"
     assert site.sends(2000) == [3]
@@ -235,9 +237,9 @@ def test_what_has_not_begun_is_taken_back_in_time() -> None:
     rows = [JobStatus(tag_of("cafe", id, 1), 0, str(id), State.PENDING) for id in (1, 2)]
     assert site.seen(T + 100, *rows).actions == []
     assert site.core.unchanged_listing_matters("alpha", T + 100)
-    [back] = site.seen(T + 500, *rows).actions  # one of them may stay, if it begins now
-    assert isinstance(back, Withdraw)
-    assert back.job == 2
+    [withdrawal] = site.seen(T + 500, *rows).actions  # one of them may stay, if it begins now
+    assert isinstance(withdrawal, Withdraw)
+    assert withdrawal.job == 2
     assert site.seen(T + 501, *rows).actions == []
     gone = JobStatus(tag_of("cafe", 2, 1), 0, "2", State.CANCELLED, ended=T + 502)
     site.seen(T + 502, gone)
@@ -271,8 +273,8 @@ def test_a_restart_keeps_what_was_kept() -> None:
             line.expect_end((1, 0), T + 50, True, 1)
         else:
             line.take(lease, T + 50, True, 1)
-        told = line.status("matlab", T)
-        assert (told.leased_tokens, told.reserved, told.free) == (2, 1, 1)
+        counts = line.status("matlab", T)
+        assert (counts.leased_tokens, counts.reserved, counts.free) == (2, 1, 1)
 
 
 @pytest.mark.parametrize(("limit", "window"), [(40.0, None), (1000.0, 1)])

@@ -12,7 +12,7 @@ from metasched.model.licence import MAX_TOKENS, Lease, LicenceCount, LicencePool
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"name": ""}, "is no name"),
         ({"name": "mat lab"}, "is no name"),
@@ -28,13 +28,13 @@ from metasched.model.licence import MAX_TOKENS, Lease, LicenceCount, LicencePool
         ({"stale_after": float("nan")}, "stale_after of licence matlab is nan"),
     ],
 )
-def test_pools_that_make_no_sense(wrong: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_pools_that_make_no_sense(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         LicencePool(**{"name": "matlab", "total": 4} | wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("total", "outside", "observed", "said"),
+    ("total", "outside", "observed", "message"),
     [
         (-1, 0, 1.0, "counted total of licence matlab is -1"),
         (None, -1, 1.0, "outside use of licence matlab is -1"),
@@ -43,9 +43,9 @@ def test_pools_that_make_no_sense(wrong: dict[str, object], said: str) -> None:
     ],
 )
 def test_counts_that_make_no_sense(
-    total: int | None, outside: int, observed: float, said: str
+    total: int | None, outside: int, observed: float, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         LicenceCount("matlab", total, outside, observed)
 
 
@@ -121,8 +121,8 @@ def test_what_has_not_begun_does_not_linger() -> None:
 
 def test_rho_counts_who_waits_per_copy_and_not_how_many_they_want() -> None:
     line = pools(LicencePool(name="a", total=2), LicencePool(name="none", total=0))
-    for job, many in ((1, 2), (2, 2), (3, 1)):
-        line.join((job, 0), float(job), {"a": many}, 60.0)
+    for job, count in ((1, 2), (2, 2), (3, 1)):
+        line.join((job, 0), float(job), {"a": count}, 60.0)
     assert (line.status("a", NOW).waiting_tokens, line.status("a", NOW).rho) == (5, 1.5)
     line.leave((1, 0))
     assert (line.status("a", NOW).waiting_tokens, line.rho) == (3, {"a": 1.0})
@@ -130,7 +130,7 @@ def test_rho_counts_who_waits_per_copy_and_not_how_many_they_want() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wants", "said"),
+    ("wants", "message"),
     [
         ({"matlab": 7}, None),
         ({"ansys": 99}, None),  # only its server knows, and has not said so yet
@@ -141,14 +141,14 @@ def test_rho_counts_who_waits_per_copy_and_not_how_many_they_want() -> None:
         ({"ansys": MAX_TOKENS + 1}, f"the maximum is {MAX_TOKENS}; ask for fewer"),
     ],
 )
-def test_what_nobody_can_ever_have(wants: dict[str, int], said: str | None) -> None:
+def test_what_nobody_can_ever_have(wants: dict[str, int], message: str | None) -> None:
     line = pools(
         LicencePool(name="matlab", total=9, headroom=2),
         LicencePool(name="ansys", server="s"),
         LicencePool(name="none", total=0),
     )
-    told = line.refusal(wants)
-    assert told == said if told is None or said is None else said in told
+    output = line.refusal(wants)
+    assert output == message if output is None or message is None else message in output
 
 
 def test_all_or_none_and_no_deadlock() -> None:
@@ -194,12 +194,12 @@ def test_small_wants_fill_what_large_ones_leave() -> None:
     happens = [(NOW + job / 2, (job, 0)) for job in range(24)]
     now, idle = NOW, 0.0
     while happens:
-        last, (now, place) = now, heapq.heappop(happens)
+        last, (now, task_id) = now, heapq.heappop(happens)
         idle += (free(line) or 0) * (now - last) if line.has_waiting else 0.0
-        if place in line.leases:
-            line.return_lease(place, now, was_used=True)
+        if task_id in line.leases:
+            line.return_lease(task_id, now, was_used=True)
         else:
-            line.join(place, now, {"a": wants[place[0]]}, 60.0)
+            line.join(task_id, now, {"a": wants[task_id[0]]}, 60.0)
         while (goes := line.next_ready(now)) is not None:
             line.take(Lease(*goes, 1, {"a": wants[goes[0]]}, now), now + 60)
             heapq.heappush(happens, (now + 10 + goes[0] / 24, goes))
@@ -208,12 +208,12 @@ def test_small_wants_fill_what_large_ones_leave() -> None:
 
 def test_who_comes_much_later_goes_later_however_much_it_wants() -> None:
     line = pools(LicencePool(name="a", total=4))
-    for job, (key, many) in enumerate([(0.0, 2), (599.0, 3), (601.0, 4)]):
-        line.join((job, 0), key, {"a": many}, 60.0)
+    for job, (key, count) in enumerate([(0.0, 2), (599.0, 3), (601.0, 4)]):
+        line.join((job, 0), key, {"a": count}, 60.0)
     order = []
-    while (place := line.next_ready(NOW)) is not None:
-        order.append(place[0])
-        line.take(Lease(*place, 1, {}, NOW), NOW + 60)
+    while (task_id := line.next_ready(NOW)) is not None:
+        order.append(task_id[0])
+        line.take(Lease(*task_id, 1, {}, NOW), NOW + 60)
     assert order == [1, 0, 2]
 
 

@@ -81,7 +81,7 @@ def test_missing_but_what_began_would_be_listed_it_was_cancelled_there(
 
 
 def test_withdrawn_without_a_record_it_is_sent_again() -> None:
-    site = missed(NOW - 1, NOW + 9, NOW, wish="hold")
+    site = missed(NOW - 1, NOW + 9, NOW, action="hold")
     assert site.state() is State.HELD
     assert site.step(UserRequested(NOW + 9, "release", 1)) == [Dispatch(1, 2, "left", (0,))]
 
@@ -95,7 +95,7 @@ def missed(
     since: float,
     until: float,
     before: float,
-    wish: Literal["hold"] | None = None,
+    action: Literal["hold"] | None = None,
     row: State = State.PENDING,
     records: str = "",
     **more: object,
@@ -105,8 +105,8 @@ def missed(
     site.step(JobSubmitted(NOW, job()))
     site.sent()
     site.seen("left", facts(8, accounting_source=records), site.row(row, **more))  # type: ignore[arg-type]
-    if wish is not None:
-        site.step(UserRequested(NOW, wish, 1))
+    if action is not None:
+        site.step(UserRequested(NOW, action, 1))
     gone = ((tag_of("cafe", 1, 1), 0),)
     site.step(
         ListingReceived(

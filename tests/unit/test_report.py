@@ -64,8 +64,8 @@ def page(path: Path) -> Page:
     return read
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr("sys.argv", ["metasched", *map(str, words)])
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["metasched", *map(str, arguments)])
     return main()
 
 
@@ -73,8 +73,8 @@ def test_a_report_of_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, times = tmp_path / "out.html", tmp_path / "times.csv"
-    words = ["--set", "jobs=60", "--policy", "easy", "--report", out, "--over-time", times]
-    assert command(monkeypatch, "simulate", "table6", *words, "--json") == 0
+    arguments = ["--set", "jobs=60", "--policy", "easy", "--report", out, "--over-time", times]
+    assert command(monkeypatch, "simulate", "table6", *arguments, "--json") == 0
     figures = json.loads(capsys.readouterr().out)
     read = page(out)
     assert len(read.pictures) == 4
@@ -104,15 +104,15 @@ def test_several_policies_side_by_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.html"
-    words = ["--policy", "easy", "--policy", "fcfs", "--set", "jobs=80", "--seed", 4]
+    arguments = ["--policy", "easy", "--policy", "fcfs", "--set", "jobs=80", "--seed", 4]
     more = ["--runs", 3, "--report", out, "--json"]
-    assert command(monkeypatch, "simulate", "table1", *words, *more) == 0
+    assert command(monkeypatch, "simulate", "table1", *arguments, *more) == 0
     rows = json.loads(capsys.readouterr().out)
     of = {(row["policy"], row["figure"]): row for row in rows}
     single = []
     for seed in (4, 5, 6):
-        words = ["--policy", "fcfs", "--set", "jobs=80", "--seed", seed, "--json"]
-        assert command(monkeypatch, "simulate", "table1", *words) == 0
+        arguments = ["--policy", "fcfs", "--set", "jobs=80", "--seed", seed, "--json"]
+        assert command(monkeypatch, "simulate", "table1", *arguments) == 0
         single.append(json.loads(capsys.readouterr().out)["mean_wait"])
     assert of["fcfs", "mean_wait"]["values"] == single
     assert of["easy", "mean_wait"]["minus_baseline"] is None
@@ -123,7 +123,7 @@ def test_several_policies_side_by_side(
     assert "set jobs=80 · seeds 4 to 6" in read.cells
     assert "mean wait, s" in read.cells
     assert len(read.pictures) == len({row["figure"] for row in rows})
-    assert command(monkeypatch, "simulate", "table1", *words[:4], "--runs", 2) == 0
+    assert command(monkeypatch, "simulate", "table1", *arguments[:4], "--runs", 2) == 0
     assert "longest_wait" in capsys.readouterr().out
 
 
@@ -146,7 +146,7 @@ def test_cells_tell_intervals_differences_and_what_was_published() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["--report", "out.pdf"], "is not an HTML file"),
         (["--report", "nowhere/out.html"], "is not in an existing folder"),
@@ -158,10 +158,10 @@ def test_cells_tell_intervals_differences_and_what_was_published() -> None:
 def test_wrong_usage_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    told: str,
+    arguments: list[str],
+    message: str,
 ) -> None:
-    assert command(monkeypatch, "simulate", "table1", "--set", "jobs=20", *words) == 2
+    assert command(monkeypatch, "simulate", "table1", "--set", "jobs=20", *arguments) == 2
     out, err = capsys.readouterr()
-    assert told in err
+    assert message in err
     assert (out, err.count("\n")) == ("", 1)

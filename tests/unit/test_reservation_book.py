@@ -324,8 +324,8 @@ def test_a_node_that_fails_after_the_start_is_replaced_if_another_is_free() -> N
     broken = NodeUsage((was,), 4, False)
     out = desk.tell(T + 11, broken, held=desk.held())
     assert (desk.state(1), out.reservation_actions) == (ReservationState.ACTIVE, [])
-    told = f"{was} cannot be used, and no other node is free"
-    assert (desk[1].cause, out.warnings) == (told, [f"reservation 1 of ada: {told}"])
+    expected = f"{was} cannot be used, and no other node is free"
+    assert (desk[1].cause, out.warnings) == (expected, [f"reservation 1 of ada: {expected}"])
     desk.ask(2, 15, 20, now=T + 11)
     assert 2 not in desk.book.by_id
     out = desk.tell(T + 12, broken, NodeUsage((other,), 4, True), held=desk.held())
@@ -574,9 +574,9 @@ def test_one_that_somebody_has_made_smaller_is_asked_for_again() -> None:
     desk.step(pooled(pool))
     ask_processors(desk, 1, 3)
     desk.bind(1)
-    for size, told in ((2, [Bind("alpha", 1)]), (3, []), (None, [])):
+    for size, expected in ((2, [Bind("alpha", 1)]), (3, []), (None, [])):
         held = ManagerReservation(manager_name("i", 1), T + 10, T + 20, ("a",), size)
-        assert desk.step(pooled(pool, held=(held,))).reservation_actions == told
+        assert desk.step(pooled(pool, held=(held,))).reservation_actions == expected
         assert desk.state(1) is ReservationState.BOUND
 
 

@@ -79,7 +79,7 @@ class Desk:
 
     def reserve(self, dry_run: bool = False, /, **licences: int) -> dict[str, Any]:
         begin = math.ceil(time.time()) + 3600.0
-        wish = ReservationTerms(
+        request = ReservationTerms(
             least=1,
             most=1,
             shortest=600.0,
@@ -90,7 +90,7 @@ class Desk:
             dry_run=dry_run,
         )
         caller = cast(CurrentCaller, SimpleNamespace(user="ada"))
-        return asyncio.run(create(caller, cast(SchedulerService, self), wish))
+        return asyncio.run(create(caller, cast(SchedulerService, self), request))
 
 
 def test_a_window_has_its_licences_and_the_next_one_is_told_who_has_them() -> None:
@@ -107,15 +107,15 @@ def test_a_window_has_its_licences_and_the_next_one_is_told_who_has_them() -> No
     for dry_run in (True, False):
         with pytest.raises(ApiError) as refused:
             desk.reserve(dry_run, matlab=2)
-        told = str(refused.value)
-        assert told.startswith(
+        message = str(refused.value)
+        assert message.startswith(
             "there is room, but matlab:2 cannot be kept for it, reservation 1 has 2 of matlab"
             f" from {made['start']} to {made['end']}; alpha has 1 node from {made['end']}"
         )
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told"),
+    ("requested", "message"),
     [
         ({"matlab": 4}, "4 of licence matlab, there are 4, 1 of them kept free; ask for at most 3"),
         ({"matlap": 1}, "no licence 'matlap' is known; did you mean matlab?"),
@@ -125,11 +125,11 @@ def test_a_window_has_its_licences_and_the_next_one_is_told_who_has_them() -> No
         ({"matlab": 0}, "0 of licence 'matlab' makes no sense"),
     ],
 )
-def test_licences_that_cannot_be_reserved(wanted: dict[str, int], told: str) -> None:
+def test_licences_that_cannot_be_reserved(requested: dict[str, int], message: str) -> None:
     desk = Desk()
     with pytest.raises(ApiError) as refused:
-        desk.reserve(**wanted)
-    assert told in str(refused.value)
+        desk.reserve(**requested)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert desk.core.reservations.by_id == {}
 
@@ -148,7 +148,7 @@ def test_who_has_all_that_may_be_reserved_gets_more_once_some_of_it_is_over() ->
 
 
 @pytest.mark.parametrize(
-    ("quota", "told"),
+    ("quota", "message"),
     [
         (
             ReservationQuota(horizon=3600.0),
@@ -160,9 +160,9 @@ def test_who_has_all_that_may_be_reserved_gets_more_once_some_of_it_is_over() ->
         ),
     ],
 )
-def test_how_far_ahead_and_for_how_long(quota: ReservationQuota, told: str) -> None:
+def test_how_far_ahead_and_for_how_long(quota: ReservationQuota, message: str) -> None:
     desk = Desk()
     desk.quota = quota
-    with pytest.raises(ApiError, match=told):
+    with pytest.raises(ApiError, match=message):
         desk.reserve()
     assert desk.core.reservations.by_id == {}

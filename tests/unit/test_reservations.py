@@ -16,7 +16,7 @@ HOUR = 3600.0
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "message"),
     [
         ((0, 10, 0, 1, 5, 5), "size 0 is too small"),
         ((0, 10, 2, 1, 5, 5), "at most 1 is below at least 2"),
@@ -31,8 +31,8 @@ HOUR = 3600.0
         ((0, inf, 1, 1, 5, 5), "deadline is inf"),
     ],
 )
-def test_requests_that_make_no_sense(asked: tuple[float, ...], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_requests_that_make_no_sense(asked: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         ReservationRequest(*asked)  # type: ignore[arg-type]
 
 

@@ -143,15 +143,15 @@ def test_a_window_that_names_leave_no_room_for_and_amounts_do() -> None:
 def test_batch_jobs_apart_take_the_processors_that_reservations_want_last() -> None:
     tasks = [task(1, 0, 1, 10, 10), task(2, 0, 1, 10, 10), task(3, 1, 1, 10, 10)]
     # the batch job ends where the second task begins: apart they have both processors
-    found = windows_begin(tasks, {2: (10.0, 20.0), 3: (5.0, 15.0)})
-    assert found == [[0, 10, 5], [0, 10, 5], [0, 10, 10]]
+    result = windows_begin(tasks, {2: (10.0, 20.0), 3: (5.0, 15.0)})
+    assert result == [[0, 10, 5], [0, 10, 5], [0, 10, 10]]
 
 
 def test_what_ends_before_its_limit_gives_its_own_processors_back() -> None:
     tasks = [task(1, 0, 1, 50, 4), task(2, 0, 1, 50, 50), task(3, 1, 1, 9, 9), task(4, 5, 1, 9, 9)]
     for binding in get_args(ProcessorBinding):
-        found = run(tasks, {4: Reservation.fixed(1, 20, 29)}, "2", binding=binding)
-        assert [start for start, _ in starts(found)] == [0, 0, 4, 20]
+        result = run(tasks, {4: Reservation.fixed(1, 20, 29)}, "2", binding=binding)
+        assert [start for start, _ in starts(result)] == [0, 0, 4, 20]
 
 
 @st.composite

@@ -332,7 +332,7 @@ def test_licences_of_a_file(tmp_path: Path) -> None:
     path.write_text(f"{cluster}{licence}clusters = ['a']\nlinger = 5\n")
     settings = read_settings("easy", [], 0, str(path))
     assert settings.licence_pools == (LicencePool(name="l", total=2, clusters=("a",), linger=5.0),)
-    for text, told in (
+    for text, expected in (
         (cluster + 2 * licence, "twice"),
         (f"{cluster}{licence}clusters = ['b']\n", 'no cluster "b"'),
         (f"{cluster}licences = {{ l = 1 }}\n{licence}", "its own licences"),
@@ -341,13 +341,13 @@ def test_licences_of_a_file(tmp_path: Path) -> None:
         (cluster + licence.replace("2", "9999999999"), "must be"),
     ):
         path.write_text(text)
-        with pytest.raises(ClusterError, match=told) as error:
+        with pytest.raises(ClusterError, match=expected) as error:
             read_settings("easy", [], 0, str(path))
         assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("policy", "word", "told"),
+    ("policy", "word", "message"),
     [
         ("esy", None, 'write "easy"'),
         ("easy", "period=3", 'unknown key "period"'),
@@ -361,15 +361,15 @@ def test_licences_of_a_file(tmp_path: Path) -> None:
         ("easy", "deadlines", "write it as"),
     ],
 )
-def test_wrong_words_are_told(policy: str, word: str | None, told: str) -> None:
+def test_wrong_words_are_told(policy: str, word: str | None, message: str) -> None:
     with pytest.raises(SettingError) as error:
         read_settings(policy, [word] if word else [], 0)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_words_that_set_something() -> None:
-    words = ["load=paper", "pull=false", "age=1h", "deadlines=0.5", "margin=1:2", "lead=2"]
-    settings = read_settings("fb-mod", words, 3)
+    arguments = ["load=paper", "pull=false", "age=1h", "deadlines=0.5", "margin=1:2", "lead=2"]
+    settings = read_settings("fb-mod", arguments, 3)
     assert (settings.meta_policy.load, settings.meta_policy.pull, settings.meta_policy.age) == (
         "paper",
         False,
@@ -420,8 +420,8 @@ def test_lublin_looks_like_a_supercomputer() -> None:
 # The command
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr("sys.argv", ["metasched", "simulate", *map(str, words)])
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["metasched", "simulate", *map(str, arguments)])
     return main()
 
 
@@ -457,8 +457,8 @@ def test_the_command_writes_a_schedule_and_a_picture(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, picture = tmp_path / "out.csv", tmp_path / "out.png"
-    words = ["--policy", "easy", "--jobs", "0:3", "--schedule", out, "--plot", picture]
-    assert command(monkeypatch, trace, *words) == 0
+    arguments = ["--policy", "easy", "--jobs", "0:3", "--schedule", out, "--plot", picture]
+    assert command(monkeypatch, trace, *arguments) == 0
     with open(out, newline="") as file:
         rows = list(csv.reader(file))
     assert ",".join(rows[0]) == "job,submit,start,end,cpus,cluster,machine,priority,reservation"
@@ -471,7 +471,7 @@ def test_the_command_writes_a_schedule_and_a_picture(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["nowhere.swf"], "No such file"),
         (["{trace}", "--policy", "magic"], 'unknown policy "magic"'),
@@ -490,12 +490,12 @@ def test_wrong_usage_is_one_line(
     trace: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    told: str,
+    arguments: list[str],
+    message: str,
 ) -> None:
-    assert command(monkeypatch, *(word.format(trace=trace) for word in words)) == 2
+    assert command(monkeypatch, *(word.format(trace=trace) for word in arguments)) == 2
     out, err = capsys.readouterr()
-    assert told in err
+    assert message in err
     assert err.startswith("metasched: error: ")
     assert (out, err.count("\n")) == ("", 1)
 

@@ -56,8 +56,8 @@ def test_a_forged_record_does_not_stand_in_for_the_owners(native: str | None) ->
 def test_a_forged_record_is_no_end_and_hides_no_absence() -> None:
     forged = record(FORGER.pw_uid, "6", SENT + 60, "0:0")
     accounting = SlurmAccounting(Slurmdbd(forged), "comment", None)
-    found = accounting.query([MissingTask(TAG, 0, None, SENT, user=OWNER.pw_name)])
-    assert (found.rows, found.never_started) == ((), ((TAG, 0),))
+    answer = accounting.query([MissingTask(TAG, 0, None, SENT, user=OWNER.pw_name)])
+    assert (answer.rows, answer.never_started) == ((), ((TAG, 0),))
 
 
 def test_nothing_is_said_of_a_job_whose_owner_has_no_account_any_more() -> None:

@@ -82,8 +82,8 @@ def line(**changed: str) -> text.QueueLine:
 
 
 def row(**changed: str) -> JobStatus:
-    (found,) = rows_of([line(**changed)])
-    return found
+    (parsed,) = rows_of([line(**changed)])
+    return parsed
 
 
 def rows_of(lines: list[text.QueueLine]) -> list[JobStatus]:
@@ -102,9 +102,9 @@ def facts(*jobs: text.QueueLine) -> ClusterInfo:
 def test_recorded_rows_of_ours() -> None:
     rows, set_aside = statuses.job_statuses(text.parse_queue(QUEUE, "~"), OURS, 0)
     assert set_aside == []
-    told = [(r.tag, r.task, r.native_id, r.state, r.started, r.ended) for r in rows]
+    recorded = [(r.tag, r.task, r.native_id, r.state, r.started, r.ended) for r in rows]
     at = 1795228096.0
-    assert told == [
+    assert recorded == [
         ("ms-abcd1234-3-1", 0, "79", State.CANCELLED, None, at - 1),
         ("ms-abcd1234-1-1", 0, "77", State.FAILED, at, at),
         ("ms-abcd1234-2-1", 3, "78", State.FAILED, at, at),
@@ -177,8 +177,10 @@ def test_whether_jobs_need_an_association(enforced: str, required: bool) -> None
 )
 def test_how_long_a_job_may_hold_its_nodes_after_its_limit(allowed: str, seconds: float) -> None:
     """The overtime and the kill wait as Slurm tells them, and the time between its looks."""
-    told = f"{CONFIG}\nKillWait                = 32 sec\nOverTimeLimit           = {allowed}\n"
-    assert text.parse_controller(told).overrun == seconds
+    configuration = (
+        f"{CONFIG}\nKillWait                = 32 sec\nOverTimeLimit           = {allowed}\n"
+    )
+    assert text.parse_controller(configuration).overrun == seconds
 
 
 @pytest.mark.parametrize(
@@ -188,8 +190,8 @@ def test_how_long_a_job_may_hold_its_nodes_after_its_limit(allowed: str, seconds
 def test_a_listing_reaches_no_further_back_than_boot_and_min_job_age(
     boot: float, age: float | None, since: float, up: float
 ) -> None:
-    told = text.ControllerInfo(now=1000.0, boot=boot, min_job_age=age)
-    assert ListingHorizon().update(told, listed_at=50.4, queried_at=50.5) == pytest.approx(
+    controller = text.ControllerInfo(now=1000.0, boot=boot, min_job_age=age)
+    assert ListingHorizon().update(controller, listed_at=50.4, queried_at=50.5) == pytest.approx(
         (since, up)
     )
 
@@ -207,8 +209,8 @@ def test_a_controller_whose_clock_is_set_has_not_been_up_longer_or_shorter(step:
 def test_a_controller_that_was_started_anew_was_not_up_before_it_was_last_seen() -> None:
     reach = ListingHorizon()
     reach.update(text.ControllerInfo(1000.0, 900.0, None), 50.4, 50.5)
-    told = text.ControllerInfo(4610.0, 1005.0, None)  # it started, then its clock was set
-    assert reach.update(told, 60.4, 60.5) == pytest.approx((50.4, 50.4))
+    controller = text.ControllerInfo(4610.0, 1005.0, None)  # it started, then its clock was set
+    assert reach.update(controller, 60.4, 60.5) == pytest.approx((50.4, 50.4))
 
 
 # Listings that cannot be trusted.
@@ -296,7 +298,7 @@ def test_a_line_with_unusable_amounts_does_not_count_in_the_load() -> None:
 def test_free_text_forges_no_record() -> None:
     forged = "x\n7|0|COMPLETED|ms-abcd1234-6-1|\n"
     lines, _ = text.parse_queue("".join(f"{field}<k>" for field in line(tag=forged)) + "\n", "<k>")
-    assert [found.tag for found in lines] == [forged]
+    assert [result.tag for result in lines] == [forged]
     assert rows_of(lines) == []
 
 
@@ -439,7 +441,7 @@ def test_what_never_began_has_no_exit_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"),
+    ("written", "seconds"),
     [
         ("10:00", 600.0),
         ("0:30", 30.0),
@@ -453,8 +455,8 @@ def test_what_never_began_has_no_exit_code() -> None:
         ("Partition_Limit", None),
     ],
 )
-def test_durations(said: str, seconds: float | None) -> None:
-    assert text.parse_duration(said) == seconds
+def test_durations(written: str, seconds: float | None) -> None:
+    assert text.parse_duration(written) == seconds
 
 
 @pytest.mark.parametrize(
@@ -475,7 +477,7 @@ def test_tasks_of_an_array(job: str, tasks: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "counts"),
+    ("written", "counts"),
     [
         ("(null)", {}),
         ("", {}),
@@ -487,8 +489,8 @@ def test_tasks_of_an_array(job: str, tasks: int) -> None:
         ("craynetwork:no_consume:4", {"craynetwork": 4, "craynetwork:no_consume": 4}),
     ],
 )
-def test_generic_resources(said: str, counts: dict[str, int]) -> None:
-    assert text.parse_gres(said) == counts
+def test_generic_resources(written: str, counts: dict[str, int]) -> None:
+    assert text.parse_gres(written) == counts
 
 
 # Demand.
@@ -591,7 +593,7 @@ def order(options: tuple[str, ...] = (), arguments: tuple[str, ...] = (), **job:
 
 
 def test_every_wish_is_said_in_words_of_its_own() -> None:
-    wish = order(
+    request = order(
         name="-x",
         cpus=8,
         tasks=2,
@@ -608,15 +610,15 @@ def test_every_wish_is_said_in_words_of_its_own() -> None:
         options=("--nice", "5"),
         arguments=("-z", ""),
     )
-    said = batch.sbatch_arguments(wish, 3, "comment")
-    assert set(said) >= {
+    specification = batch.sbatch_arguments(request, 3, "comment")
+    assert set(specification) >= {
         *("--job-name=-x", "--comment=ms-abcd1234-1-1/3", "--no-requeue", "--exclusive"),
         *("--ntasks=2", "--cpus-per-task=4", "--nodes=2", "--mem=100M", "--time=2"),
         *("--gres=gpu:a100:2,shard:1", "--account=-a", "--partition=--wrap=x", "--qos=high"),
         *("--constraint=a&b", "--input=/dev/null", "--open-mode=truncate", "--chdir=/home/ada"),
     }
-    assert said[-4:] == ["--nice=5", "/dev/stdin", "-z", ""]
-    assert all(word.startswith("--") for word in said[:-4])
+    assert specification[-4:] == ["--nice=5", "/dev/stdin", "-z", ""]
+    assert all(word.startswith("--") for word in specification[:-4])
 
 
 def test_what_is_not_wished_is_not_said() -> None:
@@ -628,9 +630,9 @@ def test_what_is_not_wished_is_not_said() -> None:
 
 
 def test_tag_and_name_change_places() -> None:
-    said = batch.sbatch_arguments(order(name="mine"), 0, "name")
-    assert "--job-name=ms-abcd1234-1-1" in said
-    assert "--comment=mine" in said
+    arguments = batch.sbatch_arguments(order(name="mine"), 0, "name")
+    assert "--job-name=ms-abcd1234-1-1" in arguments
+    assert "--comment=mine" in arguments
     assert "--job-name=ms-abcd1234-1-1" in batch.sbatch_arguments(order(), 0, "comment")
 
 
@@ -639,7 +641,7 @@ def test_only_the_user_lets_slurm_requeue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "written"),
     [
         ("a\nb\tc\x00d", "a b c d"),
         ("'\"`$", "'\"`$"),
@@ -650,8 +652,8 @@ def test_only_the_user_lets_slurm_requeue() -> None:
         (" \n ", "ms-abcd1234-1-1"),
     ],
 )
-def test_names_as_slurm_can_carry_them(name: str, said: str) -> None:
-    assert f"--job-name={said}" in batch.sbatch_arguments(order(name=name), 0, "comment")
+def test_names_as_slurm_can_carry_them(name: str, written: str) -> None:
+    assert f"--job-name={written}" in batch.sbatch_arguments(order(name=name), 0, "comment")
 
 
 @pytest.mark.parametrize(
@@ -689,7 +691,7 @@ def test_native_options_that_would_harm_are_refused(options: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "expected"),
     [
         (("--licenses=matlab:2",), ("--licenses=matlab:2",)),
         (("--nice", "5", "--begin", "now+1hour"), ("--nice=5", "--begin=now+1hour")),
@@ -700,10 +702,10 @@ def test_native_options_that_would_harm_are_refused(options: tuple[str, ...]) ->
     ],
 )
 def test_native_options_are_the_users_own_but_never_a_script(
-    options: tuple[str, ...], words: tuple[str, ...]
+    options: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
-    said = batch.sbatch_arguments(order(options=options), 0, "comment")
-    assert tuple(said[-len(words) - 1 : -1]) == words
+    arguments = batch.sbatch_arguments(order(options=options), 0, "comment")
+    assert tuple(arguments[-len(expected) - 1 : -1]) == expected
 
 
 def test_with_the_tag_in_the_name_the_name_is_ours() -> None:
@@ -714,12 +716,12 @@ def test_with_the_tag_in_the_name_the_name_is_ours() -> None:
 
 
 def test_the_environment_ends_each_variable_by_a_nul() -> None:
-    wish = order()
+    request = order()
     payload = Payload(script="", directory="/d", environment={"A": "1\n2", "B": "é\udcff"})
-    told = batch.environment_file(
-        Submission(tag=wish.tag, job=wish.job, payload=payload), 4, "alpha"
+    content = batch.environment_file(
+        Submission(tag=request.tag, job=request.job, payload=payload), 4, "alpha"
     )
-    variables = told.split(b"\0")
+    variables = content.split(b"\0")
     assert variables.pop() == b""
     assert {b"A=1\n2", b"B=\xc3\xa9\xff", b"SLURM_SUBMIT_DIR=/d", b"METASCHED_TASK=4"} <= set(
         variables
@@ -728,10 +730,12 @@ def test_the_environment_ends_each_variable_by_a_nul() -> None:
 
 @pytest.mark.parametrize("variable", [("A=B", "1"), ("", "1"), ("A", "1\0B=2"), ("A\0", "1")])
 def test_variables_that_cannot_be_handed_on(variable: tuple[str, str]) -> None:
-    wish = order()
+    request = order()
     payload = Payload(script="", environment=dict([variable]))
     with pytest.raises(Refused, match="environment variable"):
-        batch.environment_file(Submission(tag=wish.tag, job=wish.job, payload=payload), 0, "alpha")
+        batch.environment_file(
+            Submission(tag=request.tag, job=request.job, payload=payload), 0, "alpha"
+        )
 
 
 @pytest.mark.parametrize(
@@ -756,7 +760,7 @@ FAILED = "sbatch: error: Batch job submission failed: "
 
 
 @pytest.mark.parametrize(
-    ("said", "again"),
+    ("message", "again"),
     [
         ("sbatch: error: invalid partition specified: nope\n" + FAILED + "Invalid partition name"
          " specified\n", False),
@@ -791,8 +795,8 @@ FAILED = "sbatch: error: Batch job submission failed: "
          " limits)\n", True),
     ],
 )  # fmt: skip
-def test_certain_refusals(said: str, again: bool) -> None:
-    refusal = batch.parse_refusal(said)
+def test_certain_refusals(message: str, again: bool) -> None:
+    refusal = batch.parse_refusal(message)
     assert refusal is not None
     assert refusal.retryable is again
     assert "sbatch: " not in refusal.reason
@@ -800,7 +804,7 @@ def test_certain_refusals(said: str, again: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "",
         FAILED + "Unable to contact slurm controller (connect failure)\n",
@@ -820,13 +824,13 @@ def test_certain_refusals(said: str, again: bool) -> None:
         " failed: Failed to access socket\n" + FAILED + "Protocol authentication error\n",
     ],
 )
-def test_what_leaves_a_doubt_is_no_refusal(said: str) -> None:
-    assert batch.parse_refusal(said) is None
+def test_what_leaves_a_doubt_is_no_refusal(message: str) -> None:
+    assert batch.parse_refusal(message) is None
 
 
 def test_a_complaint_is_one_line_without_the_commands_name() -> None:
-    said = "slurm_load_jobs error: Unable to contact\nsqueue: error: a\nsqueue: fatal: b\n\n"
-    assert batch.error_message(said) == "slurm_load_jobs error: Unable to contact; a; b"
+    output = "slurm_load_jobs error: Unable to contact\nsqueue: error: a\nsqueue: fatal: b\n\n"
+    assert batch.error_message(output) == "slurm_load_jobs error: Unable to contact; a; b"
     assert batch.error_message("") == "no explanation"
 
 
@@ -849,11 +853,11 @@ def test_wrong_options_are_named(wrong: dict[str, Any], text_: str) -> None:
 
 
 def test_licences_as_slurm_counts_them() -> None:
-    told = (
+    sample = (
         "LicenseName=matlab Total=4 Used=1 Free=2 Reserved=1 Remote=no\n"
         "LicenseName=abq@flex Total=10 Used=12 Free=-2 Reserved=0 Remote=yes LastConsumed=0\n"
     )
-    assert text.parse_licences(told) == {
+    assert text.parse_licences(sample) == {
         "matlab": ManagerLicences(4, 2),
         "abq@flex": ManagerLicences(10, 12),
     }

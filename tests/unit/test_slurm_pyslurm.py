@@ -42,7 +42,7 @@ def test_a_failed_job_is_asked_for_until_squeue_tells_its_end_and_then_no_more(
 ) -> None:
     completing = ENDED._replace(state="COMPLETING")
     squeue = Squeue([completing], [ENDED])
-    monkeypatch.setattr(SlurmCommands, "jobs", lambda _, **words: squeue.jobs(**words))
+    monkeypatch.setattr(SlurmCommands, "jobs", lambda _, **arguments: squeue.jobs(**arguments))
     assert access._correct_lines([TOLD]) == ([completing], "")
     assert access._correct_lines([TOLD]) == ([ENDED], "")
     assert access._correct_lines([TOLD]) == ([ENDED], "")
@@ -53,7 +53,7 @@ def test_what_squeue_does_not_know_is_not_listed(
     access: PyslurmAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     squeue = Squeue([])
-    monkeypatch.setattr(SlurmCommands, "jobs", lambda _, **words: squeue.jobs(**words))
+    monkeypatch.setattr(SlurmCommands, "jobs", lambda _, **arguments: squeue.jobs(**arguments))
     running = TOLD._replace(id="78", state="RUNNING")
     assert access._correct_lines([TOLD, running]) == ([running], "")
     assert access._correct_lines([TOLD, running]) == ([running], "")

@@ -52,10 +52,10 @@ def test_one_that_is_cut_is_not_read_by_half() -> None:
 
 
 def test_the_cores_of_a_reservation_are_told_after_a_while() -> None:
-    [early], [told] = (parse_reservations(_CORES.format(ids)) for ids in ("", _IDS))
+    [early], [reservation] = (parse_reservations(_CORES.format(ids)) for ids in ("", _IDS))
     assert (early.cores, early.cores_by_node, early.cores_on_nodes(FOUR)) == (6, {}, None)
-    assert (told.cores, told.cores_by_node) == (6, {"a1": 4, "a2": 2})
-    assert told.cores_on_nodes(FOUR) == {"a1": 4, "a2": 2}
+    assert (reservation.cores, reservation.cores_by_node) == (6, {"a1": 4, "a2": 2})
+    assert reservation.cores_on_nodes(FOUR) == {"a1": 4, "a2": 2}
     one, whole = (
         SlurmReservation("x", 0, 9, nodes, n, {}) for nodes, n in ((("a1",), 3), (("a1", "a2"), 8))
     )
@@ -68,8 +68,8 @@ def test_cores_and_jobs_in_reservations() -> None:
         "a1": NodeCores(4, 8),
         "a2": NodeCores(4, 4),
     }
-    told = "7|RUNNING|x|\n8_[1-2]|PENDING||\n9|PENDING|(null)|\n"
-    assert parse_reserved_jobs(told, "|") == [ReservedJob("7", "RUNNING", "x")]
+    sample = "7|RUNNING|x|\n8_[1-2]|PENDING||\n9|PENDING|(null)|\n"
+    assert parse_reserved_jobs(sample, "|") == [ReservedJob("7", "RUNNING", "x")]
 
 
 def job(id: str, cpus: int, nodes: str, start: int = 5, end: int = 50) -> text.QueueLine:
@@ -79,14 +79,14 @@ def job(id: str, cpus: int, nodes: str, start: int = 5, end: int = 50) -> text.Q
 
 
 def test_a_pool_has_the_cores_of_nodes_that_are_up_and_what_takes_them() -> None:
-    [told] = parse_reservations(_CORES.format(_IDS))
+    [reservation] = parse_reservations(_CORES.format(_IDS))
     jobs = [job("1", 3, "a1"), job("2", 2, "a1"), job("3", 8, "a3"), job("4", 9, "a[2-3]")]
-    found = build_pool(["a1", "a2"], FOUR, jobs, [told], {"2"}, 10)
-    assert found == ProcessorPool(("a1", "a2"), 8, ((5, 50, 2), (5, 50, 5), (100, 200, 6)), 2)
+    pool = build_pool(["a1", "a2"], FOUR, jobs, [reservation], {"2"}, 10)
+    assert pool == ProcessorPool(("a1", "a2"), 8, ((5, 50, 2), (5, 50, 5), (100, 200, 6)), 2)
     [early] = parse_reservations(_CORES.format(""))
     assert build_pool(["a2"], FOUR, [], [early], set(), 10).uses == ((100, 200, 6),)
-    assert build_pool(["a2"], FOUR, [], [told], set(), 10).uses == ((100, 200, 2),)
-    assert build_pool(["a3"], FOUR, [], [told], set(), 10).uses == ()
+    assert build_pool(["a2"], FOUR, [], [reservation], set(), 10).uses == ((100, 200, 2),)
+    assert build_pool(["a3"], FOUR, [], [reservation], set(), 10).uses == ()
 
 
 def test_other_jobs_have_what_is_left_of_a_node_that_is_reserved_in_part() -> None:
@@ -102,7 +102,7 @@ def test_other_jobs_have_what_is_left_of_a_node_that_is_reserved_in_part() -> No
         SlurmReservation("whole", 0, 99, ("a3",), 4, {}),
     ]
     jobs = [job("1", 2, "a1"), job("2", 3, "a[1-2]"), job("3", 1, "a1")]
-    found = nodes_outside_reservations(
+    matches = nodes_outside_reservations(
         [place("a1", 4), place("a2", 2), place("a3", 0)],
         FOUR,
         jobs,
@@ -110,7 +110,7 @@ def test_other_jobs_have_what_is_left_of_a_node_that_is_reserved_in_part() -> No
         {"1": "now", "2": "told"},
         10,
     )
-    assert [(p.state, p.cpus) for p in found] == [
+    assert [(p.state, p.cpus) for p in matches] == [
         ("mixed", "4/1/3/8"),  # of 6 that are reserved three are used in there
         ("mixed", "2/5/1/8"),
         ("mixed+reserved", "0/8/0/8"),
@@ -150,7 +150,7 @@ def test_what_is_being_replaced_is_one_with_the_cores_of_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "names"),
+    ("expression", "names"),
     [
         ("(null)", ()),
         ("n1", ("n1",)),
@@ -160,11 +160,11 @@ def test_what_is_being_replaced_is_one_with_the_cores_of_both() -> None:
         ("r[1-2]n[1-2]x,a", ("r1n1x", "r1n2x", "r2n1x", "r2n2x", "a")),
     ],
 )
-def test_hosts(words: str, names: tuple[str, ...]) -> None:
-    assert expand_hosts(words) == names
+def test_hosts(expression: str, names: tuple[str, ...]) -> None:
+    assert expand_hosts(expression) == names
 
 
-@pytest.mark.parametrize("words", ["n[1-", "n1,,n2", "n[x]", "n]"])
-def test_what_is_no_list_of_hosts(words: str) -> None:
+@pytest.mark.parametrize("expression", ["n[1-", "n1,,n2", "n[x]", "n]"])
+def test_what_is_no_list_of_hosts(expression: str) -> None:
     with pytest.raises(ValueError, match="no list of hosts"):
-        expand_hosts(words)
+        expand_hosts(expression)

@@ -136,8 +136,8 @@ def test_what_was_seen_to_run_goes_before_a_newer_one_that_has_not(state: State)
 def test_what_was_seen_to_run_and_a_newer_one_that_runs_are_told_once() -> None:
     site = ran_and_called_lost(again_on="right")
     site.seen("right", None, JobStatus(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
-    told = "DUPLICATE: dispatch 1 on left has started, too"
-    for expected in ([told], []):
+    message = "DUPLICATE: dispatch 1 on left has started, too"
+    for expected in ([message], []):
         site.seen("left", facts(8), site.row(State.RUNNING, started=NOW), full=True)
         assert causes(site) == expected
 

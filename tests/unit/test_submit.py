@@ -158,7 +158,7 @@ def test_local_times_near_a_clock_change(now: str, text: str, moment: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("now", "text", "told", "ways"),
+    ("now", "text", "message", "ways"),
     [
         (
             *("2030-03-30T12:00", "2030-03-31T02:30", "2030-03-31 02:30:00 is skipped"),
@@ -176,11 +176,11 @@ def test_local_times_near_a_clock_change(now: str, text: str, moment: str) -> No
 )
 @pytest.mark.usefixtures("berlin")
 def test_missing_and_ambiguous_local_times_are_refused_with_both_spellings(
-    now: str, text: str, told: str, ways: tuple[str, str]
+    now: str, text: str, message: str, ways: tuple[str, str]
 ) -> None:
     with pytest.raises(ParseError) as refused:
         parse_moment(text, utc(now))
-    assert refused.value.problem == f"{told} as the clock is changed"
+    assert refused.value.problem == f"{message} as the clock is changed"
     assert refused.value.fix == f"write {' or '.join(ways)}"
     for way in ways:
         parse_moment(way, utc(now))
@@ -238,15 +238,15 @@ def test_invalid_counts(text: str) -> None:
 
 
 def submitted(
-    *words: str, environ: dict[str, str] | None = None
+    *arguments: str, environ: dict[str, str] | None = None
 ) -> tuple[SubmitRequest, list[str]]:
-    options, command = parse_command_line(words)
+    options, command = parse_command_line(arguments)
     body, warnings = prepare_submission(options, command, environ=environ or {}, now=NOON)
     return msgspec.convert(body, SubmitRequest), warnings
 
 
-def request(*words: str) -> JobRequest:
-    submission, warnings = submitted(*words)
+def request(*arguments: str) -> JobRequest:
+    submission, warnings = submitted(*arguments)
     assert warnings == []
     return submission.jobs[0]
 
@@ -256,13 +256,13 @@ def script(*lines: str, name: str = "job.sh") -> str:
     return name
 
 
-def refused(*words: str) -> str:
+def refused(*arguments: str) -> str:
     with pytest.raises(InvalidSubmission) as caught:
-        submitted(*words)
-    told = str(caught.value)
-    assert "\n" not in told
-    assert "; " in told
-    return told
+        submitted(*arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "; " in message
+    return message
 
 
 def test_a_script_with_its_arguments(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_every_option_reaches_the_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "tasks", "nodes"),
+    ("arguments", "tasks", "nodes"),
     [
         ("-n 6", 6, None),
         ("-N 3", 3, 3),
@@ -323,13 +323,13 @@ def test_every_option_reaches_the_request() -> None:
         ("-n6", 6, None),
     ],
 )
-def test_tasks_and_nodes_complete_each_other(words: str, tasks: int, nodes: int | None) -> None:
-    job = request(*words.split(), "--wrap", "x")
+def test_tasks_and_nodes_complete_each_other(arguments: str, tasks: int, nodes: int | None) -> None:
+    job = request(*arguments.split(), "--wrap", "x")
     assert (job.tasks, job.nodes) == (tasks, nodes)
 
 
 @pytest.mark.parametrize(
-    ("words", "gres", "nodes"),
+    ("arguments", "gres", "nodes"),
     [
         ("--gpus 4", {"gpu": 4}, 1),
         ("--gpus a100:4 -N 2", {"gpu:a100": 2}, 2),
@@ -341,14 +341,14 @@ def test_tasks_and_nodes_complete_each_other(words: str, tasks: int, nodes: int 
     ],
 )
 def test_generic_resources_are_counted_per_node(
-    words: str, gres: dict[str, int], nodes: int | None
+    arguments: str, gres: dict[str, int], nodes: int | None
 ) -> None:
-    job = request(*words.split(), "--wrap", "x")
+    job = request(*arguments.split(), "--wrap", "x")
     assert (job.gres, job.nodes) == (gres, nodes)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         ("-n 0", '"0" is no number'),
         ("-n -1", '"-1" is no number'),
@@ -393,8 +393,8 @@ def test_generic_resources_are_counted_per_node(
         ("--exclusive=user", "ignored explicit argument"),
     ],
 )
-def test_invalid_options_are_refused_in_one_line(words: str, told: str) -> None:
-    assert told in refused(*words.split(" "), "--wrap", "x")
+def test_invalid_options_are_refused_in_one_line(arguments: str, message: str) -> None:
+    assert message in refused(*arguments.split(" "), "--wrap", "x")
 
 
 def test_a_missing_value_is_named() -> None:
@@ -432,7 +432,7 @@ def test_a_script_and_a_wrapped_command_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "an empty script"),
         (b" \n\n", "an empty script"),
@@ -446,9 +446,9 @@ def test_a_script_and_a_wrapped_command_together() -> None:
         (b"#!/bin/sh\n" + b"x" * (4 * 1024 * 1024), "more than 4 MiB"),
     ],
 )
-def test_scripts_that_cannot_run(tmp_path: Path, content: bytes, told: str) -> None:
+def test_scripts_that_cannot_run(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "bad.sh").write_bytes(content)
-    assert told in refused("bad.sh")
+    assert message in refused("bad.sh")
 
 
 def test_scripts_that_cannot_be_read(tmp_path: Path) -> None:
@@ -502,7 +502,7 @@ def test_precedence_of_directives_and_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "words", "expected"),
+    ("lines", "arguments", "expected"),
     [
         (["#SBATCH --mem=4G"], "--mem-per-cpu 1G", {"memory": None, "memory_per_cpu": 1024}),
         (["#SBATCH --gpus-per-node=4"], "--gpus 1", {"gres": {"gpu": 1}}),
@@ -512,9 +512,9 @@ def test_precedence_of_directives_and_command_line() -> None:
     ],
 )
 def test_an_option_replaces_exclusive_options(
-    lines: list[str], words: str, expected: dict[str, object]
+    lines: list[str], arguments: str, expected: dict[str, object]
 ) -> None:
-    job = request(*words.split(), script(*lines))
+    job = request(*arguments.split(), script(*lines))
     assert {name: getattr(job, name) for name in expected} == expected
 
 
@@ -533,7 +533,7 @@ def test_unknown_directives_are_listed_in_one_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "words", "array"),
+    ("lines", "arguments", "array"),
     [
         (["#SBATCH --array=1-9:2%3"], "", "1-9:2%3"),
         (["#SBATCH -a 1,3"], "", "1,3"),
@@ -548,8 +548,10 @@ def test_unknown_directives_are_listed_in_one_warning() -> None:
         ([], "", None),
     ],
 )
-def test_array_directives_of_every_manager(lines: list[str], words: str, array: str | None) -> None:
-    submission, warnings = submitted(*words.split(), script(*lines))
+def test_array_directives_of_every_manager(
+    lines: list[str], arguments: str, array: str | None
+) -> None:
+    submission, warnings = submitted(*arguments.split(), script(*lines))
     assert submission.jobs[0].array == array
     assert warnings == []
 
@@ -568,7 +570,7 @@ def test_a_range_of_nodes_means_its_minimum_with_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("#SBATCH --array=x", '"x" is no range of tasks, --array, job.sh line 2; '),
         ("#$ -t 1-", '"1-" is no range of tasks, --array, job.sh line 2; '),
@@ -592,8 +594,8 @@ def test_a_range_of_nodes_means_its_minimum_with_a_warning() -> None:
         ("#MS --array 0-1000000", "more than 1000000 tasks"),
     ],
 )
-def test_refused_directives(line: str, told: str) -> None:
-    assert told in refused(script(line))
+def test_refused_directives(line: str, message: str) -> None:
+    assert message in refused(script(line))
 
 
 def test_an_invalid_directive_that_is_overridden_is_no_error() -> None:
@@ -627,8 +629,8 @@ SURROUNDINGS = {
     ],
 )
 def test_environment(export: str | None, kept: dict[str, str]) -> None:
-    words = [] if export is None else ["--export", export]
-    submission, warnings = submitted(*words, "--wrap", "x", environ=SURROUNDINGS)
+    arguments = [] if export is None else ["--export", export]
+    submission, warnings = submitted(*arguments, "--wrap", "x", environ=SURROUNDINGS)
     assert list(submission.environments.values()) == [kept]
     assert warnings == []
 

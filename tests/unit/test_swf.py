@@ -62,7 +62,7 @@ def test_jobs_that_cannot_be_run_are_dropped_and_counted(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "message"),
     [
         ([], "no job"),
         (["; Version: 2"], "no job"),
@@ -74,11 +74,13 @@ def test_jobs_that_cannot_be_run_are_dropped_and_counted(tmp_path: Path) -> None
         (["\0" * 40 + " 1" * 20], "not a number, {path} line 1"),
     ],
 )
-def test_a_broken_trace_is_told_with_its_line(tmp_path: Path, lines: list[str], told: str) -> None:
+def test_a_broken_trace_is_told_with_its_line(
+    tmp_path: Path, lines: list[str], message: str
+) -> None:
     path = written(tmp_path, *lines)
     with pytest.raises(WorkloadError) as error:
         swf.read_trace(path)
-    assert told.format(path=path) in str(error.value)
+    assert message.format(path=path) in str(error.value)
     assert "\n" not in str(error.value)
 
 

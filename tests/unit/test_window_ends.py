@@ -135,8 +135,8 @@ def test_tasks_of_an_array_are_ended_together_and_those_that_wait_come_back() ->
     rows = (site.row(State.RUNNING, index=index) for index in (0, 2))
     site.seen(START, *rows, site.row(State.PENDING, index=1))
     assert site.due(END) == [Withdraw(1, 1, "alpha", {0: "1_0", 2: "1_2"}, only_pending=False)]
-    back = Withdraw(1, 1, "alpha", {1: "1_1"}, only_pending=True)
-    assert back in site.out.actions
+    withdrawal = Withdraw(1, 1, "alpha", {1: "1_1"}, only_pending=True)
+    assert withdrawal in site.out.actions
     # it began before it could be taken back: a listing tells
     again = site.seen(END + 1, site.row(State.RUNNING, index=1, started=END - 1))
     assert again == [Withdraw(1, 1, "alpha", {1: "1_1"}, only_pending=False)]
@@ -155,10 +155,10 @@ def test_it_is_done_at_the_start_if_no_daemon_was_there_and_again_if_one_died_of
     site = Site()
     site.submit()
     site.seen(START, site.row(State.RUNNING))
-    wish = Withdraw(1, 1, "alpha", {0: "1_0"}, only_pending=False)
+    request = Withdraw(1, 1, "alpha", {0: "1_0"}, only_pending=False)
     for later in (60, 61):  # the first wish was stored, and perhaps never told
         site.boot(END + later)
-        assert site.ended == [wish]
+        assert site.ended == [request]
         assert site.seen(END + later, site.row(State.RUNNING)) == []
     assert site.core.next_due is None
 
@@ -235,8 +235,8 @@ def test_what_waits_in_one_that_was_over_while_its_cluster_was_left_out_comes_ba
         site.step(over)
         site.step(DaemonStarted(over.time + 1, "i", Policy(), (ALPHA,)))
         site.seen(over.time + 2, site.row(State.PENDING))
-        [back] = [action for action in site.out.actions if isinstance(action, Withdraw)]
-        assert back == Withdraw(1, 1, "alpha", {0: "1_0"}, only_pending=True)
+        [withdrawal] = [action for action in site.out.actions if isinstance(action, Withdraw)]
+        assert withdrawal == Withdraw(1, 1, "alpha", {0: "1_0"}, only_pending=True)
 
 
 def test_what_waits_in_one_that_was_over_while_its_manager_was_silent_comes_back_all_the_same() -> (
@@ -249,5 +249,5 @@ def test_what_waits_in_one_that_was_over_while_its_manager_was_silent_comes_back
     site.step(TimerExpired(END))
     site.step(ClusterResumed(END + 1, "alpha"))  # it had been closed; what it wants back may stay
     site.seen(END + 2, site.row(State.PENDING))
-    [back] = [action for action in site.out.actions if isinstance(action, Withdraw)]
-    assert back == Withdraw(1, 1, "alpha", {0: "1_0"}, only_pending=True)
+    [withdrawal] = [action for action in site.out.actions if isinstance(action, Withdraw)]
+    assert withdrawal == Withdraw(1, 1, "alpha", {0: "1_0"}, only_pending=True)

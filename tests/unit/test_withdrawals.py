@@ -34,9 +34,9 @@ def pending_on_left(site: Site, cpus: int = 4) -> None:
 def test_pulled_to_where_it_starts_now() -> None:
     site = Site()
     pending_on_left(site)
-    wish = Withdraw(1, 1, "left", {0: "7"}, only_pending=True)
+    request = Withdraw(1, 1, "left", {0: "7"}, only_pending=True)
     assert site.seen("right", facts(4), at=NOW + 4, full=True) == []  # it has just arrived
-    assert site.seen("right", at=NOW + 6) == [wish]
+    assert site.seen("right", at=NOW + 6) == [request]
     gone = site.row(State.CANCELLED, ended=NOW + 7)
     assert site.seen("left", None, gone, at=NOW + 7) == [Dispatch(1, 2, "right", (0,))]
     assert site.core.tasks[1, 0].moves == 1
