@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import require
 from tests.e2e.conftest import COMMAND
-from tests.e2e.multi_user_site import MultiUserSite, site_over_slurm
+from tests.e2e.multi_user_site import MultiUserSite, running_site, slurm_tables
 from tests.harness.accounts import OPERATOR, A, B
 from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing
 
@@ -40,7 +40,8 @@ def cluster(common_folder: Path) -> Iterator[SlurmCluster]:
 @pytest.fixture(scope="module")
 def limited(common_folder: Path, cluster: SlurmCluster) -> Iterator[MultiUserSite]:
     options = 'map.account = { "*" = "*" }\n'
-    with site_over_slurm(common_folder / "limited", cluster, options) as site:
+    tables = slurm_tables(cluster, options)
+    with running_site(common_folder / "limited", *tables, inside=cluster.inside) as site:
         yield site
 
 
