@@ -125,7 +125,7 @@ def test_answers_every_event_alike(
     assert len(events) > 500
     (tmp_path / "events").write_bytes(pickle.dumps(events))
     folder = compiled.parents[2]
-    script = [str(ROOT / "tests" / "outcomes.py"), str(tmp_path / "events")]
+    script = [str(ROOT / "tests" / "harness" / "outcome_hash.py"), str(tmp_path / "events")]
     ours, *pure = run(sys.executable, *script, cwd=ROOT).split()
     theirs, *other = run(compiled, *script, cwd=folder).split()
     assert (Path(ours).suffix, Path(theirs).suffix) == (".py", ".so")
