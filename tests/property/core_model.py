@@ -1,4 +1,4 @@
-"""A small world and a record of its life, as users and the database keep it, without the core."""
+"""A core with simulated managers, and a record of jobs, licences and starts kept without it."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ WANTS: tuple[dict[str, int], ...] = (
 
 
 class Life(RuleBasedStateMachine):
-    """The core, its managers, and a record of both that is kept without the core's help."""
+    """The core, its managers, and a record of both that is kept independently of the core."""
 
-    binds_late = False  # what is reserved
+    binds_late = False  # whether clusters bind reservations late
 
     def begin(self, policy: Policy, fences: Sequence[str]) -> None:
-        """Nothing has happened yet; the clusters of `fences` have claims."""
+        """Start with an empty state; the clusters of `fences` use claims."""
         self.now = 1000.0
         self.policy = policy
         self.managers = {
@@ -69,16 +69,16 @@ class Life(RuleBasedStateMachine):
         self.requeued: Counter[Place] = Counter()
         self.cancelled: set[Place] = set()
         self.lost: set[Place] = set()
-        self.excused: Counter[Place] = Counter()  # starts that were not of our doing
+        self.excused: Counter[Place] = Counter()  # starts that metasched did not cause
         self.final: dict[Place, State] = {}
-        self.begun_at: dict[Place, float] = {}  # as we know it; of ended ones, too
-        self.came: set[Place] = set()  # their dependencies held at some time
+        self.begun_at: dict[Place, float] = {}  # as the core knows it; includes ended tasks
+        self.came: set[Place] = set()  # tasks whose dependencies were met at some time
         self.ended_attempts: dict[tuple[int, int, int], State] = {}
-        self.pools: dict[str, list[int]] = {}  # total, leased, beyond it, as the database counts
-        self.held: dict[Place, dict[str, int]] = {}  # likewise, by whom
+        self.pools: dict[str, list[int]] = {}  # total, leased, excess; as in the database
+        self.held: dict[Place, dict[str, int]] = {}  # leased tokens of each task
         self.lingering: list[LingeringTokens] = []
-        self.totals: dict[str, int] = {}  # that an operator has set
-        self.doubted = False  # an operator has said what was not so
+        self.totals: dict[str, int] = {}  # set by an operator
+        self.doubted = False  # licences of an unknown task were released
 
     def booted(self, max_priority: int = 10) -> DaemonStarted:
         clusters = tuple(
@@ -139,7 +139,7 @@ class Life(RuleBasedStateMachine):
                     self.may_be_sent(self.core.tasks[action.job, index])
 
     def store_licences(self, out: Outcome) -> None:
-        """As the database does it, with its constraint."""
+        """Count leases as the database does, and check its constraint."""
         for name, status in out.licence_statuses.items():
             pool = self.pools.setdefault(name, [0, 0, 0])
             pool[0] = pool[0] if status.total is None else status.total
@@ -164,7 +164,7 @@ class Life(RuleBasedStateMachine):
                 ]
 
     def may_be_sent(self, task: Task) -> None:
-        """What it depends on has come, if it is sent for the first time; by the words of sbatch."""
+        """Check that dependencies are met at a task's first dispatch, as sbatch defines them."""
         if task.attempts == 1 and task.job.dependency is not None:
             came = (task.job.id, task.index) in self.came
             assert came or self.has_come(task.job, task.index), (task.name, task.job.dependency)
@@ -200,7 +200,7 @@ class Life(RuleBasedStateMachine):
                 return all(end is State.COMPLETED for end in ends)
 
     def fates_of(self, job: Job) -> tuple[TargetSummary, ...]:
-        """What the database knows of the jobs that one depends on."""
+        """Return the summaries of the job's dependencies that a database would have."""
         fates = []
         for target in parse_dependency(job.dependency or "").targets:
             places = [
@@ -222,7 +222,7 @@ class Life(RuleBasedStateMachine):
         return [task.index for task in self.core.tasks_of_dispatch(send.job, send.dispatch_id)]
 
     def goes_before(self, key: Key) -> bool:
-        """Whether the task's newer attempt is to yield to this one, which has begun before."""
+        """Return whether the task's newer attempt yields to this attempt, which began earlier."""
         task = self.core.tasks.get(place_of(key))
         sending = int(key[0].split("-")[3])
         return task is not None and task.attempt is not None and task.attempt.yields_to == sending
@@ -232,7 +232,7 @@ class Life(RuleBasedStateMachine):
         return any(task.attempt and task.attempt.intent is None for task in tasks)
 
     def restored(self) -> Core:
-        """As a database does it."""
+        """Return a core restored from the state that a database would have."""
         books, core = self.core.state, Core()
         tasks, last_sending, facts, drains, ended, leases = copy.deepcopy(
             (

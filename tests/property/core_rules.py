@@ -1,4 +1,4 @@
-"""What users, a shell that may crash between any two steps, operators and the world do."""
+"""Rules: users, operators and managers act, and the daemon may crash between any two steps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from metasched.policies.policy import Policy
 from tests.property.core_model import INSTANCE, KINDS, SIZES, WANTS, Life
 from tests.property.managers import Manager, place_of
 
-# how a small world may begin
+# arguments of `Deeds.boot`
 BEGINNING: dict[str, Any] = {
     "pull": st.booleans(),
     "load": st.sampled_from(["observed", "paper"]),
@@ -53,11 +53,11 @@ BEGINNING: dict[str, Any] = {
 
 
 class Deeds(Life):
-    """Each rule is one thing that somebody does, or that becomes of a job."""
+    """Each rule is one action of a user, the daemon, an operator or a manager."""
 
     @initialize(**BEGINNING)
     def boot(self, pull: bool, load: str, send: str, sizes: list[int], fences: list[str]) -> None:
-        """Both clusters have been heard from, and have what `sizes` asks for."""
+        """Boot with a listing of both clusters, and submit a job for each of `sizes`."""
         policy = Policy(pull=pull, load=load, send=send, pull_after=5.0, patience=60.0)  # type: ignore[arg-type]
         self.begin(policy, fences)
         self.step(self.booted())
@@ -124,7 +124,7 @@ class Deeds(Life):
         if kind == "singleton":
             return kind
         jobs = sorted(self.jobs)
-        if kind == "aftercorr" and array is not None:  # each of its tasks must have its like there
+        if kind == "aftercorr" and array is not None:  # an array target must have equal indices
             jobs = [j for j in jobs if self.jobs[j].array == array or not self.jobs[j].array]
         if not jobs:
             return None
@@ -162,7 +162,7 @@ class Deeds(Life):
             self.step(JobRequeued(self.now, self.jobs[job], priority, last, tasks, "ada", fates))
 
     def priority(self, job: int) -> int:
-        """Of a job that is to run again."""
+        """Return the priority of a requeued job."""
         return 10
 
     @rule(
@@ -192,12 +192,12 @@ class Deeds(Life):
         self.jobs[job.id] = job
         self.step(JobModified(self.now, job, "as drawn", resend, by="ada"))
 
-    # The shell
+    # The daemon
 
     @precondition(lambda self: self.actions)
     @rule(data=st.data(), fate=st.sampled_from(["done", "done", "lost answer", "lost", "refused"]))
     def act(self, data: st.DataObject, fate: str) -> None:
-        """Carry out the next action; its answer, or the request itself, may be lost."""
+        """Carry out the next action; the request or its answer may be lost."""
         action = self.actions.pop(0)
         manager = self.managers[action.cluster]
         if isinstance(action, QueryAccounting):
@@ -253,9 +253,9 @@ class Deeds(Life):
     def crash(
         self, submitted: bool, at_act: bool, configured: list[str], max_priority: int
     ) -> None:
-        """The daemon dies, perhaps in the middle of a send, and starts again from its database.
+        """Kill the daemon, perhaps during a dispatch, and restart it from its database.
 
-        Its configuration may have changed meanwhile.
+        The configuration may have changed meanwhile.
         """
         action = self.actions[0] if at_act and self.actions else None
         if isinstance(action, Dispatch) and self.wanted(action):
@@ -275,7 +275,7 @@ class Deeds(Life):
         unusable=st.sampled_from([0, 0, 0, 1, 2]),
     )
     def poll(self, name: str, full: bool, unusable: int = 0) -> None:
-        """A listing arrives; each of its rows whose position `unusable` divides is set aside."""
+        """Deliver a listing; quarantine each row whose position `unusable` divides."""
         if name not in self.configured:
             return
         manager = self.managers[name]
@@ -322,7 +322,7 @@ class Deeds(Life):
 
     @rule(name=st.sampled_from(sorted(SIZES)), part=st.sampled_from([1, 2, 4]))
     def resize(self, name: str, part: int) -> None:
-        """Nodes are taken out of the cluster, or come back."""
+        """Take nodes out of the cluster, or return them."""
         self.managers[name].cpus = SIZES[name] // part
 
     @rule(name=st.sampled_from("abc"), total=st.sampled_from([None, None, 0, 1, 2, 4]))
@@ -335,7 +335,7 @@ class Deeds(Life):
 
     @rule(total=st.sampled_from([None, 2, 3, 9]), outside=st.integers(0, 3), age=st.floats(-1, 99))
     def count(self, total: int | None, outside: int, age: float) -> None:
-        """The server of a licence answers; perhaps with another's clock."""
+        """A licence server reports a count, which may be old or from a clock that is ahead."""
         count = LicenceCount("b", total, outside, self.now - age)
         self.step(LicencesCounted(self.now, (count,)))
 
@@ -347,7 +347,7 @@ class Deeds(Life):
         self.step(LicencesReleased(self.now, job, (index,), by="op"))
         assert (job, index) not in self.held
 
-    # The world
+    # Time and managers
 
     @rule(seconds=st.floats(0.1, 100))
     def wait(self, seconds: float) -> None:
@@ -367,20 +367,20 @@ class Deeds(Life):
 
     @rule(name=st.sampled_from(sorted(SIZES)))
     def lose(self, name: str) -> None:
-        """The manager restarts without what it had taken last; its listings prove less now."""
+        """Restart the manager without its last accepted job; its listings then prove less."""
         manager = self.managers[name]
         self.now += 1.0
         manager.boots(self.now)
         for key in reversed(manager.those(State.PENDING, begun=False)):
             del manager.rows[key]
-            manager.ids -= 1  # the next job gets its id
+            manager.ids -= 1  # the next job gets this id
             self.lost.add(place_of(key))
             return
 
     @precondition(lambda self: self.those(State.CANCELLED, begun=False))
     @rule(data=st.data())
     def bring_back(self, data: st.DataObject) -> None:
-        """A manager restarts without its last cancel: what was withdrawn waits again."""
+        """Restart a manager without its last cancel: the withdrawn task is pending again."""
         manager, key = data.draw(st.sampled_from(self.those(State.CANCELLED, begun=False)))
         self.now += 1.0
         manager.boots(self.now)
@@ -390,7 +390,7 @@ class Deeds(Life):
     @precondition(lambda self: self.those(State.RUNNING))
     @rule(data=st.data(), counted=st.booleans())
     def restart(self, data: st.DataObject, counted: bool) -> None:
-        """A manager begins a job anew, after a lost node or because it lost its last seconds."""
+        """A manager starts a job again: its node failed, or the manager lost its last seconds."""
         manager, key = data.draw(st.sampled_from(self.those(State.RUNNING)))
         self.now += 1.0
         row = manager.rows[key]
@@ -405,7 +405,7 @@ class Deeds(Life):
     @precondition(lambda self: self.unknown())
     @rule(data=st.data())
     def write_off(self, data: st.DataObject) -> None:
-        """An operator calls lost what nobody knows of; it may be there."""
+        """An operator declares an unknown task lost, although the manager may have it."""
         job, index = data.draw(st.sampled_from(self.unknown()))
         self.excused[job, index] += 1
         self.step(UserRequested(self.now, "lost", job, (index,), by="root"))
@@ -425,7 +425,7 @@ class Deeds(Life):
 
     @rule(name=st.sampled_from(sorted(SIZES)))
     def forget(self, name: str) -> None:
-        """The manager lists no more what has ended; its accounting still knows."""
+        """The manager stops listing ended jobs; its accounting still has them."""
         manager = self.managers[name]
         self.now += 1.0
         manager.up_since = self.now
@@ -436,7 +436,7 @@ class Deeds(Life):
 
     @rule(name=st.sampled_from(sorted(SIZES)))
     def drop(self, name: str) -> None:
-        """Somebody cancels a pending job, of which the manager keeps no record at all."""
+        """Cancel a pending job outside metasched; the manager keeps no record of it."""
         manager = self.managers[name]
         for key, row in manager.rows.items():
             if row.state is State.PENDING:

@@ -1,4 +1,4 @@
-"""Managers that lose, restart and forget: the truth that the core is compared with."""
+"""Simulated managers that lose, restart and forget jobs; the core is compared with them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Place = tuple[int, int]  # job, task
 
 @dataclass
 class Manager:
-    """The truth on one cluster: what was queued under which tag, what began, what ended.
+    """The true state of a cluster: queued, started and ended jobs by tag and task.
 
-    Its listing proves absence from `up_since` on; its accounting keeps what it `forgot`. With a
-    `fence` what begins makes its claim first: `claims` tells of each whether it is revoked.
+    Its listing proves absence from `up_since` on; its accounting keeps the jobs in `forgot`. With
+    a `fence` each task makes a claim at its start; `claims` maps a claim to whether it is revoked.
     """
 
     cpus: int
@@ -80,7 +80,7 @@ class Manager:
                 self.rows[tag, index] = structs.replace(row, state=State.CANCELLED, ended=now)
 
     def those(self, state: State, begun: bool | None = None) -> list[Key]:
-        """Those in a state; `begun`: only those that have, or have not."""
+        """Return the keys of jobs in a state; `begun` selects only started or unstarted jobs."""
         return [
             key
             for key, row in self.rows.items()
@@ -88,7 +88,7 @@ class Manager:
         ]
 
     def boots(self, now: float) -> None:
-        """It was killed and started: its listings prove less now."""
+        """Restart the manager after a kill; its listings prove nothing of the time before."""
         self.up_since = self.boot = now
 
     def trace(self, look: QueryAccounting, now: float) -> AccountingReceived:
@@ -122,5 +122,5 @@ class Manager:
 
 
 def place_of(key: Key) -> Place:
-    """The job and the task that a manager's row is about."""
+    """Return the job and the task of a manager's row."""
     return int(key[0].split("-")[2]), key[1]

@@ -28,7 +28,7 @@ TIMES = st.integers(0, END)
 
 
 class Naive:
-    """The amount that each reservation leaves, found by looking at all of them."""
+    """Free amounts, computed from the list of all reservations."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -52,7 +52,7 @@ class Naive:
 
 
 class CartsMachine(RuleBasedStateMachine):
-    """Whatever is reserved, released and pruned, every answer is that of the naive model."""
+    """After any reservations, releases and prunings every answer equals the naive model's."""
 
     @initialize(capacity=st.integers(1, 6))
     def begin(self, capacity: int) -> None:
@@ -120,7 +120,7 @@ class CartsMachine(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True, params=[4, 64], ids=["split-often", "as-built"])
 def _width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small nodes too, so that a few slots make a tall tree."""
+    """Also run with small tree nodes, so that a few slots make a tall tree."""
     for part in (module, tree):
         monkeypatch.setattr(part, "NODE_MAX", request.param)
     monkeypatch.setattr(tree, "NODE_MIN", request.param // 4)

@@ -1,4 +1,4 @@
-"""Classification: priorities fall as margins grow, and stay in their range, whatever comes."""
+"""Classification: priorities fall as margins grow, and stay in their range for any jobs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_monotone_in_the_margin_within_one_window(
     earlier: list[Job], estimated: float, one: float, other: float, weights: dict[str, float]
 ) -> None:
     meta = classifier(10, 5, weights)
-    # the first job is its own measure: two margins have one window only once there is a mean
+    # a first job is measured by its own margin; two jobs share a mean only after an earlier job
     for job in (Job(id=0, submitted=0, estimated=1, deadline=1001), *earlier):
         meta.remember(job)
     tight, loose = (

@@ -1,10 +1,10 @@
-"""The core against a small world of managers that answer, fall silent and lose answers.
+"""The core against simulated managers that answer, fall silent and lose answers.
 
-Managers lose what they had acknowledged and issue its id again, bring back what was cancelled,
-and restart jobs; the clock is set, operators err. Whatever the order of events: no illegal
-transition, no job lost, none begun twice by our doing, nothing left behind in a manager, the
-loads equal a recount, no more licences are leased than there are and none is lost, and the
-recorded events replayed give the same decisions.
+Managers lose accepted jobs and issue their ids again, restore cancelled jobs and restart running
+jobs. The clock is set, and operators make errors. After any order of events no transition is
+illegal, no job is lost, and metasched starts no job twice. Managers keep no leftover jobs, and
+loads equal a recount. No more licences are leased than exist, and none is lost. A replay of the
+recorded events gives the same decisions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.property.managers import place_of
 
 
 class World(Deeds):
-    """What must always hold, and what must have become of all in the end."""
+    """Invariants of every step, and the required outcome of every job."""
 
     @invariant()
     def none_begun_twice(self) -> None:
@@ -50,7 +50,7 @@ class World(Deeds):
         for task_id, task in self.core.tasks.items():
             if task.state in QUEUED_OR_HELD:
                 assert task_id not in held, task.name
-            elif task.state is not State.UNKNOWN:  # else an operator may have taken them back
+            elif task.state is not State.UNKNOWN:  # of these an operator may release licences
                 assert held.get(task_id, {}) == task.job.licences, task.name
         assert held.keys() <= self.core.tasks.keys()
         for name, (_, leased, _) in self.pools.items():
@@ -58,7 +58,7 @@ class World(Deeds):
 
     @invariant()
     def no_more_licences_are_used_than_there_are(self) -> None:
-        """In the managers themselves, as long as these and operators tell the truth."""
+        """Count running jobs in the managers, unless managers or operators changed the facts."""
         if self.excused or self.doubted or self.totals:
             return
         for pool in POOLS:
@@ -123,7 +123,7 @@ class World(Deeds):
             assert self.core.load_ordering.count(name) == counts
 
     def teardown(self) -> None:
-        """All faults end: every job must end, having begun once, unless cancelled or refused."""
+        """End all faults; every job must then end after one start, unless cancelled or rejected."""
         if not hasattr(self, "core"):
             return
         self.crash(False, False, sorted(SIZES), 10)
@@ -171,19 +171,19 @@ class World(Deeds):
                 assert task.attempt is not None
                 assert task.attempt.has_started or not task.attempt.fence, (
                     task
-                )  # else it was sent again
+                )  # an unstarted task with a claim is sent again
                 assert key in self.lost or any(m.boot for m in self.managers.values())
         for manager in self.managers.values():
             for listed, row in manager.rows.items():
                 assert row.state in ATTEMPT_FINAL or place_of(listed) in self.core.tasks, row
         begun = self.beginnings()
         for key, state in self.final.items():
-            if state is State.REJECTED:  # but perhaps it ran before it was requeued, or called lost
+            if state is State.REJECTED:  # may have run before a requeue or a loss
                 assert begun[key] <= self.requeued[key] + self.excused[key]
             elif key not in self.cancelled and key not in begun:
                 assert state is State.CANCELLED, f"{key} is {state} but never began"
                 assert self.jobs[key[0]].kill_on_invalid_dep, key
-                # what it depended on may have been requeued since
+                # its dependencies may have been requeued since
                 assert self.requeued or not self.has_come(self.jobs[key[0]], key[1])
         self.none_begun_twice()
         again = list(replay(self.events))
@@ -192,7 +192,7 @@ class World(Deeds):
         assert [o.leases for o in again] == [o.leases for o in self.outcomes]
 
     def stuck(self, task: Task) -> bool:
-        """Nothing that the world still does can end it."""
+        """Return whether nothing in this simulation can end the task any more."""
         if task.state is State.UNKNOWN:
             return True
         if task.state is not State.QUEUED:
@@ -200,7 +200,7 @@ class World(Deeds):
         if task.reason == Reason.DEPENDENCY:
             return not self.has_come(task.job, task.index) and self.core.next_due is None
         if task.reason == Reason.LICENCE_BUSY:
-            return bool(self.held)  # with one that is unknown
+            return bool(self.held)  # by an unknown task
         unknown = [t for t in self.core.tasks_of(task.job.id) if t.state is State.UNKNOWN]
         limit = task.job.parsed_array.limit if task.job.parsed_array else None
         return task.reason == Reason.LIMIT_ARRAY and limit is not None and len(unknown) >= limit

@@ -1,4 +1,4 @@
-"""Load and Ordering: after any operations the arrays equal a recount, and decide accordingly."""
+"""Load and Ordering: after any operations the arrays equal a recount, and choices follow them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ priorities = st.integers(1, 4)
 
 
 class Arrays(RuleBasedStateMachine):
-    """Random assignments and departures against a plain list of what is queued."""
+    """Random assignments and departures, compared with a plain list of queued jobs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Arrays(RuleBasedStateMachine):
     @rule(
         cluster=st.sampled_from(CLUSTERS),
         priority=priorities,
-        # few round values besides any float, so that ties happen
+        # a few fixed values besides any float, so that ties occur
         estimated=st.sampled_from([10.0, 0.1]) | st.floats(1e-6, 1e12),
         benchmark=st.sampled_from([1.0, 0.3, 300.0]),
     )

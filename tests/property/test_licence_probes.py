@@ -1,4 +1,4 @@
-"""Whatever a licence server prints: no traceback, and no count that it did not tell."""
+"""Any output of a licence server: no traceback, and no count that the output does not contain."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ lines = st.one_of(
 
 @st.composite
 def answers(draw: st.DrawFn) -> str:
-    """Lines in any order, cut somewhere, with some characters changed."""
+    """Draw lines in any order, truncated anywhere, with some characters changed."""
     text = "\n".join(draw(st.lists(lines, max_size=12)))
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, len(text)))
@@ -92,7 +92,7 @@ def test_every_count_stands_in_the_answer(answer: str) -> None:
 
 @given(answers())
 def test_a_cut_answer_never_frees_a_token(answer: str) -> None:
-    """What is lacking of an answer can only make fewer tokens free."""
+    """A truncated answer can only make fewer tokens free."""
     whole = understood(answer)
     for end in (len(answer) // 2, len(answer) * 9 // 10):
         part = understood(answer[:end])
@@ -170,7 +170,7 @@ def test_nothing_counts_twice_and_nothing_is_lost(
     assert remaining >= more
     theirs = sum(u.count for u in uses if not any(one.may_match(u) for one in held))
     assert remaining >= theirs + more
-    for user in ("ada", "bob"):  # one user's tokens are never laid to another's account
+    for user in ("ada", "bob"):  # tokens are never attributed to another user
         alone = [one for one in held if one.user == user]
         own = [use for use in uses if use.user == user]
         assert used - count_outside(Feature("x", None, used, tuple(uses)), alone) <= sum(

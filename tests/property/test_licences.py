@@ -1,7 +1,7 @@
-"""The line for licences against a count of everything: nobody who could go waits, none forever.
+"""The licence queue against a recount: no task that could start waits, and none waits forever.
 
-Whoever has licences gives them back by its time limit, as managers see to it. What reservations
-have been promised is there for their jobs throughout their windows.
+Tasks return tokens by their time limits, as managers enforce them. Tokens promised to a
+reservation are available to its jobs throughout its window.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOTAL = 4
 
 
 class Line(RuleBasedStateMachine):
-    """Jobs come, wait, are leased what they want, give it back or lose interest."""
+    """Jobs join the queue, wait, take leases, return them or leave."""
 
     @initialize(patience=st.sampled_from([0.0, 20.0, 1e9]), linger=st.sampled_from([0.0, 5.0]))
     def boot(self, patience: float, linger: float) -> None:
@@ -39,23 +39,23 @@ class Line(RuleBasedStateMachine):
         self.linger = linger
         self.windows: dict[int, TokenWindow] = {}
         self.inside: dict[TaskId, int] = {}  # jobs in reservations
-        self.spoilt: set[str] = set()  # licences of which there are fewer than there were
+        self.spoilt: set[str] = set()  # licences whose total an operator has set
         self.waiting: dict[TaskId, dict[str, int]] = {}
         self.held: dict[TaskId, dict[str, int]] = {}
         self.keys: dict[TaskId, float] = {}
         self.lasts: dict[TaskId, float] = {}
         self.ends: dict[TaskId, float] = {}
         self.lingering: list[tuple[float, str, int]] = []
-        self.used_inside: list[tuple[float, str, int]] = []  # of these: by jobs in reservations
+        self.used_inside: list[tuple[float, str, int]] = []  # those used in reservations
 
     def settle(self) -> list[TaskId]:
-        """All who can go, go; in this order."""
+        """Give leases to all tasks that can start; return the tasks in order."""
         gone: list[TaskId] = []
         while True:
             task_id = self.line.next_ready(self.now)
             dues = [self.ends[other] for other in self.held]
             dues += [window.until for window in self.windows.values()]
-            if all(due > self.now for due in dues):  # else more comes back at this moment
+            if all(due > self.now for due in dues):  # else more is returned at this time
                 assert task_id == self.first_that_may_go()
             if task_id is None:
                 return gone
@@ -69,14 +69,14 @@ class Line(RuleBasedStateMachine):
                 assert self.free(name) >= 0
 
     def first_that_may_go(self) -> TaskId | None:
-        """The plain rule: try all that wait, in their order."""
+        """Apply the plain rule: try all waiting tasks in order."""
         for task_id in sorted(self.waiting, key=self.order):
             if not self.lacks(task_id):
                 return task_id
         return None
 
     def free(self, name: str) -> int:
-        """What nobody has, be it kept for somebody or not."""
+        """Return the tokens that no task has, including reserved tokens."""
         pool_status = self.line.status(name, self.now)
         return (pool_status.free or 0) + pool_status.reserved
 
@@ -103,7 +103,7 @@ class Line(RuleBasedStateMachine):
         lasts=st.sampled_from([1.0, 20.0, 100.0]),
     )
     def reserve(self, wants: dict[str, int], begins: float, lasts: float) -> None:
-        """As the book does it: a window is promised where nothing lacks."""
+        """Promise a window if its tokens are available throughout, as the reservation book does."""
         start, until = self.now + begins, self.now + begins + lasts
         lacking = self.line.lookahead.unavailable_spans(wants, self.now)
         if any(begin < until and start < end for begin, end in lacking):
@@ -127,7 +127,7 @@ class Line(RuleBasedStateMachine):
         self.close(data.draw(st.sampled_from(sorted(self.windows))))
 
     def close(self, id: int) -> None:
-        """A window is over: what runs in it is killed, what waits for it leaves."""
+        """End a window: kill its running jobs and remove its waiting jobs."""
         for task_id in [task_id for task_id, window in self.inside.items() if window == id]:
             del self.inside[task_id]
             if self.waiting.pop(task_id, None) is not None:
@@ -169,7 +169,7 @@ class Line(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def begin_late(self, data: Any) -> None:
-        """Its time limit counts from now on, unless a reservation needs what it has."""
+        """Start a job's time limit now; end the job if a reservation needs its tokens."""
         task_id = data.draw(st.sampled_from(sorted(self.held)))
         self.ends[task_id] = self.now + self.lasts[task_id]
         self.line.expect_end(task_id, self.ends[task_id], True, self.inside.get(task_id))
@@ -220,17 +220,17 @@ class Line(RuleBasedStateMachine):
         return step, -sum(self.waiting[task_id].values()), key, task_id
 
     def first(self, name: str) -> TaskId | None:
-        """Who is first in line for a licence."""
+        """Return the first task in the queue for a licence."""
         wanting = [task_id for task_id, wants in self.waiting.items() if name in wants]
         return min(wanting, key=self.order, default=None)
 
     def claim(self, id: int, name: str) -> int:
-        """What a window has of a licence that its jobs have not leased."""
+        """Return the tokens of a window that its jobs have not leased."""
         drawn = [self.held[p].get(name, 0) for p in self.held if self.inside.get(p) == id]
         return max(self.windows[id].licences.get(name, 0) - sum(drawn), 0)
 
     def amount(self, name: str, moment: float, own: int | None, sure: bool) -> int:
-        """How many there will be then if all end by their time limits and nobody new comes."""
+        """Return the tokens available at `moment` if tasks end by their limits and none joins."""
         linger = self.linger if sure else 0.0
         count = self.free(name)
         for task_id, has in self.held.items():
@@ -251,7 +251,7 @@ class Line(RuleBasedStateMachine):
         return max(count - later, min(count, claimed))
 
     def moments(self) -> list[float]:
-        """When anything changes."""
+        """Return the times at which the number of free tokens may change."""
         times = [self.now, *(back[0] for back in self.lingering)]
         for end in self.ends.values():
             times += [end, end + self.linger]
@@ -264,18 +264,18 @@ class Line(RuleBasedStateMachine):
         return min(self.amount(name, moment, own, sure) for moment in moments)
 
     def gone(self, task_id: TaskId, begun: float) -> float:
-        """When it has given all back if it begins then."""
+        """Return when the task returns its tokens if it starts at `begun`."""
         window = self.windows.get(self.inside.get(task_id, 0))
         end = begun + self.lasts[task_id]
         return end if window is None else min(end, window.until)
 
     def kept(self, task_id: TaskId, name: str) -> bool:
-        """Whether a window needs what one that waits would take."""
+        """Return whether a window needs tokens that the waiting task would take."""
         own, end = self.inside.get(task_id), self.gone(task_id, self.now) + self.linger
         return self.waiting[task_id][name] > self.least(name, self.now, end, own, True)
 
     def would_delay(self, task_id: TaskId, name: str) -> bool:
-        """Whether one that went now might keep the first in line for that licence waiting."""
+        """Return whether a start now might delay the first task in the queue for the licence."""
         first = self.first(name)
         if (
             first is None
@@ -309,7 +309,7 @@ class Line(RuleBasedStateMachine):
         assert all(self.lacks(task_id) for task_id in self.waiting)
 
     def lacks(self, task_id: TaskId) -> bool:
-        """Whether one that waits cannot have all that it wants now."""
+        """Return whether a waiting task cannot have all its tokens now."""
         return any(
             count > self.free(name) or self.kept(task_id, name) or self.would_delay(task_id, name)
             for name, count in self.waiting[task_id].items()
@@ -317,7 +317,7 @@ class Line(RuleBasedStateMachine):
 
     @invariant()
     def whatever_has_been_promised_is_there(self) -> None:
-        """Throughout every window what its jobs have not leased is free, or lingers after them."""
+        """In a window, tokens that its jobs have not leased are free or linger after its jobs."""
         if not hasattr(self, "line"):
             return
         for name in set(NAMES) - self.spoilt:
@@ -326,7 +326,7 @@ class Line(RuleBasedStateMachine):
             assert self.free(name) + sum(back) >= sum(self.claim(id, name) for id in begun)
 
     def teardown(self) -> None:
-        """Whoever wants no more than there is goes, one of those that hold ending at a time."""
+        """Restore all totals; every waiting task must start as running tasks end."""
         if not hasattr(self, "line"):
             return
         for name in NAMES:
@@ -341,10 +341,10 @@ TestLine.settings = examples(50, steps=40)
 
 
 def test_one_that_wants_all_waits_only_for_those_who_were_there_before() -> None:
-    """Jobs of four seconds that want one each come without end, as many as there are tokens."""
+    """Jobs of four seconds and one token keep arriving, enough to use all tokens."""
     line = LicenceQueue()
     line.configure([LicencePool(name="a", total=TOTAL)], patience=60.0)
-    held: list[tuple[float, TaskId]] = []  # until when
+    held: list[tuple[float, TaskId]] = []  # end and task of each lease
     passed: list[TaskId] = []
     for second in range(100):
         now = float(second)
@@ -356,7 +356,7 @@ def test_one_that_wants_all_waits_only_for_those_who_were_there_before() -> None
             line.return_lease(held.pop(0)[1], now, was_used=False)
         while (task_id := line.next_ready(now)) is not None:
             if task_id == (5000, 0):
-                assert passed  # short ones that were in nobody's way
+                assert passed  # short jobs that delayed no task
                 assert second <= 10 + 4
                 return
             end = now + (4 if task_id[0] < 1000 else 1)

@@ -1,4 +1,4 @@
-"""Nodes for reservations: never one twice, and always found where amounts allow it."""
+"""Nodes for reservations: none assigned twice, and always found where amounts allow it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_found_whenever_amounts_allow_it(some: list[NodeDemand]) -> None:
 
 @given(needs(), st.dictionaries(st.sampled_from(NODES), st.integers(1, 12)))
 def test_what_has_begun_is_in_nobodys_way(some: list[NodeDemand], running: dict[str, int]) -> None:
-    """All of it shares the present moment: moving what is bound admits what late binding does."""
+    """Running uses all overlap now, so moving bound reservations admits as much as late binding."""
     taken = {node: [(0.0, float(running[node]))] if node in running else () for node in NODES}
     begun = [NodeDemand(-1, 0, end, 1) for end in running.values()]
     assert (assign_nodes(taken, some) is not None) == (most([*some, *begun]) <= len(NODES))

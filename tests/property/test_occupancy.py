@@ -1,4 +1,4 @@
-"""What a Grid Engine cell has free for reservations: slots that have their share of memory."""
+"""Free slots of a Grid Engine cell for reservations: slots that have their share of memory."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ NOW = 10.0
 
 takes = st.tuples(
     st.sampled_from(sorted(SIZES)),
-    st.integers(0, 9),  # begins so many seconds before or after now
-    st.integers(1, 9),  # and lasts so long
+    st.integers(0, 9),  # start: seconds before now (job) or after now (reservation)
+    st.integers(1, 9),  # duration in seconds
     st.integers(1, 4),  # slots
-    st.sampled_from((None, 0.5, 1.0, 3.0, 4.0, 5.5, 9.0)),  # GiB of each
+    st.sampled_from((None, 0.5, 1.0, 3.0, 4.0, 5.5, 9.0)),  # GiB per slot
 )
 
 
 def cell(some: list[tuple[str, int, int, int, float | None]], running: int) -> Occupancy:
-    """As many of them as fit side by side: the first jobs that run, the others reservations."""
+    """Return a cell with all uses that fit: the first `running` are jobs, others reservations."""
     memory = MemoryConsumable("h_vmem", 0.25 * GIB, TOTALS)
     hosts = [
         listing.ExecutionHost(name, None, {}, (listing.QueueInstance("all.q", size, 0, 0, ""),))
@@ -63,7 +63,7 @@ def share(cell: Occupancy) -> int:
 
 
 def both(cell: Occupancy, host: str, moment: float) -> tuple[int, float]:
-    """The slots and the bytes that a host has left."""
+    """Return the free slots and the free bytes of a host."""
     slots, free_memory = SIZES[host], TOTALS[host]
     for job in cell.jobs:
         start = NOW if job.started is None else job.started
@@ -83,7 +83,7 @@ def test_a_slot_is_free_as_long_as_its_share_of_memory_is(
     some: list[tuple[str, int, int, int, float | None]], running: int
 ) -> None:
     occupancy = cell(some, running)
-    assert share(occupancy) == 4096  # MiB: 24 GiB for six slots is the least
+    assert share(occupancy) == 4096  # MiB: the smallest share, 24 GiB / 6 slots
     pools = occupancy.pools(spread=False)
     assert [pool.size for pool in pools] == [*SIZES.values()]
     for pool in pools:
@@ -135,7 +135,7 @@ def test_a_host_that_counts_no_memory_gives_any_amount() -> None:
 
 
 def test_a_slot_has_no_less_than_a_job_that_asks_for_no_memory() -> None:
-    """There are fewer such slots at any time, then."""
+    """A host whose memory is short for that has fewer slots at any time."""
     occupancy = replace(
         cell([], 0),
         rules=SchedulingRules(MemoryConsumable("h_vmem", 5.0 * GIB, {"n1": 17.0 * GIB})),
@@ -146,7 +146,7 @@ def test_a_slot_has_no_less_than_a_job_that_asks_for_no_memory() -> None:
     assert end > NOW + 10 * 365 * 86400
     kept = AdvanceReservation("1", "x", "a", "w", NOW + 5, NOW + 9, {"all.q@n1": 2})
     uses = replace(occupancy, reservations=(kept,)).pools(spread=False)[0].uses
-    assert (NOW + 5, NOW + 9, 2) in uses  # what was made without -l holds the default, too
+    assert (NOW + 5, NOW + 9, 2) in uses  # without -l it holds the default, too
     assert sum(count for start, end, count in uses if start <= NOW + 6 < end) == 3
 
 
@@ -158,7 +158,7 @@ def test_a_slot_has_no_more_memory_than_a_queue_gives_it() -> None:
         ({"n1": 64.0 * GIB}, None, 16384),
         ({"n1": 64.0 * GIB}, 4.0 * GIB, 4096),
         ({"n1": 64.0 * GIB}, float("inf"), 16384),
-        ({}, float("inf"), 24_000),  # nobody counts it
+        ({}, float("inf"), 24_000),  # memory is not counted
         ({}, 4.0 * GIB, 4096),
         ({}, None, 0),
     ):

@@ -1,4 +1,4 @@
-"""Whatever a manager prints: no undeclared error, and a good row amid garbage is still returned."""
+"""Any output of a manager: no undeclared error, and good rows amid garbage are still returned."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ pieces = st.one_of(
 
 @st.composite
 def mutated(draw: st.DrawFn, *texts: str) -> str:
-    """A recorded answer with some pieces replaced or inserted, perhaps cut off."""
+    """Draw a recorded answer with pieces replaced or inserted, perhaps truncated."""
     text = draw(st.sampled_from(texts))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(text)))
@@ -69,7 +69,7 @@ def recorded(name: str) -> list[str]:
 
 
 def parsed(parse: Callable[[str], Any], text: str) -> Any:
-    """Return what is parsed; None after the declared error."""
+    """Return the parsed value, or None after the declared error."""
     try:
         return parse(text)
     except ValueError:
@@ -168,7 +168,7 @@ def test_good_rows_amid_garbage_lines_are_returned(
 @examples(60)
 @given(st.lists(st.text(max_size=8), min_size=2, max_size=2), st.integers(0, 40))
 def test_a_truncated_text_is_not_taken_for_a_whole_one(fields: list[str], end: int) -> None:
-    """If a text is cut between two records, only its command's exit code tells."""
+    """A cut between two records shows only in the exit code of the command."""
     record = "".join(f"{field.replace('~', '')}~" for field in ("7", *fields)) + "\n"
     cut = (record * 2)[:end]
     answer = parsed(lambda text: split_records(text, "~", 3), cut)

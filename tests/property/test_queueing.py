@@ -1,4 +1,4 @@
-"""Local policies against slow second implementations, and the promises that they keep."""
+"""Local policies against slow reference implementations, and the promises that they keep."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AMOUNTS = {"cpus": CPUS, "memory": MEMORY, "gpu": GPUS}
 
 @dataclass(frozen=True)
 class Plan:
-    """A job of the simulated cluster: what it asks for, and how long it really runs."""
+    """A job of the simulated cluster: its request and its true run time."""
 
     submitted: float
     waiting: WaitingJob
@@ -63,7 +63,7 @@ def plans(draw: st.DrawFn, exact: bool = False) -> list[Plan]:
 def naive_earliest(
     job: WaitingJob, held: Sequence[tuple[float, dict[str, int]]], now: float
 ) -> tuple[float, dict[str, int]]:
-    """When all needs of the job fit and what is left over then, by trying every end in turn."""
+    """Return when the job fits and the amounts left over then, by trying every end in turn."""
     for moment in sorted({now, *(end for end, _ in held)}):
         used = [amounts for end, amounts in held if end > moment]
         remaining = {
@@ -107,7 +107,7 @@ def naive_easy(now: float, queue: Sequence[WaitingJob], running: Sequence[Runnin
 
 @st.composite
 def moments(draw: st.DrawFn) -> tuple[list[WaitingJob], list[RunningJob], FreeResources]:
-    """A queue, and running jobs that together fit the cluster."""
+    """Draw a queue, and running jobs that together fit the cluster."""
     free = dict(AMOUNTS)
     running = []
     for number in range(draw(st.integers(0, 6))):
@@ -148,7 +148,7 @@ def test_fcfs_starts_the_longest_beginning_of_the_queue_that_fits(
 
 
 def simulate(policy: LocalPolicy, jobs: list[Plan]) -> tuple[dict[int, float], dict[int, float]]:
-    """(start of each job, the first promise made to each that ever was the blocked head)."""
+    """Return (start of each job, first promise to each job that was the blocked head)."""
     waiting: list[Plan] = []
     running: dict[int, tuple[float, Plan]] = {}
     starts: dict[int, float] = {}
@@ -245,7 +245,7 @@ class Submission:
     estimated: float
     resources: dict[str, int]
     slow: frozenset[int]  # machines on which it takes twice as long
-    unable: frozenset[int]  # machines on which it cannot run, unless these are all
+    unable: frozenset[int]  # machines on which it cannot run; ignored if all
     deadline: bool
     at_site: bool  # whether it asks for a licence of the site
     lasts: float  # its run time over its estimate, if jobs are not punctual
@@ -253,11 +253,11 @@ class Submission:
 
 @dataclass(frozen=True)
 class Pass:
-    """What happens before the policy is asked, and the site's value of its licence then."""
+    """Events before a scheduling pass, and the value of the site's licence in the pass."""
 
     after: float  # seconds since the pass before
     submitted: list[Submission]
-    withdrawn: int | None  # which waiting job, modulo their number
+    withdrawn: int | None  # position in the queue, modulo its length
     sorted: bool  # whether the queue is sorted by size
     rho: float
 
@@ -318,7 +318,7 @@ def waiting_job(id: int, job: Submission, site: Site, now: float) -> WaitingJob:
 
 
 def free_resources(site: Site, running: Sequence[RunningJob], rho: float) -> FreeResources:
-    """Return what the running jobs leave of the site."""
+    """Return the resources that the running jobs leave free."""
     resources = {
         name: total - sum(r.resources.get(name, 0) for r in running)
         for name, total in {**site.copies, "memory": 12}.items()

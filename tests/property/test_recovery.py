@@ -1,8 +1,8 @@
-"""A core restored from a database against one that went on: the same in all parts, and decisions.
+"""A restored core against a core that never stopped: equal in all parts and decisions.
 
-The world of `test_core`, with what it lacks: reservations, licences that managers count, policies
-and pools that change with a start. All that happens is stored in a real database, from which each
-life begins. Beside it another core goes on through all lives, told the events as they are stored.
+The model of `test_core` is extended by reservations, licences that managers count, and policies
+and pools that change at a restart. All events are stored in a real database, from which every
+restart restores the core. A second core receives the stored events and is never restarted.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ NODES = {"left": ("l1", "l2", "l3"), "right": ("r1", "r2")}
 PAYLOAD = Payload(script="", output="/o")
 FEWER = tuple(pool for pool in POOLS if pool.name != "a")
 OTHERS = (replace(POOLS[0], total=3, linger=0.0), *POOLS[1:])
-# what two cores may differ in, by name: counters of their own, and what is computed anew from
-# the rest whenever it is asked for
+# fields in which two cores may differ: internal counters, and values that are computed from
+# others on demand
 OWN = {
     *("version", "_serial", "serial", "head_cache_key", "head_reservation", "slots_cache_key"),
     *("slots", "margin_jobs"),
@@ -60,7 +60,7 @@ OWN = {
 
 
 class Restored(World):
-    """Every life begins from a database, while another core goes on."""
+    """Every restart restores from a database, while a second core continues."""
 
     @initialize(
         **BEGINNING,
@@ -86,7 +86,7 @@ class Restored(World):
         self.engine = engine
         self.steps: list[tuple[CoreEvent, Outcome]] = []
         self.stored: list[StoredJob] = []
-        self.life, self.told = 1, 0  # its first event; how many the other core has been told
+        self.life, self.told = 1, 0  # its first event; its events sent to `other`
         self.other = Core()
         self.ledger.restore(Core(), 100)
         super().boot(pull, load, send, sizes, fences)
@@ -106,7 +106,7 @@ class Restored(World):
             self.store()
 
     def store(self) -> None:
-        """One transaction for what happened together, as the daemon does it."""
+        """Store a batch of steps in one transaction, as the daemon does."""
         if self.steps:
             self.ledger.record(self.steps, self.stored, {"s": "#!/bin/sh\n", "e": "{}"})
             self.steps, self.stored = [], []
@@ -120,7 +120,7 @@ class Restored(World):
         self.store()
         return self.ledger.current_job(job)[1]
 
-    # Starts
+    # Restarts
 
     @rule(
         submitted=st.booleans(),
@@ -154,7 +154,7 @@ class Restored(World):
         reserve: Literal["earliest", "first"],
         seconds: float,
     ) -> None:
-        """Another configuration for the next life; the clock may be set while none is there."""
+        """Restart with another configuration; the clock may be set while no daemon runs."""
         self.described = described
         self.policy = replace(
             self.policy, window=window, patience=patience, send=send, reserve=reserve
@@ -172,7 +172,7 @@ class Restored(World):
         return core
 
     def catch_up(self) -> None:
-        """Tell the core that goes on what has happened in this life; it must decide the same."""
+        """Pass the events since the last restart to the second core; it must decide the same."""
         for number, event in enumerate(self.ledger.events(self.life)):
             if number >= self.told:
                 self.told += 1
@@ -189,7 +189,7 @@ class Restored(World):
     @precondition(lambda self: self.configured)
     @rule(data=st.data(), down=st.booleans(), held=st.booleans(), busy=st.booleans())
     def survey(self, data: Any, down: bool, held: bool, busy: bool) -> None:
-        """Which nodes are up, whether one is in use, whether it keeps what it was told."""
+        """Deliver a survey: nodes may be down or busy, and bound reservations may be missing."""
         name = data.draw(st.sampled_from(self.configured))
         nodes = NODES[name]
         spans = ((self.now, self.now + 200.0),) if busy else ()
@@ -266,7 +266,7 @@ class Restored(World):
         self.step(JobSubmitted(self.now, job))
 
     def teardown(self) -> None:
-        """The same once more, from each checkpoint that was stored with a start."""
+        """Replay from the first stored checkpoints; the outcomes must be the same."""
         if not hasattr(self, "core"):
             return
         self.crash(False, False, sorted(SIZES), 10)
@@ -288,7 +288,7 @@ def same(again: Outcome, first: Outcome, event: CoreEvent) -> None:
 
 
 def differences(a: Any, b: Any, at: str, met: set[tuple[int, int]] | None = None) -> Iterator[str]:
-    """Where two things differ, however deep. Orders of dictionaries are no difference."""
+    """Yield the differences of two values at any depth; ignore the order of dictionaries."""
     met = set() if met is None else met
     if a is b or (id(a), id(b)) in met:
         return
@@ -322,7 +322,7 @@ def differences(a: Any, b: Any, at: str, met: set[tuple[int, int]] | None = None
 
 
 def _of_managers(thing: Any, at: str) -> bool:
-    """When managers were asked last is shown, and decides nothing: it is stored with a change."""
+    """Return whether `observed` is only a poll time, which is stored with the next change."""
     return isinstance(thing, LicenceStatus) or ".used_outside[" in at
 
 

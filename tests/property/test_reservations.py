@@ -1,4 +1,4 @@
-"""What can be promised of a request, against trying every window of whole seconds."""
+"""Offers for a reservation request, compared with trying every window of whole seconds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def requests(draw: st.DrawFn) -> ReservationRequest:
 
 
 def every_offer(carts: Carts, request: ReservationRequest) -> list[Offer]:
-    """Each one that meets the request, on whole seconds: all changes of `carts` are there."""
+    """Return every offer that meets the request; all changes of `carts` are at whole seconds."""
     starts = range(int(request.ready), int(request.deadline))
     ends = range(int(request.ready) + 1, int(request.deadline) + 1)
     return [

@@ -1,4 +1,4 @@
-"""The laboratory against a naive second simulator, and what must hold of every run."""
+"""The simulator against a naive second simulator, and invariants of every run."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def run(
 
 
 class Whole:
-    """A policy that is asked of the whole queue at every pass."""
+    """A non-incremental wrapper: the policy receives the whole queue at every pass."""
 
     incremental = False
 
@@ -95,7 +95,7 @@ class Whole:
 
 
 def naive(planned: list[Plan], backfilling: bool) -> list[float]:
-    """The start of each job on one cluster of CPUS processors, FCFS or EASY, by the rules."""
+    """Return the start of each job on one cluster of CPUS processors under FCFS or EASY."""
     starts: dict[int, float] = {}
     now = 0.0
     while len(starts) < len(planned):
@@ -133,7 +133,7 @@ def test_the_engine_agrees_with_a_naive_simulator(name: str, jobs: list[Plan]) -
     assert [p.start for p in schedule.jobs] == naive(jobs, name == "easy")
 
 
-# What must hold of every run.
+# Invariants of every run.
 
 
 ONE = (SimulatedCluster(name="c1", cpus=CPUS),)
@@ -153,7 +153,7 @@ def test_an_incremental_policy_decides_as_if_asked_of_the_whole_queue(
 
 
 def check(schedule: Schedule, planned: list[Plan]) -> None:
-    """Nothing starts early or twice, runs as long as it must, and all fits where it is."""
+    """Check that no job starts early or twice, and that jobs fit their clusters and machines."""
     assert len(schedule.jobs) + sum(schedule.dropped.values()) == len(planned)
     assert len({p.job.id for p in schedule.jobs}) == len(schedule.jobs)
     for p in schedule.jobs:
@@ -285,7 +285,7 @@ def test_licences_that_all_share_are_leased_by_the_core(
     assert not schedule.dropped
     assert not engine.core.tasks
     assert not engine.core.licences.leases
-    last: dict[str, float] = {}  # what is given back lingers
+    last: dict[str, float] = {}  # when returned tokens are free again
     for p in sorted(schedule.jobs, key=lambda p: p.start):
         if "l1" in p.job.licences:
             assert p.start >= last.get("l1", 0.0)
@@ -322,7 +322,7 @@ def test_a_federation_runs_every_job_once(planned: list[Plan], pull: bool, load:
 def test_every_scheme_runs_every_job_once(
     scheme: SubmissionScheme, planned: list[Plan], outside: list[bool], pull: bool, local: str
 ) -> None:
-    """Also beside users who submit to clusters of their own."""
+    """Some users submit directly to their home clusters."""
     clusters = tuple(SimulatedCluster(name=f"c{n}", cpus=n) for n in (2, 4, CPUS))
     jobs = workload(planned)
     requests = [
@@ -362,14 +362,14 @@ def test_flexible_backfilling_with_equal_priorities_is_easy(planned: list[Plan])
 
 @given(exact_plans)
 def test_conservative_backfilling_delays_nobody_behind_fcfs(planned: list[Plan]) -> None:
-    """With exact estimates what is planned at submission is what happens: none later than FCFS."""
+    """With exact estimates jobs start as planned at submission, never later than under FCFS."""
     conservative = run(planned, lambda: make_policy("conservative")).jobs
     fcfs = run(planned, lambda: make_policy("fcfs")).jobs
     assert all(ours.start <= theirs.start for ours, theirs in zip(conservative, fcfs, strict=True))
 
 
 class Watched:
-    """Conservative backfilling, with every promise that it ever made."""
+    """Conservative backfilling that records every promise."""
 
     period, incremental = 0.0, False
 
@@ -397,7 +397,7 @@ def test_conservative_promises_only_become_earlier(planned: list[Plan]) -> None:
 def test_a_planned_start_is_the_one_that_conservative_backfilling_keeps(
     planned: list[Plan],
 ) -> None:
-    """All are submitted at once with exact estimates: each is planned behind those before it."""
+    """All jobs are submitted at once with exact estimates; each is planned behind earlier jobs."""
     together = [plan._replace(submitted=0.0) for plan in planned]
     kept = [p.start for p in run(together, lambda: make_policy("conservative")).jobs]
     queue = [WaitingJob(n, plan.cpus, plan.estimated) for n, plan in enumerate(together)]
@@ -405,13 +405,13 @@ def test_a_planned_start_is_the_one_that_conservative_backfilling_keeps(
         assert planned_start(0.0, queue[:place], [], FreeResources(CPUS), job) == kept[place]
 
 
-# EASY on machines, tried by hand.
+# EASY on machines, compared with a naive version.
 
 
 def naive_on_machines(
     now: float, queue: list[WaitingJob], running: list[RunningJob], free: list[int]
 ) -> list[tuple[int, int]]:
-    """EASY over machines that are shared, without licences, by trying every end in turn."""
+    """Run EASY on shared machines without licences, by trying every end in turn."""
     held = [(r.end, r.machine, r.cpus) for r in running]
     begun: list[tuple[int, int]] = []
 

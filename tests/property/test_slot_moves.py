@@ -1,4 +1,4 @@
-"""Moving reservations of slots: what is moved always has its slots, and there is room then."""
+"""Moving slot reservations: each always keeps its number of slots, and the new one then fits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GROUPS = st.sampled_from((anywhere, one_host))
 
 
 def free(uses: list[SlotUse], place: str, window: SlotUse | NodeDemand) -> int:
-    """The slots of a place that nobody has at any time of a window."""
+    """Return the slots of a host that are free throughout a window."""
     times = [t for t in TIMES if window.start <= t < window.end]
     taken = [sum(u.slots.get(place, 0) for u in uses if u.start <= t < u.end) for t in times]
     return SIZES[place] - max(taken)
@@ -44,7 +44,7 @@ def fits(uses: list[SlotUse], need: NodeDemand, group: Callable[[str], str]) -> 
 def choices(
     uses: list[SlotUse], need: NodeDemand, group: Callable[[str], str]
 ) -> Iterator[SlotCounts]:
-    """Every way in which the slots of one could be chosen."""
+    """Yield every choice of slots for a reservation."""
     for many in product(*(range(free(uses, place, need) + 1) for place in SIZES)):
         slots = {place: n for place, n in zip(SIZES, many, strict=True) if n}
         if sum(many) == need.size and len({group(place) for place in slots}) == 1:
@@ -59,7 +59,7 @@ def needs(draw: st.DrawFn) -> NodeDemand:
 
 @st.composite
 def cells(draw: st.DrawFn) -> PoolMap:
-    """What a manager may have granted that chose slots at random, and what jobs take until then."""
+    """Draw running jobs, and reservations that a manager granted on random slots."""
     group = draw(GROUPS)
     fixed = []
     for place in draw(st.sets(st.sampled_from([*SIZES]))):
@@ -99,7 +99,7 @@ def test_nobody_moves_where_there_is_room(cell: PoolMap, new: NodeDemand) -> Non
 
 
 def test_one_moves_so_that_two_of_another_are_free_throughout() -> None:
-    """A has the first host, B the second after it: where both share one there is room for C."""
+    """Reservation 1 has host h1, 2 has h2 later; once 1 moves to h2, the new one fits on h1."""
     apart = {1: SlotUse(1, 5, {"h1": 2}), 2: SlotUse(5, 9, {"h2": 2})}
     sizes = {"h1": 2, "h2": 2}
     new = NodeDemand(99, 1, 9, 2)

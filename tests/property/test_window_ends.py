@@ -1,4 +1,4 @@
-"""Whatever happens, what runs in a window when it is over is ended once, and nothing else is."""
+"""A job that runs in a window when it is over is ended once; no other job is ended."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TOLD = "is over: it is to end"
 
 
 class Windows(RuleBasedStateMachine):
-    """Jobs in windows and in none, and a manager that ends no job by itself at their ends."""
+    """Jobs inside and outside windows, and a manager that ends no job at a window's end."""
 
     @initialize(
         windows=st.lists(
@@ -56,7 +56,7 @@ class Windows(RuleBasedStateMachine):
     )
     def boot(self, windows: list[tuple[int, int, float]], data: Any) -> None:
         self.now, self.core = 0.0, Core()
-        self.rows: dict[int, JobStatus] = {}  # by job: what the manager has
+        self.rows: dict[int, JobStatus] = {}  # the manager's row of each job
         self.withdrawals: list[Withdraw] = []
         self.told: Counter[tuple[int, int]] = Counter()  # by job and attempt
         self.windows: dict[int, Reservation] = {}
@@ -138,7 +138,7 @@ class Windows(RuleBasedStateMachine):
 
     @rule()
     def act(self) -> None:
-        """The manager is told of a wish; one whose jobs ignore it would take longer."""
+        """The manager carries out the next withdrawal at once."""
         if not self.withdrawals:
             return
         withdrawal = self.withdrawals.pop(0)
@@ -166,7 +166,7 @@ class Windows(RuleBasedStateMachine):
 
     @rule(id=st.integers(1, 3))
     def is_forgotten(self, id: int) -> None:
-        """A manager deletes none in which jobs are."""
+        """The manager deletes a closed reservation unless it has live jobs."""
         one = self.core.reservations.by_id.get(id)
         if one is None or one.state in OPEN_STATES:
             return
@@ -176,7 +176,7 @@ class Windows(RuleBasedStateMachine):
             self.step(ReservationReleased(self.now, id))
 
     def teardown(self) -> None:
-        """In the end nothing is in a window any more, and what was in none has not been touched."""
+        """At the end no live job is in a window, and jobs outside windows were not withdrawn."""
         if not hasattr(self, "core"):
             return
         self.passes(100)
