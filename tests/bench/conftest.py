@@ -1,4 +1,4 @@
-"""What the benchmarks share: the fixture `record`, and a daemon as in the end-to-end tests."""
+"""Fixtures of the benchmarks: `record`, and a daemon as in the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def conditions() -> Conditions:
 def record(
     request: pytest.FixtureRequest, conditions: Conditions, capsys: pytest.CaptureFixture[str]
 ) -> Record:
-    """Called with each figure that a benchmark measures."""
+    """Return the recorder, which a benchmark calls with each figure that it measures."""
     return Record(f"{request.path.name}::{request.node.name}", conditions, capsys)

@@ -1,7 +1,7 @@
 """Figures of benchmarks: the record, its file, and the page that is rendered from it.
 
 `python -m tests.bench.figures` writes docs/benchmarks.md from docs/benchmarks.json. Benchmarks
-write that file through the fixture `record`; METASCHED_BENCH names another one.
+write that file through the fixture `record`; METASCHED_BENCH names another file.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import msgspec
 ROOT = Path(__file__).parents[2]
 FILE = Path(os.environ.get("METASCHED_BENCH", ROOT / "docs/benchmarks.json"))
 PAGE = ROOT / "docs/benchmarks.md"
-MEASURED = ("metasched", "adapters", "policies", "db")  # folders whose changes change figures
-# file of tests/bench: title, and what a reader must know to read its figures
+MEASURED = ("metasched", "adapters", "policies", "db")  # folders whose code affects the figures
+# file of tests/bench: title, and notes that its figures need
 SECTIONS = {
     "test_daemon": (
         "Daemon",
@@ -183,7 +183,7 @@ def _peer_cells(figure: float, peers: Mapping[str, float], peer: str, unit: str)
 
 
 def _circumstances(rows: Sequence[Figure]) -> str:
-    """Return the sentence that tells when, where and with which code a section was measured."""
+    """Return the sentence on when, where and with which code a section was measured."""
     runs = [row.conditions for row in rows]
     loads = sorted({run.load for run in runs if run.load is not None})
     load = " to ".join(f"{load:g}" for load in dict.fromkeys((*loads[:1], *loads[-1:])))

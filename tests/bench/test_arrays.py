@@ -1,4 +1,4 @@
-"""Arrays of 10,000 tasks: what calls on them take, and whether the rest slows those that run."""
+"""Arrays of 10,000 tasks: duration of calls, and whether waiting tasks slow running tasks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_calls_on_ten_thousand_tasks(running: Site, record: Record) -> None:
 @pytest.mark.bench
 @pytest.mark.timeout(900)
 def test_running_tasks_do_not_feel_the_rest(running: Site, record: Record) -> None:
-    """The first 500 tasks that end, 50 at a time: alone, and with 9,500 more that wait."""
+    """Rate of the first 500 tasks that end, 50 at a time: alone, and beside 9,500 waiting tasks."""
     client = Client(running.folder / "ms.sock", timeout=300)
 
     def rate(tasks: int) -> float:
@@ -85,7 +85,7 @@ def test_running_tasks_do_not_feel_the_rest(running: Site, record: Record) -> No
 def test_an_array_is_sent_to_two_slurm_clusters(
     site: Site, slurm_site: SlurmSite, record: Record
 ) -> None:
-    """From the call until both managers have taken all 1,000 tasks; they wait there."""
+    """Rate from the call until the managers have accepted all 1,000 tasks."""
     for cluster in slurm_site:
         cluster.empty()
     site.configure(

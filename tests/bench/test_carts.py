@@ -1,4 +1,4 @@
-"""CARTS at size, beside the same slots in a sorted list and in a SortedDict, in the same run."""
+"""CARTS with many slots, compared with a sorted list and a SortedDict in the same run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SIZES = (1_000, 10_000, 100_000, 1_000_000)
 QUERIES = 200
 Window = tuple[float, float, int]
 LENGTHS: dict[str, Callable[[Random], tuple[int, float]]] = {
-    # log-normal sizes to 64, lengths of 50 minutes in the median and at most two days
+    # log-normal sizes up to 64; median length 50 minutes, at most two days
     "mixed": lambda draw: (
         min(64, max(1, int(draw.lognormvariate(1.5, 1)))),
         min(172_800.0, draw.lognormvariate(8, 1.3)),
     ),
-    # so short that 96 processors are hardly ever free for an hour
+    # so short that 96 processors are rarely free for an hour
     "short": lambda draw: (draw.randint(1, 16), draw.uniform(300, 3600)),
 }
 
@@ -38,9 +38,9 @@ class Slots(Protocol):
 
 
 def booked(kind: str, count: int, draw: Random) -> tuple[list[Window], float]:
-    """That many reservations, and the seconds over which they are spread.
+    """Return `count` reservations, and the seconds over which they are spread.
 
-    Beyond ten thousand a pattern is repeated, so that density does not depend on the size.
+    Beyond ten thousand the pattern repeats, so that density does not depend on the count.
     """
     some = min(count, TILE)
     wishes = [LENGTHS[kind](draw) for _ in range(some)]
@@ -58,7 +58,7 @@ def booked(kind: str, count: int, draw: Random) -> tuple[list[Window], float]:
 
 
 class SortedList:
-    """The slots in two lists: bisect to begin, then one slot after the other."""
+    """The slots in two lists: bisect to the first slot, then a linear scan."""
 
     def __init__(self, slots: list[tuple[float, int]]) -> None:
         self.times, self.amounts = [t for t, _ in slots], [m for _, m in slots]
@@ -109,7 +109,7 @@ class Containers:
 
 
 def microseconds(calls: Sequence[Callable[[], object]]) -> float:
-    """The processor time of a call, median over five parts."""
+    """Return the processor time of a call, median over five parts."""
     parts = []
     for part in range(5):
         mine = calls[part::5]

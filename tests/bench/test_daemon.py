@@ -1,4 +1,4 @@
-"""How fast jobs are accepted, against sbatch in the same run; what the daemon costs when idle."""
+"""Submission rate, compared with sbatch in the same run, and cost of an idle daemon."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_thousand_jobs_in_one_call(running: Site, record: Record) -> None:
 @pytest.mark.bench
 @pytest.mark.timeout(900)
 def test_idle_daemon(running: Site, record: Record) -> None:
-    """Two idle local clusters and 10,000 stored jobs, half of them waiting with us."""
+    """Two idle local clusters and 10,000 stored jobs, half of them held in metasched."""
     client = Client(running.folder / "ms.sock")
     for _ in range(5):
         client.submit(submission(running.folder, 1000, held=True))

@@ -1,4 +1,4 @@
-"""The ledger over SQLite and over PostgreSQL, both with a disk that is waited for, in one run."""
+"""The ledger on SQLite and on PostgreSQL in the same run; commits of both wait for the disk."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def life(ledger: Ledger) -> Core:
 
 
 def submit(core: Core, ledger: Ledger, many: int) -> list[int]:
-    """Accept jobs in one transaction, as one call of the API does; their ids."""
+    """Accept jobs in one transaction, as an API call does; return their ids."""
     jobs = [Job(id=ledger.next_job(), submitted=NOW, estimated=60.0) for _ in range(many)]
     events = [JobSubmitted(NOW, job) for job in jobs]
     stored = [
@@ -58,7 +58,7 @@ def submit(core: Core, ledger: Ledger, many: int) -> list[int]:
 
 
 def measured(database: Database) -> dict[str, float]:
-    """Seconds of each, medians; the two databases take turns in the rounds of the caller."""
+    """Return the seconds of each operation in one round."""
     with database.acquire_writer() as seat:
         ledger = Ledger(seat.engine, seat)
         core = life(ledger)

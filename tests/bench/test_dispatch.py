@@ -1,4 +1,4 @@
-"""How long one dispatch decision takes among 50 clusters, and whether the queue matters."""
+"""Time of a dispatch decision among 50 clusters, with short and long queues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DECISIONS, ROUNDS = 500, 9
 
 
 def filled(queued: int, spread: float) -> LoadOrdering:
-    """50 clusters with that many jobs each, each cluster's larger by `spread` than the first's."""
+    """Return 50 clusters with `queued` jobs each; estimates grow by `spread` per cluster."""
     dispatch = LoadOrdering(CLUSTERS, tolerance=0.05)
     for column, cluster in enumerate(CLUSTERS):
         for number in range(queued):
@@ -27,7 +27,7 @@ def filled(queued: int, spread: float) -> LoadOrdering:
 
 
 def microseconds(call: Callable[[Job], object]) -> float:
-    """The processor time of a call: mean of a round, median over rounds."""
+    """Return the processor time of a call: mean of a round, median over rounds."""
     jobs = [Job(id=number, submitted=0, estimated=1000) for number in range(DECISIONS)]
     rounds = []
     for _ in range(ROUNDS):
@@ -39,7 +39,7 @@ def microseconds(call: Callable[[Job], object]) -> float:
 
 
 def book(dispatch: LoadOrdering) -> Callable[[Job], None]:
-    """Everything one job costs dispatch: chosen, assigned, and gone from the queue again."""
+    """Return a call that does all work on a job: choose, assign, and leave the queue."""
 
     def call(each: Job) -> None:
         cluster = dispatch.choose(each, 5)

@@ -1,6 +1,6 @@
-"""The licence queue: how well it uses tokens, and the time of a decision beside a plain rescan.
+"""The licence queue: its use of tokens, and decision times compared with a plain rescan.
 
-A simulation of licences alone: a task that is leased tokens starts at once.
+Only licences are simulated: a task starts as soon as it has its tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POOLS, REQUESTS, WAITING, RETURNS = 200, 1000, 10_000, 400
 
 @dataclass(frozen=True)
 class Wish:
-    """A job: seconds, tokens."""
+    """A job; times in seconds."""
 
     submitted: float
     runs: float
@@ -35,7 +35,7 @@ class Wish:
 
 
 def batches(seed: int) -> list[Wish]:
-    """Jobs in batches of 1 to 10 that want together `LOAD` of what the tokens can do."""
+    """Return jobs in batches of 1 to 10 that request `LOAD` of the token capacity."""
     drawn = random.Random(seed)
     runs = [drawn.lognormvariate(math.log(900.0), 1.0) for _ in range(JOBS)]
     wants = [drawn.randint(1, TOTAL) for _ in runs]
@@ -48,13 +48,13 @@ def batches(seed: int) -> list[Wish]:
 
 
 def short(seed: int) -> list[Wish]:
-    """24 jobs of 10 s with one time limit that want 1, 2 or 3 tokens, two in a second."""
+    """Return 24 jobs of 10 s that request 1, 2 or 3 tokens, submitted two per second."""
     wants = random.Random(seed).sample([1, 2, 3] * 8, 24)
     return [Wish(n / 2, 10.0, 120.0, wanted) for n, wanted in enumerate(wants)]
 
 
 def use(wishes: list[Wish], patience: float) -> tuple[float, float]:
-    """The share of the token-seconds used from the first submission to the last end; mean wait."""
+    """Return the share of token-seconds used until the last end, and the mean wait."""
     line = LicenceQueue()
     line.configure([LicencePool(name="a", total=TOTAL)], patience)
     happens: list[tuple[float, TaskId]] = [(w.submitted, (n, 0)) for n, w in enumerate(wishes)]
@@ -85,7 +85,7 @@ def use(wishes: list[Wish], patience: float) -> tuple[float, float]:
 def test_how_well_the_line_uses_tokens(
     name: str, wishes: Callable[[int], list[Wish]], record: Record
 ) -> None:
-    """By size within steps of 600 s of patience, beside patience 0, which is by arrival."""
+    """Patience 600 s orders by size within steps of 600 s; patience 0 orders by arrival."""
     by_size, by_arrival = (
         [use(wishes(seed), patience) for seed in range(DRAWS)] for patience in (600.0, 0.0)
     )
@@ -119,7 +119,7 @@ class Rescan(LicenceQueue):
 
 
 def decision_times(queue: LicenceQueue) -> tuple[list[float], list[TaskId]]:
-    """Return the seconds of CPU of each decision after a return, and the tasks in their order."""
+    """Return the CPU seconds of each decision after a return, and the tasks in start order."""
     draws = random.Random(1)
     names = [f"l{n}" for n in range(POOLS)]
     queue.configure([LicencePool(name=name, total=8) for name in names], 600.0)
@@ -166,7 +166,7 @@ def decision_times(queue: LicenceQueue) -> tuple[list[float], list[TaskId]]:
 @pytest.mark.bench
 @pytest.mark.cpu
 def test_a_decision_beside_a_plain_rescan(record: Record) -> None:
-    """Many tasks wait with distinct requests; a lease ends and the tasks that can go, go."""
+    """Many tasks wait with distinct requests; whenever a lease ends, all tasks that fit start."""
     times, order = decision_times(LicenceQueue())
     plain_times, plain_order = decision_times(Rescan())
     assert order == plain_order

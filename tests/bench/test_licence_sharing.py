@@ -1,4 +1,4 @@
-"""How well tokens are used that two real Slurm clusters and a Grid Engine cell share."""
+"""Use of tokens shared by two real Slurm clusters and a Grid Engine cell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.e2e.licence_sharing import TOTAL, WANTS, Sharing
 from tests.harness.gridengine import Cell
 from tests.harness.slurm import SlurmSite
 
-SECONDS = 10.0  # of each job
+SECONDS = 10.0  # run time of a job
 
 
 @pytest.mark.bench

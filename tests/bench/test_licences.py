@@ -1,4 +1,4 @@
-"""What a lease costs: the decision over 200 pools and 10,000 waiting tasks, and storing it."""
+"""Cost of a lease: the decision with 200 pools and 10,000 waiting tasks, and its storage."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ CONNECTIONS, WARM = 4, 50
 @pytest.mark.cpu
 @pytest.mark.parametrize("kinds", [100, 0])
 def test_a_lease_decision(kinds: int, record: Record) -> None:
-    """A lease ends and who can go goes; one more gets in line and goes if it can.
+    """A lease ends and waiting tasks start; another task joins the queue and starts if it can.
 
-    What tasks want is of so many kinds, 0: each draws anew. Processor time of each decision.
+    `kinds` is the number of distinct requests, 0: every request is drawn anew.
     """
     drawn = random.Random(1)
     names = [f"l{n}" for n in range(POOLS)]
@@ -78,7 +78,7 @@ def test_a_lease_decision(kinds: int, record: Record) -> None:
 
 @pytest.mark.bench
 def test_leases_stored_in_sqlite(tmp_path: Path, record: Record) -> None:
-    """Lease and give back, a transaction each, synchronous FULL; is it flat in the history?"""
+    """Take and return leases, a transaction each, synchronous FULL, with a growing history."""
     engine = with_attempts(database_from_url("sqlite:///ms.db", tmp_path), 1)
     rates = []
     with engine.connect() as connection:
@@ -108,7 +108,7 @@ def test_leases_stored_in_sqlite(tmp_path: Path, record: Record) -> None:
 def lease_and_give_back(
     place: Database, id: int, name: str, rates: multiprocessing.Queue[float]
 ) -> None:
-    """One of several processes, each with a connection of its own."""
+    """Take and return leases in one of several processes, on its own connection."""
     engine = place.open_existing()
     with engine.connect() as connection:
         for turn in range(WARM + STORED // 2):
@@ -125,7 +125,7 @@ def lease_and_give_back(
 @pytest.mark.bench
 @pytest.mark.parametrize("licences", [CONNECTIONS, 1])
 def test_leases_stored_in_postgresql(licences: int, common_folder: Path, record: Record) -> None:
-    """Lease and give back, a transaction each, by four connections at once, with fsync."""
+    """Take and return leases, a transaction each, on four connections at once, with fsync."""
     if (reason := missing()) is not None:
         require("postgresql", reason)
     spawn = multiprocessing.get_context("spawn")

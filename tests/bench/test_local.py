@@ -1,4 +1,4 @@
-"""How many jobs a second `local` starts, and what one supervisor costs."""
+"""Job starts per second of `local`, and the memory of a supervisor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def order(number: int, command: str) -> Submission:
 
 
 def started_per_second(adapter: Local, first: int) -> float:
-    """From the submission of the first to the start of the last."""
+    """Return the rate from the first submission to the last start."""
     begun = time.time()
     for number in range(first, first + JOBS):
         adapter.submit(order(number, "/bin/true"))
@@ -39,7 +39,7 @@ def started_per_second(adapter: Local, first: int) -> float:
 
 
 def pss(pid: int) -> int:
-    """kB of memory, shared pages divided among those who share them."""
+    """Return kB of memory, with shared pages divided among the processes that share them."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 

@@ -1,4 +1,4 @@
-"""How soon a daemon that was killed serves again, with 10,000 open jobs."""
+"""Time until a killed daemon serves again, with 10,000 open jobs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ASKED = 5.0  # seconds
 @pytest.mark.bench
 @pytest.mark.timeout(900)
 def test_recovery_with_10_000_open_jobs(running: Site, record: Record) -> None:
-    """Half are held by us, half are in the queues of two clusters; from SIGKILL to an answer."""
+    """Half of the jobs are held, half are pending on two clusters; time since SIGKILL."""
     client = Client(running.folder / "ms.sock", timeout=300)
-    for cluster, cpus in (("left", "8"), ("right", "4")):  # so that all others wait
+    for cluster, cpus in (("left", "8"), ("right", "4")):  # all other jobs wait
         running.submit("--wrap", "sleep 3600", "-n", cpus, "--cluster", cluster, "-t", "2:00:00")
     running.until(lambda: len(client.jobs(state="running")) == 2)
     for _ in range(JOBS // BATCH // 2):

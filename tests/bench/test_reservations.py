@@ -1,4 +1,4 @@
-"""How soon after their starts the jobs of 30 reservations begin, among 200 batch jobs."""
+"""Delay between the starts of 30 reservations and of their jobs, beside 200 batch jobs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SPECS = [ClusterSpec("kappa", "k", nodes=4, cpus=4), ClusterSpec("iota", "i", no
 def test_thirty_reservations_among_two_hundred_jobs(
     site: Site, tmp_path_factory: pytest.TempPathFactory, record: Record
 ) -> None:
-    """On two Slurm clusters and a cell, with a drained node, a killed controller and daemon.
+    """Use two Slurm clusters and a cell; drain a node, kill a controller and the daemon.
 
-    Nodes are reserved on one Slurm cluster, processors on the other one.
+    One Slurm cluster reserves nodes, the other reserves processors.
     """
     for manager, reason in (("slurm", missing()), ("gridengine", no_gridengine())):
         if reason is not None:
@@ -44,4 +44,4 @@ def test_thirty_reservations_among_two_hundred_jobs(
     assert (len(late), kept.strangers, kept.left) == (kept.promised, [], [])
     assert list(kept.moved.values()) == [True]
     assert kept.batch_completed + kept.batch_lost == 200
-    assert kept.batch_lost <= 16  # of one moment
+    assert kept.batch_lost <= 16  # as many as can run at once

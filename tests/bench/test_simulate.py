@@ -1,4 +1,4 @@
-"""How fast the simulator is, whole commands: seconds of CPU, MiB at the most, jobs/s inside."""
+"""Speed of whole `metasched simulate` commands: CPU seconds, peak MiB, reported jobs/s."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.bench.conftest import Record
 from tests.harness.traces import trace
 
 DEEP = 10_000
-# pure Python, and what `make compile` has made
+# pure Python, and the build of `make compile`
 BUILDS = {"pure": Path(sys.executable), "compiled": Path(".compiled/bin/python").absolute()}
 SDSC, LCG = "SDSC-SP2.swf.gz", "LCG-2005-1.swf.gz"
 LUBLIN = "--set jobs=300000 --policy first-fit"  # of the Lublin-Feitelson model
@@ -29,7 +29,7 @@ PUSHED = "--policy fb-unmod --set pull=false"
 
 
 def deep_queue(path: Path) -> Path:
-    """A trace of jobs for one processor each that are all submitted at once."""
+    """Write a trace of one-processor jobs that are all submitted at once."""
     rows = (
         f"{id} 0 -1 {60 + id % 600} 1 -1 -1 1 900 -1 1 {id % 50} 1 -1 -1 -1 -1 -1"
         for id in range(1, DEEP + 1)
@@ -39,7 +39,7 @@ def deep_queue(path: Path) -> Path:
 
 
 def measured(python: Path, *words: str) -> dict[str, float]:
-    """One `metasched simulate`, from start to end."""
+    """Run `metasched simulate` and return its figures."""
     command = [str(python), "-P", "-m", "metasched", "simulate", *words, "--json"]
     done = subprocess.run(
         [sys.executable, "-c", WRAPPER, *command], capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""What a poll of a Slurm cluster costs with 20,000 jobs of ours in it."""
+"""Cost of a poll of a Slurm cluster with 20,000 jobs of metasched."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ CYCLES = 10
 def test_a_whole_cycle_with_twenty_thousand_jobs(
     site: Site, tmp_path_factory: pytest.TempPathFactory, record: Record
 ) -> None:
-    """From Slurm's commands to the core, while nothing changes; without slurmctld's own part.
+    """Measure from Slurm's commands to the core while nothing changes, without slurmctld.
 
-    Half of the jobs have records of their own, split off by a hold; half wait in arrays.
+    A hold split half of the jobs into separate records; the others wait in arrays.
     """
     if (reason := missing()) is not None:
         require("slurm", reason)
@@ -63,7 +63,7 @@ def test_a_whole_cycle_with_twenty_thousand_jobs(
 
 
 def _arrays(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """The tasks of each of Slurm's arrays."""
+    """Return the tasks of each Slurm array."""
     found: dict[str, list[str]] = {}
     for row in rows:
         array, _, task = row["native_id"].partition("_")
@@ -72,13 +72,13 @@ def _arrays(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def _listings(cluster: SlurmCluster) -> int:
-    """How often the controller has been asked for its jobs."""
+    """Return how often the controller was asked for its jobs."""
     found = re.search(r"REQUEST_JOB_INFO\s+\(\s*2003\) count:(\d+)", cluster.run("sdiag"))
     return int(found[1]) if found else 0
 
 
 def _settled(daemon: int) -> dict[str, float]:
-    """Seconds of CPU of the daemon, its worker and the worker's commands, between two polls."""
+    """Return CPU seconds of the daemon, its worker and the worker's commands, between polls."""
     until = time.monotonic() + 60
     last: dict[str, float] = {}
     while time.monotonic() < until:

@@ -1,9 +1,9 @@
-"""How fast jobs reach two real Slurm clusters, against a bare loop of the same calls in one run.
+"""Dispatch rate to two real Slurm clusters, compared with a bare loop of the same calls.
 
-The loop is of sbatch, or of pyslurm in the Python that METASCHED_PYSLURM_PYTHON names: there each
-cluster has a process of its own, whose start is not counted, since pyslurm knows but one cluster.
-Both clusters are full, so that what is sent only waits: no job takes processors from the sending.
-The loops send as many jobs as we do, since the longer its queue the slower is the controller.
+The loop calls sbatch, or pyslurm in the Python that METASCHED_PYSLURM_PYTHON names. A pyslurm
+process knows one cluster only, so each cluster has its own; the start is not counted. Both
+clusters are full, so that dispatched jobs wait and take no CPU time from the measurement. The
+loops submit as many jobs as metasched, since a controller is slower with a longer queue.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def full(slurm: SlurmSite) -> None:
 
 
 def by_sbatch(clusters: Sequence[SlurmCluster], script: Path, jobs: int) -> float:
-    """Jobs per second of sbatch after sbatch, to each cluster in turn."""
+    """Return jobs per second of successive sbatch commands, to each cluster in turn."""
     begun = time.perf_counter()
     for number in range(jobs):
         cluster = clusters[number % len(clusters)]
@@ -66,7 +66,7 @@ def by_sbatch(clusters: Sequence[SlurmCluster], script: Path, jobs: int) -> floa
 
 
 def by_pyslurm(clusters: Sequence[SlurmCluster], script: Path, jobs: int) -> float:
-    """Jobs per second of call after call, to one cluster after the other."""
+    """Return jobs per second of successive pyslurm calls, to one cluster after the other."""
     each, seconds = jobs // len(clusters), 0.0
     for cluster in clusters:
         loop = subprocess.run(
@@ -81,14 +81,14 @@ def by_pyslurm(clusters: Sequence[SlurmCluster], script: Path, jobs: int) -> flo
 
 
 def at_once(bare: Bare, clusters: Sequence[SlurmCluster], script: Path) -> float:
-    """Jobs per second of such a loop for each cluster, all at once."""
+    """Return jobs per second of one such loop per cluster, all at once."""
     with ThreadPoolExecutor(len(clusters)) as loops:
         each = JOBS // len(clusters)
         return sum(loops.map(lambda cluster: bare([cluster], script, each), clusters))
 
 
 def cpu(pid: int) -> float:
-    """Seconds of the daemon, its workers, and the commands that they ran."""
+    """Return CPU seconds of the daemon, its workers and their commands."""
     daemon = psutil.Process(pid)
     return sum(sum(p.cpu_times()[:4]) for p in [daemon, *daemon.children(recursive=True)])
 
@@ -105,7 +105,7 @@ def request(folder: Path, array: str | None = None) -> JobRequest:
 
 
 def taken(site: Site) -> int:
-    """Attempts that a cluster has ever taken: a question to the daemon would cost it something."""
+    """Count all accepted attempts in the database, since a query would cost the daemon time."""
     with closing(sqlite3.connect(f"file:{site.database}?mode=ro", uri=True)) as read:
         [[number]] = read.execute("SELECT count(native_id) FROM attempt")
     return int(number)
@@ -118,9 +118,9 @@ def ended(site: Site) -> int:
 
 
 def dispatched(site: Site, client: Client, *requests: JobRequest) -> tuple[float, float, float]:
-    """From their submission until all are taken: jobs per second, cpu seconds per job.
+    """Submit jobs; return jobs per second and CPU seconds per job until all are accepted.
 
-    And the seconds of `metasched cancel` of all of them, until they are seen to be gone.
+    The third value is the seconds of a cancel of all jobs, until all have ended.
     """
     before, used, begun = taken(site), cpu(site.pid), time.perf_counter()
     submission = SubmitRequest(
