@@ -44,4 +44,4 @@ def test_thirty_reservations_among_two_hundred_jobs(
     assert (len(late), kept.strangers, kept.left) == (kept.promised, [], [])
     assert list(kept.moved.values()) == [True]
     assert kept.batch_completed + kept.batch_lost == 200
-    assert kept.batch_lost <= 16  # as many as can run at once
+    assert kept.batch_lost <= 16  # lost only around the kill of the controller

@@ -1,4 +1,4 @@
-"""Commands end with the process that ran them, however that ends: real processes, and kills."""
+"""Commands end with the process that ran them, however it ends. Uses real processes and signals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def caller() -> Iterator[subprocess.Popen[str]]:
-    """A process that runs each line that it is told as a command, and prints its output."""
+    """Start a process that runs each input line as a command and prints its output."""
     command = [sys.executable, "-c", CALLER]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
@@ -61,7 +61,7 @@ def ended(pid: int) -> bool:
 
 
 def sleepers(caller: subprocess.Popen[str], folder: Path) -> list[int]:
-    """A command that does not end, and what it has left in the background."""
+    """Start an endless command with a background process; return the ids of both processes."""
     told = folder / f"told.{time.monotonic_ns()}"
     tell(caller, f"sleep 600 & echo $$ $! >{told}.new; mv {told}.new {told}; sleep 600")
     until(told.exists)

@@ -17,7 +17,7 @@ from metasched.experiments import catalogue as experiments
 from metasched.experiments.catalogue import EXPERIMENTS, run_experiment
 from tests.harness.traces import trace
 
-LIMIT = 120.0  # seconds for either to start on a busy host
+LIMIT = 120.0  # seconds for scheduler or worker to start on a busy host
 
 
 def wait_for(condition: Callable[[], bool], *processes: subprocess.Popen[bytes]) -> None:
@@ -30,7 +30,7 @@ def wait_for(condition: Callable[[], bool], *processes: subprocess.Popen[bytes])
 
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Iterator[str]:
-    """The address of a scheduler with one worker."""
+    """Start a scheduler with one worker; yield its address."""
     file = tmp_path / "scheduler.json"
     traces = os.fspath(trace("S1-jobs-0-1000.swf").parent)
     processes: list[subprocess.Popen[bytes]] = []
@@ -75,7 +75,7 @@ def test_an_experiment_on_dask_gives_the_same_figures(
     words = ["experiment", "local-periods", "--dask", scheduler, "--json"]
     monkeypatch.setattr("sys.argv", ["metasched", *words])
     monkeypatch.setattr(experiments, "DASK_TIMEOUT", LIMIT)
-    monkeypatch.setattr(experiments, "ProcessPoolExecutor", None)  # not on this host
+    monkeypatch.setattr(experiments, "ProcessPoolExecutor", None)  # fail without Dask
     assert main() == 0
     rows = json.loads(capsys.readouterr().out)
     there = {(row["policy"], row["figure"]): row["values"] for row in rows}

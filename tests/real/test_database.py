@@ -1,4 +1,4 @@
-"""The database for real: migrations, constraints, locks, and files that are not what they seem."""
+"""Real databases: migrations, constraints, locks, and files of other programs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_migrations_make_exactly_the_schema(database: Database) -> None:
 
 
 def test_a_migration_that_is_cut_short_leaves_nothing(database: Database) -> None:
-    """At whatever statement: the next start finds it empty, and makes all of it."""
+    """After a cut at any statement the database is empty; the next start makes the whole schema."""
     left, made = 0, False
 
     def cut(_: object, __: object, statement: str, *more: object) -> None:
@@ -106,7 +106,7 @@ def test_a_migration_that_is_cut_short_leaves_nothing(database: Database) -> Non
 
 
 class Cut(Exception):
-    """The process would have died here."""
+    """Stands for the end of the process at this statement."""
 
 
 def test_the_file_is_for_its_owner_and_keeps_what_is_committed(path: Path) -> None:
@@ -144,7 +144,7 @@ def booted(ledger: Ledger) -> Core:
 
 
 def test_a_word_that_no_database_can_keep_is_kept_as_far_as_it_can(ledger: Ledger) -> None:
-    """A manager's, with the byte NUL: the life that stores it goes on."""
+    """A NUL byte in a manager's message is replaced, and the daemon continues."""
     core = booted(ledger)
     stored(core, ledger)
     for event in (DispatchStarted(NOW, 1, 1), DispatchRejected(NOW, 1, 1, "no\0such account")):
@@ -243,7 +243,7 @@ def test_a_task_cannot_have_two_live_attempts(ledger: Ledger, database: Database
 
 
 def test_the_doctor_names_the_tag_that_the_manager_has(ledger: Ledger, database: Database) -> None:
-    """A restored database has a newer instance than the attempts that its backup holds."""
+    """A restored database has a newer instance than the attempts in its backup."""
     core = booted(ledger)
     stored(core, ledger)
     for event in (
@@ -349,7 +349,7 @@ def test_urls_that_we_cannot_open(url: str, tmp_path: Path) -> None:
 
 
 def test_an_earlier_life_writes_nothing(ledger: Ledger, database: Database) -> None:
-    """Whatever became of its lock."""
+    """An earlier daemon epoch cannot write, whatever the state of its lock."""
     first = booted(ledger)
     other = Ledger(database.open())
     second = booted(other)
@@ -365,7 +365,7 @@ def test_an_earlier_life_writes_nothing(ledger: Ledger, database: Database) -> N
     other.close()
 
 
-# A session that is cut: only a server has one.
+# Lost sessions, on PostgreSQL only.
 
 
 @pytest.fixture
@@ -374,7 +374,7 @@ def served(postgresql_server: Server, tmp_path: Path) -> Database:
 
 
 def cut(server: Server) -> None:
-    """End all sessions of ours as the loss of a network would, and wait until they are gone."""
+    """End all sessions of metasched, as a network loss would, and wait until they are gone."""
     ours = "FROM pg_stat_activity WHERE usename = 'metasched'"
     server.sql(f"SELECT pg_terminate_backend(pid, 30000) {ours}")
     assert server.sql(f"SELECT count(*) {ours}") == "0"
@@ -391,7 +391,7 @@ def test_who_is_cut_and_comes_back_first_goes_on(
             stored(core, ledger)
         assert not seat.held
         with pytest.raises(StorageFailed, match="another daemon may"):
-            stored(core, ledger, 2)  # by a new session, without the lock
+            stored(core, ledger, 2)  # in a new session, without the lock
         ledger.acquire_lock()
         stored(booted(ledger), ledger)
         assert len(ledger.status()) == 1
@@ -430,7 +430,7 @@ def test_a_server_that_says_nothing_is_away_and_what_it_was_asked_is_not_done(
         finally:
             postgresql_server.wake()
         end = time.monotonic() + 30
-        while not seat.held:  # the server must notice that our earlier session is gone
+        while not seat.held:  # the server must notice that the earlier session is gone
             assert time.monotonic() < end
             with suppress(StorageFailed):
                 ledger.acquire_lock()

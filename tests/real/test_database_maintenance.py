@@ -1,4 +1,4 @@
-"""Backups, checks and pruning of a database that a core really wrote."""
+"""Backups, checks and pruning of a database written by a core."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FACTS = ClusterInfo(
 
 
 class Life:
-    """One life of a daemon on the database, without its workers."""
+    """A daemon between two starts on the database, without its workers."""
 
     def __init__(self, database: Database, at: float = NOW) -> None:
         self.ledger = Ledger(database.open())
@@ -133,7 +133,7 @@ def test_a_backup_is_whole_calls_itself_otherwise_and_proves_nothing_absent(
     file = tmp_path / "copy"
     assert database.backup(file) == file.stat().st_size
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    life.submit(3, NOW + 4)  # the daemon goes on
+    life.submit(3, NOW + 4)  # the daemon continues
     if isinstance(database, Sqlite):
         copy: Database = Sqlite(file)
     else:
@@ -196,7 +196,7 @@ def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, database:
     with engine.connect() as connection:
         for table, column in ((job, job.c.id), (task, task.c.job), (attempt, attempt.c.job)):
             ids = connection.execute(select(column).select_from(table).distinct()).scalars()
-            # 2 has a deadline: the priorities of later jobs come from it
+            # job 2 has a deadline: priorities of later jobs depend on it
             assert set(ids) == {2, 3, 4}, table.name
         assert 1 not in set(connection.execute(select(change.c.job)).scalars())
         texts = set(connection.execute(select(content.c.digest)).scalars())
@@ -228,7 +228,7 @@ def test_events_go_up_to_a_checkpoint_from_which_they_are_replayed(
         assert start is not None
         told = select(change.c.event).where(change.c.event < start)
         kept = connection.execute(select(event.c.id).where(event.c.id < start)).scalars()
-        # the story of job 2, which was open then, keeps its events
+        # job 2 was open then, so the events of its story are kept
         assert set(kept) == set(connection.execute(told).scalars()) != set()
     engine.dispose()
     findings = {finding.check: finding for finding in check_database(database)}

@@ -1,4 +1,4 @@
-"""What the adapter believes of Grid Engine, asked of a real cell; and what befalls its qmaster."""
+"""Assumptions of the Grid Engine adapter, checked on a real cell, and failures of its qmaster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.contract.conftest import Manager
 from tests.harness.gridengine import LIBRARY, MEMORY, Cell, worker_adapter
 
 TIMEOUT = 2.0  # seconds
-OTHER = "/usr/lib/gridengine/libspoolc.so"  # a library of something else
+OTHER = "/usr/lib/gridengine/libspoolc.so"  # a library without DRMAA
 Profile = Literal["gridengine", "generic"]
 
 
@@ -50,7 +50,7 @@ def manager(
 def test_exit_codes_with_a_meaning_of_their_own_run_once_and_are_told(
     manager: Manager, code: int
 ) -> None:
-    """Bare, 99 runs the job again whatever -r n says, and 100 keeps it in error."""
+    """Grid Engine itself would run the job again after 99, despite -r n, and hold it after 100."""
     row = manager.wait_end(manager.submit(f"echo ran >> ran; exit {code}"))
     assert (row.state, row.exit_code, row.signal, row.manager_reason) == (
         State.FAILED,
@@ -171,7 +171,7 @@ def test_a_stopped_qmaster_is_unreachable_in_time_and_nothing_is_lost(
 
 
 def test_a_killed_qmaster_comes_back_with_its_jobs(tmp_path: Path) -> None:
-    """In a cell of its own: execd may keep back endings for minutes after such a restart."""
+    """Use a separate cell: execd may delay reports of ended jobs for minutes after the restart."""
     with Cell(tmp_path / "cell") as cell:
         options = DrmaaOptions(library=str(LIBRARY), settle=1.0, timeout=TIMEOUT)
         manager = Manager(lambda name: worker_adapter(cell, options, name, tmp_path), tmp_path)

@@ -131,7 +131,7 @@ def uid(name: str) -> int:
 
 @contextmanager
 def acting(name: str) -> Iterator[None]:
-    """Connect with another effective uid, which the kernel reports to the peer."""
+    """Set another effective uid, which the kernel reports to the peer of a connection."""
     os.seteuid(uid(name))
     try:
         yield
@@ -161,7 +161,7 @@ def message(**other: object) -> bytes:
 
 
 def earlier(**other: object) -> bytes:
-    """The same message as a daemon of the release before sends it."""
+    """Return the message as a daemon of the previous release sends it."""
     values = json.loads(message(**other))
     return json.dumps({k: v for k, v in values.items() if k not in ("protocol", "job")}).encode()
 
@@ -284,7 +284,7 @@ FAULTS: dict[str, tuple[dict[str, object], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_site_is_no_refusal(place: Place, fault: str) -> None:
-    """A daemon of the release before would take the answer for success, so it gets none."""
+    """A daemon of the previous release would read a fault as success, so it gets no answer."""
     changed, reason = FAULTS[fault]
     answer = place.ask(message(**changed))
     assert answer.keys() == {"fault", "protocol"}, answer
@@ -299,7 +299,7 @@ def test_a_daemon_of_the_release_before_is_served(place: Place) -> None:
 
 
 def test_a_launcher_of_the_release_before_is_a_fault_of_the_site(place: Place) -> None:
-    """It refuses for good whatever it does not know: no job may be rejected for that."""
+    """It refuses unknown messages permanently; the client must not reject a job for that."""
     path = place.folder / "earlier.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -360,7 +360,7 @@ def test_only_the_daemon_account_is_served(place: Place) -> None:
 
 
 def test_a_changing_symlink_gives_no_access_to_other_folders(place: Place) -> None:
-    """The owner enters the directory; root does not resolve it before."""
+    """The owner enters the directory; root does not resolve the path first."""
     link = place.mine / "link"
     link.symlink_to(place.mine)
     changing = subprocess.Popen(
@@ -485,7 +485,7 @@ def test_the_client_reports_the_refusal(place: Place) -> None:
 
 @pytest.fixture
 def own_place(common_folder: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A launcher of the test's own, whose configuration it may change."""
+    """Start a separate launcher, whose configuration the test may change."""
     made = Place(common_folder / f"launcher-{request.node.name[:40]}")
     try:
         made.start()

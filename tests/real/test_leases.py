@@ -1,4 +1,4 @@
-"""Leases in a real database: no more than the total, whoever races for them, and none is lost."""
+"""Leases in a real database: races never exceed the total, and no lease is lost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def standing(name: str, total: int) -> LicenceStatus:
 
 
 def with_attempts(database: Database, jobs: int) -> Engine:
-    """A database in which each of so many jobs has a live attempt, and there are licences."""
+    """Create a database with licences and `jobs` jobs, each with a live attempt."""
     engine = database.open()
     with engine.begin() as connection:
         connection.execute(insert(content), {"digest": "d", "text": ""})
@@ -82,10 +82,10 @@ def with_attempts(database: Database, jobs: int) -> Engine:
 
 
 def race(database: Database, id: int, refused: multiprocessing.Queue[int]) -> None:
-    """One of several processes that take and give back as they like, without any other lock."""
+    """Take and return random leases in one of several processes, without any other lock."""
     engine = database.open_existing()
     if engine.dialect.name == "sqlite":
-        with engine.connect() as connection:  # the one of its pool
+        with engine.connect() as connection:  # the only connection of its pool
             connection.exec_driver_sql("PRAGMA busy_timeout = 60000")
     drawn = random.Random(id)
     denied = 0
@@ -133,7 +133,7 @@ def test_processes_that_race_never_have_more_than_there_are(database: Database) 
         assert [row.leased for row in reading.execute(select(licence))] == [0, 0]
         assert list(leases.find_mismatches(reading)) == []
         taken = reading.execute(select(func.count()).select_from(lease)).scalar()
-    assert taken == 2 * (PROCESSES * TURNS - denied)  # what was refused has left nothing behind
+    assert taken == 2 * (PROCESSES * TURNS - denied)  # refused leases left no rows
     engine.dispose()
 
 
@@ -144,9 +144,9 @@ def test_the_database_refuses_what_is_not_there(database: Database) -> None:
         leases.store(connection, Outcome(leases=[first]))
     with pytest.raises(IntegrityError, match="within_total"), engine.begin() as connection:
         leases.store(connection, Outcome(leases=[second]))
-    with pytest.raises(IntegrityError), engine.begin() as connection:  # twice the same
+    with pytest.raises(IntegrityError), engine.begin() as connection:  # same task again
         leases.store(connection, Outcome(leases=[Lease(1, 0, 1, {"matlab": 1}, NOW)]))
-    with engine.begin() as connection:  # what is there already is counted all the same
+    with engine.begin() as connection:  # a forced lease is counted beyond the total
         forced = Lease(2, 0, 1, {"matlab": 3}, NOW, forced=True)
         leases.store(connection, Outcome(leases=[forced]))
         [row] = connection.execute(select(licence).where(licence.c.name == "matlab"))
@@ -168,7 +168,7 @@ def boot() -> DaemonStarted:
 
 
 class Daemon:
-    """Core and ledger, as the daemon joins them."""
+    """Core and ledger, connected as in the daemon."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.core, self.ledger = Core(), ledger
@@ -244,7 +244,7 @@ def test_what_a_manager_gave_past_us_counts_after_a_restart_until_it_is_heard(
             info=structs.replace(FACTS, licences={"matlab": ManagerLicences(5, used=4)}),
         )
     )
-    daemon = Daemon(ledger)  # which has heard of the other cluster only
+    daemon = Daemon(ledger)  # has a listing of `left` only
     assert daemon.core.licences.status("matlab", NOW).free == 1
     daemon.submit(1, 2)
     assert daemon.core.tasks[1, 0].reason == Reason.LICENCE_BUSY
@@ -260,7 +260,7 @@ def test_what_is_unknown_keeps_its_licences_until_an_operator_takes_them(ledger:
     daemon.take(DispatchStarted(NOW, 1, 1))
     daemon.take(DispatchAccepted(NOW, 1, 1, {0: "7"}))
     daemon.take(LicencesReleased(NOW, 1, (0,), "op"))
-    assert daemon.ours == 5  # it is pending: that is no doubt
+    assert daemon.ours == 5  # only leases of unknown tasks are released
     daemon.take(ClusterUnreachable(NOW, "left", "no answer"))
     assert (daemon.core.tasks[1, 0].state, daemon.ours) == (State.UNKNOWN, 5)
     daemon = Daemon(ledger)

@@ -1,6 +1,6 @@
-"""Queries in processes. `lmutil` is a script here, since the real program is proprietary.
+"""Licence queries in processes. `lmutil` is a script here, since the program is proprietary.
 
-What is tested is all that does not depend on a licence server of FlexLM's.
+The tests cover all code that needs no FlexLM server.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Mine(LicenceServer):
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed package with a licence server."""
+    """Install a package with a licence server plugin."""
     (tmp_path / "their_probe.py").write_text(PLUGIN)
     info = tmp_path / "their_probe-1.dist-info"
     info.mkdir()

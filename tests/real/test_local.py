@@ -1,4 +1,4 @@
-"""What only `local` promises: jobs outlive it, nothing runs twice, no process escapes."""
+"""Guarantees of `local` alone: jobs outlive the adapter, run once, and no process escapes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PYTHON = f"{sys.executable} -IS"
 
 
 class Site:
-    """One local cluster in a folder, with its adapter of the moment."""
+    """A local cluster in a folder, with its current adapter."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "cluster"
@@ -145,11 +145,11 @@ def gone(pid: int) -> bool:
     return False
 
 
-# A tree that is hard to hold: a child in a session of its own whose parent has left at once.
+# A process tree that is hard to end: a child in its own session whose parent exits at once.
 ESCAPEE = "(setsid sh -c 'trap \"\" TERM; echo $$ > escaped; while :; do sleep 0.1; done' &) & wait"
 
 
-# What can never run.
+# Options and jobs that are refused.
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_what_cannot_be_started_fails_with_a_word(site: Site) -> None:
     assert denied.manager_reason == f"{site.work}: Is a directory"
 
 
-# What it runs with.
+# The environment of a job.
 
 
 def test_the_environment_is_exactly_the_given_one(
@@ -269,13 +269,13 @@ def test_signals_and_input_are_as_in_a_fresh_process(site: Site) -> None:
     site.wait_end(order)
     lines = Path(order.payload.output).read_text().split("\n")
     blocked, ignored = (int(line.split()[1], 16) for line in lines[:2])
-    libc_own = 1 << 31 | 1 << 32  # signals 32 and 33: whoever started the tests may ignore them
+    libc_own = 1 << 31 | 1 << 32  # signals 32 and 33: the parent of the tests may ignore them
     assert (blocked, ignored & ~libc_own) == (0, 0)
     output = order.payload.output
     assert lines[2:5] == ["/dev/null", output, output]
 
 
-# In which order.
+# The order of starts.
 
 
 def test_easy_backfills_and_fcfs_does_not(site: Site) -> None:
@@ -342,7 +342,7 @@ def test_an_exclusive_job_has_the_cluster_for_itself(site: Site) -> None:
     assert site.adapter.poll().info.used_cpus == 4
 
 
-# How it ends.
+# The end of a job.
 
 
 def test_at_the_time_limit_a_job_may_end_itself(site: Site) -> None:
@@ -364,7 +364,7 @@ def test_what_ignores_its_end_is_killed_after_a_while(site: Site) -> None:
 
 
 def test_all_processes_have_the_time_that_a_cancelled_job_has(site: Site) -> None:
-    """The main process leaves at once; its child saves its work, which takes a moment."""
+    """The main process exits at once; its child needs a moment to save its work."""
     site.reopen(kill_wait=5.0)
     child = (
         "trap 'sleep 0.3; echo saved > saved; exit' TERM; echo > up; while :; do sleep 0.05; done"
@@ -430,7 +430,7 @@ def test_an_end_that_was_told_is_told_by_the_next_life_from_its_first_listing_on
     first.close()
 
 
-# Supervisors die.
+# Supervisors that are killed.
 
 
 @pytest.mark.parametrize("watched", [True, False])
@@ -467,7 +467,7 @@ def test_a_supervisor_told_to_stop_ends_its_job(site: Site) -> None:
 
 
 def test_another_process_of_that_pid_is_no_supervisor(site: Site) -> None:
-    """A claim tells of a pid that is alive, but was started at another time."""
+    """The claim names the pid of a live process that was started at another time."""
     order = site.submit("exec sleep 60")
     site.wait(lambda: site.row(order).state is State.RUNNING)
     claim, folder = site.claim(order), site.job_folder(order)
@@ -496,7 +496,7 @@ def test_after_a_restart_of_the_host_nothing_runs_and_nothing_is_repeated(site: 
     os.kill(int(claim["pid"]), signal.SIGKILL)
     lines = {**claim, "boot": "another", "pid": "1", "start": str(supervisor.start_time(1))}
     (folder / "claim").write_text("".join(f"{key}={lines[key]}\n" for key in lines))
-    (folder / "spec").write_bytes(b"")  # what was not synced may be lost
+    (folder / "spec").write_bytes(b"")  # unsynced data may be lost
     unclaimed.mkdir()
     (unclaimed / "spec").write_bytes(b"")
     with sqlite3.connect(site.folder / "queue.db") as database:
@@ -552,7 +552,7 @@ def test_a_killed_fork_server_is_replaced(site: Site) -> None:
     assert site.wait_end(site.submit("exit 8")).exit_code == 8
 
 
-# The adapter dies, or there are two.
+# An adapter that is killed, and a second adapter.
 
 
 def test_a_tag_is_queued_once(site: Site) -> None:
@@ -603,7 +603,7 @@ time.sleep(60)
 
 
 def test_whenever_the_adapter_is_killed_each_job_runs_once(site: Site) -> None:
-    """Killed again and again in the midst of submitting and starting; the rest is sent again."""
+    """Kill the adapter repeatedly while it submits and starts jobs; then submit all again."""
     orders = [site.order(f"echo {n} >> ran; sleep 0.02; exit {n}") for n in range(60)]
     told: list[str] = []
     for after in (1, 7, 20, 35, 36, 60):
@@ -656,11 +656,11 @@ def test_a_disk_that_fails_makes_it_unreachable_and_loses_nothing(site: Site) ->
     assert (site.work / "ran").read_text() == "ran\n"
 
 
-# What it costs.
+# Use of memory and CPU.
 
 
 def test_a_supervisor_is_small(site: Site) -> None:
-    """PSS with the fork server gone, so that it shares its pages with nobody: the worst case."""
+    """Measure PSS without the fork server: no pages are shared, which is the worst case."""
     order = site.submit("exec sleep 60")
     site.wait(lambda: site.row(order).state is State.RUNNING)
     pid = site.claim(order)["pid"]

@@ -1,4 +1,4 @@
-"""Reservations in a real database: stored as decided, restored after a crash, no node twice."""
+"""Reservations in a real database: stored, restored after a crash, no node promised twice."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def step(core: Core, ledger: Ledger, event: CoreEvent) -> Outcome:
 
 
 def life(ledger: Ledger) -> tuple[Core, Outcome]:
-    """A daemon's core after a start, and what the start gave to do."""
+    """Start a daemon's core; return it and the outcome of the start."""
     core = Core()
     ledger.restore(core, 100)
     booted = DaemonStarted(NOW, ledger.instance(NOW), Policy(), CLUSTERS, pools=POOLS)
@@ -93,7 +93,7 @@ def test_a_crash_after_any_step_loses_nothing_and_tells_managers_again(ledger: L
     ):
         if event is not None:
             step(core, ledger, event)
-        core, out = life(ledger)  # the last one is gone without a word
+        core, out = life(ledger)  # the previous core is gone, as after a crash
         assert out.reservation_actions == told
         assert core.reservations.by_id[1].state is state
         assert ledger.reservation(1) == core.reservations.by_id[1]
@@ -108,7 +108,7 @@ def test_a_crash_after_any_step_loses_nothing_and_tells_managers_again(ledger: L
 
 
 def test_two_daemons_that_decide_alike_cannot_promise_a_node_twice(ledger: Ledger) -> None:
-    """Two cores that know nothing of each other, as two daemons would be: the second is refused."""
+    """Two cores do not know of each other, like two daemons; the second is refused."""
     first, _ = life(ledger)
     second, _ = life(ledger)
     for core in (first, second):
@@ -120,10 +120,10 @@ def test_two_daemons_that_decide_alike_cannot_promise_a_node_twice(ledger: Ledge
 
 
 def race(database: Database, first: int, refused: multiprocessing.Queue[int]) -> None:
-    """One of several processes that promise nodes without a look at what the others do."""
+    """Promise nodes in one of several processes, without regard to the others."""
     engine = database.open_existing()
     if engine.dialect.name == "sqlite":
-        with engine.connect() as connection:  # the one of its pool
+        with engine.connect() as connection:  # the only connection of its pool
             connection.exec_driver_sql("PRAGMA busy_timeout = 60000")
     drawn = random.Random(first)
     denied = 0
@@ -140,7 +140,7 @@ def race(database: Database, first: int, refused: multiprocessing.Queue[int]) ->
             cpus=len(nodes),
             created=NOW,
             nodes=nodes,
-            bound_nodes=nodes,  # as if its manager had agreed, so that `wrong` compares it
+            bound_nodes=nodes,  # as if bound, for `find_conflicts`
         )
         try:
             with engine.begin() as connection:
@@ -196,7 +196,7 @@ def test_nor_can_they_promise_a_licence_twice_for_two_clusters(ledger: Ledger) -
 
 
 def test_a_window_is_checked_against_the_total_of_its_moment(ledger: Ledger) -> None:
-    """What happens together is stored together: here an operator lowers the total just after."""
+    """Events of one batch are stored together; here an operator lowers the total just after."""
     core, _ = life(ledger)
     step(core, ledger, SURVEYED)
     events = (asked(ledger, matlab=4), LicenceSet(NOW, "matlab", 1, "root"))
@@ -258,5 +258,5 @@ def test_who_is_to_be_told_is_known_after_a_crash_and_no_more_once_it_is_stored(
     assert [one.id for one in ledger.unnotified_reservations(NOW + 2)] == [2]
     core, _ = life(ledger)
     ledger.mark_notified(1, NOW + 5)
-    step(core, ledger, ReservationReleased(NOW + 6, 1))  # which writes the row again
+    step(core, ledger, ReservationReleased(NOW + 6, 1))  # writes the row again
     assert [one.id for one in ledger.unnotified_reservations(NOW)] == [2]

@@ -1,4 +1,4 @@
-"""What is special to Slurm: controllers that stop and die, other people's work, races."""
+"""Behaviour specific to Slurm: stopped and killed controllers, other users' jobs, races."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Client:
-    """An adapter of an instance of its own on one cluster, and orders for it."""
+    """An adapter with its own instance on one cluster, and its submissions."""
 
     def __init__(self, cluster: SlurmCluster, folder: Path, **options: Any) -> None:
         self.cluster, self.folder, self.instance = cluster, folder, uuid.uuid4().hex[:8]
@@ -106,7 +106,7 @@ def slurm_site(slurm_site_for_faults: SlurmSite) -> SlurmSite:
 
 @pytest.fixture
 def alpha(slurm_site: SlurmSite) -> Iterator[SlurmCluster]:
-    """The cluster alpha, without jobs."""
+    """Yield the cluster alpha, without jobs."""
     cluster = slurm_site["alpha"]
     cluster.empty()
     yield cluster
@@ -317,7 +317,7 @@ def test_a_full_queue_refuses_for_now_and_at_once(tmp_path: Path) -> None:
         first = client.submit("true", options="--hold", indices=(1, 2))
         with pytest.raises(Unreachable, match="1 of 2 tasks were accepted"):
             client.submit("true", options="--hold", indices=(1, 2))
-        with pytest.raises(Refused) as refusal:  # sbatch itself would try until the timeout
+        with pytest.raises(Refused) as refusal:  # sbatch itself would retry until the timeout
             client.submit("true", options="--hold")
         assert refusal.value.retryable
         rows = client.adapter.poll().rows
@@ -358,7 +358,7 @@ def test_a_native_id_that_slurm_gave_to_somebody_else_is_left_alone(
 
 
 def test_withdrawing_the_unstarted_never_ends_what_has_begun(client: Client) -> None:
-    """Jobs start all the time while they are withdrawn, many in one call."""
+    """Jobs keep starting while others are withdrawn."""
     script = "echo begun >> $METASCHED_JOB_ID; sleep 0.05; echo ended >> $METASCHED_JOB_ID"
     orders = [client.submit(script, cpus=16) for _ in range(48)]
     dice = random.Random(3)
@@ -418,7 +418,7 @@ def test_slurm_does_not_requeue_by_itself(client: Client) -> None:
         assert (row.exit_code, row.signal) == (None, None)
         assert row.started is not None
     finally:
-        client.cluster.wait_ready()  # the node registers anew by itself
+        client.cluster.wait_ready()  # the node registers again by itself
     assert (client.folder / "runs").read_text() == "run\n"
 
 
@@ -436,7 +436,7 @@ def test_tasks_of_one_order_are_one_array_as_far_as_slurm_has_numbers(client: Cl
 
 
 def test_withdrawn_tasks_of_an_array_each_keep_a_record(client: Client) -> None:
-    """Slurm drops tasks that are cancelled while they wait, unless each was held for itself."""
+    """Slurm drops tasks that are cancelled while pending, unless each was held separately."""
     order = client.order(
         "true", indices=(1, 2, 3, 4, 5, 6), array="1,2,3,4,5,6", options="--begin=now+1hour"
     )
@@ -445,7 +445,7 @@ def test_withdrawn_tasks_of_an_array_each_keep_a_record(client: Client) -> None:
     client.adapter.withdraw(
         Withdrawal(tag=order.tag, native_ids={2: natives[2], 3: None}, only_pending=True)
     )
-    client.cluster.run("scancel", f"{array}_5")  # somebody else
+    client.cluster.run("scancel", f"{array}_5")  # not by the adapter
     rows = {row.task: row for row in client.adapter.poll().rows}
     assert set(rows) == {1, 2, 3, 4, 6}
     assert {rows[task].state for task in (2, 3)} == {State.CANCELLED}
@@ -481,7 +481,7 @@ def test_a_cluster_without_arrays_is_sent_tasks_one_by_one(tmp_path: Path) -> No
         assert {row.task: row.native_id for row in listing.rows} == natives
 
 
-# Facts.
+# Cluster info.
 
 
 def test_other_peoples_work_is_in_the_facts(alpha: SlurmCluster, client: Client) -> None:
@@ -579,7 +579,7 @@ def test_a_wrong_bin_dir_is_unreachable(alpha: SlurmCluster, tmp_path: Path) -> 
 def test_a_cluster_whose_reservations_cannot_be_read_is_not_silent(
     alpha: SlurmCluster, tmp_path: Path
 ) -> None:
-    """Its own commands, but that one answer is of no release that we know."""
+    """Its commands work, but the reservations have a format of no known release."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("sbatch", "squeue", "sinfo", "scancel", "scontrol"):

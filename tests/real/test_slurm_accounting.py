@@ -1,4 +1,4 @@
-"""Jobs that Slurm lists no more: what its accounting tells of them, and what it proves."""
+"""Jobs that Slurm no longer lists: what its accounting reports and proves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FORGETFUL = ("MinJobAge=2",)
 
 @dataclass
 class Client:
-    """An adapter in a worker beside the cluster, and what was sent through it and when."""
+    """An adapter in a worker beside the cluster, and its submissions with their times."""
 
     cluster: SlurmCluster
     folder: Path
@@ -78,7 +78,7 @@ class Client:
         return order
 
     def missing(self, order: Submission, acknowledged: bool = True) -> list[MissingTask]:
-        """The order's tasks as the core would ask for them; or as if no answer had come."""
+        """Return the tasks as the core would query them, or as if no answer had come."""
         begun, natives, taken = self.sent[order.tag]
         if not acknowledged:
             return [MissingTask(order.tag, task, None, begun) for task in order.indices]
@@ -90,12 +90,12 @@ class Client:
         self.adapter.withdraw(Withdrawal(tag=order.tag, native_ids=self.sent[order.tag][1]))
 
     def boot(self) -> float:
-        """When the controller started."""
+        """Return when the controller started."""
         found = self.cluster.run("scontrol", "show", "config", SLURM_TIME_FORMAT="%s")
         return float(next(x.split()[2] for x in found.splitlines() if x.startswith("BOOT_TIME")))
 
     def up_for_a_while(self) -> None:
-        """Until the controller has been up for longer than clocks are read wrongly."""
+        """Wait until the controller has been up for longer than the clock tolerance."""
         while time.time() < self.boot() + 4:
             time.sleep(0.2)
 
@@ -114,7 +114,7 @@ class Client:
         self.wait(lambda found: tags.isdisjoint(row.tag for row in found.rows))
 
     def traced(self, asked: Sequence[MissingTask], rows: int) -> AccountingAnswer:
-        """The answer once it tells of so many: slurmdbd hears of an end a little later."""
+        """Return the answer once it has that many rows: slurmdbd learns of an end a bit later."""
         end = time.monotonic() + PATIENCE
         while True:
             found = self.adapter.query_accounting(asked)
@@ -126,7 +126,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def with_slurmdbd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """One cluster with slurmdbd, which forgets ended jobs at once."""
+    """Yield a cluster with slurmdbd; its controller soon forgets ended jobs."""
     if (reason := missing() or accounting_missing()) is not None:
         require("slurm", reason)
     folder = tmp_path_factory.mktemp("accounted")
@@ -137,12 +137,12 @@ def with_slurmdbd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmClu
 
 @pytest.fixture(scope="module")
 def with_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """One cluster with jobcomp/filetxt, which forgets ended jobs at once."""
+    """Yield a cluster with jobcomp/filetxt; its controller soon forgets ended jobs."""
     if (reason := missing()) is not None:
         require("slurm", reason)
     folder = tmp_path_factory.mktemp("completions")
     lines = ("JobCompType=jobcomp/filetxt", f"JobCompLoc={folder / 'completions'}")
-    (folder / "completions").write_text(LONG_AGO)  # the file proves nothing of before its start
+    (folder / "completions").write_text(LONG_AGO)  # proves nothing before its first job
     spec = ClusterSpec("alpha", "a", nodes=2, cpus=8, settings=(*FORGETFUL, *lines))
     with SlurmSite(folder, [spec]) as site:
         yield site["alpha"]
@@ -196,16 +196,16 @@ def test_each_end_is_told_as_the_listing_would_have(client: Client) -> None:
     assert rows[running.tag, 0].state is State.CANCELLED
     assert rows[running.tag, 0].started is not None
 
-    # An id that another job has now is not ours.
+    # An id that another job has now does not identify the task.
     earlier = client.sent[orders[1].tag][0] - 60
     native = client.sent[orders[1].tag][1][0]
     ours = MissingTask(tag_of(client.instance, 97, 1), 0, native, earlier, earlier + 1)
     assert client.adapter.query_accounting([ours]).rows == ()
-    # What runs has not ended (the file says nothing of it, which slurmdbd does).
+    # A running job has no end; slurmdbd has a record of it, the file has none.
     assert client.adapter.query_accounting(client.missing(runs_on)).rows == ()
     if client.cluster.inside:
         assert client.adapter.query_accounting(client.missing(runs_on)) == AccountingAnswer()
-    # Without the manager's answer: only where accounting keeps the tag; what lacks never arrived.
+    # Without a native id, only a stored tag finds the job; without a record it never started.
     lost = MissingTask(tag_of(client.instance, 99, 1), 0, None, client.sent[orders[1].tag][0])
     found = client.adapter.query_accounting([*client.missing(orders[1], acknowledged=False), lost])
     if "time of submission" in client.kind:
@@ -213,7 +213,7 @@ def test_each_end_is_told_as_the_listing_would_have(client: Client) -> None:
     else:
         assert [row.exit_code for row in found.rows] == [3]
         assert found.never_started == ((lost.tag, 0),)
-    # Of the time before the controller started nothing is proved: it may have died.
+    # Nothing is proved of the time before the controller's start: it may have been killed.
     before = MissingTask(tag_of(client.instance, 99, 1), 0, None, client.boot() - 1)
     known = MissingTask(
         tag_of(client.instance, 98, 1), 0, "424242", client.boot() - 1, client.boot()

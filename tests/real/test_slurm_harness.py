@@ -41,7 +41,7 @@ def _slurm() -> None:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Processes that name the folder in their arguments or environment."""
+    """Return the processes that name the folder in their arguments or environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -84,7 +84,7 @@ def test_nothing_survives_a_killed_test_run(tmp_path: Path, number: signal.Signa
     try:
         assert run.stdout is not None
         assert run.stdout.readline() == "up\n"
-        # squeue tells RUNNING before the node has started anything
+        # squeue reports RUNNING before the node has started anything
         for word in ("slurmstepd", "sleep 1001", "sleep 1002"):
             assert wait_for(partial(seen, word, tmp_path), 30), processes_of(tmp_path)
     finally:

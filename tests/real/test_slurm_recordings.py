@@ -1,4 +1,4 @@
-"""What the Slurm that runs here says of a known state, and whether it is read as that."""
+"""Answers of the installed Slurm in a known state, and how they are parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of submissions in both databases: by user, replaced and removed when they are old."""
+"""Submission keys in both databases: separate by user, replaced and removed when old."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_key_belongs_to_its_user_and_its_day(ledger: Ledger) -> None:
     second = submissions.store(of_bob, NOW + 10)
     assert ledger.find_submission(of_ada, NOW) == ("body of ada", {"jobs": [first]})
     assert ledger.find_submission(of_ada, NOW + 1) is None
-    third = submissions.store(of_ada, NOW + 20)  # its day is over, and it is there still
+    third = submissions.store(of_ada, NOW + 20)  # expired, but not pruned
     assert ledger.find_submission(of_ada, NOW + 20) == ("body of ada", {"jobs": [third]})
     assert ledger.find_submission(of_bob, NOW) == ("body of bob", {"jobs": [second]})
 
