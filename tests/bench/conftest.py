@@ -29,7 +29,7 @@ class Record:
     test: str  # file::function[parameters]
     conditions: Conditions
     capsys: pytest.CaptureFixture[str]
-    figures: list[Figure] = field(default_factory=list)  # of this test so far
+    figures: list[Figure] = field(default_factory=list)  # stored by this test so far
 
     def __call__(
         self,

@@ -133,7 +133,7 @@ def _git(*words: str) -> str:
 
 
 def read_figures(path: Path) -> list[Figure]:
-    """Read the figures of a file. msgspec.ValidationError if it holds something else."""
+    """Read the figures of a file; raise msgspec.ValidationError if it holds anything else."""
     return msgspec.json.decode(path.read_bytes(), type=list[Figure]) if path.exists() else []
 
 

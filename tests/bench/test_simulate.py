@@ -17,7 +17,7 @@ DEEP = 10_000
 BUILDS = {"pure": Path(sys.executable), "compiled": Path(".compiled/bin/python").absolute()}
 SDSC, LCG = "SDSC-SP2.swf.gz", "LCG-2005-1.swf.gz"
 LUBLIN = "--set jobs=300000 --policy first-fit"  # of the Lublin-Feitelson model
-# runs a command from a small process: a child's peak begins with the memory of its parent
+# run a command from a small process, since a child's peak starts at its parent's memory
 WRAPPER = """
 import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True)

@@ -1,4 +1,4 @@
-"""CARTS against plain arithmetic on whole seconds and on a list of reservations."""
+"""CARTS compared with plain arithmetic on whole seconds and on a list of reservations."""
 
 from __future__ import annotations
 

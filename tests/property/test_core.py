@@ -50,7 +50,7 @@ class World(Deeds):
         for task_id, task in self.core.tasks.items():
             if task.state in QUEUED_OR_HELD:
                 assert task_id not in held, task.name
-            elif task.state is not State.UNKNOWN:  # of these an operator may release licences
+            elif task.state is not State.UNKNOWN:  # operators may release those of unknown tasks
                 assert held.get(task_id, {}) == task.job.licences, task.name
         assert held.keys() <= self.core.tasks.keys()
         for name, (_, leased, _) in self.pools.items():

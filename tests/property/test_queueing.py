@@ -231,7 +231,7 @@ class Forgetful:
 class Site:
     """A cluster under Flexible Backfilling."""
 
-    copies: dict[str, int]  # of each licence
+    copies: dict[str, int]  # tokens of each licence
     sizes: list[int] | None  # processors of each machine; None: processors are counted
     cpus: int  # processors of all machines
     shared: bool  # whether jobs share a machine
@@ -248,14 +248,14 @@ class Submission:
     unable: frozenset[int]  # machines on which it cannot run; ignored if all
     deadline: bool
     at_site: bool  # whether it asks for a licence of the site
-    lasts: float  # its run time over its estimate, if jobs are not punctual
+    lasts: float  # run time / estimate, unless jobs are punctual
 
 
 @dataclass(frozen=True)
 class Pass:
     """Events before a scheduling pass, and the value of the site's licence in the pass."""
 
-    after: float  # seconds since the pass before
+    after: float  # seconds since the previous pass
     submitted: list[Submission]
     withdrawn: int | None  # position in the queue, modulo its length
     sorted: bool  # whether the queue is sorted by size
@@ -344,11 +344,11 @@ def test_flexible_backfilling_decides_as_if_it_had_no_memory(
     passes: list[Pass],
     punctual: bool,
 ) -> None:
-    """Jobs end on time, early or late; some are withdrawn; now and then the queue is sorted."""
+    """Jobs end on time, early or late; some are withdrawn; sometimes the queue is sorted."""
     site = data.draw(SITES[machines])
     policy, naive = kind(licences=site.copies), Forgetful(kind, site.copies)
     queue: list[WaitingJob] = []
-    running: dict[int, tuple[RunningJob, float]] = {}  # with its true end
+    running: dict[int, tuple[RunningJob, float]] = {}  # job and true end
     lasts: dict[int, float] = {}
     now = 0.0
     for step in passes:

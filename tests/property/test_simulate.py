@@ -91,7 +91,7 @@ class Whole:
         self.period, self.choose_starts = policy.period, policy.choose_starts
 
 
-# A second simulator: no events, no core; it tries every moment at which anything can happen.
+# A second simulator without events and core: it tries every time at which the state can change.
 
 
 def naive(planned: list[Plan], backfilling: bool) -> list[float]:

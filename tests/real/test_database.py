@@ -256,7 +256,7 @@ def test_the_doctor_names_the_tag_that_the_manager_has(ledger: Ledger, database:
     tag = tag_of(ledger.instance(NOW), 1, 1)
     assert tag_of_unknown(database, row) == tag
     engine = database.open()
-    with engine.begin() as connection:  # as a backup does
+    with engine.begin() as connection:  # as in a restored backup
         connection.execute(insert(instance).values(name="newer", created=NOW + 5))
         connection.execute(update(attempt).values(sent=0.0))
     engine.dispose()

@@ -50,7 +50,7 @@ def manager(
 def test_exit_codes_with_a_meaning_of_their_own_run_once_and_are_told(
     manager: Manager, code: int
 ) -> None:
-    """Grid Engine itself would run the job again after 99, despite -r n, and hold it after 100."""
+    """Grid Engine alone would rerun the job after 99, despite -r n, and keep it in error at 100."""
     row = manager.wait_end(manager.submit(f"echo ran >> ran; exit {code}"))
     assert (row.state, row.exit_code, row.signal, row.manager_reason) == (
         State.FAILED,
