@@ -28,7 +28,7 @@ from tests.harness.slurm import SlurmSite
 
 COMMAND = Path(sys.executable).parent / "metasched"
 ENDED = {"completed", "failed", "timeout", "cancelled", "rejected"}
-FOLDER = "metasched.clusters"  # what SQLite would have beside its file anyway
+FOLDER = "metasched.clusters"  # the default with SQLite, beside its file
 TWO_LOCAL = """
 [[cluster]]
 name = "left"
@@ -49,9 +49,9 @@ poll_interval = 0.2
 class Site:
     """One configuration with its daemon; `run` is the command line."""
 
-    before: Sequence[str] = ()  # words before the daemon's command, such as for another account
-    options: Sequence[str] = ()  # words after it
-    caller: Mapping[str, Any] = {}  # words of subprocess of who calls, such as `user`
+    before: Sequence[str] = ()  # prefix of the daemon's command, such as a change of account
+    options: Sequence[str] = ()  # arguments of `serve`
+    caller: Mapping[str, Any] = {}  # subprocess arguments of the caller, such as `user`
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,7 +71,7 @@ class Site:
         return kept | {"METASCHED_CONFIG": str(self.config), "COLUMNS": "200"}
 
     def launch(self) -> None:
-        """Start the daemon, and do not wait for it."""
+        """Start the daemon without waiting for it."""
         with self.log.open("ab") as log:
             self._daemon = subprocess.Popen(
                 [*self.before, COMMAND, "serve", *self.options],
@@ -83,7 +83,7 @@ class Site:
             )
 
     def start(self, state: str = "up") -> None:
-        """Start the daemon and wait until every cluster is up (one of them: in that state)."""
+        """Start the daemon; wait until at least one cluster is in `state`, the others up."""
         self.launch()
         self.until(lambda: self._heard(state))
 
@@ -92,7 +92,7 @@ class Site:
         return state in states and states <= {"up", state}
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """End the daemon, gently or not; its exit code."""
+        """Send the daemon a signal; return its exit code."""
         assert self._daemon is not None
         self._daemon.send_signal(number)
         code = self._daemon.wait(60)
@@ -122,7 +122,7 @@ class Site:
         return done
 
     def error(self, *arguments: str | Path, code: int) -> str:
-        """The one line that a command that fails prints."""
+        """Return the one-line error message of a command that fails."""
         told = self.run(*arguments, code=code).stderr
         assert told.startswith("metasched: error: "), told
         assert told.count("\n") == 1, told
@@ -139,9 +139,9 @@ class Site:
         return Client(daemon_socket(str(self.config)))
 
     def rows(self, *jobs: int | str) -> list[dict[str, Any]]:
-        """What `status --json` prints of the jobs (none: of all), by the client that it calls.
+        """Return the rows of `status --json` for the jobs, or for all jobs without arguments.
 
-        A command of its own for each look would keep the machine busier than what is waited for.
+        The client runs in this process if possible: a command per poll would load the host.
         """
         words = [str(job) for job in jobs]
         if self.caller:
@@ -150,14 +150,14 @@ class Site:
         return self._client.jobs(words, all=None if jobs else "true")
 
     def cluster_rows(self) -> list[dict[str, Any]]:
-        """What `clusters --json` prints, as `rows`."""
+        """Return the rows of `clusters --json`, read as in `rows`."""
         if self.caller:
             told: list[dict[str, Any]] = self.json("clusters")
             return told
         return self._client.clusters()
 
     def reservation(self, id: int) -> dict[str, Any]:
-        """What `reservations --all --json` prints of a reservation, as `rows`."""
+        """Return the row of a reservation in `reservations --all --json`."""
         [row] = [r for r in self._client.reservations(True) if r["reservation"] == id]
         return row
 
@@ -166,7 +166,7 @@ class Site:
         return row
 
     def until(self, condition: Callable[[], Any], patience: float = 60.0) -> Any:
-        """Poll `condition` and return its first true value; retry when it raises meanwhile."""
+        """Poll `condition` and return its first true value; retry if it raises."""
         deadline = time.monotonic() + patience
         while True:
             with contextlib.suppress(AssertionError, ClientError):
@@ -176,7 +176,7 @@ class Site:
             time.sleep(0.05)
 
     def until_ended(self, *jobs: int, patience: float = 120.0) -> list[dict[str, Any]]:
-        """The rows of the jobs (of all) once every one has ended."""
+        """Wait until the jobs (default: all) have ended; return their rows."""
 
         def ended() -> Any:
             rows = self.rows(*jobs)
@@ -193,7 +193,7 @@ class Site:
         return self.log.read_text()[-2000:]
 
     def close(self) -> None:
-        """End the daemon and every job and worker that it or a crash of it left behind."""
+        """Kill the daemon and every process of this folder that it left behind."""
         if self._daemon is not None:
             self.stop(signal.SIGKILL)
         for process in psutil.process_iter():
@@ -203,7 +203,7 @@ class Site:
                     process.kill()
 
     def replayed(self) -> None:
-        """The recorded events, stepped through a fresh core, give the recorded assignments."""
+        """Assert that replaying the recorded events gives the recorded changes and priorities."""
         ledger = Ledger(database_from_url(self.url, self.folder).open_existing())
         try:
             told = sorted(
@@ -228,7 +228,7 @@ class Site:
 
 
 def reserve(site: Site, *words: str) -> dict[str, Any]:
-    """Reserve by the command line; return what it prints of the reservation."""
+    """Run `reserve`; return the reservation that it prints."""
     answer = site.json("reserve", *words)
     assert isinstance(answer, dict)
     return answer
@@ -237,7 +237,6 @@ def reserve(site: Site, *words: str) -> dict[str, Any]:
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """A site with two local clusters whose daemon is not running yet."""
-    # a unix socket's path is short: pytest's own folders may not be
     made = Site(tmp_path)
     made.configure()
     try:
@@ -284,29 +283,29 @@ def over_slurm(site: Site, slurm_site: SlurmSite) -> Site:
 def reservable(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ReservableCluster]:
-    """Each real cluster that keeps reservations, for a module; tests disable its places."""
+    """Each real cluster with reservations, booted per module; tests may disable its places."""
     with BOOTS[request.param](tmp_path_factory.mktemp("kept")) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def cluster(reservable: ReservableCluster) -> Iterator[ReservableCluster]:
-    """The cluster; what a test did to it is undone."""
+    """The cluster; it is tidied after each test."""
     yield reservable
     reservable.tidy()
 
 
 @pytest.fixture
 def divided(cluster: ReservableCluster) -> Iterator[None]:
-    """The cluster has several places. To be asked for before the daemon is."""
+    """Divide the cluster into several places; request this fixture before the daemon's."""
     with cluster.divided():
         yield
 
 
 @pytest.fixture
 def reserving_site(cluster: ReservableCluster, site: Site) -> Site:
-    """A running site over the cluster alone."""
-    # in this order: the daemon ends before its cluster is put in order
+    """A running site with this cluster only."""
+    # order of fixtures: the daemon must end before its cluster is tidied
     site.configure(cluster.table(site.folder))
     site.start()
     return site

@@ -1,7 +1,7 @@
 """One licence shared by two real Slurm clusters and a real Grid Engine cell.
 
-Each job writes when it begins and ends to use its tokens, so that what was in use is known from
-the jobs alone, whatever daemon and managers believe.
+Each job records when it starts and stops using its tokens. The token use is computed from these
+records alone, not from the state of the daemon or the managers.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from tests.harness.gridengine import Cell
 from tests.harness.slurm import SlurmSite
 
 TOTAL = 4
-LICENCE = f'[[licence]]\nname = "solver"\ntotal = {TOTAL}\n'  # neither manager counts it
+LICENCE = f'[[licence]]\nname = "solver"\ntotal = {TOTAL}\n'  # no manager counts it
 WANTS = (1, 2, 3) * 8
 POLL = 0.5  # seconds
 
 
 @dataclass(frozen=True)
 class Use:
-    """What 24 jobs made of the tokens: `most` in use at once; the `share` of the token-seconds
-    between the first start and the last sending that jobs used; seconds for all of it."""
+    """Token use of the 24 jobs.
+
+    `most` is the largest number of tokens in use at once. `share` is the part of all token-seconds
+    that jobs used, from the first start to the last dispatch. `seconds` ends with the last job.
+    """
 
     most: int
     share: float
@@ -55,9 +58,9 @@ class Sharing:
         site.start()
 
     def run(self, seconds: float, kills: int, only: Sequence[str] = ("",)) -> Use:
-        """Run a job of so many seconds for each of `WANTS`; kill the daemon so often meanwhile.
+        """Run a job of `seconds` for each of `WANTS`; kill the daemon `kills` times meanwhile.
 
-        The jobs are bound to the clusters of `only` by turns, "": to none.
+        Jobs are bound to the clusters of `only` in turn; "" means any cluster.
         """
         drawn = random.Random(5)
         wants = drawn.sample(WANTS, len(WANTS))
@@ -80,7 +83,7 @@ class Sharing:
         return sum(change > 0 for _, change in self._changes())
 
     def _changes(self) -> list[tuple[float, int]]:
-        """When tokens began (> 0) and ceased to be in use, as the jobs tell; ends first."""
+        """Return (time, change of tokens in use), sorted; at equal times ends come first."""
         if not self._samples.exists():
             return []
         lines = [line.split() for line in self._samples.read_text().splitlines()]

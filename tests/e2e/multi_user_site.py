@@ -1,4 +1,4 @@
-"""Site mode for real: root's launcher, a daemon of an ordinary account, users of others."""
+"""A real site: a launcher of root, a daemon of an ordinary account, and several users."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.harness.gridengine import Cell
 from tests.harness.reaper import dying_with
 from tests.harness.slurm import SlurmCluster
 
-PYTHON = "/usr/bin/python3"  # the launcher's own: it needs nothing but the standard library
+PYTHON = "/usr/bin/python3"  # runs the launcher, which needs only the standard library
 SUPERVISE = f'supervise = ["{PYTHON}", "-I", "-S", "{supervisor.__file__}"]\n'
 
 
 class MultiUserSite(Site):
-    """`by(account)` is the same site as that account sees it."""
+    """A site in site mode; `by(account)` returns it with that account as the caller."""
 
     launcher_program = launcher.__file__
 
     def __init__(self, folder: Path, inside: Sequence[str] = ()) -> None:
-        """`folder` is made; `inside`: words before launcher and daemon, as into a namespace."""
+        """Create `folder`; `inside` prefixes launcher and daemon, e.g. to enter a namespace."""
         super().__init__(folder)
         accounts.make(accounts.KEEPER, accounts.A, accounts.B, accounts.OPERATOR)
         folder.mkdir(mode=0o711)
@@ -66,9 +66,9 @@ class MultiUserSite(Site):
         return seen
 
     def set_up(self, clusters: str, programs: str, more: str = "", policy: str = "") -> None:
-        """Write both files and start the launcher; `programs` are its tables of clusters.
+        """Write both files and start the launcher; `programs` has its cluster tables.
 
-        `more` goes on with the table [site], `policy` with the launcher's own keys.
+        `more` is appended to the table [site], `policy` to the launcher's top-level keys.
         """
         socket = self.folder / "launcher" / "launcher.sock"
         self.config.write_text(
@@ -111,7 +111,7 @@ class MultiUserSite(Site):
 def running_site(
     folder: Path, clusters: str, programs: str, policy: str = "", inside: Sequence[str] = ()
 ) -> Iterator[MultiUserSite]:
-    """A site that runs as long as the `with` block; the arguments are those of `set_up`."""
+    """Run a site for the `with` block; the arguments are those of `set_up`."""
     site = MultiUserSite(folder, inside)
     site.set_up(clusters, programs, policy=policy)
     try:
@@ -122,7 +122,7 @@ def running_site(
 
 
 def slurm_tables(cluster: SlurmCluster, options: str = "") -> tuple[str, str]:
-    """The tables of a cluster in metasched.toml, with further `options`, and in launcher.toml."""
+    """Return a cluster's tables in metasched.toml (with `options`) and in launcher.toml."""
     return (
         f'[[cluster]]\nname = "{cluster.name}"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
         f"poll_interval = 0.5\n{options}",
@@ -134,7 +134,7 @@ def slurm_tables(cluster: SlurmCluster, options: str = "") -> tuple[str, str]:
 
 
 def gridengine_tables(cell: Cell, options: str = "") -> tuple[str, str]:
-    """The tables of a cell, as `slurm_tables` gives them for a cluster."""
+    """Return a cell's tables in metasched.toml (with `options`) and in launcher.toml."""
     variables = ", ".join(f'{name} = "{value}"' for name, value in cell.environment.items())
     return (
         cell.table(Path(sys.executable), f"poll_interval = 0.5\nsettle = 2\n{options}"),

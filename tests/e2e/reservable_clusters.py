@@ -1,7 +1,7 @@
-"""Real clusters whose nodes or processors can be reserved, as the reservation tests drive them.
+"""Real clusters whose nodes or processors can be reserved, for the reservation tests.
 
-Each consists of places of four processors: nodes of Slurm, queues of Grid Engine. What differs
-between the managers is here; the scenarios ask `capabilities` and never the manager's name.
+Each cluster has places of four processors: nodes in Slurm, queues in Grid Engine. This module
+hides the differences between managers; tests check `capabilities`, never a manager's name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SECOND_QUEUE = "second.q"
 
 
 def hosts(text: str) -> frozenset[str]:
-    """The node names that Slurm writes as `g[1-3,5]` or `g1`."""
+    """Expand a Slurm host list such as `g[1-3,5]` or `g1`."""
     if (match := re.fullmatch(r"(\w+)\[([\d,-]+)\]", text)) is None:
         return frozenset(text.split(",")) - {"", "(null)"}
     names = set()
@@ -39,7 +39,7 @@ def hosts(text: str) -> frozenset[str]:
 
 
 def cores(line: str, node: str = "Nodes", ids: str = "CPU_IDs") -> dict[str, set[int]]:
-    """The numbers of each node that Slurm writes as `Nodes=n1 CPU_IDs=0-2,4`."""
+    """Parse the processor numbers of each node from `Nodes=n1 CPU_IDs=0-2,4`."""
     return {
         name: {
             number
@@ -56,13 +56,13 @@ def _pairs(cores: Mapping[str, set[int]]) -> frozenset[tuple[str, int]]:
 
 
 class ReservableCluster(ABC):
-    """A booted cluster, idle at the begin of each test."""
+    """A booted cluster, idle at the start of each test."""
 
     name: str
     capabilities: Capabilities
     cpus: int  # processors of the whole cluster
     shortest_window: int  # seconds
-    pending_reason: str  # how the manager's reason of a job begins that waits for its window
+    pending_reason: str  # prefix of the reason of a job that waits for its window
 
     def round_up(self, cpus: int) -> int:
         """Return the size of a reservation of `cpus` processors: whole nodes if nodes are named."""
@@ -76,19 +76,19 @@ class ReservableCluster(ABC):
 
     @abstractmethod
     def table(self, folder: Path, more: str = "") -> str:
-        """The cluster's table in metasched.toml; `folder` is the site's."""
+        """Return the cluster's table in metasched.toml; `folder` is the site's."""
 
     @abstractmethod
     def reservations(self) -> dict[str, str]:
-        """The names of all reservations in the manager, by the manager's own ids."""
+        """Return the names of all reservations in the manager by native id."""
 
     @abstractmethod
     def places_of_native(self, native: str) -> list[str]:
-        """The places of one reservation; none while the manager has not chosen."""
+        """Return the places of a reservation; empty until the manager has chosen them."""
 
     @abstractmethod
     def reservation_of_job(self, native_job: str) -> str:
-        """The manager's own id of the reservation that a job is submitted to."""
+        """Return the native id of the reservation that a job was submitted to."""
 
     @abstractmethod
     def delete_reservation(self, native: str) -> None: ...
@@ -106,27 +106,27 @@ class ReservableCluster(ABC):
 
     @abstractmethod
     def tidy(self) -> None:
-        """End all jobs, delete all reservations, put all places back."""
+        """End all jobs, delete all reservations, enable all places."""
 
     @abstractmethod
     def check_apart(self, inside: Mapping[int, str], batch: str) -> None:
-        """Assert that the manager gave jobs in reservations and a batch job other processors.
+        """Assert that jobs in reservations and a batch job share no processors.
 
-        `inside` has the native job of each reservation of metasched.
+        `inside` maps each reservation id of metasched to the native id of its job.
         """
 
     @contextmanager
     def divided(self) -> Iterator[None]:
-        """Within the block the cluster has several places."""
+        """Divide the cluster into several places for the `with` block."""
         yield
 
     def natives_of(self, reservation: int) -> list[str]:
-        """The manager's own ids of what it keeps for a reservation of metasched."""
+        """Return the native ids of the reservations that belong to a metasched reservation."""
         name = re.compile(rf"ms-.*-r{reservation}(-again)?")
         return [native for native, of in self.reservations().items() if name.fullmatch(of)]
 
     def places_of(self, reservation: int) -> list[str]:
-        """The places of all that the manager keeps for a reservation of metasched."""
+        """Return the places of all native reservations of a reservation of metasched."""
         return [p for native in self.natives_of(reservation) for p in self.places_of_native(native)]
 
 
@@ -172,7 +172,7 @@ class SlurmReservations(ReservableCluster):
 
     @staticmethod
     def cores_of(line: str) -> dict[str, set[int]]:
-        """The cores of a reservation on each node, which Slurm tells after some seconds."""
+        """Parse the cores of a reservation by node; Slurm lists them after some seconds."""
         return cores(line, "NodeName", "CoreIDs")
 
     def reservation_of_job(self, native_job: str) -> str:
@@ -221,7 +221,7 @@ class SlurmReservations(ReservableCluster):
 class GridEngineReservations(ReservableCluster):
     """A cell of one host with eight slots in one queue; divided, it has two queues of four."""
 
-    shortest_window = 20  # what jobs take to start, some times over: the cell itself has no minimum
+    shortest_window = 20  # several times the start delay of a job; the cell has no minimum
     pending_reason = ""
 
     def __init__(self, cell: Cell) -> None:
@@ -254,7 +254,7 @@ class GridEngineReservations(ReservableCluster):
         return native
 
     def check_apart(self, inside: Mapping[int, str], batch: str) -> None:
-        """Slots have no names; the cell itself counts those of each reservation."""
+        """Check only each job's reservation: slots have no names, the cell counts them."""
         for reservation, native in inside.items():
             assert [self.reservation_of_job(native)] == self.natives_of(reservation)
         assert "ar_id:" not in self.cell.run("qstat", "-j", batch)
@@ -296,12 +296,12 @@ class GridEngineReservations(ReservableCluster):
     def _delete_second_queue(self) -> bool:
         try:
             self.cell.run("qconf", "-dq", SECOND_QUEUE)
-        except BootError:  # a job of it has just ended
+        except BootError:  # a job in it has just ended
             return False
         return True
 
     def load(self, option: str, text: str) -> None:
-        """Have qconf read this text."""
+        """Pass the text to qconf in a file."""
         path = self.cell.folder / "loaded"
         path.write_text(text)
         self.cell.run("qconf", option, str(path))
@@ -309,14 +309,14 @@ class GridEngineReservations(ReservableCluster):
 
 @contextmanager
 def slurm_nodes(folder: Path) -> Iterator[ReservableCluster]:
-    """Three nodes, reserved whole."""
+    """Boot a Slurm cluster whose three nodes are reserved whole."""
     with _slurm(folder, ClusterSpec("gamma", "g", nodes=3, cpus=PLACE_CPUS)) as cluster:
         yield SlurmReservations(cluster, "node")
 
 
 @contextmanager
 def slurm_processors(folder: Path) -> Iterator[ReservableCluster]:
-    """Two nodes of which processors are reserved."""
+    """Boot a Slurm cluster of two nodes whose processors are reserved."""
     with _slurm(folder, ClusterSpec("rho", "r", nodes=2, cpus=PLACE_CPUS)) as cluster:
         yield SlurmReservations(cluster, "processor")
 
@@ -331,7 +331,7 @@ def _slurm(folder: Path, spec: ClusterSpec) -> Iterator[SlurmCluster]:
 
 @contextmanager
 def gridengine_slots(folder: Path) -> Iterator[ReservableCluster]:
-    """Eight slots, of which any number is reserved."""
+    """Boot a cell of eight slots, any number of which can be reserved."""
     if (reason := gridengine.missing()) is not None:
         require("gridengine", reason)
     with Cell(folder) as cell:

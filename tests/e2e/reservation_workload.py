@@ -1,6 +1,6 @@
-"""Reservations with jobs in them among batch jobs on real clusters, while things are killed.
+"""Reservations among batch jobs on real clusters while daemon and controller are killed.
 
-What became of them is taken from the managers' own listings and accounting, not from ours.
+The results are read from the listings and accounting of the managers, not from metasched.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOOK_EVERY = 2.0  # seconds between two listings of each Slurm cluster
 
 @dataclass(frozen=True)
 class Stay:
-    """One job as a Slurm cluster told of it: its nodes, or cores, between two times (epoch)."""
+    """Nodes or cores of a job in a Slurm cluster from `start` to `end` (epoch seconds)."""
 
     places: frozenset[str]
     start: float
@@ -42,12 +42,12 @@ class Stay:
 
 @dataclass(frozen=True)
 class Kept:
-    """What became of the promises: seconds from each window's start to its job's.
+    """Results of the workload.
 
-    `strangers` are (reservation, job) that were on one node, or core, at a time; `moved` those
-    whose node was drained before the start; `left` are reservations that a manager still had at
-    the end. Batch jobs that began or ended in the moment before the controller was killed it has
-    forgotten, and calls timed out or cancelled: so many were `batch_lost`.
+    `late` has the seconds from each window's start to its job's start. `strangers` has the pairs
+    (reservation, job) that shared a node or core. `moved` has the reservations whose node was
+    drained. `left` has the reservations that a manager still listed at the end. A killed controller
+    forgets its last starts and ends: it reports `batch_lost` batch jobs as timed out or cancelled.
     """
 
     promised: int
@@ -61,9 +61,9 @@ class Kept:
 
 
 class Promises:
-    """A running site over Slurm clusters and perhaps a cell of Grid Engine.
+    """A running site over Slurm clusters and, optionally, a Grid Engine cell.
 
-    On the Slurm clusters `by_processor` processors are reserved, on the others nodes.
+    Slurm clusters in `by_processor` reserve processors, the others reserve nodes.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Promises:
         by_processor: Collection[str] = (),
     ) -> None:
         self.site, self.slurm, self.cell, self._by_processor = site, slurm, cell, by_processor
-        # Claims prove of what is in doubt that it never began: a controller that is killed forgets
-        # its last jobs, and the accounting of a new cell proves nothing of before its first record.
+        # Claims prove that an uncertain attempt never began. A killed controller forgets its last
+        # jobs, and the accounting of a new cell proves nothing before its first record.
         claims = site.folder / "claims"
         claims.mkdir(mode=0o700)
         tables = [
@@ -96,10 +96,10 @@ class Promises:
         self._killed: SlurmCluster | None = None
 
     def run(self, wishes: Sequence[tuple[str, int, float]], lasts: float, batch: int) -> Kept:
-        """Reserve (cluster, units, seconds from now) each for `lasts`, and submit `batch` jobs.
+        """Reserve each (cluster, units, seconds from now) for `lasts` seconds; submit `batch` jobs.
 
-        A node of the last one on Slurm is drained, the first one is cancelled, a controller and
-        the daemon are killed before the first start.
+        Before the first start, the first reservation is cancelled, and a node of the last
+        reservation on the first Slurm cluster is drained. A controller and the daemon are killed.
         """
         now = time.time()
         watch = threading.Thread(target=self._watch)
@@ -191,14 +191,14 @@ class Promises:
             return None
 
     def _settled(self, jobs: Sequence[int]) -> bool:
-        """Whether all have ended, but for what a killed controller has begun and forgotten."""
+        """Return whether all jobs have ended, or are unknown where the controller was killed."""
         forgetful = list(self.slurm)[-1].name
         return all(
             row["state"] in ENDED or (row["state"] == "unknown" and row["cluster"] == forgetful)
             for row in self.site.rows(*jobs)
         )
 
-    # What goes wrong meanwhile
+    # Faults during the run
 
     def _drain_one(self, made: dict[int, dict[str, Any]]) -> tuple[int, SlurmCluster, str]:
         first = next(iter(self.slurm))
@@ -219,7 +219,7 @@ class Promises:
         self.site.start()
 
     def _is_moved(self, id: int, cluster: SlurmCluster, node: str) -> bool:
-        """Whether the manager itself has others for it by now; the node is put back."""
+        """Wait until the manager has other nodes for the reservation; resume the node."""
 
         def elsewhere() -> bool:
             told = cluster.run("scontrol", "--oneliner", "show", "reservation")
@@ -230,7 +230,7 @@ class Promises:
         cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         return True
 
-    # What the managers tell
+    # Data of the managers
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_EVERY):
@@ -250,8 +250,10 @@ class Promises:
 
     @staticmethod
     def _put_back(cluster: SlurmCluster) -> None:
-        """Do what an admin does after a controller has died: what it had begun and not saved it
-        begins again, and it drains the node where that still runs."""
+        """Resume nodes that were drained for a duplicate job id, as an admin does.
+
+        A restarted controller starts unsaved jobs again and drains nodes where they still run.
+        """
         with contextlib.suppress(BootError):
             for line in cluster.run("sinfo", "-h", "-N", "-o", "%N %E").splitlines():
                 node, _, why = line.partition(" ")
@@ -280,7 +282,7 @@ class Promises:
         return found
 
     def _began(self, cluster: str, row: dict[str, Any]) -> tuple[float, list[str]] | None:
-        """When a job began, and which others were on its nodes; None: it never did."""
+        """Return a job's start and the other jobs on its nodes; None if it never started."""
         native = str(row["native_id"])
         if self.cell is not None and cluster == self.cell.name:
             told = self.cell.run("qacct", "-j", native)

@@ -1,4 +1,4 @@
-"""The HTTP API itself: its reference, and submissions that are repeated."""
+"""The HTTP API: its reference page and repeated submissions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PASSIVE_ELEMENTS = {
 
 
 class _Elements(HTMLParser):
-    """The elements of a page, and the attributes that are not plainly harmless."""
+    """Collect the element names, attributes and text of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -69,10 +69,10 @@ def test_a_repeated_submission_is_accepted_once(running: Site) -> None:
     first = submit(running, "k-1.a:B_")
     assert first.status == 200
     [job] = running.until_ended(first.json["jobs"][0]["job"])
-    # its priority and cluster are those of the first answer, though the job has ended
+    # the first answer is repeated, although the job has ended
     repeated = submit(running, "k-1.a:B_")
     assert (repeated.status, repeated.json) == (200, first.json)
-    # also by the next daemon
+    # also after a restart of the daemon
     running.stop()
     running.start()
     assert submit(running, "k-1.a:B_").json == first.json
@@ -81,10 +81,10 @@ def test_a_repeated_submission_is_accepted_once(running: Site) -> None:
         assert "has used key k-1.a:B_" in other.json["error"]
         assert "\n" not in other.json["error"]
     assert [row["job"] for row in running.rows()] == [job["job"]]
-    # what stores no job uses no key
+    # a dry run stores no job and uses no key
     assert submit(running, "k-2", dry_run=True).status == 200
     assert submit(running, "k-2", "exit 1; exit 2").status == 200
-    # without a key each submission counts
+    # without a key each submission creates a job
     bare = [call(running.folder / "ms.sock", "POST", "/jobs", submission("true")) for _ in range(2)]
     assert len({response.json["jobs"][0]["job"] for response in bare}) == 2
 
@@ -117,7 +117,7 @@ sys.exit(main())
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    """A site over either database; its daemon is not running yet."""
+    """A site over SQLite or PostgreSQL; its daemon is not running yet."""
     site = Site(tmp_path)
     if request.param == "postgresql":
         server: Server = request.getfixturevalue("postgresql_server")
@@ -130,7 +130,7 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 
 
 def test_a_daemon_dies_between_commit_and_answer(either: Site) -> None:
-    """The client repeats what it has sent; the next daemon answers with the job of the first."""
+    """The client repeats its request; the next daemon returns the job that was stored."""
     site, script, ran = either, either.folder / "dies.py", either.folder / "ran"
     script.write_text(DIES_AFTER_COMMIT.format(marker=str(either.folder / "died")))
     site.before = (sys.executable, str(script))

@@ -37,7 +37,7 @@ def test_each_task_runs_once_and_writes_its_own_file(running: Site) -> None:
         assert (running.folder / f"metasched-{job}_{task}.out").read_text() == told
         assert running.run("output", f"{job}_{task}").stdout == told
     assert f"name a task, as {job}_1" in running.error("output", str(job), code=2)
-    # in a table, like tasks share a line
+    # a table has one line for tasks with equal columns
     assert lines(running.run("wait", str(job), code=4).stdout) == [
         [f"{job}_[1,3,7,9]", "completed", "0"],
         [f"{job}_5", "failed", "4"],
@@ -110,7 +110,7 @@ def test_a_chain_of_dependencies(running: Site) -> None:
     running.run("wait", str(first), code=3)
     running.run("wait", str(bad))
     running.run("wait", str(either))
-    # what can never be met is said, and waits for its owner
+    # the job stays queued, and the dependency that can never be met is reported
     told = running.json("explain", str(good))
     assert (told["state"], told["reason"]) == ("queued", "dependency")
     assert f"afterok:{first} can never be met: {first} ended without success" in told["text"]
@@ -136,7 +136,7 @@ def test_task_by_task_and_one_at_a_time(running: Site) -> None:
     )
     one = running.submit("--name", "solo", "-d", f"after:{first}", "--wrap", "true")
     next_one = running.submit("--name", "solo", "-d", "singleton", "--wrap", "true")
-    running.run("wait", str(one))  # the first has begun, not ended
+    running.run("wait", str(one))  # `first` has started but not ended
     running.run("wait", str(next_one))
     assert states(running, second) == {"queued": 3}
     (running.folder / "go").touch()

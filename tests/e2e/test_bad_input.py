@@ -1,4 +1,4 @@
-"""What a hurried user or admin gets wrong: one clear line each, and nothing changed."""
+"""Mistakes of users and admins: each gives a one-line error and changes nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def unchanged(site: Site) -> None:
 def refusal(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[], str]:
-    """The line that the daemon refuses its configuration with.
+    """Return a function that runs `serve --check` and returns its one-line error.
 
-    The command runs in this process: to start one takes longer than all that it does.
+    The command runs in this process, since starting a process takes longer than the check.
     """
     monkeypatch.setenv("METASCHED_CONFIG", str(site.config))
     monkeypatch.chdir(site.folder)

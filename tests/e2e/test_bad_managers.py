@@ -1,4 +1,4 @@
-"""Managers that answer nonsense, too much or nothing, or refuse: the daemon goes on."""
+"""Managers that answer garbage, too much or nothing, or refuse: the daemon continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.e2e.conftest import TWO_LOCAL, Site
 T = TypeVar("T")
 
 NODE = "n1 idle main* 0/8/0/8 1000 0 (null) (null) any up 1-00:00:00 10:00 1-infinite 1"
-# Commands of a cluster that is well: one idle node, nothing queued.
+# Commands of a healthy cluster: one idle node, nothing queued.
 WELL = {
     "squeue": "",
     "sinfo": rf"""
@@ -32,7 +32,7 @@ SAYS = "printf '%s\\n' 'sbatch: error: {}' >&2; exit 1"
 
 
 def table(name: str, folder: Path, commands: Mapping[str, str]) -> str:
-    """A cluster whose commands are these."""
+    """Write the cluster's commands; return its table."""
     bin_dir = folder / name
     bin_dir.mkdir()
     for command, script in {**WELL, **commands}.items():
@@ -111,7 +111,7 @@ ANSWERS = {
 def test_an_answer_to_a_submission_that_is_none_leaves_a_doubt_and_sends_nothing_twice(
     site: Site,
 ) -> None:
-    """The listing lacks the job, and is no proof until the time of `settle` has passed."""
+    """A listing without the job proves nothing until `settle` has passed."""
     calls = {name: site.folder / f"calls-{name}" for name in ANSWERS}
     site.configure(
         "".join(

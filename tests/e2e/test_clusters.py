@@ -1,4 +1,4 @@
-"""Clusters that are drained, fall silent, shrink, or whose worker dies: all stays calm."""
+"""Clusters that are drained, stop answering or shrink, or whose worker dies."""
 
 from __future__ import annotations
 

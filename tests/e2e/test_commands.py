@@ -158,7 +158,7 @@ def test_ctrl_c_ends_a_wait_without_a_traceback(running: Site) -> None:
         [COMMAND, "wait", str(job)], env=running.environment, stderr=subprocess.PIPE, text=True
     )
     files = Path(f"/proc/{waiting.pid}/fd")
-    running.until(  # it has asked
+    running.until(  # the command has connected
         lambda: any("socket:" in os.path.realpath(f) for f in files.iterdir() if int(f.name) > 2)
     )
     waiting.send_signal(signal.SIGINT)
@@ -169,13 +169,13 @@ def test_ctrl_c_ends_a_wait_without_a_traceback(running: Site) -> None:
 
 
 def test_pulled_between_local_clusters(running: Site) -> None:
-    """Both clusters are full; the one that empties first takes the waiting job."""
+    """Both clusters are full; the pending job is pulled once the other cluster has room."""
     left = running.submit("--wrap", "sleep 300", "-n", "8", "--cluster", "left")
     right = running.submit("--wrap", "sleep 300", "-n", "4", "--cluster", "right")
     running.until(lambda: all(running.row(j)["state"] == "running" for j in (left, right)))
     job = running.submit("--wrap", "true", "-n", "2")
     running.until(lambda: running.row(job)["state"] == "pending")
-    time.sleep(3.5)  # a job that has just arrived is left alone
+    time.sleep(3.5)  # a new job is not pulled yet
     home = running.row(job)["cluster"]
     running.run("cancel", str(right if home == "left" else left))
     [row] = running.until_ended(job)

@@ -1,4 +1,4 @@
-"""The compiled build: made from the tree, it decides what pure Python decides."""
+"""The compiled build: it takes the same decisions as pure Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.harness.outcome_hash import events_of_run
 ROOT = Path(__file__).parents[2]
 WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
 MODULES: list[str] = WHEEL["wheel"]["hooks"]["custom"]["modules"]
-# what of the suite runs on it: golden values, properties of core and policies
+# tests that run on the compiled build: golden values, properties of core and policies
 SUITE = (
     *("tests/unit/test_golden.py", "tests/unit/test_core.py", "tests/unit/test_classify.py"),
     *("tests/unit/test_dispatch.py", "tests/unit/test_queueing.py"),
@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python that has the compiled build; above it lie the tests, and no source."""
+    """The Python with the compiled build; its folder has the tests but no source."""
     if shutil.which("gcc") is None:
         require("compiler", "there is no gcc; install gcc")
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
@@ -65,7 +65,7 @@ def run(python: Path | str, *words: str, cwd: Path) -> str:
         env={
             **os.environ,
             "METASCHED_TRACES": str(traces.folder()),
-            "PYTHONHASHSEED": "0",  # sets of words come in the same order
+            "PYTHONHASHSEED": "0",  # same order of sets of strings
             "PYTHONSAFEPATH": "1",
         },
     )
@@ -156,7 +156,7 @@ def test_simulates_the_same_schedule(
 
 def test_passes_the_suite(compiled: Path) -> None:
     folder = compiled.parents[2]
-    watches = "tests/unit/test_simulate.py::test_every_event_passes_the_core"  # by another `step`
+    watches = "tests/unit/test_simulate.py::test_every_event_passes_the_core"  # patches `step`
     asked = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--deselect", watches]
     told = run(compiled, *asked, *SUITE, cwd=folder)
     assert " passed" in told

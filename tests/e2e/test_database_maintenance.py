@@ -1,4 +1,4 @@
-"""The database looked after by an admin while its daemon runs."""
+"""Database maintenance by an admin while the daemon runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_backup_check_and_prune_while_the_daemon_runs(running: Site) -> None:
     running.run("release", str(held))
     assert running.until_ended(held)[0]["state"] == "completed"
     assert {row["ok"] for row in running.json("db", "check")} == {True}
-    running.error("db", "upgrade", code=1)  # the daemon has it
+    running.error("db", "upgrade", code=1)  # the daemon has the database open
     running.stop()
     assert running.json("db", "upgrade")["from"] == running.json("db", "upgrade")["to"]
 
@@ -34,7 +34,7 @@ def test_backup_check_and_prune_while_the_daemon_runs(running: Site) -> None:
     told = running.run("db", "check", code=1).stdout
     assert "counts 9 attempts" in told
 
-    # a restored backup knows what it knew, and gives no tag a second time
+    # a restored backup has its former state and reuses no tag
     for name in ("-wal", "-shm"):
         running.database.with_name(running.database.name + name).unlink(missing_ok=True)
     shutil.copy(copy, running.database)

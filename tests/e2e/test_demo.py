@@ -1,4 +1,4 @@
-"""The demonstration, whole: it ends by itself, loses no job and leaves nothing behind."""
+"""The whole demonstration: it ends by itself, loses no job and leaves no process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOBS = 12
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where demonstrations make their folders: with a short name, for the sockets there."""
+    """The demonstrations' TMPDIR, with a short name since it contains sockets."""
     with tempfile.TemporaryDirectory(prefix="demo-") as name:
         monkeypatch.setenv("TMPDIR", name)
         yield Path(name)
