@@ -1,10 +1,10 @@
-"""The managers that the contract suite runs over, and the little it needs to drive any of them.
+"""The managers of the contract suite, and helpers that drive any of them.
 
-A manager is booted once per run by a function of its folder: a context manager that yields
-`connect(instance) -> Adapter`, called for every adapter object that a test wants. The manager
-must be idle, with nothing but the suite's jobs, and must see the same files as the tests. It has
-two processors or more (eight, if it keeps some for windows of time) and, of what its capabilities
-say that it counts, a GPU (`gpu`), 3 copies of one licence, and 2000 MiB.
+A manager is booted once per run by a context manager that takes its folder. This yields
+`connect(instance) -> Adapter`, which is called for every adapter object of a test. The manager
+must be idle, run only the suite's jobs, and see the same files as the tests. It has at least two
+processors, or eight if it reserves processors. If its capabilities say that it counts them, it
+has a GPU (`gpu`), 3 tokens of a licence, and 2000 MiB.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.harness.slurm import ALPHA, BIN_DIR, SlurmSite, missing
 Connect = Callable[[str], Adapter]
 Boot = Callable[[Path], AbstractContextManager[Connect]]
 
-PATIENCE = 60.0  # seconds until a manager must have done what was asked
+PATIENCE = 60.0  # seconds until a manager must have carried out a request
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def slurm(folder: Path) -> Iterator[Connect]:
 
 @contextmanager
 def slurm_cores(folder: Path) -> Iterator[Connect]:
-    """A real Slurm cluster of 2 nodes with 4 cores of two processors, which can be reserved."""
+    """A real Slurm cluster that reserves processors: 2 nodes with 4 cores of 2 processors."""
     reason = missing()
     if reason is not None:
         require("slurm", reason)
@@ -122,7 +122,7 @@ def gridengine(folder: Path) -> Iterator[Connect]:
 
 
 def plugged(name: str) -> Boot:
-    """The boot function that METASCHED_CONTRACT names as `module:function`."""
+    """Return the boot function that METASCHED_CONTRACT names as `module:function`."""
     module, _, function = name.partition(":")
     boot: Boot = getattr(import_module(module), function)
     return boot
@@ -140,7 +140,7 @@ if named := os.environ.get("METASCHED_CONTRACT"):
 
 
 class Manager:
-    """One manager as one test sees it: an instance of its own, `folder` for its files."""
+    """A manager for a single test, with its own instance and a `folder` for its files."""
 
     def __init__(self, connect: Connect, folder: Path) -> None:
         self.folder = folder
@@ -150,12 +150,12 @@ class Manager:
         self.adapter = connect(self.instance)
 
     def reconnect(self, instance: str | None = None) -> None:
-        """Go on with a new adapter object, which knows nothing of the last one."""
+        """Replace the adapter by a new object, which has no state of the old."""
         self.adapter.close()
         self.adapter = self._connect(instance or self.instance)
 
     def order(self, commands: str, *, indices: tuple[int, ...] = (0,), **wishes: Any) -> Submission:
-        """An order for shell commands; wishes are those of `Job` and of `Payload`."""
+        """Return a submission of shell commands; `wishes` are fields of `Job` and `Payload`."""
         self._jobs += 1
         of_payload = {key: wishes.pop(key) for key in Payload.__annotations__ if key in wishes}
         limit = wishes.setdefault("time_limit", 600.0)
@@ -186,7 +186,7 @@ class Manager:
         self.adapter.withdraw(Withdrawal(tag=order.tag, native_ids=natives, only_pending=unstarted))
 
     def wait(self, what: Callable[[Listing], bool], patience: float = PATIENCE) -> Listing:
-        """The first listing of which `what` is true; the test fails if none is in time."""
+        """Return the first listing for which `what` is true; fail after `patience` seconds."""
         until = time.monotonic() + patience
         while True:
             listing = self.adapter.poll()
@@ -198,7 +198,7 @@ class Manager:
     def wait_state(
         self, order: Submission, *states: State, patience: float = PATIENCE
     ) -> JobStatus:
-        """The row of the order's first task once it is in one of the states."""
+        """Wait until a task is in any of the states; return the row of the first task."""
         listing = self.wait(
             lambda found: any(row.state in states for row in rows_of(found, order).values()),
             patience,
@@ -212,7 +212,7 @@ class Manager:
         return self.wait(lambda listing: what(listing.info)).info
 
     def fill(self) -> list[Submission]:
-        """Jobs that hold every processor of the default partition, running."""
+        """Fill every processor of the default partition with jobs; return once these run."""
         partition = self.adapter.poll().info.partition(None)
         assert partition is not None
         sizes = [nodes.cpus for nodes in partition.nodes for _ in range(nodes.count)]
@@ -222,7 +222,7 @@ class Manager:
         return orders
 
     def clear(self) -> None:
-        """End whatever the test left behind, and see it gone."""
+        """End all jobs that the test left, and wait until they have ended."""
         self.reconnect()
         for row in self.adapter.poll().rows:
             if row.state not in ATTEMPT_FINAL:

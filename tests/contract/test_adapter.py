@@ -1,12 +1,12 @@
-"""What every adapter promises (`metasched/adapters/base.py`), asked of real managers.
+"""The contract of every adapter (`metasched/adapters/base.py`), tested on real managers.
 
-`pytest tests/contract` runs it over the adapters of this project. The author of another one
+`pytest tests/contract` runs it over the adapters of this project. The author of another adapter
 writes a boot function (see `conftest.py`: a context manager from a folder to
 `connect(instance) -> Adapter`) and runs
 
     METASCHED_CONTRACT=my_package.my_module:boot pytest tests/contract
 
-Nothing here asks an adapter's name; what a manager cannot do it says in `capabilities`.
+No test checks an adapter's name; `capabilities` says which features a manager has.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from metasched.model.tags import tag_of
 if TYPE_CHECKING:
     from tests.contract.conftest import Manager
 
-SECOND = 1.0  # many managers tell times in whole seconds
+SECOND = 1.0  # many managers report times in whole seconds
 
 
 def nodes_of(manager: Manager) -> tuple[NodeCapacity, ...]:
-    """The machines of the default partition, as the manager tells of them now."""
+    """Return the nodes of the default partition from a new listing."""
     partition = manager.adapter.poll().info.partition(None)
     assert partition is not None
     return partition.nodes
@@ -54,7 +54,7 @@ def words(path: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-# The life of a job.
+# Life cycle of a job.
 
 
 def test_a_job_waits_runs_and_completes(manager: Manager) -> None:
@@ -128,7 +128,7 @@ def test_a_job_within_its_time_limit_is_left_alone(manager: Manager) -> None:
     assert row.state is State.COMPLETED
 
 
-# What it runs with.
+# Environment, files and claim of a job.
 
 
 def test_the_environment_is_the_given_one(
@@ -209,7 +209,7 @@ def test_a_task_begins_only_if_its_payload_makes_the_claim(manager: Manager) -> 
     assert not revoke_claim(TaskClaim(fence, order.tag, 1))
 
 
-# Withdrawing.
+# Withdrawals.
 
 
 def test_withdrawn_while_pending_it_never_starts(manager: Manager) -> None:
@@ -266,7 +266,7 @@ def test_withdrawn_twice_it_ends_once(manager: Manager) -> None:
 
 
 def test_a_native_id_of_another_tag_withdraws_nothing(manager: Manager) -> None:
-    """Managers issue ids again: only with its tag does an id name a task."""
+    """Managers reuse ids: an id names a task only together with its tag."""
     order = manager.submit("exec sleep 300")
     row = manager.wait_state(order, State.RUNNING)
     other = tag_of(manager.instance, 998, 1)
@@ -316,7 +316,7 @@ def test_withdrawing_the_unstarted_leaves_what_runs_alone(manager: Manager) -> N
 
 
 def test_withdrawing_the_unstarted_races_with_the_start_and_never_loses(manager: Manager) -> None:
-    """Whenever it comes: either the job ran to its end, or it has certainly never begun."""
+    """At whatever time it is withdrawn, the job runs to its end or never starts."""
     dice = random.Random(7)
     orders = []
     for number in range(30):
@@ -331,7 +331,7 @@ def test_withdrawing_the_unstarted_races_with_the_start_and_never_loses(manager:
         assert (row.started is None) == (str(number) not in ran), row
 
 
-# What the manager lists.
+# Listings.
 
 
 def test_a_refused_order_leaves_nothing(manager: Manager) -> None:
@@ -465,8 +465,8 @@ def test_counted_memory(manager: Manager) -> None:
     idle, sizes = free(), {nodes.memory for nodes in nodes_of(manager)}
     order = manager.submit("exec sleep 300", memory=1000)
     manager.wait_state(order, State.RUNNING)
-    manager.wait(lambda _: abs(free() - (idle - 1000)) <= 1)  # it may be told rounded,
-    assert {nodes.memory for nodes in nodes_of(manager)} == sizes  # what there is may not
+    manager.wait(lambda _: abs(free() - (idle - 1000)) <= 1)  # free memory may be rounded,
+    assert {nodes.memory for nodes in nodes_of(manager)} == sizes  # the total may not
     with pytest.raises(Refused) as refusal:
         manager.submit("true", memory=2 * idle)
     assert not refusal.value.retryable
@@ -488,7 +488,7 @@ def test_counted_licences(manager: Manager) -> None:
     manager.wait_facts(lambda facts: facts.licences[name].used == 0)
 
 
-# Many.
+# Arrays, reservations and long listings.
 
 
 def test_the_tasks_of_one_order(manager: Manager) -> None:
@@ -519,14 +519,14 @@ def test_each_task_knows_itself_and_writes_its_own_files(manager: Manager) -> No
         task = str(row.task)
         own = words(manager.folder / f"a 50% 00{task}.out")
         assert own == [*[task] * 6, job, job, job, "3", "7", "3", "2", "3", "7", "2"]
-        # a manager may know its node by another name than the host has
+        # a manager's name of its node may differ from the host name
         [error] = manager.folder.glob(f"*-{task}.err")
         assert words(error) == ["%N"]
         assert error.name.partition("-")[0] not in ("", "%N")
 
 
 def test_tasks_of_one_order_run_as_a_job_alone_would(manager: Manager) -> None:
-    """A native array may need a wrapper of its own: environment, arguments, script, signals."""
+    """A native array may need a wrapper that must keep environment, arguments and signals."""
     given = {
         "PATH": "/usr/bin:/bin",
         "UNICODE": "żółw 🐢",
@@ -570,7 +570,7 @@ def test_the_script_of_tasks_is_run_by_its_interpreter_byte_for_byte(manager: Ma
 
 
 def test_tasks_withdrawn_unstarted_have_run_or_certainly_never_began(manager: Manager) -> None:
-    """They start all the time meanwhile; what the listing lacks never began, if it proves so."""
+    """Tasks start meanwhile; a task absent from a listing that covers the time never started."""
     size = max(1, manager.adapter.poll().info.cpus // 4)
     before = time.time()
     order = manager.submit(
@@ -750,7 +750,7 @@ def test_what_waits_in_a_reservation_that_ends_never_began(manager: Manager) -> 
     now = round(time.time())
     manager.adapter.reserve(ReservationSpec(name, me, now, now + 12.0, (), 1))
     orders = [manager.order("sleep 600", user=me, time_limit=10.0) for _ in range(2)]
-    for order in orders:  # there is time for one
+    for order in orders:  # the window is long enough for a single job
         manager.adapter.submit(structs.replace(order, reservation=name))
     manager.wait(
         lambda found: (
@@ -759,7 +759,7 @@ def test_what_waits_in_a_reservation_that_ends_never_began(manager: Manager) -> 
         )
     )
     manager.adapter.delete_reservation(name)  # the manager has forgotten it
-    for order in orders:  # what waited may wait for ever
+    for order in orders:  # a pending job may stay pending for ever
         manager.withdraw(order)
     ended = [manager.wait_end(order) for order in orders]
     assert State.CANCELLED in {row.state for row in ended if row.started is None}
@@ -787,7 +787,7 @@ def test_two_thousand_tasks_in_one_listing(manager: Manager) -> None:
             found.until >= done and all(row.state is not State.PENDING for row in found.rows)
         )
     )
-    assert listing.since <= before  # so that what it lacks never began
+    assert listing.since <= before  # so that tasks absent from it never started
     assert wanted - listed(State.CANCELLED) <= {(order.tag, min(order.indices)) for order in orders}
     for blocker in blockers:
         manager.withdraw(blocker)

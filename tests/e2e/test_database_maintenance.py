@@ -34,7 +34,7 @@ def test_backup_check_and_prune_while_the_daemon_runs(running: Site) -> None:
     told = running.run("db", "check", code=1).stdout
     assert "counts 9 attempts" in told
 
-    # a restored backup has its former state and reuses no tag
+    # a restored backup has its former state, and its held job can run
     for name in ("-wal", "-shm"):
         running.database.with_name(running.database.name + name).unlink(missing_ok=True)
     shutil.copy(copy, running.database)

@@ -1,4 +1,4 @@
-"""Reservations in a real Grid Engine cell: its way to move them, its limits, what it counts."""
+"""Reservations in a real Grid Engine cell: moves, time limits, licences and memory."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ CHANGES = ("qalter", "qrsub", "qrdel")
 
 
 def lethal_programs(folder: Path) -> Path:
-    """Make a `bin_dir` whose programs can kill the worker and the daemon before a change.
+    """Create a `bin_dir` whose programs can kill the worker and the daemon before a change.
 
-    They do so at the change whose number, from 0, is in the file `left`; at first there is none.
+    The file `left` has the number of that change, from 0; without the file nothing is killed.
     """
     folder.mkdir()
     kills = (
@@ -65,7 +65,7 @@ def test_a_move_that_was_interrupted_by_a_crash_is_completed(
     step: int,
     kept_of_moved: int,
 ) -> None:
-    """Steps: refused, granted elsewhere, jobs brought along, the old one deleted, granted."""
+    """Steps: refusal, replacement granted, jobs moved to it, old reservation deleted, grant."""
     site = reserving_site
     site.stop()
     programs = lethal_programs(tmp_path / "programs")
@@ -111,7 +111,7 @@ def test_a_move_that_was_interrupted_by_a_crash_is_completed(
 
 @contextmanager
 def without_cell(site: Site) -> Iterator[None]:
-    """Within the block the daemon runs without the cell."""
+    """Run the daemon without the cell for the `with` block."""
     site.stop()
     whole = site.config.read_text()
     site.configure()
@@ -149,7 +149,7 @@ def test_a_reservation_outlives_a_configuration_without_its_cell(
 def test_a_reservation_cancelled_without_its_cell_is_deleted_once_the_cell_is_back(
     cluster: GridEngineReservations, reserving_site: Site
 ) -> None:
-    """A reservation is deleted only after its pending jobs were taken back."""
+    """A reservation is deleted only after its pending jobs were recalled."""
     site = reserving_site
     made = reserve(site, "--size", "3", *IN_AN_HOUR)
     id = made["reservation"]
@@ -168,7 +168,7 @@ def test_a_reservation_cancelled_without_its_cell_is_deleted_once_the_cell_is_ba
 def test_a_job_sent_after_the_window_began_gets_the_remaining_time_as_its_limit(
     cluster: GridEngineReservations, reserving_site: Site
 ) -> None:
-    """Grid Engine refuses a job that by its limit would go on after its reservation."""
+    """Grid Engine rejects a job whose time limit exceeds the end of its reservation."""
     site = reserving_site
     made = reserve(site, "--size", "2", "--start", "+3s", "--duration", "1m")
     within = ("--reservation", str(made["reservation"]))
@@ -191,7 +191,7 @@ def test_a_job_sent_after_the_window_began_gets_the_remaining_time_as_its_limit(
 def test_a_job_that_waits_in_a_reservation_keeps_no_other_from_being_pulled(
     cluster: GridEngineReservations, reserving_site: Site
 ) -> None:
-    """Pulled jobs leave the head of a cluster's queue what it needs; this job is no head."""
+    """A pull leaves room for the head of the queue; a job in a reservation is not the head."""
     site = reserving_site
     site.stop()
     local = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 1\npoll_interval = 0.2\n'
@@ -259,7 +259,7 @@ def test_each_reserved_slot_has_its_share_of_the_memory(
 ) -> None:
     site.configure(cluster.table(site.folder, MEMORY_COUNTED))
     site.start()
-    # of 64 GiB for 8 slots one job takes 40, and what is left is enough for 3
+    # a job takes 40 of 64 GiB for 8 slots; the remaining memory is enough for 3 slots
     start_outside(cluster.cell, "-l", f"{MEMORY}=40G,h_rt=300")
     assert "cell has 3 processors from " in site.error(*SOON, "4", code=3)
     made = site.json(*SOON, "3")
@@ -286,7 +286,7 @@ def test_each_reserved_slot_has_its_share_of_the_memory(
 
 @pytest.fixture
 def default_memory(cluster: GridEngineReservations) -> Iterator[None]:
-    """A job that asks for no memory has 1 GiB, and the host has 4 for its 8 slots."""
+    """A job without a memory request gets 1 GiB; the host has 4 GiB for its 8 slots."""
     whole = cluster.cell.run("qconf", "-sc")
     host = re.sub(r"\\\n\s*", "", cluster.cell.run("qconf", "-se", cluster.cell.host))
     [values] = re.findall(r"(?m)^complex_values +(\S+)", host)
@@ -308,7 +308,7 @@ def test_jobs_without_a_memory_request_get_the_default_in_a_reservation(
     assert "cell has 4 processors from " in site.error(*SOON, "8", code=3)
     account = cluster.cell.run("id", "-un").strip()
     other = ("-N", "others", "-u", account, "-pe", "smp", "2", "-d", "600")
-    cluster.cell.run("qrsub", *other)  # the qmaster takes the default for it
+    cluster.cell.run("qrsub", *other)  # the qmaster applies the default memory to it
     assert "cell has 2 processors from " in site.error(*SOON, "4", code=3)
     made = site.json(*SOON, "2")
     site.until(lambda: site.reservation(made["reservation"])["state"] == "active")
@@ -323,7 +323,7 @@ def test_jobs_without_a_memory_request_get_the_default_in_a_reservation(
 
 @pytest.fixture
 def uncounted(cluster: GridEngineReservations) -> Iterator[None]:
-    """h_vmem is a consumable, of which the host has no value."""
+    """h_vmem is a consumable for which the host has no value."""
     whole = cluster.cell.run("qconf", "-sc")
     cluster.load("-Mc", re.sub(r"(?m)^(h_vmem .*<= +YES +)NO ", r"\1YES ", whole))
     yield
@@ -366,7 +366,7 @@ def test_a_reservation_keeps_its_memory_when_its_queue_is_disabled(
 
 @pytest.fixture
 def offset_of_a_minute(cluster: GridEngineReservations) -> Iterator[None]:
-    """The qmaster adds its usual minute to each job's limit; the harness has it add a second."""
+    """The qmaster adds its default of a minute to each job's limit; the harness sets a second."""
     quick = cluster.cell.run("qconf", "-ssconf")
     cluster.load("-Msconf", re.sub(r"(?m)^params .*$", "params none", quick))
     yield
@@ -407,7 +407,7 @@ def test_licences_are_promised_from_the_time_at_which_the_qmaster_frees_them(
 
 
 def start_outside(cell: Cell, *words: str) -> datetime:
-    """Start a job that metasched does not know; return when it started."""
+    """Start a job outside metasched; return its start time."""
     before = starts(cell)
     cell.run("qsub", *words, "-b", "y", "-o", "/dev/null", "-j", "y", "sleep", "300")
     wait_until(lambda: starts(cell).keys() > before.keys(), 20, "its start", str)
@@ -417,7 +417,7 @@ def start_outside(cell: Cell, *words: str) -> datetime:
 
 
 def starts(cell: Cell) -> dict[str, datetime]:
-    """When each running job of the cell started."""
+    """Return the start time of each running job of the cell."""
     listing = cell.run("env", "TZ=UTC", "qstat", "-xml", "-u", "*")
     pairs = re.findall(r"<JB_job_number>(\d+)<.*?<JAT_start_time>([^<]+)<", listing, re.DOTALL)
     return {id: datetime.fromisoformat(f"{when}+00:00") for id, when in pairs}

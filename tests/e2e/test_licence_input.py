@@ -1,4 +1,4 @@
-"""What users, admins and licence servers get wrong of licences: one line, nothing changed."""
+"""Licence mistakes of users, admins and servers: each gives one line and changes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.conftest import TWO_LOCAL, Site
 
-# Their servers are asked by the commands of the tests; the daemon has asked each once.
+# The daemon queries the server once; the commands of the tests query it again.
 SERVER = """
 [[licence_server]]
 name = "main"
@@ -131,7 +131,7 @@ def test_an_answer_that_is_none(licensed: Site, answer: str, told: str) -> None:
 
 
 def test_and_nothing_has_changed(licensed: Site) -> None:
-    """After all those above."""
+    """Runs after all tests above."""
     assert licensed.json("status", "--all") == []
     rows = standing(licensed)
     assert {name: (row["total"], row["free"], row["ours"]) for name, row in rows.items()} == {
@@ -142,7 +142,7 @@ def test_and_nothing_has_changed(licensed: Site) -> None:
 
 
 def test_an_answer_from_the_future_frees_nothing(licensed: Site) -> None:
-    """The daemon, started again, asks anew."""
+    """A restarted daemon queries its servers again."""
     says(licensed, json.dumps({"observed": time.time() + 9999, "licences": [GOOD]}))
     licensed.stop()
     licensed.start()

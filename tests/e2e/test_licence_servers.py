@@ -1,6 +1,6 @@
 """A daemon that queries licence servers, as users and admins see it.
 
-The `lmutil` here is our script, since the real one is proprietary: it prints what a file holds.
+The real `lmutil` is proprietary; a script that prints a file replaces it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two Slurm clusters and a Grid Engine cell share tokens: never more in use than there are."""
+"""Two Slurm clusters and a Grid Engine cell share tokens: use never exceeds the total."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.harness.slurm import SlurmSite
 def test_never_more_in_use_than_there_are_however_often_the_daemon_is_killed(
     site: Site, slurm_site: SlurmSite, gridengine_cell: Cell
 ) -> None:
-    """Jobs of 2 s; how well 10 s ones use the tokens is measured in tests/bench."""
+    """The jobs last 2 s; tests/bench measures the token use of jobs of 10 s."""
     use = Sharing(site, slurm_site, gridengine_cell).run(2.0, 10, only=("", "", "cell"))
     assert use.completed == use.begun == len(WANTS)
     assert TOTAL - 1 <= use.most <= TOTAL

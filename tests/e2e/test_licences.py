@@ -1,4 +1,4 @@
-"""Licences shared by two clusters: never more in use than there are, whatever is killed."""
+"""Licences shared by two clusters: use never exceeds the total, also after kills."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def standing(site: Site, name: str = "matlab") -> dict[str, Any]:
 
 @contextmanager
 def watching(site: Site) -> Iterator[Iterator[dict[str, Any]]]:
-    """What `licences --watch` shows, time after time, by licence."""
+    """Iterate over the lists that `licences --watch` prints, each as rows by licence."""
     command = [str(COMMAND), "licences", "--watch", "--json"]
     with subprocess.Popen(command, env=site.environment, stdout=subprocess.PIPE, text=True) as said:
         assert said.stdout is not None
@@ -53,7 +53,7 @@ def watching(site: Site) -> Iterator[Iterator[dict[str, Any]]]:
 
 
 def until_closed(lines: Iterator[str]) -> Iterator[str]:
-    """The lines of one list."""
+    """Yield the lines of a list."""
     for line in lines:
         yield line
         if line == "]\n":
@@ -72,7 +72,7 @@ def leases(site: Site) -> list[tuple[Any, ...]]:
 
 
 def most_at_once(spans: list[tuple[float, float, int]]) -> int:
-    """The largest sum of amounts whose spans overlap."""
+    """Return the largest sum of amounts whose spans overlap."""
     moments = sorted([(a, 1, n) for a, _, n in spans] + [(b, 0, -n) for _, b, n in spans])
     held = most = 0
     for *_, change in moments:
@@ -114,7 +114,7 @@ def test_a_local_queue_lets_first_go_who_has_leased_a_licence_that_others_wait_f
     site: Site,
 ) -> None:
     one = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 1\npolicy = "fb-mod"\n'
-    # one of so many that the priorities of all jobs are the same
+    # with 20 licences, all jobs get the same priority
     names = ["matlab", *(f"l{n}" for n in range(19))]
     pools = "".join(f'[[licence]]\nname = "{name}"\ntotal = 1\n' for name in names)
     site.configure(pools + one + "poll_interval = 0.2\n")
@@ -126,7 +126,7 @@ def test_a_local_queue_lets_first_go_who_has_leased_a_licence_that_others_wait_f
     holder, *waiting = [site.submit("-L", "matlab", "--wrap", "true", "-t", "5") for _ in range(3)]
     assert standing(site)["rho"] == len(waiting)
     last = site.submit("--wrap", "true", "-t", "5")
-    # it has been polled since, and told of what waits
+    # the cluster has been polled since, and has received the licence demand
     site.until(lambda: (site.row(last)["reason"] or "").startswith("manager:"))
     (site.folder / "go").touch()
     site.until_ended()
@@ -162,7 +162,7 @@ def test_what_is_told_of_licences(licensed: Site) -> None:
     assert (over["state"], over["free"], over["rho"]) == ("over-committed by 1", 0, 0.5)
     licensed.stop(signal.SIGKILL)
     licensed.start()
-    assert standing(licensed)["total"] == 2  # what an operator has set outlasts the daemon
+    assert standing(licensed)["total"] == 2  # a total set by an operator survives a restart
     licensed.run("cancel", str(first))
     licensed.until_ended(second)
     [row] = licensed.json("licence", "set", "matlab", "configured")

@@ -1,4 +1,4 @@
-"""Real controllers that lose their last seconds, give ids again, and begin jobs anew."""
+"""Real controllers that lose their last seconds, reuse job ids and restart jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def slurm_site(slurm_site_for_faults: SlurmSite) -> SlurmSite:
 
 @pytest.fixture
 def beta(over_slurm: Site, slurm_site: SlurmSite) -> SlurmCluster:
-    """A real cluster behind a running daemon; other people's work fills it for now."""
+    """A real cluster behind a running daemon, filled by a job from outside metasched."""
     cluster = slurm_site["beta"]
     cluster.run("sbatch", "--job-name=others", "-N3", "--exclusive", "--wrap", "sleep 600")
     over_slurm.until(lambda: "RUNNING" in state(cluster, "--name=others"))
@@ -31,7 +31,7 @@ def state(cluster: SlurmCluster, *which: str) -> str:
 
 
 def waiting(site: Site) -> tuple[int, str, Path]:
-    """A job that waits in the full cluster, its id there, and a file that tells that it began."""
+    """Submit a job to the full cluster; return it, its native id and the file that it writes."""
     ran = site.folder / "ran"
     job = site.submit("--wrap", f"echo x >> '{ran}'", "--cluster", "beta", "-t", "5")
     site.until(lambda: site.row(job)["reason"].startswith("manager:"))
@@ -43,7 +43,7 @@ def until_told(site: Site, job: int, what: str) -> None:
 
 
 def ended_once(site: Site, cluster: SlurmCluster, job: int, ran: Path) -> None:
-    """With room for it, the job runs to its end; it has begun once, and the story adds up."""
+    """Free the cluster; assert that the job starts once and completes, and that it replays."""
     cluster.run("scancel", "--name=others")
     assert site.until_ended(job)[0]["state"] == "completed"
     assert ran.read_text() == "x\n"
@@ -108,7 +108,7 @@ def test_a_restart_by_the_manager_is_an_attempt_of_its_own(
     beta.run("scontrol", "requeue", native)
     until_told(over_slurm, job, "the manager restarted it by itself (restart 1)")
     over_slurm.until(lambda: state(beta, "-j", native) == "PENDING")
-    beta.run("scontrol", "update", f"JobId={native}", "StartTime=now+3")  # not a minute
+    beta.run("scontrol", "update", f"JobId={native}", "StartTime=now+3")  # instead of in a minute
     over_slurm.until(lambda: ran.read_text() == "x\nx\n")
     go.touch()
     assert over_slurm.until_ended(job)[0]["exit_code"] == 3
@@ -119,12 +119,12 @@ def test_a_restart_by_the_manager_is_an_attempt_of_its_own(
     over_slurm.replayed()
 
 
-# With a fence: what is uncertain is kept from beginning, and sent again without an operator.
+# With a fence, uncertain attempts are revoked and dispatched again without an operator.
 
 
 @pytest.fixture
 def behind_fence(over_slurm: Site) -> Site:
-    """The site over two Slurm clusters whose payloads claim their attempts."""
+    """The site over two Slurm clusters with a fence: payloads claim their attempts."""
     over_slurm.stop()
     fence = over_slurm.folder / "claims"
     fence.mkdir()
@@ -165,7 +165,7 @@ def test_what_its_manager_reruns_against_our_wish_does_not_begin_again(
     beta.run("scontrol", "update", f"JobId={native}", "Requeue=1")
     beta.run("scontrol", "requeue", native)
     behind_fence.until(lambda: state(beta, "-j", native) == "PENDING")
-    beta.run("scontrol", "update", f"JobId={native}", "StartTime=now+3")  # not a minute
+    beta.run("scontrol", "update", f"JobId={native}", "StartTime=now+3")  # instead of in a minute
     [row] = behind_fence.until_ended(job)
     assert (row["state"], row["exit_code"]) == ("failed", 75), behind_fence.json("story", str(job))
     assert ran.read_text() == "x\n"
@@ -182,7 +182,7 @@ def test_what_ended_before_its_controller_forgot_it_is_settled_by_its_claim(
         job = behind_fence.submit("--wrap", payload, "--cluster", "beta", "-t", "5")
         behind_fence.until(ran.exists)
         behind_fence.until(lambda: behind_fence.row(job)["state"] == "running")
-        # what `--signal=B:USR1@...` does when the time has come
+        # as `--signal=B:USR1@...` does before the time limit
         beta.run("scancel", "--batch", "--signal=USR1", behind_fence.row(job)["native_id"])
         behind_fence.until(caught.exists)
         behind_fence.stop()

@@ -1,4 +1,4 @@
-"""A manager whose listing contains garbage, beside one that is honest, both with real Slurm."""
+"""A real Slurm cluster whose listing contains garbage, beside an intact cluster."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tests.e2e.conftest import Site
 from tests.harness.slurm import SEARCH_PATH, SlurmSite
 
 COMMANDS = ("sbatch", "scancel", "scontrol", "sinfo", "sacct", "sdiag")
-# The real listing, unless it is empty, with lines that are no records. If there is
-# a file `broken`, the delimiters of metasched's own lines are damaged, too.
+# Adds lines that are no records to the real listing, unless it is empty. If the file `broken`
+# exists, it also damages the delimiters of metasched's records.
 SQUEUE = """#!/bin/sh
 squeue={squeue} broken={broken}
 answer=$("$squeue" "$@") || exit
@@ -47,7 +47,7 @@ def test_a_lying_manager_harms_neither_its_own_tasks_nor_others(
     site.until(lambda: site.row(job)["state"] == "running")
     broken.touch()
     site.until(lambda: site.row(job)["state"] == "unknown")
-    # neither sent again nor lost, while everything else goes on, on the same cluster, too
+    # the job is neither dispatched again nor lost, and other jobs continue
     honest = site.submit("--wrap", "exit 4", "-t", "1", "--cluster", "beta")
     assert site.until_ended(honest)[0]["exit_code"] == 4
     assert site.row(job)["state"] == "unknown"

@@ -15,7 +15,7 @@ from metasched.model.reservation import Reservation, ReservationState
 from tests.e2e.conftest import Site
 from tests.e2e.test_doctor import findings
 
-# It fails twice; the third time it writes, and the daemon is killed before its exit.
+# It fails twice; the third call writes the mail and kills the daemon before it exits.
 PROGRAM = """#!/bin/sh
 cd {folder}
 echo "$@" >>calls

@@ -1,4 +1,4 @@
-"""Jobs that run again, and jobs that are changed after their submission."""
+"""Jobs that are requeued, and jobs that are modified after submission."""
 
 from __future__ import annotations
 

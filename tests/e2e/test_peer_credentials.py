@@ -1,4 +1,4 @@
-"""Who is calling is what the kernel says: two real accounts, and headers that lie."""
+"""Callers are identified by the kernel: two real accounts, and forged headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon over PostgreSQL: jobs stream while the daemon dies, or its database does."""
+"""The daemon over PostgreSQL: jobs are submitted while the daemon or the server dies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pg(tmp_path: Path, postgresql_server: Server) -> Iterator[Site]:
 
 @pytest.fixture
 def own_server(common_folder: Path) -> Iterator[Server]:
-    """A server that may be stopped and killed; it writes to the disk as one in production."""
+    """A server that tests may stop and kill; it syncs to disk as in production."""
     if (reason := missing()) is not None:
         require("postgresql", reason)
     with Server(common_folder / "pg-own", settings=()) as server:
@@ -46,7 +46,7 @@ def test_jobs_run_and_the_story_replays(pg: Site) -> None:
     rows = pg.until_ended(good, bad, array)
     assert [row["exit_code"] for row in rows] == [0, 3, 0, 0, 0]
     found = {f["check"]: f for f in json.loads(pg.run("doctor", "--json", code=1).stdout)}
-    # fsync is off in the tests' server: what doctor is for
+    # doctor must report that the tests' server has fsync off
     assert [check for check, f in found.items() if not f["ok"]] == ["database"]
     assert "fsync off" in found["database"]["text"]
     assert {row["ok"] for row in pg.json("db", "check")} == {True}
@@ -57,7 +57,7 @@ def test_jobs_run_and_the_story_replays(pg: Site) -> None:
 
 @pytest.mark.slow
 def test_the_daemon_is_killed_at_random(pg: Site) -> None:
-    """Every job that was accepted begins exactly once."""
+    """Every accepted job starts exactly once."""
     draw = random.Random(11)
     ran = pg.folder / "ran"
     accepted = []
@@ -77,7 +77,7 @@ def test_the_daemon_is_killed_at_random(pg: Site) -> None:
 
 @pytest.mark.slow
 def test_the_server_goes_away_while_jobs_stream(tmp_path: Path, own_server: Server) -> None:
-    """Killed, stopped and restarted: nothing is lost or begins twice, and all is told plainly."""
+    """The server is killed, stopped and restarted; no job is lost or starts twice."""
     site = Site(tmp_path)
     site.url = own_server.create()
     site.configure()
@@ -92,7 +92,7 @@ def test_the_server_goes_away_while_jobs_stream(tmp_path: Path, own_server: Serv
             told = site.error("submit", "--wrap", f"echo refused >> '{ran}'", code=4)
             assert "the database is away" in told
             assert "nothing changed, try again" in told
-            # at once, though the service still ends its tasks
+            # at once, while the service is still ending its tasks
             health = call(site.folder / "ms.sock", "GET", "/health")
             assert health.status == 503
             assert health.headers["retry-after"].isdecimal()
@@ -114,7 +114,7 @@ def test_the_server_goes_away_while_jobs_stream(tmp_path: Path, own_server: Serv
 def test_a_standby_takes_over_and_the_first_can_write_nothing_more(
     pg: Site, postgresql_server: Server
 ) -> None:
-    """The first one hangs, and its connections are cut: what it has begun goes on elsewhere."""
+    """The first daemon hangs and its connections are cut; the standby takes over its job."""
     pg.start()
     job = pg.submit("--wrap", "sleep 2; exit 6")
     first = pg._daemon
@@ -187,7 +187,7 @@ def test_a_daemon_that_waits_for_its_database_ends_at_a_signal(
 def test_a_daemon_waits_for_a_database_that_is_away_at_its_start(
     tmp_path: Path, own_server: Server
 ) -> None:
-    """It says so, refuses requests with the cause, and goes on once the server is there."""
+    """It logs this, refuses requests with the cause, and continues once the server is up."""
     site = Site(tmp_path)
     site.url = own_server.create()
     site.configure()
@@ -213,7 +213,7 @@ def test_a_daemon_waits_for_a_database_that_is_away_at_its_start(
         assert site.until_ended(site.submit("--wrap", "true"))[0]["state"] == "completed"
         assert site.stop() == 0
         site.replayed()
-        # a fault that stays is an error also after a wait
+        # a permanent fault is an error also after a wait
         own_server.stop()
         site.url = own_server.url("absent")
         site.configure()
@@ -232,7 +232,7 @@ def test_a_daemon_waits_for_a_database_that_is_away_at_its_start(
 
 @pytest.mark.slow
 def test_the_server_hangs_and_cuts_nothing(tmp_path: Path, own_server: Server) -> None:
-    """The daemon finds out, says so, answers meanwhile, and goes on when the server does."""
+    """The daemon detects and logs it, answers meanwhile, and continues with the server."""
     site = Site(tmp_path)
     site.url = own_server.create()
     site.configure()
@@ -247,7 +247,7 @@ def test_the_server_hangs_and_cuts_nothing(tmp_path: Path, own_server: Server) -
             assert "the database is away" in told
             assert "nothing changed, try again" in told
             site.until(lambda: "the database is away (" in site.log.read_text())
-            # from now on at once, and not only when the server is asked
+            # from now on requests fail at once, even without a query to the server
             assert call(site.folder / "ms.sock", "GET", "/health").status == 503
             assert "the database is away" in site.error("status", code=4)
         finally:

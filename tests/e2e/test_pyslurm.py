@@ -1,4 +1,4 @@
-"""A cluster by pyslurm behind the daemon: which access is used, and workers that hang and crash."""
+"""A cluster accessed by pyslurm: the reported access, and workers that hang or crash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ACCESSES = ["stand-in", "pyslurm"]
 
 @pytest.fixture(params=ACCESSES)
 def python_path(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
-    """(interpreter, PYTHONPATH) of a worker that finds a pyslurm."""
+    """Return (interpreter, PYTHONPATH) of a worker that can import pyslurm or its stand-in."""
     if request.param == "stand-in":
         return "", f"{pyslurm.stand_in(tmp_path / 'stand-in')}"
     reason = pyslurm.missing()
@@ -33,7 +33,7 @@ def configured(
     more: str = "",
     access: str = "pyslurm",
 ) -> None:
-    """alpha with that access, its modules from `path`; beta by the commands."""
+    """Configure alpha with `access` and the modules in `path`, beta with the commands."""
     alpha, beta = clusters["alpha"], clusters["beta"]
     for cluster in clusters:
         cluster.empty()
@@ -52,7 +52,7 @@ def state(site: Site, cluster: str) -> str:
 
 
 def used(site: Site, cluster: str) -> str:
-    """By what it is spoken to."""
+    """Return the access that the daemon uses for a cluster."""
     return next(str(c["access"]) for c in site.json("clusters") if c["cluster"] == cluster)
 
 
@@ -120,7 +120,7 @@ def test_a_pyslurm_that_cannot_be_imported_is_a_reason_and_the_daemon_goes_on(
 ) -> None:
     stand_in = pyslurm.stand_in(tmp_path / "stand-in")
     source = (stand_in / "pyslurm.py").read_text()
-    (stand_in / "pyslurm.py").write_text(source.replace("unlink()", "touch()"))  # again and again
+    (stand_in / "pyslurm.py").write_text(source.replace("unlink()", "touch()"))  # at every import
     (stand_in / f"{way}-import").touch()
     configured(site, slurm_site, str(stand_in), more="timeout = 2\n")
     site.start("down:")
@@ -132,7 +132,7 @@ def test_a_pyslurm_that_cannot_be_imported_is_a_reason_and_the_daemon_goes_on(
     [row] = site.until_ended(job)
     assert (row["state"], row["cluster"]) == ("completed", "beta")
     (stand_in / f"{way}-import").unlink()
-    site.until(lambda: state(site, "alpha") == "up")  # one that hangs is ended and begun anew
+    site.until(lambda: state(site, "alpha") == "up")  # a hanging import is killed and repeated
     assert site.stop() == 0
 
 
@@ -143,7 +143,7 @@ def test_a_pyslurm_that_a_busy_host_imports_slowly_is_used_once_it_is_there(
     (stand_in / "busy").touch()
     configured(site, slurm_site, str(stand_in), more="timeout = 3\n", access="auto")
     site.start("down:")
-    site.until(lambda: used(site, "alpha") == "commands")  # until then
+    site.until(lambda: used(site, "alpha") == "commands")  # until pyslurm is imported
     job = site.submit("--wrap", "true", "-t", "5", "--cluster", "alpha")
     assert site.until_ended(job)[0]["state"] == "completed"
     assert "the manager accepted it, by commands" in causes(site, job)

@@ -13,7 +13,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def commands() -> list[str]:
-    """The lines of the section Use, without comments."""
+    """Return the command lines of the section Use, without comments."""
     section = README.read_text().partition("\n## Use\n")[2].partition("\n## ")[0]
     return [line.partition(" #")[0].strip() for line in re.findall(r"(?m)^    (\S.*)$", section)]
 

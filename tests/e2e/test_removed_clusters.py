@@ -1,4 +1,4 @@
-"""Reservations whose cluster the configuration does not name any more."""
+"""Reservations whose cluster is no longer configured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ME = getuser()
 
 
 def write(site: Site, *some: Reservation) -> None:
-    """Store reservations as an earlier life of the daemon has left them."""
+    """Store reservations as an earlier run of the daemon left them."""
     engine = database_from_url(site.url, site.folder).open_existing()
     with engine.begin() as connection:
         reservations.store(connection, [Outcome(reservations={one.id: one for one in some})])
@@ -89,7 +89,7 @@ def test_they_are_named_everywhere_and_broken_only_when_they_would_begin(site: S
     site.until(lambda: "No other window" in read_if_written(site.folder / "letter"))
     letter = (site.folder / "letter").read_text()
     assert f"Cause: {GONE}\n" in letter
-    assert "No other window was found for it" in letter  # local clusters keep none
+    assert "No other window was found for it" in letter  # local clusters have no reservations
     site.run("reservation", "cancel", "3")
     assert told(site)[3]["state"] == "cancelled"
     assert "reservation 3" not in findings(site, 1)

@@ -1,4 +1,4 @@
-"""What the daemon decides is what the laboratory's core decides: a long run, replayed."""
+"""A long run of the daemon, replayed: the simulator's core takes the same decisions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LICENCES = (
 
 
 def requests(site: Site, draw: Random) -> list[JobRequest]:
-    """Short jobs of all sizes and kinds, more than the clusters can run at once."""
+    """Draw short jobs of all sizes and kinds, more than the clusters can run at once."""
     return [
         JobRequest(
             script=f"sleep{draw.choice('123')}",

@@ -1,4 +1,4 @@
-"""Promises are kept on real clusters among batch jobs, whatever is killed meanwhile."""
+"""Reservations are kept on real clusters among batch jobs and over crashes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def test_every_promise_is_kept_on_nodes_or_processors_of_its_own(
     assert list(kept.moved.values()) == [True]
     assert kept.left == []
     assert kept.batch_completed + kept.batch_lost == 15
-    assert kept.batch_lost <= 8  # of one moment
+    assert kept.batch_lost <= 8  # jobs of the last moment before the kill
     assert site.stop() == 0
     site.replayed()

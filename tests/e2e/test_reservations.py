@@ -1,4 +1,4 @@
-"""Advance reservations through the command line, the same on every manager that keeps them."""
+"""Advance reservations through the command line, on every manager that supports them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.e2e.reservable_clusters import PLACE_CPUS, ReservableCluster, SlurmRe
 
 IN_AN_HOUR = ("--start", "+1h", "--duration", "10m")
 PLACE = str(PLACE_CPUS)
-IN_MATRIX = pytest.mark.skipif(  # it lasts as long as a window of Slurm
+IN_MATRIX = pytest.mark.skipif(  # it takes as long as Slurm's shortest window
     "METASCHED_SLURM_BIN" not in os.environ, reason="`make test-matrix` runs it"
 )
 
 
 def end_in_order(site: Site) -> None:
-    """Stop the daemon; its record replays, and its database is whole."""
+    """Stop the daemon; assert that its events replay and its database is intact."""
     assert site.stop() == 0
     site.replayed()
     checked = site.run("db", "check").stdout
@@ -30,7 +30,7 @@ def end_in_order(site: Site) -> None:
 
 
 def cancel(site: Site, cluster: ReservableCluster, *reservations: int) -> None:
-    """Cancel reservations and wait until the manager has no other."""
+    """Cancel reservations and wait until the manager has none left."""
     for id in reservations:
         site.run("reservation", "cancel", str(id))
     site.until(lambda: cluster.reservations() == {})
@@ -41,7 +41,7 @@ def until_state(site: Site, reservation: int, state: str) -> None:
 
 
 def offered_cpus(cluster: ReservableCluster, offer: Mapping[str, int | None]) -> int | None:
-    """The processors of an offer, which is in nodes where these are named."""
+    """Return the processors of an offer, which counts nodes if nodes are reserved."""
     if not cluster.capabilities.reserves_named_nodes:
         assert offer["nodes"] is None
         return offer["processors"]
@@ -51,7 +51,7 @@ def offered_cpus(cluster: ReservableCluster, offer: Mapping[str, int | None]) ->
 
 
 def amount(cluster: ReservableCluster, cpus: int) -> str:
-    """Processors as a refusal writes them."""
+    """Format a number of processors as in a refusal."""
     if not cluster.capabilities.reserves_named_nodes:
         return f"{cpus} processors"
     nodes = cpus // PLACE_CPUS
@@ -59,7 +59,7 @@ def amount(cluster: ReservableCluster, cpus: int) -> str:
 
 
 def waiting_for(path: str) -> tuple[str, str]:
-    """Words of `submit`: a job that runs until the file exists."""
+    """Return arguments of `submit` for a job that runs until the file exists."""
     return "--wrap", f"while [ ! -e {path} ]; do sleep 0.2; done"
 
 
@@ -153,7 +153,7 @@ def test_jobs_wait_for_their_windows_and_run_in_them_beside_batch_jobs(
 def place_after_move(cluster: ReservableCluster, site: Site, id: int, before: str) -> str:
     """Return the only place of a reservation once it has left `before`.
 
-    Slurm names no cores of a reservation for some seconds: each condition reads one answer.
+    Slurm lists no cores for some seconds, so the check and the result use the same answer.
     """
 
     def places() -> list[str]:
@@ -207,7 +207,7 @@ def test_a_reservation_that_its_manager_lost_is_created_again(
     site, size = reserving_site, str(cluster.cpus)
     id = reserve(site, "--size", size, *IN_AN_HOUR)["reservation"]
     [native] = cluster.natives_of(id)
-    # wholly reserved for later, the cluster is free now
+    # the whole cluster is reserved for later, but free now
     before = site.submit("-n", size, "-t", "1", "--wrap", "true")
     assert site.until_ended(before)[0]["state"] == "completed"
     site.until(lambda: site.cluster_rows()[0]["used"] == 0)
@@ -229,7 +229,7 @@ def test_a_reservation_that_its_manager_lost_is_created_again(
 def test_a_manager_that_forgets_is_told_again(
     cluster: SlurmReservations, reserving_site: Site
 ) -> None:
-    """Grid Engine stores each change before it answers."""
+    """Slurm only: Grid Engine stores each change before it answers."""
     site = reserving_site
     cancelled = reserve(site, "--size", PLACE, *IN_AN_HOUR)["reservation"]
     with cluster.slurm.forgetting():
@@ -239,7 +239,7 @@ def test_a_manager_that_forgets_is_told_again(
         other = site.until(lambda: reserve(site, *later))
         assert other["state"] == "bound"
         site.stop(signal.SIGKILL)
-    # the deletion is forgotten, and the other reservation with it
+    # the controller has forgotten the deletion and the other reservation
     assert cluster.natives_of(cancelled)
     assert not cluster.natives_of(other["reservation"])
     site.start()
@@ -253,9 +253,9 @@ def test_a_manager_that_forgets_is_told_again(
 def test_a_reservation_is_moved_so_that_another_fits(
     cluster: ReservableCluster, reserving_site: Site
 ) -> None:
-    """Of two places A[0,1) B[2,3) C[0,2) X[1,3): whatever A and B got for good, X would not fit.
+    """On two places, A[0,1) B[2,3) share a place beside C[0,2); X[1,3) fits only if B moves.
 
-    Where windows are short they come in the reverse order, and the job in B runs after the move.
+    Short windows have A and B swapped, as C and X; then the job in B runs after the move.
     """
     site = reserving_site
     for place in cluster.places[2:]:
@@ -276,7 +276,7 @@ def test_a_reservation_is_moved_so_that_another_fits(
         return answer["reservation"]
 
     def place_of(id: int) -> str:
-        """The only place of a reservation, once its manager has chosen."""
+        """Return the only place of a reservation, once its manager has chosen it."""
         [place] = site.until(lambda: cluster.places_of(id))
         assert isinstance(place, str)
         return place
@@ -297,7 +297,7 @@ def test_a_reservation_is_moved_so_that_another_fits(
         assert (row["state"], row["native_id"]) == ("completed", native)
         late = datetime.fromisoformat(row["started"]) - begin
         assert timedelta() <= late <= timedelta(seconds=unit)
-    elif not cluster.capabilities.reserves_named_nodes:  # and back, since there is no other way
+    elif not cluster.capabilities.reserves_named_nodes:  # now B has to move back
         for id in (a, c, x):
             site.run("reservation", "cancel", str(id))
         site.until(lambda: len(cluster.reservations()) == 1)
@@ -309,7 +309,7 @@ def test_a_reservation_is_moved_so_that_another_fits(
     end_in_order(site)
 
 
-@pytest.mark.slow  # no window of Slurm's is shorter than a minute
+@pytest.mark.slow  # Slurm's shortest window is a minute
 @pytest.mark.parametrize(
     "reservable",
     ["slurm-nodes", pytest.param("slurm-processors", marks=IN_MATRIX), "gridengine"],
@@ -318,7 +318,7 @@ def test_a_reservation_is_moved_so_that_another_fits(
 def test_at_the_end_of_its_window_a_job_is_ended_or_may_run_on_as_was_asked(
     cluster: ReservableCluster, site: Site
 ) -> None:
-    """Without the daemon Slurm would end it up to 30 s late, and the next window would wait."""
+    """Slurm alone would end the job up to 30 s late, which would delay the next window."""
     site.configure(cluster.table(site.folder), '[reservations]\nlet_run = "2m"\n')
     site.start()
     start = datetime.now(UTC) + timedelta(seconds=8)
@@ -335,7 +335,7 @@ def test_at_the_end_of_its_window_a_job_is_ended_or_may_run_on_as_was_asked(
     ):
         within = ("--reservation", str(made["reservation"]), "-n", PLACE)
         site.submit(*within, "--wrap", f"sleep {cluster.shortest_window * 0.4}")
-        # it begins late, and its limit is as long as the window
+        # the job starts late, and its time limit is the length of the window
         jobs.append(site.submit(*within, "--wrap", f"{work} && : > done$METASCHED_JOB_ID"))
     waits = site.submit("--reservation", str(lets["reservation"]), "-n", PLACE, "--wrap", "true")
     site.until(lambda: [row["state"] for row in site.rows(*jobs)] == ["running"] * 2)
@@ -357,12 +357,12 @@ def test_at_the_end_of_its_window_a_job_is_ended_or_may_run_on_as_was_asked(
     end_in_order(site)
 
 
-@pytest.mark.slow  # no window of Slurm's is shorter than a minute
+@pytest.mark.slow  # Slurm's shortest window is a minute
 @pytest.mark.parametrize("reservable", ["slurm-processors", "gridengine"], indirect=True)
 def test_a_job_whose_window_ends_without_a_daemon_times_out_and_the_next_window_begins(
     cluster: ReservableCluster, reserving_site: Site
 ) -> None:
-    """Grid Engine ends it and keeps no record: what is known is what was seen before."""
+    """Grid Engine ends the job and keeps no record; only earlier listings show it."""
     site = reserving_site
     start = datetime.now(UTC) + timedelta(seconds=8)
     length = timedelta(seconds=cluster.shortest_window)

@@ -1,4 +1,4 @@
-"""The daemon stopped, killed and started again: nothing lost, nothing run twice."""
+"""The daemon is stopped, killed and restarted: no job is lost or run twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the site close a cluster until they are repaired; a user's own faults close nothing."""
+"""Faults of the site close a cluster until they are repaired; a user's own do not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FaultySite(MultiUserSite):
             self.launcher_file.write_text(text)
 
     def cause(self) -> str:
-        """Why the cluster is down; "" if it is up."""
+        """Return why the cluster is down, or "" if it is up."""
         [row] = self.cluster_rows()
         state: str = row["state"]
         return state.removeprefix("down: ") if state.startswith("down: ") else ""
@@ -48,7 +48,7 @@ class FaultySite(MultiUserSite):
         self.until(lambda: cause in self.cause())
 
     def findings(self) -> dict[str, dict[str, Any]]:
-        """The results of the doctor by the name of the check."""
+        """Return the results of the doctor by the name of the check."""
         with_faults = self.by(KEEPER).run("doctor", "--json", code=1).stdout
         return {finding["check"]: finding for finding in json.loads(with_faults)}
 
@@ -113,7 +113,7 @@ def test_a_state_folder_closed_to_users_ends_no_job(local: FaultySite) -> None:
 
 
 def test_a_user_at_fault_closes_nothing_to_others(local: FaultySite) -> None:
-    """A missing directory and a denied group: refused, and the others' jobs go on."""
+    """A missing directory and a denied group are refused; the jobs of other users continue."""
     a, b = local.by(A), local.by(B)
     local.until(lambda: not local.cause())
     folder = local.folder / A / "gone"

@@ -1,4 +1,4 @@
-"""One daemon for all users: everything is done as the owner of a job, and for nobody else."""
+"""Site mode: one daemon serves all users and acts as the owner of each job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHO = "#!/bin/sh\nid -u; id -g; id -G; umask; pwd; echo $0\n"
 
 
 def check_identity(site: MultiUserSite, account: str, **options: str) -> None:
-    """A job's process and its output are wholly its owner's, with the owner's umask."""
+    """Assert that a job's process and output have the owner's ids, groups and umask."""
     user = site.by(account)
     home = site.folder / account
     (home / "who.sh").write_text(WHO)
@@ -56,19 +56,19 @@ def check_identity(site: MultiUserSite, account: str, **options: str) -> None:
     uid, gid, groups, umask, directory, _ = (home / "out").read_text().splitlines()
     assert (uid, gid, umask) == (str(owner.pw_uid), str(owner.pw_gid), "0027")
     wanted = set(os.getgrouplist(account, owner.pw_gid))
-    # a manager may mark a job's processes by one more group
+    # a manager may mark a job's processes by an additional group
     assert wanted <= set(map(int, groups.split())) <= wanted | set(GROUPS)
     assert directory == str(home)
 
 
 def check_cancel(site: MultiUserSite, **options: str) -> None:
-    """Others are refused, and change nothing; an operator is not."""
+    """Assert that another user can neither see nor change a job, and an operator can."""
     words = [word for key, value in options.items() for word in (f"--{key}", value)]
     a, b = site.by(A), site.by(B)
     job = a.submit(*words, "-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")
     a.until(lambda: a.row(job)["state"] == "running")
     for wish in ("cancel", "hold", "status", "story", "explain", "output", "wait"):
-        # as of a job that does not exist: whose it is stays hidden
+        # the error for an unknown job, which hides the owner
         refusal, unknown = b.error(wish, str(job), code=5), b.error(wish, "999999", code=5)
         assert refusal == unknown.replace("999999", str(job)), wish
     assert "operators" in b.error("resolve", str(job), "lost", code=3)
@@ -103,7 +103,7 @@ def test_users_see_their_own_jobs_and_operators_all(local: MultiUserSite) -> Non
     b.until_ended(jobs[B])
     assert {row["user"] for row in a.json("status", "--all")} == {A}
     assert B in a.error("status", "--user", B, code=3)
-    for operator in (local, local.by(OPERATOR)):  # root is one, too
+    for operator in (local, local.by(OPERATOR)):  # root is an operator, too
         assert {A, B} <= {row["user"] for row in operator.json("status", "--all")}
     assert a.run("cancel", "--state", "completed", "--json").stdout.strip() == "[]"
 
@@ -256,7 +256,7 @@ def test_a_user_can_neither_hide_nor_steal_anothers_job_by_its_tag(
         )
 
     a.until(ended)
-    # the listing in which the forgery has ended is the one that lists this job's end, too
+    # a listing with the end of this job has the end of the forged job, too
     other = b.submit("-t", "5", "-o", "/dev/null", "--wrap", "true")
     b.until_ended(other)
     assert a.row(job)["state"] == "running"
@@ -335,7 +335,7 @@ def test_an_option_that_qsub_does_not_know_is_refused(over_gridengine: MultiUser
 def test_a_reservation_is_its_owners_and_operators_alone(
     over_gridengine: MultiUserSite, gridengine_cell: Cell
 ) -> None:
-    """The daemon makes it in Grid Engine, and jobs in it are the owner's."""
+    """The daemon creates it in Grid Engine; jobs in it run as the owner."""
     a, b, operator = (over_gridengine.by(account) for account in (A, B, OPERATOR))
     made = a.json("reserve", "--size", "2", "--duration", "5m")
     id = str(made["reservation"])

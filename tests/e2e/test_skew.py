@@ -1,4 +1,4 @@
-"""Client, daemon, launcher and worker of neighbouring releases: together, or one clear line."""
+"""Client, daemon, launcher and worker of adjacent releases work together or report why."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_command_of_a_later_release_is_refused_in_one_line(site: UpgradedSite)
 def test_a_worker_of_the_previous_release_is_reported_with_the_remedy(
     site: UpgradedSite, tmp_path: Path
 ) -> None:
-    """Its module has another name: a cluster's own environment needs the daemon's release."""
+    """The worker module was renamed: a cluster's own Python needs the daemon's release."""
     python = tmp_path / "python"
     program = site.previous.command[0]
     python.write_text(
@@ -134,7 +134,7 @@ class MixedSite(MultiUserSite):
             )
 
     def use_launcher(self, program: Path | None = None) -> None:
-        """Replace the launcher, by that of the present release unless `program` is given."""
+        """Replace the launcher by `program`, or by the launcher of the present release."""
         self.end_launcher()
         (self.folder / "launcher" / "launcher.sock").unlink(missing_ok=True)
         self.launcher_program = str(program or MultiUserSite.launcher_program)

@@ -126,7 +126,7 @@ def test_pulled_from_a_full_cluster_to_the_one_that_can_start_it(
 def test_nothing_is_pulled_into_a_window_that_is_to_come(
     over_slurm: Site, slurm_site: SlurmSite
 ) -> None:
-    """A maintenance begins in 10 minutes where nodes are free: who ends before goes there."""
+    """Free nodes have maintenance in 10 minutes; only jobs that end before it are pulled."""
 
     def busy(name: str, nodes: int) -> None:
         cluster = slurm_site[name]
@@ -148,7 +148,7 @@ def test_nothing_is_pulled_into_a_window_that_is_to_come(
         other.run("scancel", "--name=wrap", "--state=RUNNING")
         [row] = over_slurm.until_ended(short)
         assert (row["state"], row["cluster"]) == ("completed", other.name)
-        # a pull would take less: the next poll of the free cluster wishes it
+        # longer than a pull, which the next poll of the free cluster would request
         for _ in range(24):
             time.sleep(0.25)
             assert over_slurm.row(long)["cluster"] == first
@@ -206,7 +206,7 @@ def test_a_node_locked_licence_is_used_on_its_machine_only(
     )
     site.start()
     words = ("-L", "nx", "-t", "5", "--wrap", "echo $SLURMD_NODENAME")
-    assert "no set of nodes has" in site.error("submit", *words, code=3)  # none has it yet
+    assert "no set of nodes has" in site.error("submit", *words, code=3)  # no node has "cad" yet
     try:
         for kind in ("AvailableFeatures", "ActiveFeatures"):
             alpha.run("scontrol", "update", f"NodeName={locked}", f"{kind}=any,cad")
@@ -222,9 +222,9 @@ def test_a_node_locked_licence_is_used_on_its_machine_only(
 def test_licences_that_slurm_counts_too_are_asked_for_there(
     site: Site, slurm_site: SlurmSite
 ) -> None:
-    """We lease five, of which alpha gives out three; beta knows none.
+    """metasched leases five tokens; alpha counts three of them, beta counts none.
 
-    What others take on alpha is not there for beta, either.
+    Tokens that others use on alpha are not free for beta, either.
     """
     for cluster in slurm_site:
         cluster.empty()

@@ -1,4 +1,4 @@
-"""Reservations of whole Slurm nodes: what only they, or only metasched's own rules, decide."""
+"""Reservations of whole Slurm nodes: behaviour specific to them or to metasched's rules."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.e2e.reservable_clusters import SlurmReservations
 from tests.harness.daemons import BootError
 
 pytestmark = pytest.mark.parametrize("reservable", ["slurm-nodes"], indirect=True)
-_CLASSIC = ((0, 1), (2, 3), (0, 2), (1, 3))  # windows that no static choice of two nodes survives
+_CLASSIC = ((0, 1), (2, 3), (0, 2), (1, 3))  # on two nodes; the first two share one
 LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 2\npoll_interval = 0.2\n'
 
 
 def reserved_nodes(cluster: SlurmReservations) -> list[str]:
-    """The nodes of all reservations of the cluster."""
+    """Return the nodes of all reservations of the cluster."""
     return [node for native in cluster.reservations() for node in cluster.places_of_native(native)]
 
 
@@ -64,7 +64,7 @@ def test_licences_of_a_window_are_kept_over_a_crash_and_free_after_it(
 
 
 def lasts_where_the_clock_is_changed(site: Site) -> timedelta:
-    """What could be reserved from 01:30 to 03:30 on a day on which 3 follows on 2."""
+    """Return the length of an offer from 01:30 to 03:30 on the day summer time starts."""
     day = datetime.now() + timedelta(days=2)
     changes = (day.timetuple().tm_yday - 1, (day + timedelta(days=9)).timetuple().tm_yday - 1)
     zone = "CET-1CEST,{}/2,{}/3".format(*changes)
@@ -191,7 +191,7 @@ def test_a_static_partition_keeps_batch_jobs_and_reservations_apart(
 def test_slurm_itself_refuses_the_last_of_four_windows_that_fit(
     cluster: SlurmReservations,
 ) -> None:
-    """Of two nodes A[0,1) B[2,3) C[0,2) X[1,3); metasched moves one (test_reservations.py)."""
+    """A[0,1) B[2,3) C[0,2) X[1,3) on two nodes; metasched moves B (test_reservations.py)."""
     cluster.disable("g3")
     hour = datetime.fromtimestamp(datetime.now().timestamp() // 60 * 60 + 3600)
     for number, (first, last) in enumerate(_CLASSIC):
@@ -209,7 +209,7 @@ def test_slurm_itself_refuses_the_last_of_four_windows_that_fit(
 
 @pytest.fixture
 def late_gamma(cluster: SlurmReservations, site: Site) -> Site:
-    """A running site that sends jobs late and chooses nodes ten seconds before the window."""
+    """A running site that dispatches late and chooses nodes ten seconds before the window."""
     (site.folder / "policy.toml").write_text('send = "late"\n')
     late = 'exclusive = true\nbinding = "late"\nlead = 10\n'
     site.configure(cluster.table(site.folder, late), '[policy]\nfile = "policy.toml"\n')

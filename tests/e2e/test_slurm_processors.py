@@ -1,4 +1,4 @@
-"""Reservations of processors on a real Slurm cluster: what other managers do not need."""
+"""Reservations of processors on a real Slurm cluster: behaviour specific to Slurm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WITHOUT_CORES = ClusterSpec(
 def test_a_reservation_that_somebody_made_smaller_is_replaced(
     cluster: SlurmReservations, reserving_site: Site
 ) -> None:
-    """By one beside it, of another name: its owner is never without one."""
+    """The replacement with another name is created first: the owner always has a reservation."""
     site = reserving_site
     id = reserve(site, "--size", "3", *IN_AN_HOUR)["reservation"]
     [name] = cluster.reservations()
@@ -43,7 +43,7 @@ def test_a_reservation_that_somebody_made_smaller_is_replaced(
 def test_what_slurm_lost_is_created_again_once_the_controller_has_heard_from_its_nodes(
     cluster: SlurmReservations, reserving_site: Site
 ) -> None:
-    """Until then Slurm finds no cores for anything."""
+    """Until its nodes have registered, Slurm finds no cores."""
     site = reserving_site
     made = reserve(site, "--size", "3", *IN_AN_HOUR)
     [name] = cluster.reservations()
@@ -67,7 +67,7 @@ def test_what_slurm_lost_is_created_again_once_the_controller_has_heard_from_its
 def test_the_daemon_refuses_another_unit_while_a_reservation_is_open(
     cluster: SlurmReservations, reserving_site: Site
 ) -> None:
-    """Else two processors would become two nodes, or a node a processor."""
+    """Otherwise two processors would become two nodes, or a node would become a processor."""
     site = reserving_site
     processors = site.config.read_text()
     nodes = processors.replace('"processor"', '"node"')

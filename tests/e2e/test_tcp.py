@@ -31,12 +31,12 @@ ALIAS = "metasched.example.org:443"
 
 
 class Far:
-    """A port for a daemon, and a munged that its hosts share."""
+    """A port for a daemon, and a munged shared by its hosts."""
 
     def __init__(self, folder: Path) -> None:
         if shutil.which("munged") is None and shutil.which("/usr/sbin/munged") is None:
             require("munge", "munged not found; apt-get install munge")
-        self._holder = socket.socket()  # keeps the port from others; the daemon may share it
+        self._holder = socket.socket()  # reserves the port; the daemon may share it
         self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._holder.bind(("127.0.0.1", 0))
         self.port = self._holder.getsockname()[1]
@@ -177,7 +177,7 @@ def test_no_caller_can_fill_the_memory_of_the_daemon(far: tuple[Site, Far]) -> N
     credential = f"Authorization: Bearer {token}\r\n"
     for fields, status in ((length, b"401"), (credential + length, b"413")):
         with socket.create_connection(("127.0.0.1", there.port), timeout=30) as sender:
-            sender.sendall(f"{head}{fields}\r\n".encode())  # and nothing of the body
+            sender.sendall(f"{head}{fields}\r\n".encode())  # without the body
             assert sender.recv(100).startswith(b"HTTP/1.1 " + status)
     with socket.create_connection(("127.0.0.1", there.port), timeout=30) as sender:
         sender.sendall(f"{head}{credential}Transfer-Encoding: chunked\r\n\r\n".encode())
@@ -210,7 +210,7 @@ def test_any_payload_of_a_credential_is_judged(far: tuple[Site, Far], payload: b
 def test_a_munge_credential_is_valid_for_one_daemon(
     far: tuple[Site, Far],
 ) -> None:
-    """The called daemon could send it to any daemon whose host has the same key."""
+    """Otherwise the called daemon could use it for any daemon whose host has the same key."""
     site, there = far
     elsewhere = f"http://localhost:{there.port}"  # a name that is valid on this host only
     assert site.run("status", env=there.environment | {"METASCHED_SOCKET": elsewhere})

@@ -1,7 +1,7 @@
 """A live site is upgraded or rolled back while jobs run: none is lost or run twice.
 
-The daemon of one release runs jobs on a real cluster and is stopped or killed. That of the other
-release starts on the same configuration, database and folders, and finishes what the first began.
+The daemon of one release runs jobs on a real cluster and is stopped or killed. The daemon of the
+other release starts with the same configuration, database and folders, and finishes these jobs.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ print(json.dumps([metasched.__file__, adapters]))
 
 @dataclass(frozen=True)
 class Manager:
-    """One cluster to be taken over.
+    """A cluster to be taken over.
 
     Six processors are in use at the upgrade; a job of `waiting_cpus` has to wait for some of
-    them. `reserve` are the arguments of a reservation (none: it reserves nothing), `reservations`
-    returns the names of those that the manager has.
+    them. `reserve` has the arguments of a reservation; it is empty if the manager supports none.
+    `reservations` returns the names of the manager's reservations.
     """
 
     table: str
@@ -199,7 +199,7 @@ def test_jobs_outlive_the_upgrade_and_run_exactly_once(
     promised = manager.reservations()
     site.until(lambda: site.run("output", str(running)).stdout == "hello\n")
 
-    # what is submitted and cancelled now does not reach the manager before the daemon ends
+    # submissions and cancellations do not reach the manager before the daemon ends
     for worker in psutil.Process(site.pid).children():
         worker.suspend()
     undelivered = jobs.submit("undelivered", 20, "--array=0-7", tasks=tuple(range(8)))
@@ -243,7 +243,7 @@ def test_jobs_outlive_the_upgrade_and_run_exactly_once(
         assert len(site.run("story", str(job)).stdout.splitlines()) == len(story)
     assert site.run("output", str(running)).stdout == "hello\n"
     assert (licence(site)["ours"], licence(site)["free"]) == (0, 2)
-    # commands of the previous release, as a host may still have them, read the same
+    # commands of the previous release, which a host may still have, print the same
     for command in (("status", "--all"), ("licences",), ("story", str(array))):
         text = site.run_previous(*command, "--json").stdout
         assert json.loads(text) == site.json(*command)

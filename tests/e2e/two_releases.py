@@ -111,7 +111,7 @@ class Jobs:
         return job
 
     def states(self, job: int) -> Counter[tuple[str, str]]:
-        """How many tasks of a job are in each state, for which reason."""
+        """Count the tasks of a job by state and reason."""
         return Counter((row["state"], row["reason"]) for row in self.site.rows(job))
 
     def story(self, job: int) -> list[dict[str, Any]]:
