@@ -4,7 +4,7 @@ A manager is booted once per run by a context manager that takes its folder. Thi
 `connect(instance) -> Adapter`, which is called for every adapter object of a test. The manager
 must be idle, run only the suite's jobs, and see the same files as the tests. It has at least two
 processors, or eight if it reserves processors. If its capabilities say that it counts them, it
-has a GPU (`gpu`), 3 tokens of a licence, and 2000 MiB.
+has a GPU (`gpu`), a single licence with 3 tokens, and 2000 MiB.
 """
 
 from __future__ import annotations

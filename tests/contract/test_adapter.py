@@ -6,7 +6,7 @@ writes a boot function (see `conftest.py`: a context manager from a folder to
 
     METASCHED_CONTRACT=my_package.my_module:boot pytest tests/contract
 
-No test checks an adapter's name; `capabilities` says which features a manager has.
+No test checks an adapter's name; `capabilities` has the features of its manager.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ poll_interval = 0.2
 
 
 class Site:
-    """One configuration with its daemon; `run` is the command line."""
+    """A configuration with its daemon; `run` runs a command."""
 
     before: Sequence[str] = ()  # prefix of the daemon's command, such as a change of account
     options: Sequence[str] = ()  # arguments of `serve`

@@ -28,8 +28,9 @@ POLL = 0.5  # seconds
 class Use:
     """Token use of the 24 jobs.
 
-    `most` is the largest number of tokens in use at once. `share` is the part of all token-seconds
-    that jobs used, from the first start to the last dispatch. `seconds` ends with the last job.
+    `most` is the largest number of tokens in use at once. `share` is the used part of the
+    token-seconds between the first start and the last dispatch. `seconds` is the time from the
+    first start to the last end.
     """
 
     most: int

@@ -1,4 +1,4 @@
-"""A real site: a launcher of root, a daemon of an ordinary account, and several users."""
+"""Real site mode: root's launcher, a daemon of an ordinary account, and several users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real controllers that lose their last seconds, reuse job ids and restart jobs."""
+"""Real controllers that lose the last seconds of their state, reuse job ids and restart jobs."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from metasched.model.reservation import Reservation, ReservationState
 from tests.e2e.conftest import Site
 from tests.e2e.test_doctor import findings
 
-# It fails twice; the third call writes the mail and kills the daemon before it exits.
+# It fails twice. The third call writes the mail, then kills the daemon.
 PROGRAM = """#!/bin/sh
 cd {folder}
 echo "$@" >>calls

@@ -255,7 +255,7 @@ def test_a_reservation_is_moved_so_that_another_fits(
 ) -> None:
     """On two places, A[0,1) B[2,3) share a place beside C[0,2); X[1,3) fits only if B moves.
 
-    Short windows have A and B swapped, as C and X; then the job in B runs after the move.
+    With short windows, A and B are swapped, as are C and X; the job in B runs after the move.
     """
     site = reserving_site
     for place in cluster.places[2:]:

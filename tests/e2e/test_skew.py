@@ -1,4 +1,4 @@
-"""Client, daemon, launcher and worker of adjacent releases work together or report why."""
+"""Client, daemon, launcher and worker of adjacent releases work together or give one error."""
 
 from __future__ import annotations
 

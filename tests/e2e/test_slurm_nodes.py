@@ -16,7 +16,7 @@ from tests.e2e.reservable_clusters import SlurmReservations
 from tests.harness.daemons import BootError
 
 pytestmark = pytest.mark.parametrize("reservable", ["slurm-nodes"], indirect=True)
-_CLASSIC = ((0, 1), (2, 3), (0, 2), (1, 3))  # on two nodes; the first two share one
+_CLASSIC = ((0, 1), (2, 3), (0, 2), (1, 3))  # on two nodes, the last needs a move
 LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 2\npoll_interval = 0.2\n'
 
 
