@@ -168,7 +168,7 @@ def test_a_reservation_cancelled_without_its_cell_is_deleted_once_the_cell_is_ba
 def test_a_job_sent_after_the_window_began_gets_the_remaining_time_as_its_limit(
     cluster: GridEngineReservations, reserving_site: Site
 ) -> None:
-    """Grid Engine rejects a job whose time limit exceeds the end of its reservation."""
+    """Grid Engine rejects a job whose time limit ends after its reservation."""
     site = reserving_site
     made = reserve(site, "--size", "2", "--start", "+3s", "--duration", "1m")
     within = ("--reservation", str(made["reservation"]))
@@ -366,7 +366,7 @@ def test_a_reservation_keeps_its_memory_when_its_queue_is_disabled(
 
 @pytest.fixture
 def offset_of_a_minute(cluster: GridEngineReservations) -> Iterator[None]:
-    """The qmaster adds its default of a minute to each job's limit; the harness sets a second."""
+    """The qmaster adds its default of a minute to each job's limit, not the harness's second."""
     quick = cluster.cell.run("qconf", "-ssconf")
     cluster.load("-Msconf", re.sub(r"(?m)^params .*$", "params none", quick))
     yield

@@ -187,7 +187,7 @@ def test_a_daemon_that_waits_for_its_database_ends_at_a_signal(
 def test_a_daemon_waits_for_a_database_that_is_away_at_its_start(
     tmp_path: Path, own_server: Server
 ) -> None:
-    """It logs this, refuses requests with the cause, and continues once the server is up."""
+    """The daemon refuses requests with the cause and continues once the server is up."""
     site = Site(tmp_path)
     site.url = own_server.create()
     site.configure()

@@ -120,7 +120,7 @@ def test_a_pyslurm_that_cannot_be_imported_is_a_reason_and_the_daemon_goes_on(
 ) -> None:
     stand_in = pyslurm.stand_in(tmp_path / "stand-in")
     source = (stand_in / "pyslurm.py").read_text()
-    (stand_in / "pyslurm.py").write_text(source.replace("unlink()", "touch()"))  # at every import
+    (stand_in / "pyslurm.py").write_text(source.replace("unlink()", "touch()"))  # every time
     (stand_in / f"{way}-import").touch()
     configured(site, slurm_site, str(stand_in), more="timeout = 2\n")
     site.start("down:")

@@ -62,12 +62,12 @@ class UpgradedSite(Site):
         return done
 
     def upgrade(self) -> None:
-        """Start the present release after the previous release's daemon has ended."""
+        """Start the present release; the previous daemon must have ended."""
         self.upgraded = True
         self.start()
 
     def roll_back(self) -> None:
-        """Start the previous release after the present release's daemon has ended."""
+        """Start the previous release again; the present daemon must have ended."""
         if REVISION != PREVIOUS_REVISION:
             refusal = self.run_previous("serve", code=1).stderr
             assert "newer than this metasched knows; " in refusal
