@@ -1,4 +1,4 @@
-"""The core with two clusters, the events that tests give it, and the whole lists of its actions."""
+"""A core with two clusters, and helpers that send it events and return its actions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def job(id: int = 1, cpus: int = 1, **more: object) -> Job:
 
 
 class Site:
-    """A core with two clusters that have been heard from: left (8 processors), right (4)."""
+    """A core that has listings of two clusters: left (8 processors), right (4)."""
 
     def __init__(
         self,

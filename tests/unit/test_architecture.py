@@ -1,4 +1,4 @@
-"""Who may import whom: the links, the arrows, and what a command may load."""
+"""Architecture: links of the top folders, allowed imports, and modules that a command loads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAVY = {"alembic", "fastapi", "pydantic", "sqlalchemy", "starlette", "uvicorn"}
 
 
 def imports(folder: str) -> Iterator[tuple[str, str, list[str]]]:
-    """(file and line, module, names taken from it) of every absolute import below a folder."""
+    """Yield (file and line, module, imported names) of every absolute import below a folder."""
     for path in sorted((ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
             where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
@@ -75,7 +75,7 @@ def test_what_runs_as_root_needs_nothing_but_the_standard_library() -> None:
 
 
 def test_no_change_of_state_is_dropped() -> None:
-    """Each change has to be yielded: indexes, leases, gates and the book apply nothing else."""
+    """Every change must be yielded: indexes, leases, gates and the book apply nothing else."""
     trees = {p: ast.parse(p.read_bytes()) for p in sorted((ROOT / "metasched/core").rglob("*.py"))}
     changing = {
         node.name

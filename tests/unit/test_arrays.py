@@ -1,4 +1,4 @@
-"""Ranges of tasks, the words for them, and the paths that tasks write to."""
+"""Job arrays: task ranges, their notation, and output paths."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Source:
 def test_associations_are_read_at_intervals_not_at_each_poll(source: Source) -> None:
     reader = AssociationReader(source)
     assert [reader.current(CONTROLLER) for _ in range(3)] == [known()] * 3
-    assert source.clusters == ["alpha", "alpha"]  # all, and the defaults
+    assert source.clusters == ["alpha", "alpha"]  # all associations, and the defaults
     assert reader.current(replace(CONTROLLER, slurmdbd=False)) is None
 
 
@@ -202,6 +202,6 @@ def test_a_hanging_slurmdbd_delays_no_poll(source: Source, monkeypatch: pytest.M
     source.answers.clear()
     try:
         assert [reader.current(CONTROLLER) for _ in range(5)] == [known()] * 5
-        assert len(source.clusters) == 3  # one reading hangs, no other begins
+        assert len(source.clusters) == 3  # while a query hangs, no other starts
     finally:
         source.answers.set()

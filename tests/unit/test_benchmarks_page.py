@@ -1,4 +1,4 @@
-"""The page of the benchmarks: rendered from recorded figures, and no figure without a benchmark."""
+"""The benchmarks page: rendered from stored figures, each of an existing benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The circuit breaker: delays that double, and are reset by a success."""
+"""The circuit breaker: delays double, and a success resets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CARTS on cases that can be followed by hand, and what it refuses."""
+"""CARTS: cases worked by hand, and invalid requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims: of all who would begin an attempt one does, unless its scheduler came first."""
+"""Claims: an attempt starts at most once, and never after metasched has revoked its claim."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TAG = tag_of("cafe", 17, 1)
 
 
 def order(fence: Path | str, script: str, requeue: bool = False) -> Submission:
-    """A submission that claims its tasks in the folder of one dispatch."""
+    """Build a submission that claims its tasks in the folder `fence`."""
     made = Job(id=17, submitted=0.0, estimated=1.0, requeue=requeue)
     return apply_fence(
         Submission(tag=TAG, job=made, payload=Payload(script=script), fence=str(fence))
@@ -56,12 +56,12 @@ def order(fence: Path | str, script: str, requeue: bool = False) -> Submission:
 
 @pytest.fixture
 def fence(tmp_path: Path) -> str:
-    """The folder of a dispatch that nobody has created yet."""
+    """Return the path of a dispatch's claim folder that does not exist yet."""
     return new_claim_folder(str(tmp_path), 17)
 
 
 def run(sent: Submission, *arguments: str, task: int = 0) -> subprocess.CompletedProcess[bytes]:
-    """The script as a manager would run it, without anything in the PATH."""
+    """Run the script as a manager would, with nothing in the PATH."""
     script = sent.payload.script.encode("utf-8", "surrogateescape")
     return subprocess.run(
         ["/bin/sh", "-s", *arguments],
@@ -147,12 +147,12 @@ def test_a_dispatch_that_no_manager_confirmed_is_revoked_without_its_folder(
 
 
 def test_nobody_else_can_list_or_guess_a_dispatchs_claims(tmp_path: Path, fence: str) -> None:
-    tmp_path.chmod(0o1777)  # as the release before asked for
+    tmp_path.chmod(0o1777)  # the mode that the previous release required
     order(fence, "#!/bin/sh\n")
     folders = (tmp_path, Path(fence).parent, Path(fence))
     assert [f.stat().st_mode & 0o7777 for f in folders] == [0o711, 0o711, 0o1733]
     assert len({new_claim_folder(str(tmp_path), 17) for _ in range(100)}) == 100
-    Path(fence).chmod(0o700)  # as if its maker had died in between
+    Path(fence).chmod(0o700)  # as if its creator had died before it set the mode
     order(fence, "#!/bin/sh\n")
     assert Path(fence).stat().st_mode & 0o7777 == 0o1733
 
@@ -164,7 +164,7 @@ def test_no_process_argument_variable_or_message_holds_the_secret(fence: str) ->
     environment = {"METASCHED_TASK": "0", "_ms_claim": "exported", "_ms_word": "exported"}
     path = Path(fence).parents[1] / "job"
     path.write_text(sent.payload.script)
-    for _ in range(2):  # the second finds the claim taken
+    for _ in range(2):  # the second run finds the claim taken
         ran = subprocess.run(
             ["/bin/sh", str(path)], env=environment, capture_output=True, check=False
         )
@@ -193,7 +193,7 @@ def test_links_in_place_of_folders_are_not_followed(tmp_path: Path) -> None:
 
 
 def test_claims_of_the_release_before_stay_valid(tmp_path: Path) -> None:
-    """It kept the claims of 1,000 jobs in one folder, named by their tags."""
+    """The previous release kept the claims of 1,000 jobs in one folder, named by their tags."""
     (tmp_path / "0").mkdir()
     script = claiming_script("#!/bin/sh\necho begun\n", str(tmp_path / "0" / TAG), False)
     sent = Submission(
@@ -207,11 +207,11 @@ def test_claims_of_the_release_before_stay_valid(tmp_path: Path) -> None:
     assert not revoke_claim(TaskClaim(str(tmp_path), TAG, 1))
 
 
-# Ends.
+# Exit statuses.
 
 
 def start(shell: str, sent: Submission, folder: Path, **variables: str) -> subprocess.Popen[bytes]:
-    """The script as Slurm runs it: as a file, in a process that may be signalled alone."""
+    """Start the script as Slurm does: as a file, in a process that can be signalled alone."""
     path = folder / "job"
     path.write_text(sent.payload.script)
     return subprocess.Popen(
@@ -247,7 +247,7 @@ SIGNALS = [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal
 def test_a_signal_to_the_batch_process_alone_reaches_the_script(
     fence: str, tmp_path: Path, shell: str, number: signal.Signals
 ) -> None:
-    """As `sbatch --signal=B:...` sends it. The script handles it, goes on and ends by itself."""
+    """`sbatch --signal=B:...` signals that process; the script handles it and exits by itself."""
     script = (
         f"#!/bin/sh\ntrap 'echo caught; end=1' {number.value}\n"
         "echo ready\nuntil [ $end ]; do sleep 0.05; done\nexit 5\n"
@@ -271,7 +271,7 @@ def test_a_payload_that_is_killed_records_no_end_of_another(fence: str, tmp_path
     process = start("/bin/sh", again, tmp_path, PATH="/usr/bin:/bin")
     assert process.stdout is not None
     assert int(process.stdout.readline()) == process.pid
-    assert read_end(claim) is None  # it has started again
+    assert read_end(claim) is None  # the payload has started again
     child = psutil.Process(process.pid).children()[0]
     process.kill()
     child.kill()
@@ -289,11 +289,11 @@ def test_half_a_record_is_no_end(fence: str, text: str) -> None:
     assert read_end(TaskClaim(fence, TAG, 0)) is None
 
 
-# What the core makes of them.
+# Claims in the core.
 
 
 def lost(records: str = "") -> Site:
-    """A job that left, with a fence, lists no more and cannot prove never to have had."""
+    """Return a site whose task, with a fence, is missing from left without proof of absence."""
     site = Site(fence_dir="/fence", pull=False)
     site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.sent()
@@ -317,7 +317,7 @@ def test_what_has_claimed_nothing_is_revoked_and_sent_again() -> None:
     site = lost()
     assert site.out.actions == [Revoke("left", (TaskClaim("/fence", *claimed()),))]
     assert site.step(ClaimsRevoked(NOW + 9, (claimed(),))) == [Dispatch(1, 2, "left", (0,))]
-    # should it come back, it can only find its claim taken
+    # if the first dispatch starts late, it finds its claim taken
     running = site.row(State.RUNNING, started=NOW + 10)
     assert site.seen("left", None, running, at=NOW + 11) == []
     assert site.core.tasks[1, 0].attempt.dispatch_id == 2  # type: ignore[union-attr]
@@ -341,7 +341,7 @@ def test_accounting_is_asked_first() -> None:
     assert [type(action).__name__ for action in site.out.actions] == ["QueryAccounting", "Revoke"]
     done = site.row(State.COMPLETED, started=NOW, ended=NOW + 1, exit_code=0)
     site.step(AccountingReceived(NOW + 20, "left", (done,)))
-    assert site.state() is State.UNKNOWN  # the claim tells whether it was its payload that ended
+    assert site.state() is State.UNKNOWN  # the claim decides whether the record is of this payload
     site.step(ClaimsRevoked(NOW + 20, already_started=(claimed(),)))
     assert not site.core.tasks
 
@@ -383,7 +383,7 @@ def test_a_claim_that_was_perhaps_taken_is_taken_again_after_a_restart() -> None
 
 
 def test_a_restored_backup_revokes_no_claim_under_a_name_that_no_payload_looks_for() -> None:
-    """Claims of the release before have the tag, and so the old instance, in their names."""
+    """Claims of the previous release have the tag, and thus the old instance, in their names."""
     for fence, actions in (("/fence", []), (new_claim_folder("/fence", 1), ["Revoke"])):
         site = Site(fence_dir="/fence")
         site.step(JobSubmitted(NOW, job()))

@@ -1,4 +1,4 @@
-"""Classification: the worked values of Pasquali 2008, §3.1.1, and what a site can set."""
+"""Classification: the worked values of Pasquali 2008, §3.1.1, and the settings of a site."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from metasched.policies.heuristic import Heuristic
 
 
 def job(margin: float | None = None, estimated: float = 1e6, **asked: Any) -> Job:
-    """A job submitted at 100 s with so many seconds to spare; its estimate keeps r below 1."""
+    """Build a job with `margin` seconds of slack; its estimate keeps r below 1."""
     deadline = None if margin is None else 100 + estimated + margin
     return Job(id=1, submitted=100, estimated=estimated, deadline=deadline, **asked)
 
 
 def near(margin: float) -> Job:
-    """A job whose r lies in [1/2, 1), so that only the interval decides."""
+    """Build a job whose r lies in [1/2, 1), so that only the interval decides."""
     return job(margin, estimated=margin * 1.5)
 
 
@@ -158,7 +158,7 @@ def test_user_classes(user_class: str, owner_priority: int, urgency: float) -> N
 
 
 def test_mean_rounds_half_up() -> None:
-    # no deadline 1, gold 7: the mean is 4; with urgency 1 it is 4.5
+    # no deadline gives 1 and gold 7: the mean is 4; with owner priority 1 it is 4.5
     classifier = Classifier(heuristics=[Deadline(), User()])
     assert classifier.priority(job(user_class="gold")) == 4
     assert classifier.priority(job(user_class="gold", owner_priority=1)) == 5
@@ -183,7 +183,7 @@ def test_weights_decide_what_counts() -> None:
     assert Classifier(weights={"user": 4}).priority(gold) == 5
     classifier, expected = Classifier(), [("deadline", 1, 1), ("licence", 1, 1), ("user", 7, 1)]
     assert classifier.contributions(gold) == expected
-    classifier.contributions(gold).clear()  # whoever asked may do with them what he likes
+    classifier.contributions(gold).clear()  # a caller may change the returned list
     assert classifier.contributions(gold) == expected
 
 
@@ -200,7 +200,7 @@ def test_another_highest_priority_reaches_the_heuristics() -> None:
 
 
 class Impatient(Heuristic):
-    """A site's own heuristic: far out of the range, so that the bounds show."""
+    """A site's own heuristic with values far outside the range, to test the bounds."""
 
     name = "impatient"
 

@@ -53,10 +53,10 @@ class Fake:
     protocol: str = str(API_PROTOCOL)
     answers: dict[str, list[Any]] = field(default_factory=dict)
     asked: list[tuple[str, str, dict[str, list[str]], Any]] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)  # Idempotency-Key of each of `asked`
+    keys: list[str] = field(default_factory=list)  # Idempotency-Key of each request in `asked`
 
     def answer(self, path: str, *answers: Any) -> None:
-        """JSON values, (status, JSON value) pairs, bytes sent raw, or None for silence."""
+        """Set responses: JSON values, (status, JSON value) pairs, raw bytes, None for silence."""
         self.answers[path] = list(answers)
 
 
@@ -108,7 +108,7 @@ def daemon(home: Path) -> Iterator[Fake]:
         with _Server(fake) as server:
             thread = threading.Thread(target=server.serve_forever, args=(0.01,))
             thread.start()
-            os.environ["METASCHED_SOCKET"] = str(fake.path)  # undone with `home`
+            os.environ["METASCHED_SOCKET"] = str(fake.path)  # restored by the fixture `home`
             try:
                 yield fake
             finally:

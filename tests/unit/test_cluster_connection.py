@@ -1,4 +1,4 @@
-"""The connection to one cluster and its worker: waits, time limits, and being stopped meanwhile."""
+"""The connection to one cluster and its worker: waits, time limits and cancellation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def waiting_for_the_exit_cause() -> tuple[Awaitable[object], Callable[[], None]]
 def test_a_cancellation_is_not_lost_at_the_end_of_a_wait(
     waiting: Callable[[], tuple[Awaitable[object], Callable[[], None]]], turns: int
 ) -> None:
-    """`turns` of the loop lie between the end of the wait and the cancellation."""
+    """The loop runs `turns` times between the end of the wait and the cancellation."""
 
     async def stopped() -> bool:
         awaited, end_wait = waiting()

@@ -1,4 +1,4 @@
-"""Facts as they are stored: small when little has changed, and told again exactly."""
+"""Storage of cluster info: small when little has changed, and restored exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of different owners run side by side: turns, threads, and listings meanwhile."""
+"""Concurrent commands of different owners: turns, threads, and listings in between."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_owners_have_turns_round_robin() -> None:
     turns.end("a")
     turns.end("c")
     assert not turns.must_yield(NOW_DUE)
-    assert turns.begin_next(NOW_DUE) == ["a", "b"]  # a began first
+    assert turns.begin_next(NOW_DUE) == ["a", "b"]  # c began its last turn after them
 
 
 def test_an_owner_without_an_answer_pauses_longer_each_time() -> None:
     turns, pauses = OwnerTurns(4, 6.0), []
     for _ in range(4):
         for breaker in turns._breakers.values():
-            breaker.open_until = 0.0  # the pause is over
+            breaker.open_until = 0.0  # ends the pause
         assert "a" in turns.begin_next({"a": 0.0})
         pauses.append(turns.end("a", "no answer"))
         assert turns.begin_next({"a": 0.0, "b": 0.0}) == ["b"]
@@ -103,7 +103,7 @@ def test_a_stalled_owner_delays_only_his_own_calls() -> None:
         number = write(operation, owner)
         assert next_reply() == number
     adapter.go.set()
-    assert [next_reply(), next_reply()] == stalled  # in their order
+    assert [next_reply(), next_reply()] == stalled  # in the order of the calls
     calls.put(None)
     worker.join(60)
     assert not worker.is_alive()
@@ -133,7 +133,7 @@ def test_the_waits_of_a_call_for_its_owner_share_a_deadline() -> None:
 
 @pytest.fixture
 def in_flight() -> Site:
-    """A site whose only dispatch is under way."""
+    """A site with one dispatch under way."""
     site = Site()
     site.step(JobSubmitted(NOW, job(1, clusters=("left",))))
     site.step(DispatchStarted(NOW, 1, 1))
@@ -154,7 +154,7 @@ def test_a_listing_proves_nothing_about_a_command_under_way(in_flight: Site) -> 
 def test_a_command_that_got_no_answer_is_proved_absent_later(in_flight: Site) -> None:
     in_flight.step(DispatchUncertain(NOW + 50, 1, 1, "no answer"))
     in_flight.seen("left", at=NOW + 60, full=True, until=NOW + 40)
-    assert in_flight.state() is State.DISPATCHING  # it may still arrive
+    assert in_flight.state() is State.DISPATCHING  # the command may still arrive
     in_flight.seen("left", at=NOW + 80, full=True, until=NOW + 60)
     [action] = in_flight.out.actions  # dispatched again
     assert in_flight.core.tasks[1, 0].live_attempt.dispatch_id == 2, action
@@ -166,7 +166,7 @@ def test_a_listing_may_come_before_the_answer(in_flight: Site, state: State) -> 
     assert in_flight.state() is state
     in_flight.step(DispatchAccepted(NOW + 3, 1, 1, {0: "7"}))
     assert in_flight.state() is state
-    in_flight.step(DispatchRejected(NOW + 4, 1, 1, "no"))  # the manager has contradicted it
+    in_flight.step(DispatchRejected(NOW + 4, 1, 1, "no"))  # the listing has disproved the rejection
     assert in_flight.state() is state
 
 
@@ -177,4 +177,4 @@ def test_a_task_that_vanished_before_the_answer_is_looked_for_again(in_flight: S
     assert in_flight.state() is State.PENDING
     in_flight.step(DispatchAccepted(NOW + 5, 1, 1, {0: "7"}))
     in_flight.seen("left", at=NOW + 10)
-    assert (1, 0) not in in_flight.core.tasks  # it was cancelled by others
+    assert (1, 0) not in in_flight.core.tasks  # cancelled outside metasched

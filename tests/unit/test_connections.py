@@ -1,4 +1,4 @@
-"""Which connections a listener keeps, which log lines repeat, how a client meets a busy daemon."""
+"""Connection limits of a listener, repeated log lines, and clients of a busy daemon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACCEPTED, _OTHER_END = socket.socketpair()
 
 
 class Peer(Connection):
-    """A connection that remembers whether it was closed."""
+    """A connection that records whether it was closed."""
 
     def __init__(self, peer: str, is_receiving: bool = True) -> None:
         super().__init__(ACCEPTED)
@@ -133,7 +133,7 @@ def test_connections_leave_descriptors_to_the_daemon(
 
 
 class Log:
-    """A handler at a time that the test sets."""
+    """A log handler whose records have the times that the test sets."""
 
     def __init__(self) -> None:
         self.stream = io.StringIO()
@@ -240,7 +240,7 @@ def test_a_client_reads_a_refusal_that_comes_before_its_body_was_sent(
 
 def test_a_client_waits_for_a_daemon_with_many_callers(listener: socket.socket) -> None:
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(BlockingIOError):  # no more fit into the queue
+        with contextlib.suppress(BlockingIOError):  # the listener's queue is full
             while True:
                 other = stack.enter_context(socket.socket(socket.AF_UNIX))
                 other.setblocking(False)

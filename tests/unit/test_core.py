@@ -1,4 +1,4 @@
-"""The core as a whole: managers that fall silent, restarts, changed configurations. No clock."""
+"""The core as a whole: unreachable managers, restarts and changed configurations."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_lower_priorities_and_fewer_clusters_after_a_restart() -> None:
     site.step(DaemonStarted(NOW, "cafe", Policy(max_priority=3), right))
     assert site.core.tasks[1, 0].priority == 3
     assert site.state(1) is State.UNKNOWN
-    assert site.state(2) is State.QUEUED  # never tried: certainly not there
+    assert site.state(2) is State.QUEUED  # never dispatched: certainly not on the cluster
     assert site.step(UserRequested(NOW, "cancel", 1)) == []
     both = (*right, Cluster(name="left", adapter="local"))
     site.step(DaemonStarted(NOW, "cafe", Policy(max_priority=3), both))
@@ -88,7 +88,7 @@ def test_a_cluster_taken_out_of_the_configuration_leaves_its_jobs_unknown() -> N
 
 
 def test_what_a_backup_has_of_a_manager_proves_nothing() -> None:
-    """It has an instance of its own, and is not told what has been sent since."""
+    """A restored backup gets a new instance and does not contain later dispatches."""
     site = Site()
     site.step(JobSubmitted(NOW, job()))
     site.sent()

@@ -1,4 +1,4 @@
-"""Dependencies: what is read, when each kind has come, and what the core makes of it."""
+"""Dependencies: parsing, when each kind is met, and their effect in the core."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ def test_task_by_task() -> None:
         NEVER,
         WAIT,
     ]
-    assert progress.status_and_due(term, None, NOW)[0] is NEVER  # of no array: as afterok
-    progress.update(2, None, None)  # it was requeued
+    assert progress.status_and_due(term, None, NOW)[0] is NEVER  # a plain job: as afterok
+    progress.update(2, None, None)  # task 2 was requeued
     assert progress.status_and_due(term, 2, NOW)[0] is WAIT
 
 
@@ -217,7 +217,7 @@ def test_a_slot_of_an_array_goes_to_its_next_task() -> None:
 
     sent, waits = (State.DISPATCHING, ""), (State.QUEUED, Reason.LIMIT_ARRAY)
     assert states() == [sent] * 2 + [waits] * 7
-    site.step(UserRequested(NOW, "cancel", 1, (3,)))  # it had no slot
+    site.step(UserRequested(NOW, "cancel", 1, (3,)))  # task 3 had no slot
     assert states() == [sent] * 2 + [waits] * 6
     site.step(UserRequested(NOW, "hold", 1, (1,)))
     assert states() == [(State.HELD, Reason.HELD), sent, sent] + [waits] * 5
@@ -225,7 +225,7 @@ def test_a_slot_of_an_array_goes_to_its_next_task() -> None:
     site.step(UserRequested(NOW, "release", 1, (1,)))
     assert tasks[1, 1].reason == Reason.LIMIT_ARRAY
     site.step(UserRequested(NOW, "cancel", 1, (2,)))
-    assert tasks[1, 1].state is State.DISPATCHING  # the lowest that waits
+    assert tasks[1, 1].state is State.DISPATCHING  # the queued task of the lowest index
 
 
 @pytest.mark.parametrize("dependency", ["afterok:1", "afterany:1", "after:1+5", "aftercorr:1"])

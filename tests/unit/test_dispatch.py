@@ -15,7 +15,7 @@ def job(work: float = 1.0, number: int = 1, benchmark: float = 1.0) -> Job:
 
 
 def queue(dispatch: LoadOrdering, cluster: str, *queued: tuple[float, int]) -> None:
-    """Assign jobs of (work, priority)."""
+    """Assign jobs, given as (work, priority), to a cluster."""
     for number, (work, priority) in enumerate(queued):
         dispatch.assigned(cluster, job(work, number), priority)
 
@@ -113,7 +113,7 @@ def test_observed_seconds_stand_in_for_the_load() -> None:
     assert dispatch.load("left") == [30] * 10
     assert dispatch.choose(job(), 5) == "right"
     dispatch.observe("right", 30)
-    assert dispatch.choose(job(), 5) == "left"  # equal loads: the fewest jobs of ours
+    assert dispatch.choose(job(), 5) == "left"  # equal loads: fewest jobs of metasched
     dispatch.observe("right", 0)
     assert dispatch.choose(job(), 5) == "right"
 

@@ -1,4 +1,4 @@
-"""What `doctor` says of a cluster's records."""
+"""Warnings of `doctor` about a cluster's records."""
 
 from __future__ import annotations
 

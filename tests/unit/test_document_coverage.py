@@ -1,4 +1,4 @@
-"""Documents that cannot rot: every key, command, state and reason must appear."""
+"""Completeness of the documents: every key, command, state and reason must appear."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ PAGES = [ROOT / "README.md", ROOT / "tests/README.md", *sorted((ROOT / "docs").r
 GENERATED = {"docs/benchmarks.md", "docs/experiments/tables.md"}
 MEAN_SENTENCE, LONGEST_SENTENCE, LONGEST_CELL = 20, 35, 25  # words
 LINK = re.compile(r"\]\(([^)\s]*)\)")
-# at the start of code or of a column in it, behind a prompt, a path or assignments
+# at the start of code or of a column in it, after a prompt, a path or assignments
 COMMAND = re.compile(
     r"(?:^|\$ |&& | {3}|\S/bin/)(?:[A-Z_]+=\S+ )*metasched (?=[a-z-])(.*?)(?= {3}| && | &|#|$)"
 )
@@ -31,7 +31,7 @@ def ids(page: Path) -> str:
 
 
 def without_code(text: str) -> str:
-    """The text without its blocks of code."""
+    """Return the text without its code blocks."""
     text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"(?:^|(?<=\n\n))(?: {4}.*\n|\n(?= {4}))+", "\n", text)
 
@@ -43,7 +43,7 @@ def cells(text: str) -> Iterator[str]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of paragraphs and list items; an item without a full stop is one."""
+    """Yield the sentences of paragraphs and list items; an item needs no full stop."""
     prose = "\n".join("" if line.startswith(("|", "#")) else line for line in text.splitlines())
     for paragraph in re.split(r"\n\s*\n|\n\s*(?=(?:[-*]|\d+\.) )", prose):
         for sentence in re.split(r"(?<=[.!?])[)*\"”]*\s+", " ".join(paragraph.split())):
@@ -72,7 +72,7 @@ def test_what_the_measures_count() -> None:
 
 @cache
 def anchors(page: Path) -> frozenset[str]:
-    """The anchors of a page's headings, as Python-Markdown names them."""
+    """Return the anchors of a page's headings, as Python-Markdown names them."""
     headings = re.findall(r"^#+ (.*)$", without_code(page.read_text()), re.MULTILINE)
     plain = (re.sub(r"`|\[|\]\(.*?\)|[^\w\s-]", "", heading).strip() for heading in headings)
     return frozenset(re.sub(r"[-\s]+", "-", heading).lower() for heading in plain)
@@ -90,7 +90,7 @@ def test_links_and_anchors_resolve(page: Path) -> None:
 
 
 def commands(text: str) -> Iterator[str]:
-    """The arguments of `metasched` in blocks of code and between marks."""
+    """Yield the arguments of `metasched` in code blocks and inline code."""
     for line in text.splitlines():
         is_code = line.startswith("    ")
         for code in [line.strip()] if is_code else re.findall(r"`([^`]+)`", line):
@@ -103,7 +103,7 @@ def application() -> Any:
 
 
 def unknown_words(line: str) -> Iterator[str]:
-    """Commands and options of a command line that `metasched` does not have."""
+    """Yield commands and options of a command line that `metasched` does not have."""
     words = _words(line)
     command: Any = application()
     alternatives: list[Any] = []
@@ -128,7 +128,7 @@ def unknown_words(line: str) -> Iterator[str]:
 
 
 def _words(line: str) -> list[str]:
-    """The words of a command line up to the script, whose arguments are its own."""
+    """Return the words of a command line up to the script; the script's arguments follow it."""
     try:
         words = shlex.split(line)
     except ValueError:
@@ -161,7 +161,7 @@ def test_every_command_is_shown_somewhere() -> None:
 
 
 def test_names_of_the_code_in_the_design_exist() -> None:
-    """A name in marks is a word of the code; before a slash, a folder of it."""
+    """A name in inline code occurs in the code; before a slash, it is a folder of the code."""
     files = [
         path
         for folder in ("metasched", "adapters", "policies", "db", "tests")

@@ -1,4 +1,4 @@
-"""The way back from the newest schema to that of the previous release."""
+"""Downgrade from the newest schema to that of the previous release."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from metasched.db.store import migration_config
 
 
 def schema_of(connection: Connection) -> dict[str, object]:
-    """Columns and indexes by table. The order of a table's checks differs between migrations."""
+    """Return columns, indexes and checks by table; the checks' order differs between migrations."""
     inspector = inspect(connection)
     return {
         table: (
@@ -49,4 +49,4 @@ def test_a_downgrade_gives_the_schema_of_the_previous_release(tmp_path: Path) ->
         present.downgrade(writer_lock.connection)
         assert present.read_revision(writer_lock.connection) == PREVIOUS_REVISION
         assert schema_of(writer_lock.connection) == wanted
-    present.open().dispose()  # and forth again
+    present.open().dispose()  # upgrades again

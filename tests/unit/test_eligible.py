@@ -1,4 +1,4 @@
-"""Which clusters may run a job, with the reason for each that may not."""
+"""Clusters that can run a job, and the reason for each cluster that cannot."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ COUNTED = {"matlab": ManagerLicences(total=3, used=2), "abq@flex": ManagerLicenc
         ({"matlab": 1}, COUNTED, None, ""),
         ({"matlab": 2}, COUNTED, Reason.LICENCE_BUSY, "counts 2 of 3 matlab as used"),
         ({"matlab": 4}, COUNTED, Reason.NO_CLUSTER_FITS, "3 matlab in all, the job requests 4"),
-        ({"matlab": 4}, {}, None, ""),  # only our own ledger counts it
+        ({"matlab": 4}, {}, None, ""),  # the manager does not count it
         ({"abaqus": 10}, COUNTED, Reason.NO_CLUSTER_FITS, "9 abq@flex in all"),
     ],
 )
@@ -161,7 +161,7 @@ def test_a_manager_is_asked_for_the_licences_that_it_counts_by_its_names() -> No
     assert translate_job(requested, site, facts()).licences == {}
 
 
-# What says nothing about the clusters that can run a job; its paths do, where filesystems are told.
+# Fields that do not affect eligibility; paths do where the filesystems of a cluster are known.
 ELSEWHERE = {
     *("id", "submitted", "estimated", "deadline", "begin", "benchmark", "name", "native", "array"),
     *("user", "user_class", "owner_priority", "held", "requeue", "dependency"),

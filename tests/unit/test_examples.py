@@ -1,4 +1,4 @@
-"""The examples of the documents: each prints what is stored beside it."""
+"""Examples of the documents: each prints its stored output."""
 
 from __future__ import annotations
 

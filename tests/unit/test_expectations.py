@@ -1,4 +1,4 @@
-"""Start times that managers expect: reported by each listing, never an event."""
+"""Expected start times: each listing reports them; they are never events."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_intervals_of_paired_differences() -> None:
 
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two logs of a job a minute: of 10 users each; the second one has two partitions."""
+    """Write two logs with one job a minute, ten users and two partitions each."""
     for name, cpus in (("a.swf", 2), ("b.swf", 4)):
         lines = [
             f"{n} {60 * n} -1 600 -1 -1 -1 {cpus} 900 -1 1 {n % 10} -1 -1 -1 {n % 2} -1 -1\n"
@@ -139,7 +139,7 @@ def test_wrong_usage_is_one_line(
 def test_the_local_policies_of_kurowski(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The published order in F: LSF loses by its period, FCFS at ticks of an hour by far."""
+    """F of LSF grows with its period, as published; at one hour it exceeds that of FCFS 5 times."""
     monkeypatch.setenv("METASCHED_TRACES", str(trace("S1-jobs-0-1000.swf").parent))
     assert command(monkeypatch, "local-periods", "--plot", tmp_path / "made", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
@@ -156,7 +156,7 @@ def test_the_local_policies_of_kurowski(
 @pytest.mark.slow
 @pytest.mark.no_cover
 def test_flexible_backfilling_misses_fewer_deadlines_than_easy_and_fcfs() -> None:
-    """Pasquali 2008, Table 3, ratio 50-70%: the robust order, seed by seed."""
+    """Pasquali 2008, Table 3, ratio 50-70%: the order of missed deadlines, over two seeds."""
     cases = [case for case in EXPERIMENTS["licence-ratios"].cases() if "50" in case.row[6:8]]
     assert len(cases) == 4
     late: dict[str, float] = {}

@@ -33,7 +33,7 @@ def test_the_shortest_job_gets_the_whole_boost() -> None:
 
 
 def test_a_deadline_presses_from_lead_run_times_before_it() -> None:
-    """Run 100, deadline 1000, k 1.4: T = 860; the run ends by T up to 760, late from 900 on."""
+    """Run 100, deadline 1000, k 1.4: T = 860. A start by 760 ends by T; after 900 it is late."""
     job = WaitingJob(1, 1, 100.0, deadline=1000.0)
     seen = [ranks(now, job, least=0.1, most=20.0, lead=1.4)[0] for now in (0, 760, 830, 900, 900.1)]
     assert seen == pytest.approx([0.1, 0.1, 10.05, 20.0, 0.0])
@@ -48,7 +48,7 @@ def test_the_deadline_counts_the_run_on_the_best_machine_or_the_estimate() -> No
 
 
 def test_critical_licences_count_more() -> None:
-    """Two jobs ask for one copy of a (rho 2, critical), one for two of b, one for four of c."""
+    """Rho is requests over copies: a 2/1 (critical), b 1/2, c 1/4."""
     queue = [
         WaitingJob(1, 1, 10.0, {"a": 1}),
         WaitingJob(2, 1, 10.0, {"a": 1, "b": 1}),
@@ -56,12 +56,12 @@ def test_critical_licences_count_more() -> None:
         WaitingJob(4, 1, 10.0),
     ]
     copies = {"a": 1, "b": 2, "c": 4, "d": 1}
-    # d = 2: b and c are asked for and not critical
+    # d = 2: b and c are requested and not critical
     assert ranks(0.0, *queue, licences=copies, licence=1.0) == [4.0, 4.5, 0.25, 0.0]
 
 
 def test_how_critical_the_licences_of_the_whole_site_are_is_told() -> None:
-    """a is critical, b and own are not: d = 2. What this cluster counts itself it counts."""
+    """a is critical, b and own are not: d = 2. The cluster's count of `own` overrides its rho."""
     policy = FlexibleBackfilling(Weights(**{**NONE, "licence": 1.0}), {"own": 1})  # type: ignore[arg-type]
     queue = [
         WaitingJob(1, 1, 10.0, licences=("a",)),
@@ -89,7 +89,7 @@ def started(
 
 
 def test_the_reservation_is_kept_or_goes_to_who_comes_first() -> None:
-    """Job 1 was first and is blocked; the shorter job 2 comes first now and is blocked, too."""
+    """Job 1 was the head and is blocked; the shorter job 2 is the head now and is blocked, too."""
     one, two = WaitingJob(1, 2, 100.0), WaitingJob(2, 3, 10.0)
     three = WaitingJob(3, 1, 201.0)
     weights = Weights(**{**NONE, "boost": 2.0})  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def test_the_reservation_is_kept_or_goes_to_who_comes_first() -> None:
 
 
 def test_a_promise_is_made_anew_when_another_job_runs_in_place_of_what_ended_early() -> None:
-    """Four processors; job 1 wants three, and job 2 would delay it."""
+    """Job 1 needs three of four processors, and job 2 would delay it."""
     policy = UnmodifiedFlexibleBackfilling(Weights(**NONE))  # type: ignore[arg-type]
     queue = [WaitingJob(1, 3, 10.0), WaitingJob(2, 2, 160.0)]
     stays = RunningJob(9, 1, 100.0)
@@ -116,7 +116,7 @@ def test_a_promise_is_made_anew_when_another_job_runs_in_place_of_what_ended_ear
 
 
 def test_a_promise_is_made_anew_when_what_was_late_has_ended() -> None:
-    """Job 8 was taken to end at 21; now that it has, job 1 begins at 20.8."""
+    """Job 8 was expected to end at 21; now that it has ended, job 1 starts at 20.8."""
     policy = UnmodifiedFlexibleBackfilling(Weights(**NONE))  # type: ignore[arg-type]
     queue = [WaitingJob(1, 4, 10.0), WaitingJob(2, 2, 60.0)]
     punctual = RunningJob(9, 1, 20.8)

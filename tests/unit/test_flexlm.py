@@ -171,7 +171,7 @@ def test_the_year_is_that_of_the_weekday() -> None:
         (["10-mar-2026"], 5),  # valid on its last day
         (["01-JAN-0"], 5),
         (["permanent(no expiration date)"], 5),
-        (["9-mar-2026", "10-mar-2027"], 5),  # some of the five: the server counts five
+        (["9-mar-2026", "10-mar-2027"], 5),  # one of two has expired: the server's total holds
         (["9-mär-2026"], 5),
     ],
 )

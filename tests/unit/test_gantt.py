@@ -16,7 +16,7 @@ NOW = 1_900_000_000.0
 
 
 def row(id: int, start: float, end: float, **more: Any) -> dict[str, Any]:
-    """A reservation of `reservations --json`, its times in seconds from now."""
+    """Build a row of `reservations --json`; times are in seconds from now."""
     times = {
         name: datetime.fromtimestamp(NOW + at, UTC).isoformat()
         for name, at in (("start", start), ("end", end))

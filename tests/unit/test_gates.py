@@ -1,4 +1,4 @@
-"""What keeps a task with us before any cluster is looked at: begin, hold, portions of arrays."""
+"""Scheduling gates: begin time, hold, and release of arrays in portions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_a_large_array_is_let_go_in_portions_and_others_go_between_them() -> Non
     [other] = site.step(JobSubmitted(NOW, job(2)))
     assert isinstance(other, Dispatch)
     assert other.job == 2
-    # nor does a clock that is set back delay it
+    # a clock that is set back does not delay the next portion
     sent.append(site.step(ClockSet(NOW - 3600, step=-3600.0)))
     while site.core.next_due is not None:
         assert len(sent) < 10

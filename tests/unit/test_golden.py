@@ -1,7 +1,7 @@
 """Published and agreed figures on real traces, to the last digit given.
 
-Three independent simulators with the same rules agree on them: one cluster, processors counted,
-at one moment all endings, then all arrivals, then one pass.
+Three independent simulators agree on the figures. Their rules: one cluster, counted processors;
+at each moment all ends, then all arrivals, then one pass.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_all_of_kth() -> None:
 
 
 def test_the_local_fcfs_of_kurowski_is_first_fit() -> None:
-    """F 15658 and wait 7586, against 16228 and 8056 in the paper, whose set differs a little."""
+    """F 15658 and wait 7586; the paper has 16228 and 8056 with a slightly different set."""
     schedule = run("S1-jobs-0-1000.swf", 128, "first-fit")
     assert f"{metrics.mean(p.flow for p in schedule.jobs):.0f}" == "15658"
     assert f"{mean_wait(schedule):.0f}" == "7586"
