@@ -1,4 +1,4 @@
-"""Recorded answers of Grid Engine 8.1.9 read into rows and facts, and what it is told."""
+"""Parsing of answers recorded from Grid Engine 8.1.9, and the submissions sent to it."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ COUNTED = {
 def line(
     failed: str, status: int, *, name: str = TAG, start: int = 1795230191, category: str = "NONE"
 ) -> str:
-    """A line of the accounting as 8.1.9 writes it."""
+    """Build an accounting line as 8.1.9 writes it."""
     end = start + 3 if start else 0
     return (
         f"all.q:n1:ada:ada:{name}:5:{TAG}:0:1795230191:{start}:{end}:{failed}:{status}:3:0.007073:"
@@ -147,7 +147,7 @@ def ended(text_line: str, killed: bool = False) -> tuple[State, int | None, int 
         (line("37", 137, category="-l h_rt=3,h_vmem=1M"), (State.TIMEOUT, None, 9)),
         (line("19", 0), (State.NODE_FAIL, None, None)),
         (line("25", 99), None),  # queued again
-        (line("28", 0, start=0), None),  # never began, and is still listed in error
+        (line("28", 0, start=0), None),  # never started, and still listed in error
     ],
 )
 def test_how_a_job_ended(
@@ -187,7 +187,7 @@ def test_half_a_line_is_an_error() -> None:
         ("S", State.SUSPENDED, True),
         ("T", State.SUSPENDED, True),
         ("Rr", State.RUNNING, True),
-        ("Rq", State.PENDING, True),  # it has begun before
+        ("Rq", State.PENDING, True),  # it has started before
         ("hRwq", State.PENDING, True),
     ],
 )
@@ -362,7 +362,7 @@ def test_an_accounting_out_of_reach_proves_nothing(tmp_path: Path) -> None:
     assert followed.since is None
 
 
-# What it is told.
+# Submissions.
 
 
 def order(
@@ -428,7 +428,7 @@ def test_native_options_that_are_passed_on(options: tuple[str, ...]) -> None:
             ("-l", "'"),
             ("-l", "a\x01b"),
         ],
-        # qsub would take the stray word for the script
+        # qsub would take the extra word as the script
         *[("script.sh",), ("-l", "a=1", "b=2"), ("-cwd", "script.sh"), ("-pe", "mpi", "4", "-")],
     ],
 )
@@ -456,12 +456,12 @@ def test_the_interpreter_is_the_kernel_s(first: str, command: list[str]) -> None
         ("exit 0", 0),
         ("exit 3", 3),
         ("exit 255", 255),
-        ("exit 147", 147),  # as a signal it would stop the wrapper for ever
+        ("exit 147", 147),  # returned as signal 19, it would stop the wrapper
         ("exit 99", -62),
         ("exit 100", -63),
         ("kill -KILL $$", -9),
         ("kill -KILL $PPID", -9),
-        ("kill -USR1 $PPID; exit 4", 4),  # what a warning of the time limit does
+        ("kill -USR1 $PPID; exit 4", 4),  # as a warning before the time limit does
     ],
 )
 def test_the_wrapper_ends_as_the_payload_did(tmp_path: Path, commands: str, status: int) -> None:
@@ -505,7 +505,7 @@ DOCUMENTED = {
 
 @pytest.mark.parametrize("manager", DOCUMENTED)
 def test_the_documented_templates_of_other_managers(manager: str) -> None:
-    """That they are what the managers' own documents say cannot be tried here."""
+    """Check only the expansion of the templates; the managers are not available to the tests."""
     page = (Path(__file__).parents[2] / "docs/contributing/drmaa.md").read_text()
     [block] = (part for part in page.split("\n\n") if re.match(f" *# .*{manager}", part))
     options = DrmaaOptions(
@@ -597,7 +597,7 @@ def test_reservations_are_read_and_those_that_end_are_left_out() -> None:
         ManagerReservation("ms-k3f9-r1", 3600.0, 7200.0, ("n1", "n2"), 3),
         ManagerReservation(
             "ms-k3f9-r3", 3600.0, 7200.0, ("all.q@n2",), 2
-        ),  # in no pool: it cannot be used
+        ),  # in no pool, since it is unusable
     )
     hosts = [
         listing.ExecutionHost(
@@ -764,7 +764,7 @@ def test_only_windows_that_have_begun_keep_slots_from_others_and_the_rest_are_co
     cell = reservation_listing.Occupancy(jobs, hosts, 100.0, rules, here, {"7": "1"})
     [now] = cell.hosts_without_reserved()
     assert [(queue.running, queue.reserved) for queue in now.queues] == [(5, 1)]
-    # at 500 three slots are reserved beside four, and one of others' three is still taken
+    # at 500, reservations 1 and 2 have 3 + 4 of 8 slots, and job 8 still runs
     assert cell.upcoming_windows() == ((495.0, 0), (1995.0, 1))
     facts = cluster_info(
         CellDemand([], 100.0, 60.0), [now], {"all.q": listing.QueueLimits(None)}, {}, None
@@ -814,7 +814,7 @@ def test_a_job_in_a_reservation_names_it_once() -> None:
 
 
 def test_a_job_may_have_the_licences_of_its_reservation_and_no_others() -> None:
-    each = {"lic": 2.0, "gpu": 1.0}  # of lic for each of its two slots
+    each = {"lic": 2.0, "gpu": 1.0}  # per slot; the reservation has two slots
     one = reservation_listing.AdvanceReservation(
         "7", "x", "root", "w", 0.0, 9.0, {"a@n1": 2}, per_slot=each
     )
@@ -848,5 +848,5 @@ def test_a_job_may_have_the_memory_of_its_reservation_and_no_more() -> None:
     )
     with pytest.raises(Refused, match="5000 MiB requested, but its reservation has 4096 MiB"):
         native_specification(order(memory=5000), 0, "smp", "h_vmem", COUNTED, one)
-    none = replace(one, per_slot={})  # its hosts may count none, and give any amount
+    none = replace(one, per_slot={})  # hosts that do not count memory allow any amount
     assert "h_vmem=1M" in native_specification(order(memory=1), 0, "smp", "h_vmem", COUNTED, none)

@@ -1,4 +1,4 @@
-"""Late sending and what keeps reservations free by it: one queue, EASY over all clusters."""
+"""Late binding: one queue, EASY over all clusters, and nodes kept free for reservations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NODES = ("n1", "n2", "n10")
 
 
 class Site:
-    """A core that sends late over clusters of three nodes of four processors."""
+    """A core with late binding and clusters of three nodes with four processors each."""
 
     def __init__(
         self, *clusters: str, late: bool = True, pools: tuple[LicencePool, ...] | None = None
@@ -69,7 +69,7 @@ class Site:
         return self.out
 
     def sent(self) -> list[tuple[int, str]]:
-        """Job and cluster of what the last step sent."""
+        """Return (job, cluster) of each dispatch of the last step."""
         return [(a.job, a.cluster) for a in self.out.actions if isinstance(a, Dispatch)]
 
     def seen(
@@ -86,7 +86,7 @@ class Site:
         return self.sent()
 
     def survey(self, **taken: tuple[float, float]) -> Outcome:
-        """Which nodes are taken, from when to when after `T`."""
+        """Report the busy time of nodes, as (start, end) in seconds after `T`."""
         nodes = tuple(
             NodeUsage((n,), 4, True, ((T + taken[n][0], T + taken[n][1]),) if n in taken else ())
             for n in NODES
@@ -119,7 +119,7 @@ def test_jobs_are_sent_only_where_they_start_at_once_and_none_delays_the_first()
     site = Site("alpha", "beta")
     assert site.submit(1, 600, cpus=12, tasks=3) == [(1, "alpha")]
     assert site.submit(2, 600, cpus=8, tasks=2) == [(2, "beta")]
-    # the third is promised alpha in ten minutes, and what keeps beta busy delays it there not
+    # job 3 is promised alpha in ten minutes; a job on beta does not delay it
     assert site.submit(3, 600, cpus=12, tasks=3) == []
     assert site.reason(3) == Reason.PRIORITY
     assert site.submit(4, 700) == [(4, "beta")]
@@ -137,7 +137,7 @@ def test_who_has_its_licence_and_no_room_is_asked_once_and_goes_when_there_is_ro
     for id in (2, 3):
         assert site.submit(id, 600, licences={"matlab": 1}) == []
         assert site.reason(id) == Reason.PRIORITY
-    # nothing is free, and what frees a licence lets both be looked at again
+    # no processor is free; more tokens make the core consider both jobs again
     site.step(LicenceSet(site.now, "matlab", 4, "root"))
     assert site.sent() == []
     site.now += 60
@@ -151,7 +151,7 @@ def test_no_job_may_be_where_a_reservation_begins_unless_enough_is_left() -> Non
     site.survey()
     assert site.reserve(1, 1000, 2000, size=2) is ReservationState.CONFIRMED
     assert site.out.reservation_actions == []
-    # one node is left; 16:01 are 17 minutes to the manager, which reach into it with the guard
+    # one node is left; the manager counts 16:01 as 17 minutes, too long before the reservation
     assert site.submit(1, 961) == [(1, "alpha")]
     assert site.submit(2, 961) == []
     assert site.reason(2) == Reason.RESERVATION_NEAR
@@ -237,7 +237,7 @@ def test_one_that_finds_too_few_nodes_is_tried_until_its_start_and_broken_at_it(
     site.reserve(1, 1000, 2000, size=3)
     site.now = T + 950
     site.step(TimerExpired(site.now))
-    site.survey(n1=(0, 3600))  # somebody else's
+    site.survey(n1=(0, 3600))  # another user's job
     book = site.core.reservations
     assert (book.by_id[1].state, book.by_id[1].cause) == (
         ReservationState.CONFIRMED,

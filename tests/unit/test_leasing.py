@@ -1,4 +1,4 @@
-"""Licences of tasks: leased with the sending, given back, passed on, used past us."""
+"""Licence leases: taken at dispatch, returned and passed on; tokens used outside metasched."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_licences_are_leased_all_or_none_with_the_intent_to_send() -> None:
     assert site.out.leases == []
     [send] = site.step(
         JobSubmitted(NOW, job(3, licences={"matlab": 1}))
-    )  # it takes what 2 cannot use
+    )  # job 3 takes the token that job 2 cannot use
     assert (send.job, send.dispatch_id) == (3, 1)  # type: ignore[union-attr]
 
 
 def forgotten(time_limit: float | None) -> Site:
-    """A site whose manager has forgotten job 1, for which job 2 waits."""
+    """Return a site whose manager no longer lists job 1; job 2 waits for its licences."""
     site = Site(pools=(LicencePool(name="matlab", total=4, linger=0.0),))
     lost = job(1, licences={"matlab": 4}, clusters=("left",), time_limit=time_limit)
     site.step(JobSubmitted(NOW, lost))
@@ -67,7 +67,7 @@ def test_licences_of_a_forgotten_task_are_free_after_its_time_limit() -> None:
     assert isinstance(back, ReturnedLease)
     assert isinstance(lease, Lease)
     assert (back.lease.job, lease.job) == (1, 2)
-    # it still runs after all: what it has counts again, and nobody else gets any
+    # job 1 still runs: its tokens count again, and no other job gets any
     site.seen("left", None, site.row(State.RUNNING, started=NOW), at=end + 1)
     assert [(lease.job, lease.forced) for lease in site.out.leases] == [(1, True)]  # type: ignore[union-attr]
     assert site.step(JobSubmitted(end + 2, job(3, licences={"matlab": 1}))) == []
@@ -100,7 +100,7 @@ def test_the_array_slot_of_a_forgotten_task_is_free_after_its_time_limit() -> No
     site.seen("left", None, full=True, at=NOW + 10, since=NOW + 9, previous_taken=NOW + 1)
     assert site.seen("left", at=end - 1, since=end - 2) == []
     assert site.seen("left", at=end, since=end - 1) == [Dispatch(1, 2, "left", (1,))]
-    # it comes back: the limit of the array counts both
+    # task 0 is listed again: the array limit counts both tasks
     site.seen("left", None, site.row(State.RUNNING, started=NOW), at=end + 1)
     assert site.state() is State.RUNNING
 
@@ -114,7 +114,7 @@ def test_licences_come_back_with_the_end_of_an_attempt(
     site = Site(pools=MATLAB)
     site.step(JobSubmitted(NOW, job(licences={"matlab": 4})))
     site.sent()
-    begun = NOW if state is State.COMPLETED else None  # what never began has used none
+    begun = NOW if state is State.COMPLETED else None  # unused tokens do not linger
     ended = site.row(state, started=begun, ended=NOW + 10)
     site.seen("left", None, ended, at=NOW + 10)
     [back] = site.out.leases
@@ -135,12 +135,12 @@ def test_a_refusal_gives_licences_back_and_a_requeue_takes_them_anew() -> None:
     assert [type(change) for change in site.out.leases] == [
         ReturnedLease,
         Lease,
-    ]  # sent to the other
+    ]  # dispatched to the other cluster
     site.sent(cluster="right", sending=2)
     site.seen("right", None, site.row(State.RUNNING, sending=2, started=NOW))
     site.step(UserRequested(NOW, "requeue", 1))
     site.seen("right", None, site.row(State.CANCELLED, sending=2, started=NOW, ended=NOW))
-    [back] = site.out.leases  # what it has used lingers
+    [back] = site.out.leases  # the used tokens linger
     assert isinstance(back, ReturnedLease)
     site.step(TimerExpired(NOW + 30))
     [lease] = site.out.leases
@@ -203,7 +203,7 @@ def test_jobs_that_cannot_start_pass_licences_on_less_and_less_often() -> None:
         site.step(DispatchStarted(now, holder, number))
         site.step(DispatchAccepted(now, holder, number, {0: "7"}))
     assert dispatches[2] >= 1
-    assert 4 <= recalls <= 18  # of each job after 1, 2, 4 ... seconds
+    assert 4 <= recalls <= 18  # each job is recalled after 1, 2, 4 ... seconds
 
 
 def test_a_cancelled_job_that_runs_again_is_recalled_as_soon_as_at_first() -> None:
@@ -231,7 +231,7 @@ def test_nothing_gives_way_if_that_serves_nobody() -> None:
 
 @pytest.mark.parametrize(("state", "others"), [(State.RUNNING, 1), (State.PENDING, 3)])
 def test_what_a_manager_has_given_past_us_is_outside_use(state: State, others: int) -> None:
-    """A job of ours that waits there is not in its manager's count yet."""
+    """The manager's count does not yet include a pending job of metasched."""
     site = Site(pools=MATLAB, pull=False)
     site.step(JobSubmitted(NOW, job(1, licences={"matlab": 2})))
     site.sent()
@@ -272,7 +272,7 @@ def test_what_a_server_tells_as_well_counts_once() -> None:
     pool = LicencePool(name="matlab", total=9, server="s", clusters=("left",))
     site = Site(pools=(pool,))
     site.seen("left", facts(8, licences={"matlab": ManagerLicences(9, 3)}))
-    site.seen("right", facts(4, licences={"matlab": ManagerLicences(5, 5)}))  # some other pool
+    site.seen("right", facts(4, licences={"matlab": ManagerLicences(5, 5)}))  # outside the pool
     for outside, told in ((2, 3), (4, 4), (0, 3)):
         site.step(LicencesCounted(NOW, (LicenceCount("matlab", 9, outside, NOW),)))
         assert site.out.licence_statuses["matlab"].outside == told

@@ -1,4 +1,4 @@
-"""The use by jobs of metasched is subtracted from a server's count, and no other use."""
+"""Only the use by jobs of metasched is subtracted from a server's licence count."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def held(count: int = 1, hosts: frozenset[str] | None = N1, since: float = 1000.
         ([LicenceUse("ada", "n1", 2, None)], [held(2)], 0),
         ([LicenceUse("ada", "", 2, 1005.0)], [held(2)], 0),
         ([LicenceUse("ada", "n1", 2, 960.0)], [held(2)], 0),  # servers report whole minutes
-        ([LicenceUse("ada", "n1", 2, 800.0)], [held(2)], 2),  # older than the job
+        ([LicenceUse("ada", "n1", 2, 800.0)], [held(2)], 2),  # checked out before the job started
         ([LicenceUse("bob", "n1", 2, 1005.0)], [held(2)], 2),
         ([LicenceUse("ada", "ws7", 2, 1005.0)], [held(2)], 2),  # at a workstation
         ([LicenceUse("ada", "ws7", 2, 1005.0)], [held(2, None)], 0),
@@ -32,7 +32,7 @@ def held(count: int = 1, hosts: frozenset[str] | None = N1, since: float = 1000.
         ([LicenceUse("ada", "n1", 1, 1005.0)], [held(2)], 0),  # the rest is not checked out yet
         ([LicenceUse("ada", "n1", 1, 1005.0), LicenceUse("ada", "n1", 1, 1006.0)], [held(2)], 0),
         ([LicenceUse("ada", "n1", 1, 1005.0)], [held(1), held(1)], 0),
-        # the attempt with the fewest matches chooses first, in any order
+        # the attempt with the fewest matches is matched first, whatever the order
         (
             [LicenceUse("ada", "n1", 1, 1005.0), LicenceUse("ada", "n2", 1, 1005.0)],
             [held(1, frozenset({"n1", "n2"})), held(1)],
@@ -48,7 +48,7 @@ def test_uses_of_jobs_are_not_outside(
     assert count_outside(Feature("x", 9, used, tuple(uses)), ours) == expected
     assert (
         count_outside(Feature("x", 9, used + 4, tuple(uses)), ours) == expected + 4
-    )  # reserved, shared
+    )  # uses without a user: reserved or shared
 
 
 def test_without_users_leases_are_assumed_to_be_counted() -> None:

@@ -1,4 +1,4 @@
-"""Licences kept for the windows of reservations: who may have them, before, during and after."""
+"""Licence tokens kept for reservations: which jobs get them before, during and after the window."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_of_too_few_for_all_windows_those_promised_first_have_theirs() -> None:
 
 
 class Site:
-    """A core with one cluster of two nodes with four processors each, and pools of licences."""
+    """A core with licence pools and one cluster of two nodes with four processors each."""
 
     def __init__(self, *pools: LicencePool) -> None:
         self.core = Core()
@@ -104,7 +104,7 @@ class Site:
     def reserve(
         self, id: int, start: float, end: float, now: float = 0.0, **licences: int
     ) -> ReservationState | None:
-        """Ask for a node and licences for that window; what became of it."""
+        """Request a node and licences for that window; return the reservation's state."""
         self.step(self.event(id, ReservationRequest.fixed(1, T + start, T + end), now, **licences))
         one = self.core.reservations.by_id.get(id)
         if one is not None:
@@ -114,7 +114,7 @@ class Site:
     def submit(
         self, id: int, count: int, limit: float | None, at: float = 0.0, **more: int
     ) -> bool:
-        """Whether a job that wants so many goes at once."""
+        """Submit a job with `count` tokens; return whether it is dispatched at once."""
         job = Job(
             id=id,
             submitted=T + at,
@@ -140,10 +140,10 @@ class Site:
 def test_a_window_is_kept_from_those_who_would_not_give_back_before_it() -> None:
     site = Site()
     assert site.reserve(1, 1000, 2000, matlab=3) is ReservationState.BOUND
-    assert site.submit(1, 2, 512.0)  # back before
+    assert site.submit(1, 2, 512.0)  # returns its tokens before the window
     assert not site.submit(2, 2, 2048.0)
     assert site.why(2, 0) == "licence matlab: 2 wanted, and 2 free, kept for reservation 1"
-    assert site.submit(3, 1, 2048.0)  # the window leaves it
+    assert site.submit(3, 1, 2048.0)  # the window leaves one token
     assert not site.submit(4, 1, None)
     expected = "; the job has no time limit, and might not end before"
     assert site.why(4, 0).endswith(f"kept for reservation 1{expected}")
@@ -153,16 +153,16 @@ def test_a_window_is_kept_from_those_who_would_not_give_back_before_it() -> None
 def test_jobs_of_a_reservation_have_its_licences_from_its_start_and_others_after_it() -> None:
     site = Site()
     site.reserve(1, 1000, 2000, matlab=3)
-    assert not site.submit(1, 3, 900.0, reservation=1)  # not yet, though they are free
+    assert not site.submit(1, 3, 900.0, reservation=1)  # too early, though the tokens are free
     assert site.core.tasks[1, 0].reason == Reason.RESERVATION_WAIT
-    assert not site.submit(4, 4, 900.0, reservation=1)  # what the window has and is free
+    assert not site.submit(4, 4, 900.0, reservation=1)  # the window's three tokens and a free one
     assert site.submit(2, 4, 512.0)
     assert site.ended(2, 512) == []
     assert not site.submit(3, 4, 1000.0, at=512)
     assert sorted(site.sends(1000)) == [4]
     assert site.core.licences.status("matlab", T + 1000).reserved == 0
     assert site.ended(4, 1500) == [1]
-    assert site.submit(5, 1, 256.0, at=1500)  # before the first in line could go
+    assert site.submit(5, 1, 256.0, at=1500)  # ends before the head could start
     assert site.core.licences.status("matlab", T + 1500).free == 0
     assert site.ended(1, 1800) == []
     counts = site.core.licences.status("matlab", T + 1800)
@@ -175,7 +175,7 @@ def test_jobs_of_a_reservation_have_its_licences_from_its_start_and_others_after
 def test_the_begin_of_a_window_lets_others_overtake_a_first_task_that_has_to_wait_for_its_end() -> (
     None
 ):
-    """A lease past its limit keeps the first task from going before the window."""
+    """A lease held past its time limit keeps the first task from starting before the window."""
     line = LicenceQueue()
     line.configure([LicencePool(name="matlab", total=5)], 0.0)
     window = TokenWindow(9, T + 50, T + 100, {"matlab": 2})
@@ -199,13 +199,13 @@ def test_a_cancelled_window_lets_go_those_who_waited_for_it() -> None:
 def test_windows_are_promised_where_all_their_licences_are_free() -> None:
     site = Site(MATLAB, LicencePool(name="nx", total=1, clusters=("beta",)))
     site.submit(1, 2, 1000.0)
-    assert site.reserve(1, 500, 600, matlab=3) is None  # by its limit the job has two then
+    assert site.reserve(1, 500, 600, matlab=3) is None  # job 1 may hold two tokens until 1000
     assert site.reserve(2, 1000, 1100, matlab=3) is ReservationState.BOUND
     assert site.reserve(3, 1050, 1150, matlab=2) is None
     assert site.reserve(4, 1100, 1200, matlab=3) is ReservationState.BOUND
-    assert site.reserve(5, 1000, 1100, nx=1) is None  # it cannot be used there
+    assert site.reserve(5, 1000, 1100, nx=1) is None  # alpha cannot use nx
     assert site.submit(2, 1, None)
-    assert site.reserve(6, 3000, 3100, matlab=4) is None  # nobody says when it will end
+    assert site.reserve(6, 3000, 3100, matlab=4) is None  # job 2 has no time limit
     assert site.reserve(7, 3000, 3100, matlab=3) is ReservationState.BOUND
     asked = site.event(8, ReservationRequest.flexible(1, 50, T, T + 4000), matlab=2)
     book = site.core.reservations
@@ -223,7 +223,7 @@ def test_what_lingers_is_not_promised() -> None:
     assert site.reserve(3, 900, 971, matlab=1) is None
     assert site.reserve(4, 2030, 3000, matlab=1) is ReservationState.BOUND
     assert site.reserve(5, 900, 970, matlab=1) is ReservationState.BOUND
-    assert not site.submit(1, 1, 512.0, at=460)  # until 972, and it lingers
+    assert not site.submit(1, 1, 512.0, at=460)  # ends at 972, and its token lingers
     assert site.submit(2, 1, 256.0, at=460)
 
 
@@ -237,7 +237,7 @@ def test_what_has_not_begun_is_taken_back_in_time() -> None:
     rows = [JobStatus(tag_of("cafe", id, 1), 0, str(id), State.PENDING) for id in (1, 2)]
     assert site.seen(T + 100, *rows).actions == []
     assert site.core.unchanged_listing_matters("alpha", T + 100)
-    [withdrawal] = site.seen(T + 500, *rows).actions  # one of them may stay, if it begins now
+    [withdrawal] = site.seen(T + 500, *rows).actions  # the window leaves tokens for one job
     assert isinstance(withdrawal, Withdraw)
     assert withdrawal.job == 2
     assert site.seen(T + 501, *rows).actions == []
@@ -259,7 +259,7 @@ def test_a_lowered_total_leaves_windows_what_is_there() -> None:
 
 
 def test_a_restart_keeps_what_was_kept() -> None:
-    """Also which of the leases are of the window."""
+    """A restart also keeps which leases belong to the window."""
     line = LicenceQueue()
     window = TokenWindow(1, T, T + 100, {"matlab": 3})
     lease = Lease(1, 0, 1, {"matlab": 2}, T)
@@ -279,7 +279,7 @@ def test_a_restart_keeps_what_was_kept() -> None:
 
 @pytest.mark.parametrize(("limit", "window"), [(40.0, None), (1000.0, 1)])
 def test_a_window_ends_what_is_in_it(limit: float, window: int | None) -> None:
-    """The next one counts with that, whatever the limit of the job is."""
+    """The next window relies on that, whatever the job's time limit is."""
     line = LicenceQueue()
     line.configure([MATLAB], 0.0)
     for id, start in ((1, T), (2, T + 50)):
@@ -293,7 +293,7 @@ def test_the_first_in_line_does_not_keep_a_window_from_its_own() -> None:
     line.configure([MATLAB], 0.0)
     line.keep_tokens_for_window(TokenWindow(1, T, T + 1000, {"matlab": 3}))
     line.take(Lease(1, 0, 1, {"matlab": 1}, T), T + 100)
-    line.join((2, 0), T, {"matlab": 1}, 64.0)  # first, for when that one comes back
+    line.join((2, 0), T, {"matlab": 1}, 64.0)  # the head waits for job 1's token
     line.join((3, 0), T + 1, {"matlab": 4}, 512.0, True, 1)
     line.join((4, 0), T + 2, {"matlab": 3}, 512.0, True, 1)
     assert line.next_ready(T + 2) == (4, 0)

@@ -1,4 +1,4 @@
-"""Licences as tokens: what makes sense, how many are free, who takes them."""
+"""Licence tokens: valid requests, free counts, and the order of leases."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def test_what_is_free_of_a_licence() -> None:
     line.take(Lease(1, 0, 1, {"matlab": 1}, NOW), NOW + 60)
     assert free(line) == 9 - 3 - 2 - 1
     assert line.record_count(LicenceCount("matlab", 5, 0, NOW + 1), NOW + 1)
-    assert free(line, now=NOW + 1) == 5 - 2 - 1  # the server has fewer than the site thinks
+    assert free(line, now=NOW + 1) == 5 - 2 - 1  # the server's total is below the configured total
     assert line.record_count(LicenceCount("matlab", 20, 0, NOW + 2), NOW + 2)
-    assert free(line, now=NOW + 2) == 9 - 2 - 1  # and no more than the site allows
+    assert free(line, now=NOW + 2) == 9 - 2 - 1  # the configured total is the maximum
     assert free(line, now=NOW + 62) is not None
     assert free(line, now=NOW + 63) is None
     assert (
@@ -87,7 +87,7 @@ def test_counts_that_count_for_nothing() -> None:
     assert not line.record_count(LicenceCount("own", 4, 4, NOW), NOW)
     assert (free(line, "m"), free(line, "own")) == (None, 4)
     assert line.record_count(LicenceCount("m", 4, 1, NOW), NOW)
-    assert not line.record_count(LicenceCount("m", 4, 4, NOW - 1), NOW)  # older than what is known
+    assert not line.record_count(LicenceCount("m", 4, 4, NOW - 1), NOW)  # older than the last count
     assert free(line, "m") == 3
 
 
@@ -101,7 +101,7 @@ def test_what_was_used_lingers_until_its_time_or_its_server_has_been_asked() -> 
     lingers = line.return_lease((1, 0), NOW + 10, was_used=True)
     assert lingers == {"a": NOW + 40, "s": NOW + 40}
     assert (free(line, "a", NOW + 10), free(line, "s", NOW + 10)) == (1, 1)
-    line.record_count(LicenceCount("s", 2, 1, NOW + 9), NOW + 11)  # asked before: it may be ours
+    line.record_count(LicenceCount("s", 2, 1, NOW + 9), NOW + 11)  # asked before the return
     assert line.status("s", NOW + 11).lingering == 1
     line.record_count(LicenceCount("s", 2, 0, NOW + 12), NOW + 12)
     assert free(line, "s", NOW + 12) == 2
@@ -133,7 +133,7 @@ def test_rho_counts_who_waits_per_copy_and_not_how_many_they_want() -> None:
     ("wants", "message"),
     [
         ({"matlab": 7}, None),
-        ({"ansys": 99}, None),  # only its server knows, and has not said so yet
+        ({"ansys": 99}, None),  # its server has not reported a total yet
         ({"matlab": 8}, "8 of licence matlab, there are 9, 2 of them kept free; ask for at most 7"),
         ({"none": 1}, "1 of licence none, there are 0; wait until there are more"),
         ({"matlb": 1}, "no licence 'matlb' is known; did you mean matlab?"),
@@ -152,7 +152,7 @@ def test_what_nobody_can_ever_have(wants: dict[str, int], message: str | None) -
 
 
 def test_all_or_none_and_no_deadlock() -> None:
-    """Each wants what the other could have taken first."""
+    """Two tasks need the same two licences, named in opposite order."""
     line = pools(LicencePool(name="a", total=1), LicencePool(name="b", total=1))
     line.join((1, 0), 1.0, {"a": 1, "b": 1}, 60.0)
     line.join((2, 0), 2.0, {"b": 1, "a": 1}, 60.0)
@@ -175,7 +175,7 @@ def test_tokens_let_no_task_go_that_has_left_the_queue() -> None:
 
 
 def test_a_task_may_join_again_with_another_time_limit() -> None:
-    """Its position is the same, but it is in another group of tasks."""
+    """The task keeps its position, but joins another group of tasks."""
     line = pools(LicencePool(name="a", total=1))
     line.take(Lease(1, 0, 1, {"a": 1}, NOW), NOW + 60)
     line.join((2, 0), 1.0, {"a": 1}, 60.0)
@@ -188,7 +188,7 @@ def test_a_task_may_join_again_with_another_time_limit() -> None:
 
 
 def test_small_wants_fill_what_large_ones_leave() -> None:
-    """24 that want 1, 2 or 3 of 4 tokens, for ten seconds each: hardly a token stands idle."""
+    """24 tasks need 1, 2 or 3 of 4 tokens for about ten seconds each; few tokens are idle."""
     wants = random.Random(5).sample([1, 2, 3] * 8, 24)
     line = pools(LicencePool(name="a", total=4))
     happens = [(NOW + job / 2, (job, 0)) for job in range(24)]
@@ -230,7 +230,7 @@ def test_a_total_below_what_is_leased_lets_nothing_new_go_until_it_fits() -> Non
 
 
 def test_a_lease_that_ends_later_than_was_thought_lets_others_go_before_the_first_in_line() -> None:
-    """Its job began an hour after it was sent: until its new end there is time for a short one."""
+    """The job of lease 1 started late: a short job fits before its new end."""
     line = pools(LicencePool(name="a", total=4))
     line.take(Lease(1, 0, 1, {"a": 3}, NOW), NOW + 60)
     line.join((2, 0), 0.0, {"a": 4}, 60.0)

@@ -1,4 +1,4 @@
-"""What owners of broken reservations are told, by what, and what a mail program may not do."""
+"""Mail to the owners of broken reservations, and failures of the mail program."""
 
 from __future__ import annotations
 

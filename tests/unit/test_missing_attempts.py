@@ -1,4 +1,4 @@
-"""Answers that were lost and attempts that listings lack: proved absent, looked for, unknown."""
+"""Lost answers and attempts missing from listings: proved absent, queried, or unknown."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.unit.core_site import NOW, Site, facts, job
 @pytest.mark.parametrize(
     ("since", "until", "state", "again"),
     [
-        (NOW - 1, NOW + 9, State.DISPATCHING, True),  # up since before the intent: proved absent
-        (NOW + 1, NOW + 9, State.UNKNOWN, False),  # restarted since: it may have been lost there
-        (NOW - 1, NOW + 4, State.DISPATCHING, False),  # our command may still arrive
+        (NOW - 1, NOW + 9, State.DISPATCHING, True),  # manager up since the intent: proved absent
+        (NOW + 1, NOW + 9, State.UNKNOWN, False),  # manager restarted since: the task may be lost
+        (NOW - 1, NOW + 4, State.DISPATCHING, False),  # the command may still arrive
     ],
 )
 def test_lost_answer(since: float, until: float, state: State, again: bool) -> None:
@@ -53,8 +53,8 @@ def test_lost_answer_but_listed_is_adopted() -> None:
 @pytest.mark.parametrize(
     ("since", "until", "before"),
     [
-        (NOW + 1, NOW + 9, NOW),  # the manager restarted after the listing that held it
-        (NOW - 1, NOW - 1, NOW),  # what ended just now may not be listed yet
+        (NOW + 1, NOW + 9, NOW),  # the manager restarted after the last listing of the task
+        (NOW - 1, NOW - 1, NOW),  # the task was dispatched after `until`
         (NOW + 4, NOW + 9, NOW + 3),
     ],
 )
@@ -68,8 +68,8 @@ def test_acknowledged_and_then_missing_is_unknown(
 @pytest.mark.parametrize(
     ("since", "until", "before"),
     [
-        (NOW - 1, NOW + 9, NOW),  # since before it was sent
-        (NOW + 3, NOW + 9, NOW + 3),  # since the last listing that held it
+        (NOW - 1, NOW + 9, NOW),  # reaches back before the dispatch
+        (NOW + 3, NOW + 9, NOW + 3),  # reaches back to the last listing of the task
     ],
 )
 def test_missing_but_what_began_would_be_listed_it_was_cancelled_there(
@@ -100,7 +100,7 @@ def missed(
     records: str = "",
     **more: object,
 ) -> Site:
-    """A task that was listed, and that the next listing lacks."""
+    """Return a site whose task was listed and is missing from the next listing."""
     site = Site()
     site.step(JobSubmitted(NOW, job()))
     site.sent()

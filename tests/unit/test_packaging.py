@@ -1,4 +1,4 @@
-"""The wheel, built directly and from the sdist: whole, and one package only."""
+"""The wheel, built directly and from the sdist, contains the whole package and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-# Alembic loads its scripts as files, not as modules; `__main__` would run.
+# Alembic loads its scripts as files, not as modules; an import of `__main__` would run it.
 LIST_MODULES = """
 import importlib, json, metasched, pkgutil
 names = ["metasched"]
@@ -31,7 +31,7 @@ print(json.dumps({name: importlib.import_module(name).__file__ for name in names
 
 
 def sources() -> set[str]:
-    """Every file of the package as the tree has it, seen through the links."""
+    """Return every file of the package in the tree, with links followed."""
     return {
         os.path.relpath(Path(folder, name), ROOT)
         for folder, _, names in os.walk(ROOT / "metasched", followlinks=True)
@@ -43,7 +43,7 @@ def sources() -> set[str]:
 @pytest.fixture(scope="module", params=["direct", "from the sdist"])
 def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    direct = ["--wheel"] if request.param == "direct" else []  # without: the sdist, then its wheel
+    direct = ["--wheel"] if request.param == "direct" else []  # else: the sdist, then its wheel
     subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", *direct, "--outdir", folder, ROOT],
         check=True,
@@ -54,7 +54,7 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def version_of(wheel: Path) -> str:
-    """The version in the file name of a wheel: NAME-VERSION-PYTHON-ABI-PLATFORM.whl."""
+    """Return the version in a wheel's file name: NAME-VERSION-PYTHON-ABI-PLATFORM.whl."""
     return wheel.name.split("-")[1]
 
 
@@ -88,8 +88,8 @@ def test_every_module_imports_from_a_bare_environment(wheel: Path, tmp_path: Pat
     python = bare / "bin" / "python"
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python]
     subprocess.run([*pip, "install", "-q", "--no-deps", "--no-index", wheel], check=True)
-    # A folder named in a .pth file lends its packages, but its own .pth files stay unread: our
-    # dependencies are there, the editable install of the tree is not.
+    # Python adds the folder named in a .pth file, but does not read the .pth files in it: the
+    # dependencies can be imported, the editable install of the tree cannot.
     base = {"base": str(bare), "platbase": str(bare)}
     site = Path(sysconfig.get_path("purelib", "venv", vars=base))
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))

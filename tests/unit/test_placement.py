@@ -1,4 +1,4 @@
-"""Where a waiting task goes, event by event: eligible clusters, loads, refusals, full ones."""
+"""Placement of queued tasks: eligible clusters, loads, refusals and full clusters."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_load_then_moves_to_the_other_cluster() -> None:
 def test_tasks_of_one_job_share_a_sending_per_cluster() -> None:
     site = Site()
     three = job(1, cpus=4, array="1-3")
-    # left takes the first, right is empty then, left owes less per processor after that
+    # task 1 goes to left, task 2 to the empty right; then left owes less per processor
     assert site.step(JobSubmitted(NOW, three)) == [
         Dispatch(1, 1, "left", (1, 3)),
         Dispatch(1, 2, "right", (2,)),
@@ -104,7 +104,7 @@ def test_a_full_cluster_is_tried_again_later_with_one_task() -> None:
     assert site.seen("left", at=NOW + 10) == [Dispatch(1, 2, "left", (0,))]
     site.step(DispatchStarted(NOW + 10, 1, 2))
     assert site.step(DispatchRejected(NOW + 10, 1, 2, "too many jobs", retry_later=True)) == []
-    assert site.seen("left", at=NOW + 20) == []  # twice as long
+    assert site.seen("left", at=NOW + 20) == []  # the delay has doubled
     assert site.seen("left", at=NOW + 30) == [Dispatch(1, 3, "left", (0,))]
     site.step(DispatchStarted(NOW + 30, 1, 3))
     assert site.step(DispatchAccepted(NOW + 30, 1, 3, {0: "7"})) == [Dispatch(2, 2, "left", (0,))]
@@ -138,7 +138,7 @@ def test_only_managers_reject() -> None:
 
 
 def test_a_step_costs_the_same_however_many_wait_in_clusters() -> None:
-    """Counted, not timed: what one submission looks at does not grow with the queue."""
+    """The number of calls of one submission does not grow with the queue."""
     import sys
 
     def calls(queued: int) -> int:

@@ -1,4 +1,4 @@
-"""Room: what starts at once on a cluster and delays neither its queue nor what is reserved."""
+"""Backfill capacity: jobs that start at once and delay neither the queue nor a reservation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_head_of_the_queue_and_a_window_both_keep_what_they_need() -> None:
         "upcoming_windows": ((NOW + 80, 1),),
     }
     room = BackfillCapacity(facts(6, **more), NOW)
-    assert room.can_start(job(2, 50))  # gone before the head begins
-    assert room.can_start(job(2, 80))  # beside the head, gone before the window
+    assert room.can_start(job(2, 50))  # ends before the head starts
+    assert room.can_start(job(2, 80))  # runs beside the head, ends before the window
     assert not room.can_start(job(2, 81))
     assert room.can_start(job(1, 81))

@@ -74,14 +74,14 @@ def easy(queue: list[WaitingJob], free: int, *running: RunningJob) -> list[int]:
 
 
 def test_easy_backfills_what_ends_by_the_shadow_time() -> None:
-    """Of 4 processors 2 are free; the head gets its 4 when the others come back, at 150."""
+    """2 of 4 processors are free; the head gets all 4 when job 9 ends, at 150."""
     runs = RunningJob(9, 2, 150.0)
     assert easy([job(1, 4), job(2, 2, 50.0)], 2, runs) == [2]
     assert easy([job(1, 4), job(2, 2, 50.1)], 2, runs) == []
 
 
 def test_easy_backfills_what_the_head_leaves_over_and_uses_it_up() -> None:
-    """At 150 there are 4, the head takes 3: one processor is extra, for one long job."""
+    """At 150 the head takes 3 of 4 processors: one extra processor is left for one long job."""
     queue = [job(1, 3), job(2, 2, 99.0), job(3, 1, 99.0), job(4, 1, 99.0)]
     assert easy(queue, 2, RunningJob(9, 2, 150.0)) == [3]
 
@@ -92,7 +92,7 @@ def test_a_job_that_ends_in_time_leaves_the_extra_to_others() -> None:
 
 
 def test_jobs_started_in_the_same_pass_count_for_the_shadow() -> None:
-    """Job 1 starts and ends at 130, which is when the head of 4 fits: 2 may run until then."""
+    """Job 1 starts and ends at 130, when the head of 4 fits: job 3 may run until then."""
     assert easy([job(1, 3, 30.0), job(2, 4), job(3, 1, 30.0)], 4) == [1, 3]
     assert easy([job(1, 3, 30.0), job(2, 4), job(3, 1, 31.0)], 4) == [1]
 
@@ -109,7 +109,7 @@ def test_a_job_waits_for_every_counted_resource() -> None:
 
 
 def test_the_shadow_waits_for_all_that_the_head_needs() -> None:
-    """Processors are there at 110, memory at 150: a job may use both until 150."""
+    """The head gets its processors at 110 and its memory at 150: a job may use both until 150."""
     running = [RunningJob(8, 2, 110.0), RunningJob(9, 1, 150.0, {"memory": 80})]
     head = job(1, 3, memory=90)
     free = FreeResources(1, {"memory": 20})
@@ -120,7 +120,7 @@ def test_the_shadow_waits_for_all_that_the_head_needs() -> None:
 
 
 def test_what_the_head_does_not_need_is_free_for_all() -> None:
-    """The head waits for processors only; the one GPU may be taken for as long as you like."""
+    """The head waits for processors only; another job may take the GPU for any time."""
     running, free = [RunningJob(9, 2, 150.0)], FreeResources(2, {"gpu": 1})
     assert started(EASY(), 100.0, [job(1, 3), job(2, 1, 999.0, gpu=1)], running, free) == [2]
 
@@ -151,7 +151,7 @@ def test_fair_share_serves_who_has_consumed_less_and_forgets() -> None:
     ada = [WaitingJob(1, 2, 50.0, user="ada"), WaitingJob(3, 2, 50.0, user="ada")]
     bob = [WaitingJob(2, 2, 50.0, user="bob")]
     assert started(policy, 0.0, [ada[0], *bob], [], FreeResources(2)) == [1]
-    assert started(policy, 50.0, [ada[1], *bob], [], FreeResources(2)) == [2]  # ada has had 100
+    assert started(policy, 50.0, [ada[1], *bob], [], FreeResources(2)) == [2]  # ada has used 100 s
     assert started(
         policy, 100.0, [ada[1], WaitingJob(4, 2, 50.0, user="bob")], [], FreeResources(2)
     ) == [3]
@@ -164,7 +164,7 @@ def test_periods_make_sense(period: float) -> None:
 
 
 def on(number: int, cpus: int, *machines: float, **counts: int) -> WaitingJob:
-    """A job that takes these seconds on machines 0, 1, ... (0: it cannot run there)."""
+    """Build a job that takes these seconds on machines 0, 1, ... (0: it cannot run there)."""
     able = {m: seconds for m, seconds in enumerate(machines) if seconds}
     return WaitingJob(number, cpus, 10.0, counts, able)
 
@@ -190,7 +190,7 @@ def test_a_machine_that_is_not_shared_runs_one_job() -> None:
 
 
 def test_the_head_is_promised_one_machine_and_others_are_not_its_concern() -> None:
-    """Machine 0 is busy until 150 and promised to job 1; job 2 would delay it there, not on 1."""
+    """Machine 0 is promised to job 1 at 150; job 2 would delay it there, but not on machine 1."""
     running = [RunningJob(9, 3, 150.0, machine=0)]
     head = on(1, 4, 20.0)
     assert EASY().choose_starts(100.0, [head, on(2, 1, 60.0, 70.0)], running, machines(1, 1)) == [

@@ -1,4 +1,4 @@
-"""Refusals of a manager hold for some jobs only, and limits are found and refilled."""
+"""Scopes of a manager's refusals, and limits that are found and kept full."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_scope_selects_jobs() -> None:
 
 
 def refused(site: Site, scope: RefusalScope, *jobs: Job) -> None:
-    """Submit jobs to the left cluster, which refuses the first one."""
+    """Submit jobs to the left cluster, which refuses job 1."""
     for submitted in jobs:
         site.step(JobSubmitted(NOW, submitted))
         site.step(DispatchStarted(NOW, submitted.id, 1))
@@ -155,7 +155,7 @@ class LimitedManager:
 
 @pytest.mark.parametrize("array", ["0-59", None])
 def test_limits_are_found_and_refilled(array: str | None) -> None:
-    """60 tasks of 30 s into limits of 10 and 10: 90 s at best."""
+    """Run 60 tasks of 30 s on two clusters with a limit of 10 tasks each: 90 s at best."""
     site = Site()
     managers = {name: LimitedManager(site, name, 10, 30.0) for name in ("left", "right")}
     actions: list[object] = []
@@ -176,7 +176,7 @@ def test_limits_are_found_and_refilled(array: str | None) -> None:
     assert now - NOW <= 180
     ended = [row for m in managers.values() for row in m.rows.values()]
     assert len({(row.tag.split("-")[2], row.task) for row in ended}) == 60
-    assert len(ended) == 60  # each ran once
+    assert len(ended) == 60  # each task ran once
     assert sum(manager.refusals for manager in managers.values()) <= 60
 
 

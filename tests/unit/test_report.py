@@ -1,4 +1,4 @@
-"""Reports and pictures: one page that needs nothing but itself, and says what was measured."""
+"""Reports and pictures: a self-contained page that names the measured figures."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from metasched.experiments.harness import FigureResult
 from metasched.experiments.plots import describe_figure
 from metasched.experiments.report import render_results
 
-# what may make a browser fetch something
+# attributes that may make a browser load a resource
 LOADING = {"src", "href", "srcset", "data", "poster", "action", "background", "xlink:href"}
 
 
 class Page(HTMLParser):
-    """What a page would fetch, its pictures and its words."""
+    """The resources that a page would load, its pictures and its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Page(HTMLParser):
 
 
 def page(path: Path) -> Page:
-    """The page, which must be self-contained, and so must its pictures be."""
+    """Read a page; assert that it and its pictures are self-contained."""
     read = Page(path.read_text(encoding="utf-8"))
     assert read.fetched == []
     for picture in read.pictures:
