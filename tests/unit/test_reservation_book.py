@@ -1,4 +1,4 @@
-"""Reservations in the book: what is promised, where, and what becomes of it."""
+"""Reservation book: granted windows, their nodes, and their later states."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ UP = NodeUsage(("n1", "n2"), 4, True)
 
 
 class Desk:
-    """A book with one cluster of like nodes, of whose manager we tell."""
+    """A reservation book with one cluster; the test acts as its manager."""
 
     def __init__(self, *nodes: NodeUsage, cluster: Cluster = ALPHA) -> None:
         self.book = ReservationBook(LicenceQueue())
@@ -178,7 +178,7 @@ def test_one_whose_cluster_is_gone_waits_for_it_until_it_would_begin() -> None:
         [],
     )
     assert out.warnings == [f"reservation 2 of ada is broken: {GONE}"]
-    # four processors, as many as it had
+    # four processors, as many as the reservation had
     assert desk[2].offers == (Offer(T + 45, T + 55, 4, "beta"),)
     assert desk.step(ReservationCancelled(T + 31, 3, "ada")).reservation_actions == []
     assert desk.state(3) is ReservationState.CANCELLED
@@ -222,7 +222,7 @@ def test_others_move_to_another_host_where_one_has_its_processors_on_one_host() 
     begun = (T, T + 50, 1)
 
     def told(*hosts: str) -> None:
-        """What the manager has chosen for the first two."""
+        """Report the hosts that the manager has chosen for reservations 1 and 2."""
         held = tuple(
             ManagerReservation(manager_name("i", id), T + start, T + start + 100, (host,), 2)
             for (id, start), host in zip(((1, 100), (2, 200)), hosts, strict=True)
@@ -253,7 +253,7 @@ def test_others_move_to_another_host_where_one_has_its_processors_on_one_host() 
         (T + 100, T + 100)
     ]
     assert desk.book.offer_finder.offers(ask(3, 100, 300, size=3)) == {}
-    # one processor of each host is taken
+    # until T + 50, one processor of each host is busy
     assert desk.book.offer_finder.offers(ask(3, 40, 300)) == {}
     out = desk.step(third)
     assert out.reservation_actions == [Bind("alpha", 3)]
@@ -261,13 +261,13 @@ def test_others_move_to_another_host_where_one_has_its_processors_on_one_host() 
 
 
 def test_dynamic_binding_admits_what_static_binding_must_refuse() -> None:
-    """Of two nodes A[0,1) B[2,3) C[0,2) X[1,3): by amounts all fit, where B moves for X."""
+    """A[0,1), B[2,3), C[0,2) and X[1,3) fit on two nodes if B moves for X."""
     desk = Desk(UP)
     desk.ask(1, 10, 20)
     desk.ask(2, 30, 40)
     desk.ask(3, 10, 30)
     desk.bind(1, 2, 3)
-    # bound so, A and B on one node and C on the other, nothing static is left for X
+    # with A and B on one node and C on the other, static binding has no node for X
     desk.book.restore(
         [
             structs.replace(desk[id], nodes=(node,), bound_nodes=(node,))
@@ -361,7 +361,7 @@ def test_one_without_its_nodes_at_its_start_is_broken_and_another_window_offered
     assert "n1 cannot be used" in desk[1].cause
     out = passed(desk, T + 10)
     assert desk.state(1) is ReservationState.BROKEN
-    assert desk[1].offers == ()  # there is one node by now
+    assert desk[1].offers == ()  # only one node is usable
     assert out.warnings == [
         "reservation 1 of ada is broken: n1 cannot be used, and no other node is free"
     ]
@@ -374,7 +374,7 @@ def test_a_node_that_comes_back_before_the_start_breaks_nothing() -> None:
     desk.bind(1)
     nodes = (NodeUsage(("n1",), 4, False), NodeUsage(("n2",), 4, True))
     desk.tell(T + 1, *nodes, held=desk.held())
-    assert desk.book.needs_nodes_on("alpha")  # any survey may tell of another node
+    assert desk.book.needs_nodes_on("alpha")  # any survey may report another node
     desk.tell(T + 2, UP, held=desk.held())
     assert not desk.book.needs_nodes_on("alpha")
     assert desk[1].cause == "its nodes can be used again"
@@ -460,7 +460,7 @@ def test_a_broken_one_is_offered_the_next_window_that_is_free() -> None:
         desk.step(ReservationRejected(T + 100, 1, "no"))
     assert desk[1].offers == (Offer(T + 290, T + 299, 1),)
     desk.ask(2, 200, 295)
-    passed(desk, T + 200)  # nothing was told of it
+    passed(desk, T + 200)  # the manager never confirmed it
     assert desk.state(2) is ReservationState.BROKEN
     assert [offer.start - T for offer in desk[2].offers] == [200]
 
@@ -501,7 +501,7 @@ def test_processors_are_promised_where_one_pool_has_them_and_its_manager_chooses
     out = ask_processors(desk, 1, 3)
     assert out.reservation_actions == [Bind("alpha", 1)]
     assert (desk[1].size, desk[1].cpus, desk[1].nodes) == (3, 3, ())
-    assert ask_processors(desk, 2, 2).reservations == {}  # which pool has the first is not known
+    assert ask_processors(desk, 2, 2).reservations == {}  # the pool of reservation 1 is not known
     desk.bind(1)
     held = (ManagerReservation(manager_name("i", 1), T + 10, T + 20, ("a",)),)
     full = ProcessorPool(("a",), 4, ((T, T + 15, 1), (T + 10, T + 20, 3)))
@@ -536,22 +536,18 @@ def test_what_the_manager_of_a_pool_refuses_is_tried_again_as_nodes_are() -> Non
 
 
 def test_what_was_promised_and_is_lost_is_asked_for_a_minute_long() -> None:
-    """A controller that has just started refuses everything until it has heard from its nodes."""
+    """A restarted controller refuses every reservation until its nodes have registered."""
     desk = Desk()
     whole = pooled(ProcessorPool(("a", "b"), 8))
     desk.step(whole)
     ask_processors(desk, 1, 8)
     desk.bind(1)
-    assert desk.step(whole).reservation_actions == [
-        Bind("alpha", 1)
-    ]  # its manager has forgotten it
+    assert desk.step(whole).reservation_actions == [Bind("alpha", 1)]  # the manager has lost it
     for n in range(1, MAX_REJECTIONS_CONFIRMED):
         out = desk.step(ReservationRejected(T, 1, "Requested nodes are busy"))
         assert desk.state(1) is ReservationState.CONFIRMED
         assert out.reservation_actions == ([SurveyCluster("alpha")] if n < MAX_REJECTIONS else [])
-        assert desk.book.needs_nodes_on(
-            "alpha"
-        )  # each survey is looked at, though it tell nothing new
+        assert desk.book.needs_nodes_on("alpha")  # even an unchanged survey is evaluated
         assert desk.step(whole).reservation_actions == [Bind("alpha", 1)]
     desk.step(ReservationRejected(T, 1, "Requested nodes are busy"))
     assert desk.state(1) is ReservationState.BROKEN
@@ -605,7 +601,7 @@ def test_one_of_a_pool_whose_host_is_down_is_asked_for_again_and_breaks_at_its_s
 def test_which_cluster_has_a_reservation(
     reserve: Literal["earliest", "first"], chosen: str
 ) -> None:
-    """Alpha, of larger nodes, is free later: what nobody asked for is no reason to wait."""
+    """Alpha has larger nodes and is free later; unrequested processors are no reason to wait."""
     book, out = ReservationBook(LicenceQueue()), Outcome()
     clusters = [ALPHA, structs.replace(ALPHA, name="beta")]
     book.start("i", Policy(reserve=reserve), clusters, out)

@@ -1,4 +1,4 @@
-"""What is told of a request for a window with licences: promised, or refused in one line."""
+"""Replies to reservation requests with licences: granted, or refused in one line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ POOLS = (
 
 
 class Desk:
-    """What `create` asks of a daemon, with two clusters that answer at once."""
+    """The daemon that `create` needs, with two clusters that answer at once."""
 
     def __init__(self) -> None:
         self.core, now = Core(), time.time()

@@ -1,4 +1,4 @@
-"""Requests for reservations that make no sense, and the choice of a cluster."""
+"""Invalid reservation requests, offers, and the choice of a cluster."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_is_offered_instead_of_a_window_that_is_taken() -> None:
     request = ReservationRequest.fixed(2, 0.5 * HOUR, 1.5 * HOUR)
     assert best_offer(carts, request) is None
     assert alternative_offers(carts, request, 10 * HOUR) == [
-        Offer(2 * HOUR, 3 * HOUR, 2),  # the same later
+        Offer(2 * HOUR, 3 * HOUR, 2),  # the same window later
         Offer(0.5 * HOUR, 1.5 * HOUR, 1),  # fewer processors
         Offer(0.5 * HOUR, HOUR, 2),  # a shorter time
     ]

@@ -65,7 +65,7 @@ def test_a_batch_job_never_runs_into_a_reservation_by_its_limit() -> None:
         task(4, 1, 1, 99, 9),
     ]
     windows = {1: Reservation.fixed(3, 20, 30)}
-    # 2 would be in its way and waits until its end; 3 is over by then; 4 fits beside it
+    # job 2 would overlap the window and waits for its end; 3 ends before it; 4 fits beside it
     assert starts(run(tasks, windows)) == [(20, 0), (30, 0), (1, 0), (1, 0)]
 
 
@@ -91,7 +91,7 @@ def test_batch_goes_where_the_fewest_wait_and_a_partition_is_kept() -> None:
 def test_what_arrives_in_a_period_is_decided_at_its_end_reservations_first_or_in_turn() -> None:
     tasks = [task(1, 0, 4, 5, 5), task(2, 1, 4, 20, 20), task(3, 2, 4, 10, 10)]
     windows = {3: Reservation.fixed(4, 12, 22)}
-    # at 0 the first is decided by itself; at 10 the second would be in the way of the third
+    # at 0 only job 1 is decided; at 10 job 2 would overlap the window of job 3
     assert starts(run(tasks, windows, period=10)) == [(0, 0), (22, 0), (12, 0)]
     in_turn = starts(run(tasks, windows, period=10, reserved_first=False))
     assert in_turn == [(0, 0), (10, 0), (30, 0)]
@@ -106,7 +106,7 @@ def test_the_largest_has_its_turn_first_and_goes_round_a_reservation_too() -> No
         task(5, 4, 3, 10, 10),
     ]
     windows = {5: Reservation.fixed(3, 20, 30)}
-    # at 10 there is room for 2 and 3, or for 4 and 2; who is left would be in the way at 20
+    # at 10 jobs 2 and 3 fit, or 4 and 2; the remaining job would overlap the window at 20
     assert [start for start, _ in starts(run(tasks, windows))] == [0, 10, 10, 30, 20]
     largest = run(tasks, windows, largest_first=True)
     assert [start for start, _ in starts(largest)] == [0, 10, 30, 10, 20]
@@ -125,7 +125,7 @@ def test_a_window_that_has_passed_when_it_is_decided_is_late() -> None:
 def windows_begin(
     tasks: list[WorkloadEntry], asked: dict[int, tuple[float, float]]
 ) -> list[list[float]]:
-    """When tasks begin on two processors, by each binding in turn."""
+    """Return the starts of tasks on two processors, for each binding."""
     windows = {id: Reservation.fixed(1, *window) for id, window in asked.items()}
     return [
         [start for start, _ in starts(run(tasks, windows, "2", binding=binding))]
@@ -136,13 +136,13 @@ def windows_begin(
 def test_a_window_that_names_leave_no_room_for_and_amounts_do() -> None:
     asked = {1: (0.0, 1.0), 2: (2.0, 3.0), 3: (0.0, 2.0), 4: (1.0, 3.0)}
     tasks = [task(id, 0, 1, end - start, end - start) for id, (start, end) in asked.items()]
-    # the first two have the lower processor, of which the fourth needs the time between them
+    # with fixed processors, neither is free for all of window 4: the first two windows share one
     assert windows_begin(tasks, asked) == [[0, 2, 0, 1], [0, 2, 0, 2], [0, 2, 0, 2]]
 
 
 def test_batch_jobs_apart_take_the_processors_that_reservations_want_last() -> None:
     tasks = [task(1, 0, 1, 10, 10), task(2, 0, 1, 10, 10), task(3, 1, 1, 10, 10)]
-    # the batch job ends where the second task begins: apart they have both processors
+    # kept apart, the batch job and task 2 occupy both processors, though they could share one
     result = windows_begin(tasks, {2: (10.0, 20.0), 3: (5.0, 15.0)})
     assert result == [[0, 10, 5], [0, 10, 5], [0, 10, 10]]
 
@@ -228,7 +228,7 @@ def test_every_row_compares_its_strategies_on_the_same_reservations() -> None:
 
 
 def test_more_hours_are_booked_where_units_are_chosen_late() -> None:
-    """As measured: of 16 units, with four fifths of the hours asked for, by all of five seeds."""
+    """Measured with 16 units and a demand of 80% of the hours, for each of five seeds."""
     experiment = EXPERIMENTS["reservation-admission"]
     late, early = (
         AdmissionCase("", binding, 16, 0.8) for binding in get_args(ProcessorBinding)[:2]
@@ -242,7 +242,7 @@ def test_more_hours_are_booked_where_units_are_chosen_late() -> None:
 
 @pytest.mark.slow
 @pytest.mark.no_cover
-@pytest.mark.timeout(900)  # it runs the whole log for its waits
+@pytest.mark.timeout(900)  # simulates the whole log for its waits
 def test_static_is_the_worst_and_priority_beats_the_earliest_in_the_mean() -> None:
     """The robust orderings of Kurowski et al. 2011, Table 6, on 20 sets of reservations."""
     trace("SDSC-SP2.swf.gz")

@@ -1,4 +1,4 @@
-"""Rows that are set aside, and the row that a defect of the core is attributed to."""
+"""Rows that are set aside, and the row to which a defect of the core is attributed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def site() -> Site:
 
 
 def fail_on_job_2(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """Plant a defect into what applies a row (`producer`), or into what a change causes."""
+    """Raise an error for job 2 where a row is applied (`producer`) or its change is consumed."""
     if where == "producer":
         apply_status = TaskStateMachine.apply_status
 
@@ -79,7 +79,7 @@ def test_a_defect_concerns_the_record_of_accounting(
 ) -> None:
     rows = [site.row(State.RUNNING, id, started=NOW) for id in (1, 2)]
     site.seen("left", None, *rows)
-    site.seen("left", None, full=True, at=NOW + 10)  # the manager has forgotten both
+    site.seen("left", None, full=True, at=NOW + 10)  # the manager no longer lists them
     fail_on_job_2(monkeypatch, where)
     records = tuple(
         site.row(State.COMPLETED, id, started=NOW, ended=NOW + 5, exit_code=0) for id in (1, 2)
@@ -94,7 +94,7 @@ def test_a_defect_after_the_rows_concerns_none_of_them(
 ) -> None:
     site.seen("left", None, site.row(State.RUNNING, 2, started=NOW))
     fail_on_job_2(monkeypatch, "consumer")
-    with pytest.raises(ZeroDivisionError):  # as job 2 is missing
+    with pytest.raises(ZeroDivisionError):  # raised since job 2 is missing
         site.seen("left", None, site.row(State.RUNNING, started=NOW), full=True, at=NOW + 10)
 
 
@@ -108,7 +108,7 @@ def test_a_defect_without_rows_concerns_none(site: Site, monkeypatch: pytest.Mon
 def test_a_task_whose_row_is_set_aside_is_unknown_but_present(site: Site) -> None:
     site.seen("left", None, site.row(State.PENDING, 2), full=True, quarantined=((TAG, 0),))
     assert (site.state(1), site.state(2)) == (State.UNKNOWN, State.PENDING)
-    # it is no evidence of absence
+    # a row that is set aside is no evidence of absence
     site.seen("left", None, full=True, at=NOW + 1000, quarantined=((TAG, 0),))
     assert site.state(1) is State.UNKNOWN
     assert not site.core.tasks[1, 0].live_attempt.missing
@@ -121,7 +121,7 @@ def test_a_missing_task_whose_row_is_set_aside_is_present_again(site: Site) -> N
     site.seen("left", None, vanished=((TAG, 0),), at=NOW + 10)
     assert site.core.tasks[1, 0].live_attempt.missing
     site.seen("left", None, at=NOW + 11, quarantined=((TAG, 0),))
-    # an answer to an earlier query is no proof any more
+    # an answer to an earlier query proves nothing any more
     site.step(AccountingReceived(NOW + 12, "left", never_started=((TAG, 0),)))
     assert site.state(1) is State.UNKNOWN
 
@@ -135,9 +135,9 @@ def test_a_line_that_may_be_a_task_is_no_evidence_of_its_absence(
     site.seen("left", accounting, full=True, at=NOW + 10, previous_taken=NOW, quarantined=(row,))
     assert site.state() is State.UNKNOWN
     assert not site.core.tasks[1, 0].live_attempt.missing
-    # job 2 never started, as the listing proves where the line cannot be of its dispatch
+    # where the line cannot be of job 2's dispatch, the listing proves that it never started
     assert ((2, 0) in site.core.tasks) == (row[0] == "")
-    # nothing is asked of the accounting, which would prove that it never started
+    # accounting is not queried: it would prove that job 1 never started
     assert site.out.actions == []
     site.seen("left", None, at=NOW + 20, previous_taken=NOW + 10, quarantined=(row,))
     assert site.state() is State.UNKNOWN
@@ -160,14 +160,14 @@ def test_a_recall_continues_after_a_row_was_set_aside(site: Site) -> None:
     site.seen("left", None, quarantined=((TAG, 0),))
     site.seen("left", None, site.row(State.PENDING), at=NOW + 1)
     site.seen("left", None, site.row(State.CANCELLED, ended=NOW + 2), at=NOW + 2)
-    assert site.state() is State.HELD  # not cancelled: its owner did not ask for that
+    assert site.state() is State.HELD  # not cancelled: its owner requested a hold
 
 
 @pytest.mark.parametrize(("since", "state"), [(NOW, State.CANCELLED), (NOW + 1, State.UNKNOWN)])
 def test_what_vanishes_after_its_row_was_set_aside_may_have_started(
     site: Site, since: float, state: State
 ) -> None:
-    """Unless the listing contains whatever started since its last usable row."""
+    """It is cancelled only if the listing contains all starts since its last usable row."""
     listed = site.row(State.PENDING)
     site.seen("left", None, listed, site.row(State.PENDING, 2), full=True, at=NOW)
     site.seen("left", None, at=NOW + 10, previous_taken=NOW, quarantined=((TAG, 0),))
@@ -182,7 +182,7 @@ def test_a_user_can_cancel_a_task_whose_row_is_set_aside(site: Site) -> None:
     assert site.step(UserRequested(NOW + 1, "cancel", 1)) == [
         Withdraw(1, 1, "left", {0: "7"}, only_pending=False)
     ]
-    # and again after a while, since it is still there
+    # requested again later, since the task is still listed
     assert site.seen("left", None, at=NOW + 100, quarantined=((TAG, 0),)) == [
         Withdraw(1, 1, "left", {0: "7"}, only_pending=False)
     ]

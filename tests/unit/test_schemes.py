@@ -1,4 +1,4 @@
-"""How jobs reach clusters in the laboratory, past the core or through it: small cases by hand."""
+"""Submission schemes of the simulator, with and without the core: small cases worked by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def where(placed: tuple[ScheduledJob, ...]) -> list[tuple[int, float]]:
 def test_at_home_a_job_waits_though_another_cluster_is_empty() -> None:
     jobs = [request(n, 0, 4, 10, home="c2") for n in (1, 2)]
     assert where(run(SubmissionScheme(user_choice="home"), *jobs)) == [(1, 0), (1, 10)]
-    # where its home cannot run it, the first that can
+    # if its home cannot run it, the first cluster that can
     assert where(run(SubmissionScheme(user_choice="home"), *jobs, clusters="4,2")) == [
         (0, 0),
         (0, 10),
@@ -58,9 +58,9 @@ def test_duplicates_run_where_they_can_start_first_and_once() -> None:
 
 
 def test_sbatch_takes_what_waits_for_what_it_must_wait_for() -> None:
-    """Two jobs of one processor wait 100 s on c1, though they would run beside the new one.
+    """Two jobs of one processor and 100 s wait on c1; they would run beside the new job.
 
-    Slurm's promise there is 10 s until it fits + 2 x 100 cpu seconds / 4 = 60; c2 promises 50.
+    Slurm's estimate for c1 counts them: 10 s + 2 x 100 cpu seconds / 4 = 60 s. For c2 it is 50 s.
     """
     before = [
         *(request(1, 0, 4, 10, home="c1"), request(2, 0, 1, 100, home="c1")),
@@ -81,7 +81,7 @@ def test_sbatch_prefers_the_home_among_equals() -> None:
 
 
 def test_sbatch_looks_at_the_machines_that_can_run_the_job() -> None:
-    """Four processors are free on c1, but none of its machines has the two that are asked for."""
+    """Four processors are free on c1, but none of its machines has the two that the job needs."""
     small = SimulatedCluster.of_machines("c1", [Machine(1) for _ in range(4)])
     large = SimulatedCluster.of_machines("c2", [Machine(2)])
     before = request(1, 0, 2, 30)
@@ -91,7 +91,7 @@ def test_sbatch_looks_at_the_machines_that_can_run_the_job() -> None:
 
 
 def test_the_plan_goes_by_limits_and_the_oracle_by_true_times() -> None:
-    """c1 is asked for 100 s and used for 5; c2 for 50 s, all of which it takes."""
+    """On c1 a job requests 100 s and runs 5 s; on c2 a job requests 50 s and uses them all."""
     before = [request(1, 0, 4, 100, 5, home="c1"), request(2, 0, 4, 50, home="c2")]
     held = [r._replace(direct=True) for r in before]
     last = request(3, 1, 4, 10)
@@ -100,14 +100,14 @@ def test_the_plan_goes_by_limits_and_the_oracle_by_true_times() -> None:
 
 
 def test_what_is_sent_late_waits_for_no_cluster() -> None:
-    """Job 3 would be sent to c1, whose queue looks as empty, and wait there 100 s."""
+    """Dispatched early, job 3 goes to c1, whose queue looks as empty, and waits there 100 s."""
     jobs = [request(1, 0, 4, 100), request(2, 0, 4, 50), request(3, 1, 4, 10)]
     assert where(run(SubmissionScheme(), *jobs))[-1] == (0, 100)
     assert where(run(SubmissionScheme(late_binding=True), *jobs))[-1] == (1, 50)
 
 
 def test_what_is_sent_late_goes_by_the_aged_key_and_keeps_a_place_for_the_first() -> None:
-    """Job 3 fits nowhere and is promised c2 at 50; job 4 would delay it there, job 5 would not."""
+    """Job 3 cannot start and is promised c2 at 50; job 4 would delay it there, job 5 would not."""
     jobs = [
         *(request(1, 0, 4, 100), request(2, 0, 3, 50), request(3, 1, 4, 10)),
         *(request(4, 2, 1, 60), request(5, 2, 1, 40)),

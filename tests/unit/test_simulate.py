@@ -1,4 +1,4 @@
-"""The laboratory: engine, clusters, metrics and the command, on small cases."""
+"""The simulator: engine, clusters, metrics and the command, on small cases."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_every_event_passes_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pull_moves_a_job_to_where_it_starts_now() -> None:
-    """Job 3 is sent to the first cluster, whose queue is empty; the second is free before it."""
+    """Job 3 goes to the first cluster, whose queue is empty; the second cluster is free earlier."""
     workload = jobs((0, 4, 100), (0, 2, 50), (1, 2, 50))
     (*_, pushed) = run(workload, "4,2", load="paper", pull=False).jobs
     (*_, pulled) = run(workload, "4,2", load="paper", pull=True).jobs
@@ -92,15 +92,15 @@ def test_a_pull_moves_a_job_to_where_it_starts_now() -> None:
 
 
 def test_a_pull_waits_for_its_patience_and_then_looks_by_itself() -> None:
-    """By what is queued the first cluster looks empty to job 2, which waits there 7 seconds."""
+    """The first cluster has no queue and gets job 2, which waits there 7 s before its pull."""
     workload = jobs((0, 4, 100), (1, 4, 100), (2, 4, 100))
     placed = run(workload, "4,4,4", load="paper", pull=True, pull_after=7.0).jobs
     assert [(p.cluster, p.start, p.moves) for p in placed] == [(0, 0, 0), (2, 8, 1), (1, 2, 0)]
 
 
 def test_licences_of_a_site_are_leased_above_its_clusters() -> None:
-    """Two tokens for both clusters: job 3 waits for one though both have processors free, job 4
-    does not; the token of job 1 is free 5 s after it ended."""
+    """Both clusters share two tokens. Job 3 waits for a token although processors are free; job 4
+    needs no token. The token of job 1 is free 5 s after its end."""
     workload = jobs((0, 1, 30), (1, 1, 50), (2, 1, 10), (3, 1, 10))
     licensed = [
         r._replace(job=structs.replace(r.job, licences={"l": 1})) for r in workload.entries[:3]
@@ -154,7 +154,7 @@ def test_tasks_that_cannot_start_do_not_pass_a_licence_on_for_ever(
 
 
 def test_the_copies_of_clusters_become_those_of_the_site() -> None:
-    """A job for two copies, of which each cluster has one, runs when they are pooled."""
+    """Each cluster has one copy; a job that needs two runs only when the copies are pooled."""
     job = Job(id=1, submitted=0.0, estimated=10.0, licences={"l": 2})
     workload = Workload("w", (WorkloadEntry(job, 10.0, 1),))
     clusters = [SimulatedCluster(name=name, cpus=4, licences={"l": 1}) for name in "ab"]
@@ -261,7 +261,7 @@ def test_deadlines_and_licences_in_the_metrics() -> None:
 
 @pytest.mark.parametrize(("shared", "usage"), [(True, 0.75), (False, 1.0)])
 def test_usage_is_of_processors_where_machines_are_shared(shared: bool, usage: float) -> None:
-    """Jobs of 2, 2 and 8 processors on one machine of 8: 4 are busy at first, then all."""
+    """Jobs of 2, 2 and 8 processors run on a machine of 8: first 4 are busy, then all."""
     cluster = SimulatedCluster.of_machines("c", [Machine(8, 100.0)], shared=shared)
     ask = tuple(
         WorkloadEntry(Job(id=n, submitted=0.0, estimated=10.0, cpus=cpus, benchmark=100.0), 10.0, n)
@@ -271,7 +271,7 @@ def test_usage_is_of_processors_where_machines_are_shared(shared: bool, usage: f
     assert metrics.system_usage(engine.run()) == pytest.approx(usage)
 
 
-# Words
+# Parsing
 
 
 @pytest.mark.parametrize(

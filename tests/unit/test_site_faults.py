@@ -1,4 +1,4 @@
-"""A fault of the site: certainly not executed, so the job is queued again and nobody is blamed."""
+"""Site faults: the command certainly did not run, so the job is queued again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose records Slurm's accounting is believed to tell of, where jobs have owners."""
+"""Slurm accounting: only records of the job's owner count."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def record(user: int, id: str, submit: float, status: str) -> SlurmRecord:
 
 
 class Slurmdbd:
-    """Answers with these records, whatever is asked."""
+    """A slurmdbd that answers every query with these records."""
 
     def __init__(self, *records: SlurmRecord) -> None:
         self.records = list(records)

@@ -1,4 +1,4 @@
-"""Slurm's words, read and said: answers recorded from 22.05.8, later releases' forms by hand."""
+"""Parsing and options of Slurm: answers recorded from 22.05.8, forms of later releases by hand."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ MinJobAge               = 300 sec
 
 
 def line(**changed: str) -> text.QueueLine:
-    """A record of a job of ours that ran and ended, but for what is changed."""
+    """Build the line of a completed job of metasched; `changed` overrides its fields."""
     usual = text.QueueLine(
         id="7",
         user="1000",
@@ -176,7 +176,7 @@ def test_whether_jobs_need_an_association(enforced: str, required: bool) -> None
     ("allowed", "seconds"), [("0 min", 62.0), ("5 min", 362.0), ("UNLIMITED", text.NO_LIMIT)]
 )
 def test_how_long_a_job_may_hold_its_nodes_after_its_limit(allowed: str, seconds: float) -> None:
-    """The overtime and the kill wait as Slurm tells them, and the time between its looks."""
+    """The overrun is OverTimeLimit + KillWait + the interval of Slurm's limit checks."""
     configuration = (
         f"{CONFIG}\nKillWait                = 32 sec\nOverTimeLimit           = {allowed}\n"
     )
@@ -202,18 +202,18 @@ def test_a_controller_whose_clock_is_set_has_not_been_up_longer_or_shorter(step:
     reach.update(text.ControllerInfo(1000.0, 900.0, None), 50.4, 50.5)
     since, up = reach.update(text.ControllerInfo(1010.0 + step, 900.0, None), 60.4, 60.5)
     assert up == pytest.approx(-48.5)
-    # set forward, it has forgotten what had ended before
+    # after a step forward, Slurm has purged the jobs that ended before
     assert since == pytest.approx(50.4 if step > 0 else -48.5)
 
 
 def test_a_controller_that_was_started_anew_was_not_up_before_it_was_last_seen() -> None:
     reach = ListingHorizon()
     reach.update(text.ControllerInfo(1000.0, 900.0, None), 50.4, 50.5)
-    controller = text.ControllerInfo(4610.0, 1005.0, None)  # it started, then its clock was set
+    controller = text.ControllerInfo(4610.0, 1005.0, None)  # it restarted, then its clock was set
     assert reach.update(controller, 60.4, 60.5) == pytest.approx((50.4, 50.4))
 
 
-# Listings that cannot be trusted.
+# Invalid listings.
 
 
 def test_an_empty_queue_is_no_jobs() -> None:
@@ -265,7 +265,7 @@ def test_a_line_that_is_no_record_costs_no_other(answer: str, lost: set[str]) ->
         ({"tag": "ms-abcd1234-1-1/a", "id": "7_[1-9:0]"}, "ms-abcd1234-1-1"),
         ({"tag": "ms-abcd1234-1-1/a", "id": "7_[0-1000000]"}, "ms-abcd1234-1-1"),
         ({"user": "?", "tag": "a comment"}, ""),
-        ({"user": "1001", "restarts": "many"}, None),  # others
+        ({"user": "1001", "restarts": "many"}, None),  # another user's job
         ({"tag": "a comment", "restarts": "many"}, None),
     ],
 )
@@ -280,7 +280,7 @@ def test_a_line_that_cannot_be_used_is_set_aside_alone(
 
 
 def test_one_tag_stands_for_no_more_tasks_than_a_dispatch_has() -> None:
-    """Any user can give his arrays our marks, and Slurm a line to each of their tasks."""
+    """Any user can copy metasched's marks to his arrays, and Slurm may list each task on a line."""
     lines = [line(id=f"7_{i}", user="1001", tag="ms-abcd1234-1-1/a") for i in range(5000)]
     rows, set_aside = statuses.job_statuses(text.QueueListing(lines), OURS, None)
     assert len(rows) == text.MAX_DISPATCHED_TASKS
@@ -311,7 +311,7 @@ def test_a_configuration_without_times_is_none(config: str) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"user": "1001"},  # others may write our tag into their comments
+        {"user": "1001"},  # other users may write the tag into their comments
         {"tag": "ms-other123-1-1"},
         {"tag": "(null)"},
         {"tag": "ms-abcd1234-1-1/x"},
@@ -336,7 +336,7 @@ def test_marks_are_read_back() -> None:
         ("7_3", [3]),
         ("7_[0]", [0]),
         ("7_[1-3,9-13:2%4]", [1, 2, 3, 9, 11, 13]),
-        ("7", []),  # all that waited was cancelled at once: nothing says which tasks
+        ("7", []),  # all pending tasks were cancelled at once: the id does not name them
     ],
 )
 def test_the_tasks_of_an_array_are_told_by_their_ids(id: str, tasks: list[int]) -> None:
@@ -359,7 +359,7 @@ def test_no_array_is_held_as_a_whole() -> None:
     assert (first, last) == (["9", "7_2"], ["7_1", "8_4"])
 
 
-# States, beginnings and ends.
+# States, starts and ends.
 
 
 @pytest.mark.parametrize(
@@ -540,7 +540,7 @@ def test_the_head_is_the_first_in_slurms_own_order() -> None:
         waiting._replace(id="8", priority="70", cpus="2"),
     ]
     assert facts(*jobs).queue_head == (2, 600.0)
-    important = NODES.replace("~1-2~1~", "~1-2~5~")  # the tier of `short`
+    important = NODES.replace("~1-2~1~", "~1-2~5~")  # raises the priority tier of `short`
     jobs[0] = jobs[0]._replace(partition="short")
     assert cluster_info.build_cluster_info(
         jobs, text.parse_nodes(important, "~"), TAKEN, set()
@@ -551,7 +551,7 @@ def test_the_head_is_the_first_in_slurms_own_order() -> None:
     ("changed", "end"),
     [
         ({"end": str(int(TAKEN) + 50)}, TAKEN + 50),
-        ({"end": "120"}, 120),  # late, or completing
+        ({"end": "120"}, 120),  # past its limit, or completing
         ({"end": "N/A"}, 110 + text.NO_LIMIT),
         ({"end": "NONE"}, 110 + text.NO_LIMIT),
     ],
@@ -580,7 +580,7 @@ def test_which_nodes_are_usable(state: str, up: bool) -> None:
     assert [n.up for n in seen.partitions[0].nodes] == [up]
 
 
-# What sbatch is told.
+# Submissions.
 
 
 def order(options: tuple[str, ...] = (), arguments: tuple[str, ...] = (), **job: Any) -> Submission:
@@ -754,7 +754,7 @@ def test_directives_before_the_first_command_are_taken_out(source: str, sent: st
     assert source.count("\n") == sent.count("\n")
 
 
-# What sbatch says no with.
+# Refusals of sbatch.
 
 FAILED = "sbatch: error: Batch job submission failed: "
 
@@ -866,7 +866,7 @@ def test_licences_as_slurm_counts_them() -> None:
         text.parse_licences("LicenseName=matlab Total=4\n")
 
 
-# When Slurm expects what waits to begin.
+# Expected starts of pending jobs.
 
 
 @pytest.mark.parametrize(
@@ -874,7 +874,7 @@ def test_licences_as_slurm_counts_them() -> None:
     [
         ({}, 110.0),
         ({"start": "N/A"}, None),
-        ({"eligible": "N/A", "reason": "JobHeldAdmin"}, None),  # it keeps what was planned before
+        ({"eligible": "N/A", "reason": "JobHeldAdmin"}, None),  # Slurm keeps an earlier estimate
         ({"state": "RUNNING"}, None),
         ({"state": "CANCELLED"}, None),
         ({"id": "7_[4]", "tag": "ms-abcd1234-1-1/a"}, 110.0),

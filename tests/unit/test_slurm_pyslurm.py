@@ -1,4 +1,4 @@
-"""What pyslurm tells wrongly is taken from squeue, once squeue tells the end."""
+"""Exit statuses that pyslurm reports wrongly are replaced by those of squeue."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FIELDS = (
     *("77", "0", "FAILED", "main", "1", "10:00", "1795228095", "1795228095", "1795228095"),
     *("1795228096", "0", "72:0", "4294901708", "a4", "NonZeroExitCode", "ms-abcd1234-1-1"),
 )
-TOLD = text.QueueLine(*FIELDS)  # by pyslurm, which takes 128 off
+TOLD = text.QueueLine(*FIELDS)  # as pyslurm reports it: exit code - 128
 ENDED = TOLD._replace(status="51200")
 
 
 class Squeue:
-    """Answers in turn; `asked` is for whom each time."""
+    """An squeue with prepared answers; `asked` records the job ids of each call."""
 
     def __init__(self, *answers: list[text.QueueLine]) -> None:
         self._answers, self.asked = list(answers), list[Sequence[str]]()
@@ -32,7 +32,7 @@ class Squeue:
 
 @pytest.fixture
 def access() -> PyslurmAccess:
-    made = PyslurmAccess.__new__(PyslurmAccess)  # there need not be any pyslurm
+    made = PyslurmAccess.__new__(PyslurmAccess)  # pyslurm need not be installed
     made._squeue_lines = {}
     return made
 

@@ -1,4 +1,4 @@
-"""Answers of several releases of Slurm to the same questions in the same state."""
+"""Recorded answers of several Slurm releases to the same queries in the same state."""
 
 from __future__ import annotations
 

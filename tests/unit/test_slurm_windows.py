@@ -1,4 +1,4 @@
-"""Slurm's words for reservations and hosts."""
+"""Parsing of Slurm's reservations, cores and hosts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHOWN = (
     "BurstBuffer=(null) Watts=n/a MaxStartDelay=(null)\n"
 )
 
-# as scontrol of 22.05 prints one of cores, at once and when it has saved its state
+# as scontrol of 22.05 prints a reservation of cores, before and after Slurm saves its state
 _CORES = (
     "ReservationName=ms-aa-r2 StartTime=100 EndTime=200 Duration=00:01:40 Nodes=a[1-2] NodeCnt=2 "
     "CoreCnt=6 Features=(null) PartitionName=main Flags=STATIC {}TRES=cpu=12 Users=ada "
@@ -111,7 +111,7 @@ def test_other_jobs_have_what_is_left_of_a_node_that_is_reserved_in_part() -> No
         10,
     )
     assert [(p.state, p.cpus) for p in matches] == [
-        ("mixed", "4/1/3/8"),  # of 6 that are reserved three are used in there
+        ("mixed", "4/1/3/8"),  # three of the six reserved processors are in use
         ("mixed", "2/5/1/8"),
         ("mixed+reserved", "0/8/0/8"),
     ]
@@ -126,7 +126,7 @@ def test_windows_to_come_leave_what_neither_they_nor_jobs_have_when_they_begin()
         SlurmReservation("over", 0, 10, ("a2",), 4, {}),
     ]
     jobs = [job("1", 2, "a1", end=150), job("2", 3, "a2", end=90), job("3", 1, "a1", end=900)]
-    # 24, less 2 on a3, 4 and 2 on a1 and a2 for part, and 2 and 1 of jobs that still run
+    # 24, less 2 of `now` on a3, 4 + 2 of `part` on a1 and a2, and 2 + 1 of jobs that still run
     assert upcoming_windows(usable, FOUR, jobs, kept, 10) == ((100, 13), (250, 14))
     assert upcoming_windows(usable, FOUR, [], kept, 10)[1] == (
         250,

@@ -1,4 +1,4 @@
-"""What comes back although it was given up, starts anew by itself, or depends on a set clock."""
+"""Stale attempts, restarts by managers, and clocks that are set."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.unit.core_site import NOW, Site, facts, job
 
 
 def sent_twice(site: Site | None = None) -> Site:
-    """Sending 1 on left was called lost by an operator; sending 2 waits on right."""
+    """An operator resolved dispatch 1 on left as lost; dispatch 2 is pending on right."""
     site = site or Site(pull=False)
     site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.sent()
@@ -48,7 +48,7 @@ def sent_twice(site: Site | None = None) -> Site:
 
 
 def ran_and_called_lost(*, again_on: str = "") -> Site:
-    """Sending 1 was seen to run on left, and was called lost; the task waits, or is sent again."""
+    """Dispatch 1 ran on left and was resolved as lost; the task is queued or dispatched again."""
     site = Site(pull=False)
     site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.sent()
@@ -130,7 +130,7 @@ def test_what_was_seen_to_run_goes_before_a_newer_one_that_has_not(state: State)
     site = ran_and_called_lost(again_on="right")
     yields = [Withdraw(1, 2, "right", {0: "8"}, only_pending=True)]
     assert site.seen("left", facts(8), site.row(state, started=NOW), full=True) == yields
-    assert site.seen("left", facts(8), site.row(state, started=NOW), full=True) == []  # told once
+    assert site.seen("left", facts(8), site.row(state, started=NOW), full=True) == []  # only once
 
 
 def test_what_was_seen_to_run_and_a_newer_one_that_runs_are_told_once() -> None:
@@ -160,7 +160,7 @@ def test_one_that_waits_while_its_task_waits_with_us_is_only_taken_back() -> Non
     actions = site.seen("left", facts(8), site.row(State.PENDING), full=True)
     assert actions == [Withdraw(1, 1, "left", {0: "7"}, only_pending=True)]
     assert site.core.tasks[1, 0].attempt.intent is Intent.RECALL  # type: ignore[union-attr]
-    # a withdrawal of an earlier life may end it; the task is not cancelled by that
+    # an earlier withdrawal may end the attempt; the task is not cancelled by that
     assert site.seen("left", None, site.row(State.CANCELLED, ended=NOW)) == [
         Dispatch(1, 2, "left", (0,))
     ]
@@ -193,7 +193,7 @@ def test_a_restart_by_the_manager_is_a_new_attempt() -> None:
     site.step(JobSubmitted(NOW, job()))
     site.sent()
     site.seen("left", None, site.row(State.RUNNING, started=NOW))
-    site.seen("left", None, site.row(State.RUNNING, started=NOW, restarts=1))  # it is ending
+    site.seen("left", None, site.row(State.RUNNING, started=NOW, restarts=1))  # still the first run
     assert not site.out.closed_attempts
     site.seen("left", None, site.row(State.PENDING, started=NOW + 9, restarts=1))
     [(_, first)] = site.out.closed_attempts
@@ -203,12 +203,10 @@ def test_a_restart_by_the_manager_is_a_new_attempt() -> None:
     assert task.attempt is not None
     assert (task.attempt.number, task.attempt.dispatch_id, task.state) == (2, 1, State.PENDING)
     assert task.attempt.started is None
-    assert (
-        site.step(UserRequested(NOW, "hold", 1)) == []
-    )  # it has begun once: nothing takes it back
+    assert site.step(UserRequested(NOW, "hold", 1)) == []  # it has started once: it is not recalled
     site.seen("left", None, site.row(State.RUNNING, started=NOW + 20, restarts=1))
     site.seen("left", None, site.row(State.RUNNING, started=NOW + 90, restarts=1))
-    assert task.attempt.number == 3  # a manager that does not count has another start
+    assert task.attempt.number == 3  # another start that the manager does not count
     site.seen("left", None, site.row(State.COMPLETED, started=NOW + 90, restarts=1, exit_code=0))
     assert not site.core.tasks
 
@@ -246,7 +244,7 @@ def test_a_doubtful_send_does_not_wait_out_a_set_clock(by: float) -> None:
     assert site.step(ListingReceived(now, "left", since=NOW - 4000, until=NOW + by - 1)) == []
     assert site.state() is State.DISPATCHING
     site.step(ListingReceived(now, "left", since=NOW - 4000, until=NOW + by))
-    assert site.state() is State.DISPATCHING  # of the next attempt
+    assert site.state() is State.DISPATCHING  # the next attempt
     assert site.core.tasks[1, 0].attempts == 2
 
 
@@ -297,7 +295,7 @@ def test_an_adopted_one_brings_its_restarts_along() -> None:
 
 
 def requeued(*, again: State = State.DISPATCHING) -> Site:
-    """Sending 1 ran on left and was requeued there; sending 2 is on right, in that state."""
+    """Dispatch 1 ran on left and was requeued; dispatch 2 is on right, in the state `again`."""
     site = Site(pull=False)
     site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.sent()
@@ -345,7 +343,7 @@ def test_what_was_requeued_and_is_back_after_the_end_is_ended() -> None:
 
 
 def test_an_ended_job_that_was_requeued_runs_anew_even_if_its_end_was_not_one() -> None:
-    """A controller that lost its last seconds lists as running what it had told as ended."""
+    """A controller that lost its last seconds of state lists an ended job as running again."""
     site = Site(pull=False)
     site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.sent()
@@ -370,7 +368,7 @@ def test_what_was_seen_only_before_a_restart_and_is_lost_by_its_manager_is_sent_
     attempt = site.core.tasks[1, 0].attempt
     assert attempt is not None
     assert (attempt.accepted, attempt.native_id) == (None, "7")
-    attempt.last_listed = None  # when it was there last is not stored
+    attempt.last_listed = None  # `last_listed` is not stored
     again = Site.__new__(Site)
     again.core = Core()
     tasks = list(site.core.tasks.values())

@@ -36,7 +36,7 @@ def _utc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     time.tzset()
 
 
-# Words
+# Parsing of values
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_invalid_moments(text: str) -> None:
 
 @pytest.fixture
 def berlin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clocks go from 2 to 3 on 2030-03-31 and from 3 to 2 on 2030-10-27; by rule, not by files."""
+    """Set a zone by rule: clocks go from 2 to 3 on 2030-03-31 and from 3 to 2 on 2030-10-27."""
     monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")  # `_utc` puts it back
     time.tzset()
 
@@ -143,13 +143,13 @@ def utc(text: str) -> float:
     [
         ("2030-03-30T12:00", "2030-03-31T01:59", "2030-03-31T00:59"),
         ("2030-03-30T12:00", "2030-03-31T03:00", "2030-03-31T01:00"),
-        ("2030-03-30T12:00", "tomorrow", "2030-03-31T11:00"),  # the same hour, 23 of them later
+        ("2030-03-30T12:00", "tomorrow", "2030-03-31T11:00"),  # the same local time, 23 hours later
         ("2030-03-30T12:00", "+1d", "2030-03-31T12:00"),
         ("2030-03-31T00:59", "03:00", "2030-03-31T01:00"),
         ("2030-10-26T12:00", "2030-10-27T03:00", "2030-10-27T02:00"),
         ("2030-10-26T12:00", "2030-10-27T02:30+02:00", "2030-10-27T00:30"),
         ("2030-10-26T12:00", "2030-10-27T02:30+01:00", "2030-10-27T01:30"),
-        ("2030-10-27T01:30", "03:00", "2030-10-27T02:00"),  # asked as it is 2:30 again
+        ("2030-10-27T01:30", "03:00", "2030-10-27T02:00"),  # asked at the second 2:30
     ],
 )
 @pytest.mark.usefixtures("berlin")

@@ -110,7 +110,7 @@ def test_rules_laid_over_a_trace_are_seeded(tmp_path: Path) -> None:
     assert len(classes) == 7, "a user is in one class"
     asked = sum(len(r.job.licences) for r in laid.entries)
     assert 180 < asked < 300
-    # a part of the workload draws the same
+    # a subset of the workload draws the same deadlines
     part = overlay.apply(workload.subset(100, None), 1)
     assert [r.job.deadline is None for r in part.entries] == [
         r.job.deadline is None for r in laid.entries[100:]

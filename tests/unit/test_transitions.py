@@ -1,4 +1,4 @@
-"""The table itself: complete where managers speak, closed where things have ended."""
+"""The transition table: complete for listed states, closed for final states."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_illegal_transition_tells_the_task() -> None:
         (State.PENDING, State.PENDING, None),
         (State.PENDING, State.RUNNING, TaskEvent.START),
         (State.PENDING, State.COMPLETED, TaskEvent.COMPLETE),  # polls skip states
-        (State.RUNNING, State.PENDING, None),  # restarted by its manager: still ours, not new
+        (State.RUNNING, State.PENDING, None),  # restarted by its manager: no transition
         (State.UNKNOWN, State.PENDING, TaskEvent.SEE),
         (State.DISPATCHING, State.RUNNING, TaskEvent.START),
         (State.RUNNING, State.NODE_FAIL, TaskEvent.LOSE_NODE),

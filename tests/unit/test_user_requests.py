@@ -1,4 +1,4 @@
-"""What users and operators wish of open jobs: cancel, hold, requeue, modify, resolve."""
+"""User and operator requests for open jobs: cancel, hold, requeue, modify, resolve."""
 
 from __future__ import annotations
 

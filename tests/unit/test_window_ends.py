@@ -1,4 +1,4 @@
-"""What still runs when the window of its reservation is over is ended by us, once, and told so."""
+"""Tasks that run at the end of their reservation's window are ended once, as out of time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ALPHA = Cluster(name="alpha", adapter="slurm", supports_reservations=True)
 
 
 class Site:
-    """A core with one cluster of two nodes; reservation 1 has one of them."""
+    """A core with one cluster of two nodes; reservation 1 has one node."""
 
     def __init__(self, let_run: float = 0.0, fence_dir: str = "") -> None:
         self.core = Core()
@@ -60,7 +60,7 @@ class Site:
         return self.out
 
     def boot(self, now: float) -> None:
-        """The daemon starts, and hears from the cluster."""
+        """Start the daemon and receive a listing of the cluster."""
         self.step(DaemonStarted(now, "i", Policy(), (self.cluster,)))
         self.seen(now)
 
@@ -90,7 +90,7 @@ class Site:
 
     @property
     def ended(self) -> list[Withdraw]:
-        """What the last step wished to be ended whatever it does."""
+        """The unconditional withdrawals of the last step."""
         actions = (a for a in self.out.actions if isinstance(a, Withdraw))
         return [action for action in actions if not action.only_pending]
 
@@ -137,7 +137,7 @@ def test_tasks_of_an_array_are_ended_together_and_those_that_wait_come_back() ->
     assert site.due(END) == [Withdraw(1, 1, "alpha", {0: "1_0", 2: "1_2"}, only_pending=False)]
     withdrawal = Withdraw(1, 1, "alpha", {1: "1_1"}, only_pending=True)
     assert withdrawal in site.out.actions
-    # it began before it could be taken back: a listing tells
+    # task 1 started before the recall reached it, as a listing reports
     again = site.seen(END + 1, site.row(State.RUNNING, index=1, started=END - 1))
     assert again == [Withdraw(1, 1, "alpha", {1: "1_1"}, only_pending=False)]
 
@@ -156,7 +156,7 @@ def test_it_is_done_at_the_start_if_no_daemon_was_there_and_again_if_one_died_of
     site.submit()
     site.seen(START, site.row(State.RUNNING))
     request = Withdraw(1, 1, "alpha", {0: "1_0"}, only_pending=False)
-    for later in (60, 61):  # the first wish was stored, and perhaps never told
+    for later in (60, 61):  # the first request was stored, and perhaps never sent
         site.boot(END + later)
         assert site.ended == [request]
         assert site.seen(END + later, site.row(State.RUNNING)) == []
@@ -208,7 +208,7 @@ def test_one_that_is_cancelled_lets_run_until_its_end_and_nothing_is_ended_for_o
 
 
 def test_where_no_listing_saw_it_run_its_claim_tells_that_it_did() -> None:
-    """Grid Engine keeps no record of what it kills at the end of a reservation."""
+    """Grid Engine keeps no record of jobs that it kills at the end of a reservation."""
     site = Site(fence_dir="/claims")
     site.submit()
     site.seen(START - 1, site.row(State.PENDING))
@@ -247,7 +247,7 @@ def test_what_waits_in_one_that_was_over_while_its_manager_was_silent_comes_back
     site.seen(START, site.row(State.PENDING))
     site.step(ClusterUnreachable(END - 5, "alpha", "down"))
     site.step(TimerExpired(END))
-    site.step(ClusterResumed(END + 1, "alpha"))  # it had been closed; what it wants back may stay
+    site.step(ClusterResumed(END + 1, "alpha"))  # a resume must not end this recall
     site.seen(END + 2, site.row(State.PENDING))
     [withdrawal] = [action for action in site.out.actions if isinstance(action, Withdraw)]
     assert withdrawal == Withdraw(1, 1, "alpha", {0: "1_0"}, only_pending=True)

@@ -1,4 +1,4 @@
-"""What has not begun goes elsewhere: pulls; recalls from drained, shrunk and silent clusters."""
+"""Withdrawals of pending tasks: pulls, and recalls from drained, shrunk and silent clusters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.core_site import NOW, Site, facts, job
 
 
 def pending_on_left(site: Site, cpus: int = 4) -> None:
-    """Job 1 waits in the queue of left, which is full; right is empty."""
+    """Job 1 is pending on left, which is full; right is empty."""
     site.step(ClusterUnreachable(NOW, "right", "no answer"))
     site.step(JobSubmitted(NOW, job(1, cpus=cpus)))
     site.sent()
@@ -35,7 +35,7 @@ def test_pulled_to_where_it_starts_now() -> None:
     site = Site()
     pending_on_left(site)
     request = Withdraw(1, 1, "left", {0: "7"}, only_pending=True)
-    assert site.seen("right", facts(4), at=NOW + 4, full=True) == []  # it has just arrived
+    assert site.seen("right", facts(4), at=NOW + 4, full=True) == []  # too soon after the dispatch
     assert site.seen("right", at=NOW + 6) == [request]
     gone = site.row(State.CANCELLED, ended=NOW + 7)
     assert site.seen("left", None, gone, at=NOW + 7) == [Dispatch(1, 2, "right", (0,))]
@@ -49,7 +49,7 @@ def test_a_pulled_task_that_began_meanwhile_stays() -> None:
     assert site.seen("left", None, site.row(State.RUNNING, started=NOW + 6), at=NOW + 7) == []
     assert site.state() is State.RUNNING
     site.seen("left", None, site.row(State.CANCELLED, started=NOW + 6, ended=NOW + 8), at=NOW + 8)
-    assert site.out.changes[-1].after is State.CANCELLED  # it had begun: never sent again
+    assert site.out.changes[-1].after is State.CANCELLED  # it had started: never dispatched again
 
 
 def test_cancel_wins_over_a_pull_under_way() -> None:
@@ -71,7 +71,7 @@ def test_cancel_wins_over_a_pull_under_way() -> None:
             facts(4, pending_jobs=1, queue_head=(4, 50.0)),
             False,
         ),  # would delay the head, which starts now
-        # the head needs all 4 at +1000; we end at +106
+        # the head needs all 4 at +1000; job 1 ends at +106
         (
             facts(4, free=4, running_jobs=((NOW + 1000, 1),), pending_jobs=1, queue_head=(5, 50.0)),
             True,
@@ -100,7 +100,7 @@ def test_those_who_ask_for_the_same_are_decided_once_while_a_cluster_keeps_its_s
     site = Site(pull_after=0.0)
     site.seen("right", right(1, 0))
     monkeypatch.setattr("metasched.core.cluster_view.find_ineligibility", counted)
-    for id in range(1, 201):  # half of them longer than right allows, half longer than it will
+    for id in range(1, 201):  # all exceed right's limit of 1 h, half also its later limit of 3 h
         site.step(JobSubmitted(NOW, job(id, time_limit=7200.0 if id % 2 else 14400.0)))
         site.sent(id)
     assert sorted(asked) == [
@@ -217,7 +217,7 @@ def test_nodes_that_are_down_for_a_while_send_nothing_away() -> None:
 
 
 def silent_site(move_after: float | None) -> Site:
-    """One task waits and one runs on left, which then falls silent."""
+    """One task is pending and one runs on left, which then becomes unreachable."""
     site = Site(pull=False, move_after=move_after)
     for id in (1, 2):
         site.step(JobSubmitted(NOW, job(id, cpus=4, clusters=("left",))))
