@@ -74,7 +74,7 @@ def test_two_thousand_running_jobs_of_which_two_change_take_a_hundredth() -> Non
 
 
 def test_a_load_is_not_negative_when_all_that_runs_is_about_to_end() -> None:
-    """The sum of processors x end is rounded to some thousandths here."""
+    """The sum of processors x end has a rounding error of some thousandths here."""
     end = 1800000375.4333339
     running = ((end, 237), (end, 2724), (end, 2922))
     view = ClusterView(Cluster(name="a", adapter="local"))

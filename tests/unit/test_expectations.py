@@ -20,7 +20,7 @@ INSTANCE = "abcd1234"
 
 
 class FakeAdapter:
-    """An adapter that lists the rows of a test."""
+    """An adapter whose listing has the rows that a test sets."""
 
     access = ""
 

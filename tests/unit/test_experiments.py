@@ -139,7 +139,7 @@ def test_wrong_usage_is_one_line(
 def test_the_local_policies_of_kurowski(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """F of LSF grows with its period, as published; at one hour it exceeds that of FCFS 5 times."""
+    """F of LSF grows with its period, as published; at one hour it is over 5 x that of FCFS."""
     monkeypatch.setenv("METASCHED_TRACES", str(trace("S1-jobs-0-1000.swf").parent))
     assert command(monkeypatch, "local-periods", "--plot", tmp_path / "made", "--json") == 0
     rows = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Batch jobs and reservations on providers, by hand and at random; the published strategies."""
+"""Batch jobs and reservations on providers: worked and random cases, published strategies."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ TAG = tag_of("cafe", 1, 1)
 
 @pytest.fixture
 def site() -> Site:
-    """Jobs 1 and 2 are pending on one cluster."""
+    """Return a site with jobs 1 and 2 pending on left."""
     site = Site()
     for id in (1, 2):
         site.step(JobSubmitted(NOW, job(id, cpus=2, clusters=("left",))))

@@ -1,4 +1,4 @@
-"""The Standard Workload Format: all fields, both ways, and every kind of broken file."""
+"""Standard Workload Format: all fields are read and written; invalid files are refused."""
 
 from __future__ import annotations
 
