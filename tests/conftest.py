@@ -1,4 +1,4 @@
-"""What all tests share: components that may be missing, real clusters, real databases."""
+"""Fixtures of all tests: optional components, real clusters, real databases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def require(component: str, reason: str) -> NoReturn:
-    """The component cannot be had: skip, or fail where METASCHED_REQUIRE names it."""
+    """Skip a test whose component is missing; fail it if METASCHED_REQUIRE names the component."""
     required = os.environ.get("METASCHED_REQUIRE", "").replace(",", " ").split()
     if component in required:
         pytest.fail(f"METASCHED_REQUIRE names {component}, but: {reason}", pytrace=False)
@@ -42,7 +42,7 @@ def require(component: str, reason: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def common_folder() -> Iterator[Path]:
-    """A folder through which every account may pass: pytest closes its own ones to others."""
+    """A folder that every account can enter: pytest's own folders are closed to other accounts."""
     with tempfile.TemporaryDirectory(prefix="metasched-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         folder.chmod(0o711)
@@ -60,10 +60,10 @@ def slurm_site(common_folder: Path) -> Iterator[slurm.SlurmSite]:
 def slurm_site_for_faults(
     common_folder: Path, request: pytest.FixtureRequest
 ) -> Iterator[slurm.SlurmSite]:
-    """Clusters as those of `slurm_site`, for a module that lets controllers forget.
+    """Clusters like those of `slurm_site`, for a module that makes controllers lose state.
 
-    A controller gives forgotten ids again. If a node still has the folder of the first job of
-    that id, it cancels the second one unstarted: nobody else's tests may meet that.
+    A controller uses lost ids again. If a node still has the folder of the first job with an id,
+    it cancels the second job unstarted. That must not affect the tests of other modules.
     """
     with _slurm_site(common_folder / request.module.__name__.rpartition(".")[2]) as site:
         yield site
@@ -89,7 +89,7 @@ def gridengine_cell(common_folder: Path) -> Iterator[gridengine.Cell]:
 
 @pytest.fixture(scope="session")
 def postgresql_server(common_folder: Path) -> Iterator[postgresql.Server]:
-    """A real PostgreSQL, for all tests; each has databases of its own there."""
+    """A real PostgreSQL server for all tests; each test creates its own databases."""
     reason = postgresql.missing()
     if reason is not None:
         require("postgresql", reason)
@@ -99,7 +99,7 @@ def postgresql_server(common_folder: Path) -> Iterator[postgresql.Server]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
-    """A database of either kind that is empty still."""
+    """An empty database, SQLite or PostgreSQL."""
     if request.param == "sqlite":
         return database_from_url("sqlite:///ms.db", tmp_path)
     server: postgresql.Server = request.getfixturevalue("postgresql_server")
@@ -108,7 +108,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
 
 @pytest.fixture
 def alter(database: Database, request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Runs a statement on the database, past its constraints between tables."""
+    """Return a function that runs a statement on the database without foreign key checks."""
 
     def altered(statement: str) -> None:
         if isinstance(database, Sqlite):

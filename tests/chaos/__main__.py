@@ -1,10 +1,10 @@
-"""`make chaos`: every fault, many times, by one seed; writes docs/reliability.md.
+"""`make chaos`: inject every fault many times, from one seed; write docs/reliability.md.
 
-All of it lies in one folder, which is removed even if this process is killed.
+All sites are in one temporary folder, which is removed even if this process is killed.
 
-Rounds are played side by side, each on a site of its own, over managers that a lane boots once.
-Every round is noted when it is done: a run that was interrupted goes on where it was, if it is
-started again with the same arguments.
+Rounds run in parallel, each on its own site. A lane boots its managers once for all its rounds.
+The result of each round is stored when it ends. An interrupted run resumes when it is started
+again with the same arguments.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     command = " ".join(["make chaos", *_make_words(given)])
     console = Console(stderr=True)
     broken = False
-    for number in (signal.SIGINT, signal.SIGTERM):  # in the background, too, where shells ignore it
+    for number in (signal.SIGINT, signal.SIGTERM):  # shells make background jobs ignore SIGINT
         signal.signal(number, signal.default_int_handler)
     try:
         _run(chosen, given.seed, given.trials / KILLS, notes, console)
@@ -125,7 +125,7 @@ def _noted(notes: Path) -> list[Result]:
 
 @dataclass(frozen=True)
 class _Round:
-    """One site's share of a fault's strikes; `seed` names it."""
+    """The strikes of a fault on one site; `seed` identifies the round."""
 
     fault: Fault
     seed: str
@@ -135,7 +135,7 @@ class _Round:
 def _rounds(
     chosen: Sequence[tuple[int, Fault]], seed: int, share: float, done: Collection[str]
 ) -> dict[str, list[_Round]]:
-    """What is left to do over each kind of manager: the first round of every fault first."""
+    """Return the rounds still to run, by kind of manager; the first round of each fault leads."""
     portions = [
         (first // fault.at_once, number, _Round(fault, f"{seed}/{number}/{first}", strikes))
         for number, fault in chosen
@@ -147,7 +147,7 @@ def _rounds(
 
 
 class _Run:
-    """Rounds side by side: each lane has managers of its own and takes one after the other."""
+    """Runs rounds in parallel: each lane has its own managers and takes rounds in sequence."""
 
     def __init__(self, base: Path, notes: Path, console: Console, bar: Progress) -> None:
         self._base, self._notes, self._console, self._bar = base, notes, console, bar
@@ -177,7 +177,7 @@ class _Run:
         return self._base / f"{kind}.{lane}"
 
     def _one(self, one: _Round, managers: Managers) -> None:
-        # no folder's name may begin another's: a site ends the processes that name its own
+        # no folder's name may begin another's: a site kills the processes that name its folder
         folder = self._base / f"{one.seed.replace('/', '-')}.round"
 
         def struck() -> None:
@@ -199,7 +199,7 @@ class _Run:
 def _run(
     chosen: Sequence[tuple[int, Fault]], seed: int, share: float, notes: Path, console: Console
 ) -> None:
-    """Play the rounds that are not noted yet."""
+    """Play the rounds that have no stored result."""
     had = [(number, fault) for number, fault in chosen if not _left_out(fault, console)]
     rounds = _rounds(had, seed, share, {result.seed for result in _noted(notes)})
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -225,15 +225,15 @@ def _left_out(fault: Fault, console: Console) -> bool:
     return why is not None
 
 
-# removes a folder once standard input ends, so when its owner dies, by whatever signal
+# removes a folder when standard input closes, hence also when its owner is killed
 _REMOVE = 'cat >/dev/null; for _ in 1 2 3 4 5 6 7 8 9; do rm -rf -- "$1" && exit; sleep 1; done'
 
 
 @contextlib.contextmanager
 def _removed_after_all() -> Iterator[Path]:
-    """A folder for all that is started here."""
+    """Yield a folder for all rounds; remove it afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="metasched-chaos-"))
-    folder.chmod(0o711)  # PostgreSQL is not root's
+    folder.chmod(0o711)  # PostgreSQL does not run as root
     remover = subprocess.Popen(
         ["sh", "-c", _REMOVE, "sh", str(folder)],
         stdin=subprocess.PIPE,
@@ -248,7 +248,7 @@ def _removed_after_all() -> Iterator[Path]:
 
 
 def _portions(strikes: int, at_once: int) -> Iterator[tuple[int, int]]:
-    """(number of the first, how many) for each round."""
+    """Yield (number of the first strike, number of strikes) for each round."""
     for first in range(0, strikes, at_once):
         yield first, min(at_once, strikes - first)
 

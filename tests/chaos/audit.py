@@ -1,4 +1,4 @@
-"""What must hold after every fault: nothing lost, nothing twice, no orphan, all counters right."""
+"""Checks after a fault: no job is lost, duplicated or orphaned, and all counters are correct."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from metasched.model.reservation import (
 from metasched.model.tags import parse_tag
 from tests.chaos.stream import TOTALS, Stream, Use, named
 
-# The tags of all that a manager has, queued or running, at this moment.
+# Returns the tags of all jobs that a manager has now, queued or running.
 Natives = Callable[[], Iterable[str]]
 _BAD_ENDS = {State.FAILED, State.TIMEOUT, State.REJECTED, State.CANCELLED}
 
 
 @dataclass
 class Verdict:
-    """What was found; all but `waiting` and `ended` are empty if all is well."""
+    """Findings of an audit; all but `waiting` and `ended` are empty if every check passes."""
 
     jobs: int = 0
     lost: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)  # orphans, counters, stories, ends
-    waiting: list[str] = field(default_factory=list)  # not begun, open, with a reason
-    ended: list[str] = field(default_factory=list)  # by the fault, and told so
+    waiting: list[str] = field(default_factory=list)  # open tasks that have not begun
+    ended: list[str] = field(default_factory=list)  # by the fault, and recorded so
 
     @property
     def well(self) -> bool:
@@ -61,12 +61,12 @@ def audit(
     may_fail: bool = False,
     reserved: Collection[str] = (),
 ) -> Verdict:
-    """Look at a database at rest, at what has begun, and at what the managers hold.
+    """Check the database of a stopped daemon, the payload starts and the jobs of the managers.
 
-    `reserved` are the names of the reservations that they keep.
+    `reserved` are the names of the reservations in the managers.
 
-    `may_fail`: the fault may end what its manager has, begun or not (a node that dies, an id that
-    is given twice), which must be told as such an end.
+    `may_fail`: the fault may end jobs of its manager, begun or not (a dead node, a reused id). The
+    database must record such an end.
     """
     found = Verdict()
     engine = database.open_existing()
@@ -86,7 +86,7 @@ def audit(
             found.wrong += _leases(reading)
             found.wrong += leases.find_mismatches(reading)
             found.wrong += _reservations(reading, instance, stream, reserved, may_fail)
-        if not may_fail:  # else what a manager tells as ended may run on for a while
+        if not may_fail:  # else jobs may run on after their manager reports their end
             found.wrong += _overused(stream.used())
     finally:
         ledger.close()
@@ -123,7 +123,7 @@ def _promises(
 
 
 def _replayed(ledger: Ledger, reading: Connection) -> list[str]:
-    """The recorded events, stepped through a fresh core, against what the tables say now."""
+    """Replay the recorded events in a fresh core; return its differences from the tables."""
     core, wrong = Core(), []
     told = []
     for event in ledger.events():
@@ -198,9 +198,9 @@ def _replayed(ledger: Ledger, reading: Connection) -> list[str]:
 
 
 def _orphans(reading: Connection, instance: str, tags: list[str], forgets: bool) -> list[str]:
-    """What a manager holds of ours that the database does not believe to be alive.
+    """Return findings for jobs of metasched in a manager that are not live in the database.
 
-    A manager that `forgets` may go on listing as running what it had told to have ended.
+    A manager that `forgets` may list a job as running after it has reported the end.
     """
     alive = attempt.c.state.in_(sorted(LIVE))
     told = or_(alive, attempt.c.started.is_not(None)) if forgets else alive
@@ -214,9 +214,9 @@ def _orphans(reading: Connection, instance: str, tags: list[str], forgets: bool)
 
 
 def _leases(reading: Connection) -> Iterator[str]:
-    """Each attempt must have leased what its job wants, and have it just as long as it lives.
+    """Each attempt must lease the licences of its job, and hold them exactly while it is live.
 
-    What an operator has taken back from one that was unknown it had nevertheless.
+    An operator may have released the licences of an unknown attempt.
     """
     rows = reading.execute(
         select(
@@ -249,13 +249,13 @@ def _leases(reading: Connection) -> Iterator[str]:
 def _reservations(
     reading: Connection, instance: str, stream: Stream, reserved: Collection[str], may_fail: bool
 ) -> Iterator[str]:
-    """Each that was promised is kept, or was cancelled; no manager keeps another of ours."""
+    """Each promised reservation exists or was cancelled; managers keep no others of metasched."""
     yield from reservations.find_conflicts(reading)
     stored = {one.id: one for one in reservations.open_since(reading, 0.0)}
     for id, cancelled in stream.promised.items():
         state = stored[id].state if id in stored else None
         over = cancelled and state is ReservationState.CANCELLED
-        broken = may_fail and state is ReservationState.BROKEN  # with its node
+        broken = may_fail and state is ReservationState.BROKEN  # its node died
         if state not in OPEN_STATES and not over and not broken:
             yield f"reservation {id} was promised and is {state or 'not stored'}"
     yield from _overpromised([one for one in stored.values() if one.state in OPEN_STATES])
@@ -267,7 +267,7 @@ def _reservations(
 
 
 def _overpromised(windows: Sequence[Reservation]) -> Iterator[str]:
-    """Licences of which windows have more at one moment than there are."""
+    """Report licences with more tokens in concurrent reservations than exist."""
     for at in windows:
         kept: Counter[str] = Counter()
         for window in windows:
@@ -279,11 +279,11 @@ def _overpromised(windows: Sequence[Reservation]) -> Iterator[str]:
 
 
 def _overused(uses: Sequence[Use]) -> Iterator[str]:
-    """Licences of which more were in the hands of payloads at one moment than there are."""
+    """Report licences with more tokens in concurrent use by payloads than exist."""
     for at in uses:
         in_use = Counter(at.tokens)
         for use in uses:
-            # one that was ended from outside had them when it began, at the least
+            # a payload without a recorded end counts only at its own start
             if use is not at and use.ended is not None and use.begun <= at.begun < use.ended:
                 in_use.update(use.tokens)
         for name, total in TOTALS.items():

@@ -1,4 +1,4 @@
-"""What the tests of faults share: nothing of theirs outside pytest's folders, even when killed."""
+"""Keeps temporary files of the fault tests in pytest's folders, even if the tests are killed."""
 
 from __future__ import annotations
 

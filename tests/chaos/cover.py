@@ -1,7 +1,7 @@
-"""The proof that no step which changes something is without a crash point.
+"""Check that every step that changes state has a crash point.
 
-The steps are read from the source: each call that stores an event, each transaction, each call
-that goes to a worker. What a recorded run has passed is compared with them.
+The steps are read from the source: each call that stores an event, each transaction and each call
+to a worker. They are compared with the crash points that a recorded run passes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tests.chaos.stream import JobKind, Stream, named
 SOURCES = Path(metasched.__file__).parent
 EVENTS = {kind.__name__ for kind in get_args(CoreEvent)}
 
-# A step, as parts that must all be in the name of one point.
+# A step: substrings that must all occur in the name of the same crash point.
 Step = tuple[str, ...]
 
 
 def steps() -> set[Step]:
-    """Every step that changes something, by the source as it is now."""
+    """Return every step that changes state, read from the current source."""
     found: set[Step] = set()
     for source in (
         *sorted((SOURCES / "daemon").glob("*.py")),
@@ -65,7 +65,7 @@ def steps() -> set[Step]:
 
 
 def _events_of(name: str, functions: Mapping[str, ast.AST]) -> set[str]:
-    """The events that a function names, itself or in a method that only prepares them."""
+    """Return the events named by a function or by the methods that prepare them for it."""
     function, prefix = functions[name], name.rpartition(".")[0]
     nodes = list(ast.walk(function))
     for other, body in functions.items():
@@ -78,7 +78,7 @@ def _events_of(name: str, functions: Mapping[str, ast.AST]) -> set[str]:
 
 
 def _functions(path: Path) -> Iterator[tuple[str, ast.AST]]:
-    """Each function of a module by its qualified name, without those that it holds."""
+    """Yield the innermost functions of a module with their qualified names."""
 
     def inside(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
         for child in ast.iter_child_nodes(node):
@@ -112,7 +112,7 @@ def _is_transaction(node: ast.AST) -> bool:
 
 
 def missed(steps: set[Step], points: set[str]) -> list[str]:
-    """The steps that no point stands for."""
+    """Return the steps that no crash point covers."""
     told = [re.sub(r"record\(([\w+]*)\)", lambda m: _bracketed(m[1]), point) for point in points]
     return sorted(
         " ".join(step) for step in steps if not any(all(p in t for p in step) for t in told)
@@ -128,8 +128,8 @@ def _about(kinds: Iterable[str], calls: Iterable[str]) -> set[Step]:
     return {*((f"[{kind}]",) for kind in kinds), *((f"{s}({c})",) for c in calls for s in steps)}
 
 
-# What a `local` cluster is never asked, since it keeps neither accounting nor reservations: a
-# site over Slurm passes it.
+# Steps that a `local` cluster never passes, since it has neither accounting nor reservations. A
+# site over Slurm passes them.
 _OVER_SLURM = _about(
     (
         *(
@@ -142,9 +142,9 @@ _OVER_SLURM = _about(
     ),
     ("survey", "reserve", "unreserve", "trace"),
 )
-# A manager refuses to keep a window only if somebody took its nodes between our survey and our
-# wish, a moment that no life can be made to pass. The tests of the book are about it. Nor does one
-# break there, of which its owner is told: tests/e2e/test_mail.py kills the daemon before that.
+# A manager rejects a reservation only if its nodes were taken between the survey and the request.
+# The runs cannot force that; the tests of the reservation book cover it. No reservation breaks in
+# these runs, so no owner is notified: tests/e2e/test_mail.py kills the daemon before that step.
 _BY_CHANCE: set[Step] = {
     ("[ReservationRejected]",),
     (".ClusterConnection._close_for_defect",),  # only a defect: tests/hostile/test_defects.py
@@ -159,7 +159,7 @@ def steps_of_local() -> set[Step]:
 
 
 def steps_of_slurm() -> set[Step]:
-    """Those that only a site with Slurm clusters can pass."""
+    """The steps that only a site with Slurm clusters can pass."""
     return {step for step in steps() if _among(step, _OVER_SLURM)}
 
 
@@ -168,7 +168,7 @@ def _among(step: Step, others: set[Step]) -> bool:
 
 
 def unusual(site: ChaosSite, stream: Stream) -> None:
-    """What a stream does not do by itself: refusals, begin times, drains, a silent cluster."""
+    """Perform the rare actions of a stream, among them a refusal, a drain and a silent cluster."""
     deeds: tuple[Callable[[], object], ...] = (
         stream.refused,
         lambda: stream.submit(1, JobKind(begin=time.time() + 0.2)),
@@ -189,9 +189,9 @@ def unusual(site: ChaosSite, stream: Stream) -> None:
 
 
 def _silent(site: ChaosSite, stream: Stream) -> None:
-    """Another process holds a cluster's folder until the daemon has given it up.
+    """Lock a cluster's folder from another process until the daemon reports the cluster down.
 
-    What ends there meanwhile is unknown; its licences are taken back.
+    A job that ends there meanwhile is unknown; its licences are released.
     """
     name = stream.clusters[0]
     [job] = stream.submit(1, JobKind(seconds=1.0, clusters=(name,), licences={"ansys": 1}))
@@ -216,7 +216,7 @@ def _silent(site: ChaosSite, stream: Stream) -> None:
 
 
 def record(site: ChaosSite, stream: Stream) -> set[str]:
-    """The points that a site passes: an ordinary life, one that loses workers, a last one."""
+    """Return the crash points that a site passes: runs with and without worker deaths, `forget`."""
     needed = steps_of_local()
     site.begin()
     stream.start()
@@ -248,7 +248,7 @@ def _lost(site: ChaosSite, number: int) -> bool:
 
 
 def forget(site: ChaosSite) -> None:
-    """A life whose managers forget at once what has ended, and whose daemon knows of all of it."""
+    """Run the daemon with managers that forget ended jobs at once, until a deletion is recorded."""
     whole = site.config.read_text()
     site.config.write_text(whole.replace("kill_wait", "keep = 0\nkill_wait"))
     while not any("QueueStore.delete" in point for _, point in passed_in(site.chaos)):

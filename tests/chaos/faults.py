@@ -1,6 +1,7 @@
-"""The faults: how each strikes a site through which jobs stream, and heals again.
+"""The faults: how each is injected into a site with a stream of jobs, and repaired.
 
-A strike begins and ends with a daemon that serves; what it breaks beside the daemon it mends.
+A strike is one injection. The daemon serves before and after it, and the strike repairs everything
+else that it breaks.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from tests.harness import gridengine, postgresql, slurm
 from tests.harness.gridengine import Cell
 from tests.harness.slurm import SlurmCluster, SlurmSite
 
-AT_ONCE = 3  # workers that one daemon loses
-LIFE = 3.0  # seconds after which a daemon that has not come to its point is killed anyway
-WORK = 1.5  # seconds that a daemon has at the most until it is killed at a drawn time
-SILENCE = 3.0  # seconds for which a manager, a disk or a database is gone
+AT_ONCE = 3  # worker deaths for each daemon process
+LIFE = 3.0  # seconds after which a daemon is killed that has not reached its crash point
+WORK = 1.5  # maximum seconds until a daemon is killed at a random time
+SILENCE = 3.0  # seconds for which a manager, a disk or a database is unavailable
 
-AT_WORK = 3  # jobs that a daemon has accepted before it dies at work, not at its start
+AT_WORK = 3  # jobs that a daemon accepts before it dies, so that it does not die at its start
 
 Manager = Literal["local", "postgresql", "slurm", "gridengine"]
 
 
 @dataclass
 class Trial:
-    """One site under one fault. `seed` names the round; `passages` is the mean until a death.
+    """One site under one fault; `seed` identifies the round.
 
-    `recoveries` are the seconds from the death of a daemon to the next answer, or from the end of
-    another fault until a job that is handed in afterwards has begun where the fault was.
+    `passages` is the mean number of crash points passed before a death. `recoveries` are seconds:
+    from a daemon's death to the next answer, or from the end of another fault to a new job's start.
     """
 
     site: ChaosSite
@@ -64,13 +65,13 @@ class Trial:
         self.recoveries: list[float] = []
 
     def recover(self, cluster: str | None = None) -> None:
-        """Wait for the recovery of a cluster, else of any."""
+        """Record the seconds until a new job starts on `cluster`; None: on a random cluster."""
         begun = time.monotonic()
         self.begin_on(cluster or self.draw.choice(self.stream.clusters))
         self.recoveries.append(time.monotonic() - begun)
 
     def begin_on(self, cluster: str, seconds: float = 0.0) -> str:
-        """Hand in a job for that cluster until one is taken, and wait for its start; its name."""
+        """Submit a job for a cluster, with retries; wait for its start and return its name."""
         name = ""
 
         def handed_in() -> bool:
@@ -85,7 +86,7 @@ class Trial:
 
     @property
     def alpha(self) -> SlurmCluster:
-        """The Slurm cluster that is struck."""
+        """The Slurm cluster into which faults are injected."""
         assert self.slurm is not None
         return self.slurm["alpha"]
 
@@ -107,10 +108,10 @@ Mend = Callable[[], object]
 
 @dataclass(frozen=True)
 class Fault:
-    """`times`: strikes in a whole run, `at_once` of them on one site.
+    """A fault. `times`: strikes in a whole run, `at_once` of them on each site.
 
-    `may_fail`: it may end what runs. `quick`: it takes few seconds, so `make test` strikes with
-    it, too. `needs`: why what it needs beside the manager cannot be had, or None.
+    `may_fail`: it may end running jobs. `quick`: a strike takes few seconds, so `make test`
+    includes it. `needs` returns why a requirement other than the manager is missing, or None.
     """
 
     name: str
@@ -131,7 +132,7 @@ class Fault:
         return self.strike in _KILLING
 
     def missing(self) -> str | None:
-        """Why it cannot be had here, or None if it can."""
+        """Return why the fault cannot be injected on this host, or None."""
         return _MISSING[self.manager]() or self.needs()
 
 
@@ -147,7 +148,7 @@ _MISSING: dict[Manager, Callable[[], str | None]] = {
 
 
 def daemon_at_a_point(trial: Trial) -> None:
-    """SIGKILL at a drawn passage of a drawn point, of the daemon's or of a worker's."""
+    """Kill the daemon at a random passage of a crash point, its own or a worker's."""
     site = trial.site
     _wait_for_a_death(site)
     site.order(Orders(seed=f"{trial.seed} {trial.strikes}", mean=trial.passages, together=True))
@@ -155,9 +156,9 @@ def daemon_at_a_point(trial: Trial) -> None:
 
 
 def daemon_at_each_point(trial: Trial) -> None:
-    """SIGKILL at the first point at which nothing has died on this site, life after life.
+    """Kill each daemon at the first crash point at which no process of this site has died.
 
-    Every second life does not die before it has work: else most would die at their start.
+    Every second daemon lives until it has work; otherwise most would die at their start.
     """
     site = trial.site
     if trial.strikes == 0:
@@ -183,9 +184,9 @@ def daemon_at_each_point(trial: Trial) -> None:
 
 
 def daemon_at_a_reservation(trial: Trial) -> None:
-    """SIGKILL at the first point of the life of reservations at which nothing has died yet.
+    """Kill the daemon at the first crash point of reservations at which no process has died yet.
 
-    Then one that nobody disturbs.
+    Then make reservations without a fault.
     """
     site = trial.site
     site.order(Orders(new=True, about=("eserv", "survey"), together=True))
@@ -208,9 +209,9 @@ def _reserved(trial: Trial, cancelled: bool) -> bool:
 
 
 def daemon_at_accounting(trial: Trial) -> None:
-    """SIGKILL at the first point of what accounting is asked and tells at which nothing has died.
+    """Kill the daemon at the first point of accounting queries at which no process has died yet.
 
-    It is asked about a job that began, ended and was forgotten while there was no daemon.
+    The query concerns a job that ended and was forgotten while no daemon ran.
     """
     site = trial.site
     assert trial.slurm is not None
@@ -236,7 +237,7 @@ def daemon_at_accounting(trial: Trial) -> None:
 
 
 def daemon_at_random(trial: Trial) -> None:
-    """SIGKILL at a drawn time after a job of this life was accepted."""
+    """Kill the daemon at a random time after it has accepted a job."""
     accepted = trial.stream.accepted
     trial.site.until(lambda: trial.stream.accepted > accepted, PATIENCE)
     time.sleep(trial.draw.random() * WORK)
@@ -250,7 +251,7 @@ def _wait_for_a_death(site: ChaosSite) -> None:
 
 
 def _replace(trial: Trial) -> None:
-    """Kill the daemon, unless that has been done, and start the next, until one serves."""
+    """Kill the daemon if it is alive; start new daemons until a daemon serves."""
     site = trial.site
     known = len(site.recoveries)
     if site.alive:
@@ -268,12 +269,12 @@ def _replace(trial: Trial) -> None:
 
 
 def worker_at_a_point(trial: Trial) -> None:
-    """SIGKILL of a worker at a drawn passage of a drawn point."""
+    """Kill a worker at a random passage of a crash point."""
     _wait_for_a_worker(trial, in_c=False)
 
 
 def worker_in_c(trial: Trial) -> None:
-    """A worker dies of a fault in C, as of a defect in a manager's library."""
+    """Crash a worker by a fault in C, as by a defect in a manager's library."""
     _wait_for_a_worker(trial, in_c=True)
 
 
@@ -281,7 +282,7 @@ def _wait_for_a_worker(trial: Trial, in_c: bool) -> None:
     site, number = trial.site, trial.strikes % AT_ONCE
     if number == 0:
         trial.dead = len(deaths_in(site.chaos))
-        # those who die more often are started ever later
+        # the daemon restarts a worker that dies more often with growing delay
         site.order(
             Orders(
                 seed=f"{trial.seed} {trial.strikes}",
@@ -294,13 +295,13 @@ def _wait_for_a_worker(trial: Trial, in_c: bool) -> None:
         site.kill()
         site.launch()
         site.serving()
-    # of two that live side by side one may have died too many, in place of the next
+    # with two workers there may be an extra death, which counts as the next strike's
     site.until(lambda: len(deaths_in(site.chaos)) > trial.dead + number, PATIENCE)
     trial.recover()
 
 
 def worker_hung(trial: Trial) -> None:
-    """SIGSTOP of a worker: its watchdog must end it."""
+    """Stop a worker by SIGSTOP: its watchdog must kill it."""
     worker = trial.draw.choice(trial.site.until(lambda: trial.site.workers, PATIENCE))
     worker.suspend()
     trial.site.until(lambda: not worker.is_running() or worker.status() == "zombie", PATIENCE)
@@ -311,7 +312,7 @@ def worker_hung(trial: Trial) -> None:
 
 
 def clock_stepped(trial: Trial) -> None:
-    """The clock of the host jumps: an hour on and back, an hour back and on."""
+    """Step the clock an hour forward and back, then an hour back and forward."""
     now = trial.site.folder / "clock"
     if trial.strikes == 0:
         now.write_text("+0")
@@ -336,11 +337,11 @@ def _no_faketime() -> str | None:
 _FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 
 
-# What goes away and comes back
+# Outages
 
 
 def outage(broken: Callable[[Trial], Mend], seconds: float = SILENCE) -> Strike:
-    """Break something for that long, mend it as `broken` says, and wait for the recovery."""
+    """Return a strike: call `broken`, wait, call the repair that it returned, await recovery."""
 
     def strike(trial: Trial) -> None:
         mend = broken(trial)
@@ -352,15 +353,15 @@ def outage(broken: Callable[[Trial], Mend], seconds: float = SILENCE) -> Strike:
 
 
 def database_locked(trial: Trial) -> Mend:
-    """Another program holds the database."""
+    """Lock the database from another program."""
     holder = sqlite3.connect(trial.site.database, isolation_level=None)
     trial.site.until(lambda: holder.execute("BEGIN IMMEDIATE"), PATIENCE)
     return holder.close
 
 
 def database_read_only(trial: Trial) -> Mend:
-    """Nothing in the database's files can be changed, as on a disk that was remounted so."""
-    # not -shm, which is mapped: the kernel would end the daemon, as other faults do
+    """Make the database files immutable, as on a disk that was remounted read-only."""
+    # not -shm, which is mapped: the kernel would kill the daemon, which is another fault
     files = [f"{trial.site.database}{part}" for part in ("", "-wal")]
 
     def mark(how: str) -> None:
@@ -381,7 +382,7 @@ def _no_immutable() -> str | None:
 
 
 def disk_full(trial: Trial) -> Mend:
-    """No file of the daemon, of its workers and of what they start can grow."""
+    """Keep the files of the daemon, its workers and their children from growing."""
     processes = [psutil.Process(trial.site.pid), *trial.site.workers]
 
     def limit(size: int) -> None:
@@ -394,32 +395,32 @@ def disk_full(trial: Trial) -> Mend:
 
 
 def server_killed(trial: Trial) -> Mend:
-    """SIGKILL of PostgreSQL."""
+    """Kill PostgreSQL."""
     trial.postgresql.stop(signal.SIGKILL)
     return trial.postgresql.start
 
 
 def server_stopped(trial: Trial) -> Mend:
-    """PostgreSQL is ended in order."""
+    """Shut PostgreSQL down in order."""
     trial.postgresql.stop()
     return trial.postgresql.start
 
 
 def server_hung(trial: Trial) -> Mend:
-    """SIGSTOP of PostgreSQL: no connection is cut."""
+    """Stop PostgreSQL by SIGSTOP: its connections stay open."""
     trial.postgresql.hang()
     return trial.postgresql.wake
 
 
 def controller_stopped(trial: Trial) -> Mend:
-    """slurmctld is ended in order."""
+    """Shut slurmctld down in order."""
     cluster = trial.alpha
     cluster.stop_controller()
     return cluster.start_controller
 
 
 def controller_loses_seconds(trial: Trial) -> Mend:
-    """SIGKILL of slurmctld, whose saved state is one of some seconds ago: ids are used again."""
+    """Kill slurmctld and restore a state some seconds old: job ids are used again."""
     cluster = trial.alpha
     state, saved = cluster.folder / "state", trial.site.folder / "state"
     shutil.rmtree(saved, ignore_errors=True)
@@ -435,27 +436,27 @@ def controller_loses_seconds(trial: Trial) -> Mend:
 
 
 def node_killed(trial: Trial) -> Mend:
-    """SIGKILL of a slurmd."""
+    """Kill the slurmd of a node."""
     name = trial.draw.choice(trial.alpha.nodes)
     trial.alpha.kill_node(name)
     return partial(trial.alpha.start_node, name)
 
 
 def munge_killed(trial: Trial) -> Mend:
-    """SIGKILL of munged: nobody is who he says he is."""
+    """Kill munged: no request can be authenticated."""
     trial.alpha.kill_munge()
     return trial.alpha.start_munge
 
 
 def qmaster_hung(trial: Trial) -> Mend:
-    """SIGSTOP of sge_qmaster."""
+    """Stop sge_qmaster by SIGSTOP."""
     qmaster = psutil.Process(trial.grid.qmaster)
     qmaster.suspend()
     return qmaster.resume
 
 
 def qmaster_killed(trial: Trial) -> Mend:
-    """SIGKILL of sge_qmaster; the execution host's daemon is then started again, as we advise."""
+    """Kill sge_qmaster; restart sge_execd afterwards, as docs/admin/incidents.md advises."""
     cell = trial.grid
     cell.kill_qmaster()
 
@@ -468,7 +469,7 @@ def qmaster_killed(trial: Trial) -> Mend:
 
 
 def execd_killed(trial: Trial) -> Mend:
-    """SIGKILL of sge_execd."""
+    """Kill sge_execd."""
     trial.grid.kill_execd()
     return trial.grid.start_execd
 

@@ -1,10 +1,10 @@
-"""Crash points: every place at which the daemon or a worker changes something outside itself.
+"""Crash points: places at which the daemon or a worker changes something outside its process.
 
-No point is written down anywhere. `install` wraps the few primitives through which Python code
-touches the world - commits of SQLite, pipe messages, new processes, files, signals - and names
-each passage after the functions of metasched that are on the stack, so that code written tomorrow
-has its points, too. A process notes each point that it passes for the first time, and dies at the
-one that its `Orders` choose. Nothing of it is in the package.
+Crash points are not listed in the code. `install` wraps the primitives that have external effects:
+database commits, pipe messages, new processes, files and signals. Each point is named after the
+functions of metasched on the stack, so that new code has crash points, too. A process records each
+point that it passes for the first time, and dies at the point that its `Orders` choose. The package
+contains none of this.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROOT = str(Path(__file__).parents[2])
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _FILES = {"os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.kill"}
 
-# What tells passages through one function apart: the events it stores, the call it makes.
+# Distinguishes passages through the same function, by the stored events or by the worker call.
 _MEANING: dict[str, Callable[[dict[str, Any]], str]] = {
     "Ledger.record": lambda seen: "+".join(sorted({type(e).__name__ for e, _ in seen["steps"]})),
     "WorkerProcess.write_call": lambda seen: str(seen["call"].operation),
@@ -47,13 +47,13 @@ Role = Literal["daemon", "worker"]
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the processes of one life die.
+    """Where a daemon and its workers die.
 
-    `new`: a process dies at the first point at which none has died before, and whose name holds
-    one of the words `about`, if there are any. Without it, it dies after a number of passages
-    that it draws by `seed`, `mean` on average. `mean` 0: nobody dies.
-    `most`: who starts after that many deaths lives. `late`: nobody dies before the life is armed
-    (`arm`). `together`: a worker takes the daemon with it, as when the host fails.
+    `new`: a process dies at the first point at which no process has died before. If `about` is not
+    empty, the name of the point must contain a word of it. Without `new`, a process dies after a
+    number of passages drawn by `seed`, `mean` on average. `mean` 0: no process dies.
+    `most`: processes that start after that many deaths live. `late`: no process dies before `arm`
+    is called. `together`: a dying worker kills the daemon, too, as when the host fails.
     """
 
     new: bool = False
@@ -74,12 +74,12 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arm(folder: Path) -> None:
-    """From now on whoever has `late` orders may die."""
+    """Let processes with `late` orders die from now on."""
     (folder / "armed").touch()
 
 
 class Points:
-    """The points of this process."""
+    """The crash points of this process."""
 
     def __init__(self, role: Role, folder: Path) -> None:
         self._role, self._pid, self._armed = role, os.getpid(), folder / "armed"
@@ -92,19 +92,19 @@ class Points:
         draw = random.Random(f"{self._orders.seed} {role} {len(deaths)}")
         self._left = draw.expovariate(1 / self._orders.mean) if self._orders.mean else None
         self._lives = self._orders.most is not None and len(deaths) >= self._orders.most
-        # A worker that always died at its start would be left alone longer and longer: every
-        # second one lives until it has answered a poll.
+        # The daemon restarts a worker that dies at its start with growing delay. So every second
+        # worker lives until it has answered a poll.
         workers = sum(dead == "worker" for dead, _ in deaths)
         self._spared = role == "worker" and workers % 2 == 1
 
     def passed(self, what: str, frame: FrameType) -> None:
-        """This process is about to do `what`, or has just done it."""
+        """Record a passage before or after `what`; die here if the orders say so."""
         if os.getpid() != self._pid or (place := _place(frame)) is None:
-            return  # a child before its exec, or nothing of ours
+            return  # a child before its exec, or no code of metasched
         point = f"{place}: {what}"
         if point not in self._known:
             self._known.add(point)
-            with contextlib.suppress(OSError):  # no file can grow now: that is the fault
+            with contextlib.suppress(OSError):  # the fault may be a full disk
                 os.write(self._passed, f"{self._role}\t{point}\n".encode())
         if self._spared:
             self._spared = not point.endswith(f"after {_ANSWER}(poll)")
@@ -126,7 +126,7 @@ class Points:
         return self._left < 0
 
     def _die(self, point: str) -> None:
-        self._pid = 0  # the kill is no point
+        self._pid = 0  # the kill is not a crash point
         os.write(self._deaths, f"{self._role}\t{point}\n".encode())
         if self._role == "worker" and self._orders.together:
             os.kill(os.getppid(), signal.SIGKILL)
@@ -136,7 +136,7 @@ class Points:
 
 
 def noted(path: Path) -> list[tuple[str, str]]:
-    """(role, point) of each line of notes."""
+    """Return (role, point) of each line of a file of notes."""
     if not path.exists():
         return []
     lines = path.read_text().splitlines()
@@ -144,17 +144,17 @@ def noted(path: Path) -> list[tuple[str, str]]:
 
 
 def deaths_in(folder: Path) -> list[tuple[str, str]]:
-    """(role, point) of every process that died as ordered, in their order."""
+    """Return (role, point) of every process that died as ordered, in order of death."""
     return noted(folder / "deaths")
 
 
 def passed_in(folder: Path) -> set[tuple[str, str]]:
-    """(role, point) of every point that any process passed."""
+    """Return (role, point) of every crash point that any process passed."""
     return set(noted(folder / "passed"))
 
 
 def _place(frame: FrameType | None) -> str | None:
-    """The functions of metasched on the stack, below `main`, outermost first; None: not ours."""
+    """Return the functions of metasched on the stack, outermost first; None if there are none."""
     names: list[str] = []
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -170,7 +170,7 @@ def _place(frame: FrameType | None) -> str | None:
 
 
 def install(role: Role) -> None:
-    """Make points of all that this process does from now on."""
+    """Wrap the primitives, so that this process has crash points from now on."""
     points = Points(role, Path(os.environ[FOLDER]))
 
     def wrap(owner: Any, name: str, before: str, after: str) -> None:
@@ -203,7 +203,7 @@ def install(role: Role) -> None:
 
     sqlite3.connect = sqlite3.dbapi2.connect = connect
     if role == "daemon":
-        with contextlib.suppress(ImportError):  # only daemons have a database of a server's
+        with contextlib.suppress(ImportError):  # only the daemon uses PostgreSQL
             import psycopg
 
             wrap(psycopg.Connection, "commit", "before the commit", "after the commit")

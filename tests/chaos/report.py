@@ -1,4 +1,4 @@
-"""docs/reliability.md: what a run of `make chaos` measured, written by that run."""
+"""The text of docs/reliability.md: the measurements of a run of `make chaos`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def text(results: Sequence[Result], command: str, seed: int) -> str:
 
 
 def lines(results: Sequence[Result], command: str, seed: int) -> Iterable[str]:
-    """The facts of a run and its table."""
+    """Yield the figures of a run and its table."""
     day = time.strftime("%Y-%m-%d", time.gmtime())
     memory = psutil.virtual_memory().total / 2**30
     yield f"`{command}` on {day}, seed {seed}: {platform.machine()}, {psutil.cpu_count()} cores,"

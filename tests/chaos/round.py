@@ -1,4 +1,4 @@
-"""One round: a site of its own, jobs that stream, a fault that strikes, and the audit after it."""
+"""One round: a new site, a stream of jobs, strikes of a fault, and an audit."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tests.harness.postgresql import Server
 from tests.harness.slurm import ALPHA, BETA, SlurmCluster, SlurmSite
 
 OPEN = "queued,held,dispatching,pending,running,suspended"
-# for these one waits until others end, which may be unknown
+# reasons of tasks that wait for the end of others, which may be unknown
 FOR_OTHERS = ("dependency", "limit_array", "licence_busy")
-QUIET = 3.0  # seconds for which what is unknown must have stayed so until we look at it
-LET_GO = 30.0  # seconds for managers to end what is not to be there any more
-# mean number until a death
+QUIET = 3.0  # seconds for which a task must have been unknown before it is resolved
+LET_GO = 30.0  # seconds for managers to end jobs and reservations that are over
+# mean number of passages until a death
 PASSAGES = {"local": 80, "postgresql": 80, "slurm": 60, "gridengine": 60}
 
 
 @dataclass
 class Result:
-    """What a round gave; on those `resolved` an operator had to decide, the fault ended others."""
+    """The result of a round; an operator decided `resolved` tasks, the fault ended `ended`."""
 
     fault: str
     manager: str
@@ -56,7 +56,7 @@ class Result:
 
 
 class Managers:
-    """The clusters of one kind, as a site's configuration, and what they hold."""
+    """The clusters of one kind: their configuration in a site, their jobs and reservations."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Managers:
         cell: Cell | None = None,
         server: Server | None = None,
     ) -> None:
-        """`server` has the databases of the sites; None: each is a file."""
+        """`server` hosts the databases of the sites; None: each site uses a file."""
         self.slurm, self.cell, self.server = slurm, cell, server
 
     @property
@@ -75,7 +75,7 @@ class Managers:
 
     @property
     def pause(self) -> float:
-        """Seconds between two calls of a stream: what these managers can take."""
+        """Seconds between two calls of a stream, long enough for these managers."""
         return 0.1 if self.slurm is not None or self.cell is not None else 0.02
 
     @property
@@ -93,15 +93,15 @@ class Managers:
 
     @property
     def reserve(self) -> bool:
-        """Whether they keep reservations."""
+        """Whether these managers support reservations."""
         return self.slurm is not None
 
     def reserved(self) -> set[str]:
-        """The names of the reservations that they keep."""
+        """Return the names of the managers' reservations."""
         return {name for names in self._reservations().values() for name in names}
 
     def forget(self) -> None:
-        """Have them forget all reservations."""
+        """Delete all reservations of the managers."""
         for cluster, names in self._reservations().items():
             for name in names:
                 cluster.run("scontrol", "delete", f"ReservationName={name}")
@@ -115,7 +115,7 @@ class Managers:
         }
 
     def natives(self, site: ChaosSite) -> Iterable[str]:
-        """The tags of all that is queued or running there."""
+        """Yield the tags of all queued and running jobs of the managers."""
         if self.slurm is not None:
             for cluster in self.slurm:
                 yield from cluster.run("squeue", "-h", "-o", "%k").split()
@@ -130,14 +130,14 @@ class Managers:
                     open_tasks = "SELECT native, tag FROM tasks WHERE ended IS NULL"
                     for native, tag in queue.execute(open_tasks):
                         folder = place / "jobs" / str(native)
-                        # the ends of its last moments it reads from there at its next start
+                        # an end that is not in the queue yet is read from here at the next start
                         claim = read_record(folder, "claim") or {}
                         if "state" not in claim and not read_record(folder, "ended"):
                             yield tag
 
 
 def slurm_clusters(folder: Path) -> SlurmSite:
-    """alpha, and a beta that forgets at once what has ended and notes it in a file."""
+    """Return clusters alpha and beta; beta soon forgets ended jobs, and logs them to a file."""
     settings = (
         *("MinJobAge=2", "JobCompType=jobcomp/filetxt"),
         f"JobCompLoc={folder / 'completions'}",
@@ -147,7 +147,7 @@ def slurm_clusters(folder: Path) -> SlurmSite:
 
 @contextlib.contextmanager
 def running(folder: Path, managers: Managers, seed: str) -> Iterator[tuple[ChaosSite, Stream]]:
-    """A site that serves, with jobs streaming through it."""
+    """Yield a serving site and a stream of jobs through it."""
     inside = managers.cell.inside if managers.cell else ()
     url = managers.server.create() if managers.server else None
     site = ChaosSite(folder, managers.tables, inside, url)
@@ -173,7 +173,7 @@ def play(
     strikes: int,
     struck: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Strike that often, let all end, look."""
+    """Strike `strikes` times, let all jobs end, and audit."""
     begun = time.monotonic()
     folder.mkdir(parents=True)
     result = Result(fault.name, fault.manager, seed, strikes, kills=strikes if fault.kills else 0)
@@ -212,10 +212,10 @@ def settle(
     natives: Callable[[], Iterable[str]] = lambda: (),
     reserved: Callable[[], set[str]] = set,
 ) -> int:
-    """Let every job end and stop the daemon; how many an operator had to decide on.
+    """Let every job end and stop the daemon; return the number of resolved tasks.
 
-    What stays unknown is decided as an operator would: by what has run, and only if its manager
-    does not have it any more. What a manager has brought back it is given time to end.
+    Unknown tasks are resolved as an operator would: by whether the payload began, and only if the
+    manager has the job no more. Managers get time to end jobs that reappeared.
     """
     site.order(Orders())
     if site.alive:
@@ -247,7 +247,7 @@ def settle(
         if STOP.wait(0.2):
             raise Stopped
     ours = f"ms-{site.client.health()['instance']}-"
-    with contextlib.suppress(AssertionError):  # the audit names what stays
+    with contextlib.suppress(AssertionError):  # the audit reports what remains
         site.until(lambda: not any(tag.startswith(ours) for tag in natives()), LET_GO)
         site.until(lambda: _kept(site) == {n for n in reserved() if n.startswith(ours)}, LET_GO)
     site.end()
@@ -255,7 +255,7 @@ def settle(
 
 
 def _kept(site: ChaosSite) -> set[str]:
-    """The names of the reservations that are to be kept."""
+    """Return the names of the reservations that the managers should have."""
     instance = site.client.health()["instance"]
     return {
         manager_name(instance, row["reservation"])

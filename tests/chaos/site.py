@@ -1,4 +1,4 @@
-"""A daemon that is killed and started again, with jobs streaming through it meanwhile."""
+"""A site whose daemon is killed and restarted while jobs stream through it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.e2e.conftest import Site
 
 _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload([*victim.MODULES, victim.__name__])
-STOP = threading.Event()  # the user wants no more: whatever is waited for, `Stopped` comes of it
-PATIENCE = 300.0  # seconds for what must come on a machine that is busy with other things
+STOP = threading.Event()  # set when the run is to end: every wait then raises `Stopped`
+PATIENCE = 300.0  # seconds; long enough for a machine that is busy with other things
 
 LOCAL = "".join(
     f'[[cluster]]\nname = "{name}"\nadapter = "local"\ncpus = {cpus}\nbenchmark = {speed}\n'
@@ -44,13 +44,13 @@ LICENCES = "".join(
 
 
 def keep_temporaries_in(folder: Path) -> None:
-    """Before the first site: what multiprocessing leaves behind when it is killed goes there."""
-    # it has no setting for this; a folder that it made itself it would also remove, too late
+    """Keep the temporary files of multiprocessing in `folder`. Call it before the first site."""
+    # multiprocessing has no setting for this, and would remove its own folder too late
     multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
 
 
 class Stopped(Exception):
-    """The user wants no more."""
+    """The run is to end."""
 
 
 class ChaosSite(Site):
@@ -63,9 +63,12 @@ class ChaosSite(Site):
         inside: tuple[str, ...] = (),
         url: str | None = None,
     ) -> None:
-        """`clusters` are tables of metasched.toml; in them PYTHON stands for an interpreter whose
-        workers have crash points, run by the command `inside`, FENCE for a folder of claims.
-        `url` is that of a server's database, None: a file."""
+        """`clusters` are tables of metasched.toml.
+
+        In them PYTHON stands for an interpreter whose workers have crash points, run by the command
+        `inside`, and FENCE for a folder of claims. `url` is that of a PostgreSQL database; None:
+        SQLite.
+        """
         super().__init__(folder)
         self.url = url or self.url
         self.chaos = folder / "chaos"
@@ -79,12 +82,12 @@ class ChaosSite(Site):
         fence.mkdir()
         self.configure(
             clusters.replace("PYTHON", str(self._python(inside))).replace("FENCE", str(fence)),
-            # who calls from other hosts makes and revokes tokens
+            # API tokens exist only with [tcp]
             more=f'[policy]\nfile = "policy.toml"\n[tcp]\nlisten = "127.0.0.1:0"\n{LICENCES}',
         )
-        # what a death leaves open must stay open: nobody repeats
+        # no retries: a call that a death interrupts must stay uncertain
         self.client = Client(folder / "ms.sock", timeout=20, retry_time=0)
-        self.more: dict[str, str] = {}  # variables for the daemons to come
+        self.more: dict[str, str] = {}  # environment of daemons started later
         self.recoveries: list[float] = []  # seconds from a death to the first answer
         self._life: ForkServerProcess | None = None
         self._died: float | None = None
@@ -103,16 +106,16 @@ class ChaosSite(Site):
         return super().environment | ours | self.more
 
     def order(self, orders: Orders) -> None:
-        """For the processes that start from now on."""
+        """Give orders to the processes that start from now on."""
         orders.write(self.chaos)
 
     @property
     def store(self) -> Database:
-        """What the daemon writes."""
+        """The daemon's database."""
         return database_from_url(self.url, self.folder)
 
     def arm(self) -> None:
-        """Those whose orders say so may die from now on."""
+        """Let processes with `late` orders die from now on."""
         arm(self.chaos)
 
     def until(self, condition: Callable[[], Any], patience: float = 60.0) -> Any:
@@ -125,10 +128,10 @@ class ChaosSite(Site):
 
         return super().until(unless_stopped, patience)
 
-    # Lives
+    # Daemon processes
 
     def launch(self) -> None:
-        """Start a daemon, whatever becomes of it."""
+        """Start a daemon without waiting for it."""
         life = _FORKED.Process(
             target=victim.daemon, args=(self.environment, str(self.log)), daemon=True
         )
@@ -136,13 +139,13 @@ class ChaosSite(Site):
         self._life = life
 
     def begin(self) -> None:
-        """Start a daemon and wait until it has heard from every cluster."""
+        """Start a daemon and wait until no cluster is down."""
         self.launch()
         assert self.serving(), self.log_tail()
         self.until(self.heard, PATIENCE)
 
     def serving(self) -> bool:
-        """Wait for the first answer of this life; False if it died before."""
+        """Wait for the first answer of this daemon; return False if it dies before."""
         until = time.monotonic() + PATIENCE
         while self.alive:
             if STOP.is_set():
@@ -158,7 +161,7 @@ class ChaosSite(Site):
         return False
 
     def heard(self) -> bool:
-        """Whether the daemon has heard from every cluster."""
+        """Whether the daemon answers and reports no cluster as down."""
         with contextlib.suppress(ClientError):
             return all(not c["state"].startswith("down") for c in self.client.clusters())
         return False
@@ -175,7 +178,7 @@ class ChaosSite(Site):
 
     @property
     def workers(self) -> list[psutil.Process]:
-        """The workers of this life, by no particular order."""
+        """The workers of this daemon, in no particular order."""
         with contextlib.suppress(psutil.Error):
             return [
                 child
@@ -185,13 +188,13 @@ class ChaosSite(Site):
         return []
 
     def kill(self) -> None:
-        """SIGKILL, at this moment."""
+        """Kill the daemon by SIGKILL."""
         assert self._life is not None
         self._life.kill()
         self.gone()
 
     def gone(self) -> None:
-        """Wait for the end of this life, and note it."""
+        """Wait for the death of this daemon, and store its time."""
         assert self._life is not None
         self._life.join(PATIENCE)
         assert not self._life.is_alive(), self.log_tail()
@@ -199,7 +202,7 @@ class ChaosSite(Site):
         self._died = time.monotonic()
 
     def end(self) -> None:
-        """A gentle end, after which the database is at rest."""
+        """End the daemon by SIGTERM; afterwards the database does not change."""
         assert self._life is not None
         self._life.terminate()
         self._life.join(PATIENCE)

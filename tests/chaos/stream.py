@@ -1,4 +1,4 @@
-"""Jobs that stream through a daemon while it is killed, and a note of what was promised of each."""
+"""A stream of jobs through a daemon that is killed, and the promise for each task."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from metasched.client.client import Client, ClientError
 from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.model.arrays import parse_array
 
-# One appended line for each beginning: two beginnings are two lines, whoever writes them. Who has
-# licences notes the first and the last moment of their use, by a clock that nobody sets.
+# Each start appends a line, so that a second start shows. A payload with licences also records the
+# begin and end of their use, in seconds since boot: no fault steps that clock.
 SCRIPT = """#!/bin/sh
 name=$1${METASCHED_ARRAY_TASK_ID:+_$METASCHED_ARRAY_TASK_ID} ran=$2 seconds=$3 licences=$4
 note() {
@@ -36,10 +36,10 @@ sleep "$seconds"
 note end
 """
 WINDOW = 60.0  # seconds of a reservation
-AHEAD = 7200.0  # seconds until the first begins, when no job of a stream runs any more
+AHEAD = 7200.0  # seconds until the first reservation begins, after all jobs of a stream
 OPEN_AT_MOST = 40  # jobs; more would only wait for each other
 TOTALS = {"matlab": 6, "ansys": 3}  # tokens of each licence of a site
-# What a job may want of them: most want none.
+# Licence requests of jobs, to draw from: most jobs request none.
 _WANTS: tuple[dict[str, int], ...] = (
     *({},) * 6,
     *({"matlab": 1}, {"matlab": 2}, {"ansys": 1}, {"matlab": 3, "ansys": 1}),
@@ -47,12 +47,12 @@ _WANTS: tuple[dict[str, int], ...] = (
 
 
 def named(row: Mapping[str, Any]) -> str:
-    """What the task of a row of `status` is called in promises and notes: `t7`, or `t7_2`."""
+    """Return the name of a `status` row's task in promises and notes: `t7`, or `t7_2`."""
     return str(row["name"]) if row["task"] is None else f"{row['name']}_{row['task']}"
 
 
 def words(row: Mapping[str, Any]) -> str:
-    """What commands call it: `17`, or `17_2`."""
+    """Return the task as commands take it: `17`, or `17_2`."""
     return str(row["job"]) if row["task"] is None else f"{row['job']}_{row['task']}"
 
 
@@ -77,19 +77,19 @@ ORDINARY = JobKind()
 
 @dataclass
 class Promise:
-    """What may become of one task: `accepted` once the daemon has given its job's id."""
+    """The allowed outcomes of a task; `accepted` is the job id that the daemon has returned."""
 
     accepted: int | None = None
-    cancelled: bool = False  # we may have asked for it: it begins once at the most
-    refused: bool = False  # its manager will say no: it never begins
-    again: int = 0  # how often we may have asked for it to run once more
+    cancelled: bool = False  # may have been cancelled: it begins at most once
+    refused: bool = False  # its manager will reject it: it never begins
+    again: int = 0  # maximum number of requeues
 
 
 @dataclass
 class Use:
-    """Licences in the hands of one payload, from `begun` to `ended`, seconds since the boot.
+    """Licences used by a payload from `begun` to `ended`, seconds since boot.
 
-    None: it was ended from outside, and did not note when.
+    `ended` is None if the payload was killed and recorded no end.
     """
 
     name: str
@@ -99,10 +99,10 @@ class Use:
 
 
 class Stream:
-    """Submits, cancels, holds and releases from a thread of its own, by its seed alone.
+    """Submits, cancels, holds and releases jobs from its own thread, as drawn by its seed.
 
-    A call that broke off may have been carried out or not: its job must then begin exactly once
-    if the database has it, and never if it has not.
+    An interrupted call may have taken effect or not. Its job must begin exactly once if it is in
+    the database, else never.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class Stream:
         pause: float = 0.02,
         reserving: bool = False,
     ) -> None:
-        """`pause` seconds between two calls; the first of `clusters` refuses native options.
+        """`pause`: seconds between two calls. The first of `clusters` gets invalid native options.
 
-        `reserving`: the clusters keep reservations.
+        `reserving`: the clusters support reservations.
         """
         self.promises: dict[str, Promise] = {}
         self._client, self._ran, self.clusters, self._pause = client, ran, clusters, pause
@@ -125,7 +125,7 @@ class Stream:
         self.accepted = 0  # jobs
         self._probes = count()
         self._reserving, self._windows, self._begun = reserving, count(1), time.time()
-        self.promised: dict[int, bool] = {}  # reservations: whether we may have cancelled it
+        self.promised: dict[int, bool] = {}  # reservation id: whether it may be cancelled
         self._held: list[int] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -137,7 +137,7 @@ class Stream:
         self._thread.start()
 
     def stop(self) -> None:
-        """No new job from now on; what is held or drained is for `release`."""
+        """Stop submitting. Held jobs and drained clusters are left to `release`."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -145,7 +145,7 @@ class Stream:
             raise self.error
 
     def release(self) -> None:
-        """Let go of all that is held, and let all clusters have work."""
+        """Resume all clusters, reset the licence totals and release all held jobs."""
         for cluster in self.clusters:
             self._client.resume(cluster)
         for row in self._client.licences():
@@ -162,7 +162,7 @@ class Stream:
             self.error = error
 
     def act(self) -> None:
-        """One call, or a few that belong together."""
+        """Make a call, or a few related calls."""
         if self._number % 10 == 0 and len(self._client.jobs(state=_OPEN)) > OPEN_AT_MOST:
             return
         draw = self._draw.random()
@@ -200,13 +200,13 @@ class Stream:
             self.drain()
 
     def modify(self) -> None:
-        """Change a job at whatever state it is."""
+        """Modify a new job in whatever state it is."""
         ids = self.submit(1)
         limit = self._draw.choice((120.0, 240.0))
         self._client.modify({"time_limit": limit}, [str(id) for id in ids])
 
     def depend(self) -> None:
-        """A job that waits for the end of another, or for that of an array which one cancels."""
+        """Submit jobs that depend on a job, on an array, and on an array that is cancelled."""
         [first] = self.submit(1)
         [array] = self.submit(1, JobKind(array=self._array(), dependency=f"afterany:{first}"))
         self.submit(1, JobKind(dependency=f"afterany:{array}"))
@@ -218,35 +218,35 @@ class Stream:
         return self._draw.choice(("1-3", "1-4%2", "2-8:3%1", "1,2,5"))
 
     def requeue(self) -> None:
-        """Have a job that has ended well run once more."""
+        """Requeue a completed task."""
         ended = self._client.jobs(state="completed")
         for row in self._draw.sample(ended, min(1, len(ended))):
             self.promises[named(row)].again += 1
             self._client.change("requeue", [words(row)])
 
     def drain(self) -> None:
-        """Keep new work from a cluster for a moment."""
+        """Drain a cluster for a moment."""
         cluster = self.clusters[0]
         self._client.drain(cluster, "chaos")
         self._client.resume(cluster)
 
     def set_licence(self) -> None:
-        """Say for a moment that there are fewer of a licence."""
+        """Set the total of a licence to 1 for a moment."""
         name = self._draw.choice(list(TOTALS))
         self._client.set_licence(name, 1)
         self._client.set_licence(name, None)
 
     def release_licences(self) -> list[dict[str, Any]]:
-        """Take back, as an operator who looks, what those have that are unknown and have ended."""
+        """Release, as an operator, the licences of unknown tasks whose payload has ended."""
         used = {use.name for use in self.used() if use.ended}
         unknown = self._client.jobs(state="unknown")
         ended = [words(row) for row in unknown if named(row) in used]
         return self._client.release_licences(ended) if ended else []
 
     def reserve(self, cancelled: bool) -> None:
-        """Promise a node for a window of its own, from whatever thread; maybe not any more.
+        """Reserve a node for a window that no other reservation overlaps. Any thread may call it.
 
-        Every other one is to have a licence as well.
+        Every second reservation has a licence. `cancelled`: cancel the reservation at once.
         """
         number = next(self._windows)
         start = self._begun + AHEAD + number * 2 * WINDOW
@@ -266,7 +266,7 @@ class Stream:
             self._client.cancel_reservation(row["reservation"])
 
     def refused(self) -> list[int]:
-        """A job that its manager will not take."""
+        """Submit a job that its manager rejects."""
         cluster = self.clusters[0]
         return self.submit(
             1, JobKind(refused=True, native={cluster: "--no-such"}, clusters=(cluster,))
@@ -299,8 +299,8 @@ class Stream:
         return self._hand_in(requests, Promise(cancelled=kind.cancelled, refused=kind.refused))
 
     def probe(self, cluster: str, seconds: float = 0.0) -> str:
-        """Hand in a job for that cluster, from whatever thread; its name."""
-        self._client.resume(cluster)  # a death may have come between `drain` and its end
+        """Submit a job to a cluster; return its name. Any thread may call it."""
+        self._client.resume(cluster)  # the daemon may have died between drain and resume
         name = f"probe{next(self._probes)}"
         request = self._request(name, seconds, time_limit=60.0, urgency=3, clusters=(cluster,))
         self._hand_in((request,), Promise())
@@ -337,11 +337,11 @@ class Stream:
         return [answer["job"] for answer in answers]
 
     def began(self) -> Counter[str]:
-        """How often each task has begun."""
+        """Return how often each task has begun."""
         return Counter(self._ran.read_text().split())
 
     def used(self) -> list[Use]:
-        """What the payloads have noted of their licences."""
+        """Return the licence use that the payloads have recorded."""
         uses: dict[tuple[str, str], Use] = {}  # by task and process
         notes = Path(f"{self._ran}.used")
         for line in notes.read_text().splitlines() if notes.exists() else ():
@@ -354,7 +354,7 @@ class Stream:
 
 
 def _promises(request: JobRequest, promise: Promise) -> dict[str, Promise]:
-    """One for each task, under its name."""
+    """Return a promise for each task, by its name."""
     if request.array is None:
         return {request.name: replace(promise)}
     indices = parse_array(request.array).indices

@@ -1,4 +1,4 @@
-"""The audit itself: it must find what it is there to find, and steps without points."""
+"""The audit finds every kind of violation; `missed` finds steps without crash points."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.chaos.stream import JobKind, Stream
 
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[ChaosSite, Stream]:
-    """A site at rest after an ordinary life, and what was promised to its users."""
+    """A stopped site after a run without faults, and its stream."""
     site = ChaosSite(tmp_path_factory.mktemp("lived"))
     stream = Stream(site.client, site.ran, ("left", "right"), "audit")
     try:
@@ -32,7 +32,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[ChaosSite, Stream]:
 
 
 class Ruined:
-    """A copy of the site's database and notes, to be ruined."""
+    """A copy of the site's database and notes that a test corrupts."""
 
     def __init__(self, site: ChaosSite, stream: Stream, folder: Path) -> None:
         self.database, self.ran = folder / "db", folder / "ran"
@@ -57,7 +57,7 @@ class Ruined:
         return str(name)
 
     def last_lease(self, job: int) -> int:
-        """The attempt that ran: one that waited for long may have been recalled before it."""
+        """Return the attempt that ran: earlier attempts may have been recalled."""
         with closing(sqlite3.connect(self.database)) as database:
             [(last,)] = database.execute("SELECT max(attempt) FROM lease WHERE job = ?", (job,))
         return int(last)
@@ -157,7 +157,7 @@ def test_more_in_use_than_there_are_is_found(after: Ruined) -> None:
     assert len(after.used.read_text().splitlines()) == 8
     with after.used.open("a") as notes:
         notes.write('1.5 1 t1 begin {"matlab": 4}\n1.6 2 t2 begin {"matlab": 3}\n')
-    assert not after.found().wrong  # the first one may have ended before the second began
+    assert not after.found().wrong  # the first payload may have ended before the second began
     with after.used.open("a") as notes:
         notes.write('1.6 1 t1 end {"matlab": 4}\n')
     assert not after.found().wrong
@@ -196,7 +196,7 @@ def test_what_a_forgetful_manager_still_lists_is_no_orphan(after: Ruined) -> Non
     instance = after.instance()
     # a job so short that no listing may have shown it running
     after.sql("UPDATE attempt SET started = ended WHERE job = 3 AND started IS NULL")
-    tags = [f"ms-{instance}-3-1", f"ms-{instance}-3-9"]  # there was no ninth sending
+    tags = [f"ms-{instance}-3-1", f"ms-{instance}-3-9"]  # there was no ninth dispatch
     assert len(after.found(*tags).wrong) == 2
     found = audit(Sqlite(after.database), after.stream, [lambda: tags], may_fail=True)
     assert [wrong for wrong in found.wrong if "manager" in wrong] == [

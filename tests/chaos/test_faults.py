@@ -1,4 +1,4 @@
-"""Faults on a few sites: nothing lost, nothing twice, all told; crash points for every step."""
+"""Faults on a few sites lose and duplicate no job; every step has a crash point."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def slurm_site(common_folder: Path) -> Iterator[SlurmSite]:
 
 
 def each_of(manager: Manager, may_fail: bool = False) -> Fault:
-    """The quick faults one after the other, once each; those that may end what runs are apart."""
+    """Return a fault that strikes once with each quick fault of that manager and `may_fail`."""
     faults = [f for f in FAULTS if (f.manager, f.may_fail, f.quick) == (manager, may_fail, True)]
     faults.reverse()  # daemons last: each successor is under orders to die, too
 
@@ -47,7 +47,7 @@ def each_of(manager: Manager, may_fail: bool = False) -> Fault:
 
 
 def struck(folder: Path, fault: Fault, managers: Managers) -> set[str]:
-    """The crash points that it passed."""
+    """Play a round with the fault, check its result, and return the crash points passed."""
     result = play(folder / "site", fault, managers, SEED, 1)
     assert not result.found, result.found
     assert result.jobs > 0
@@ -80,7 +80,7 @@ def test_over_gridengine(tmp_path: Path, gridengine_cell: Cell) -> None:
 
 
 def test_every_step_has_a_crash_point(tmp_path: Path) -> None:
-    """`make chaos` dies at each of the points that this life passes."""
+    """`make chaos` kills a process at each of the points that this run passes."""
     site = ChaosSite(tmp_path / "site")
     stream = Stream(site.client, site.ran, ("left", "right"), SEED)
     try:

@@ -1,4 +1,4 @@
-"""Ordinary accounts for tests that act as several people; made once and kept, being harmless."""
+"""Ordinary accounts for tests with several users; they are created once and kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRIVILEGED = "metasched-test-p"  # see `make_privileged`
 
 
 def make(*names: str) -> None:
-    """See to it that the accounts are there and can run this interpreter."""
+    """Create missing accounts. Skip the test if the first account cannot run this interpreter."""
     for name in names:
         try:
             pwd.getpwnam(name)
@@ -33,14 +33,14 @@ def make(*names: str) -> None:
 
 
 def make_privileged() -> None:
-    """Make the account that could become root by its group, `docker`. It has no password."""
+    """Create the account that could become root by its group, `docker`. It has no password."""
     make(PRIVILEGED)
     subprocess.run(["groupadd", "--force", "--system", "docker"], check=True)
     subprocess.run(["usermod", "--append", "--groups", "docker", PRIVILEGED], check=True)
 
 
 def as_(name: str) -> dict[str, Any]:
-    """Words of `subprocess` for a process of that account, with its groups."""
+    """Return the `subprocess` arguments that run a process as that account and its own group."""
     account = pwd.getpwnam(name)
     return {
         "user": account.pw_uid,
@@ -51,5 +51,5 @@ def as_(name: str) -> dict[str, Any]:
 
 
 def become(name: str) -> tuple[str, ...]:
-    """Words before a command that make it that account's."""
+    """Return the command prefix that runs a command as that account."""
     return "setpriv", f"--reuid={name}", f"--regid={name}", "--init-groups", "--inh-caps=-all"

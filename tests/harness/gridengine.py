@@ -1,9 +1,9 @@
-"""A real Grid Engine cell for the tests: booted in a folder of its own, gone without a trace.
+"""A real Grid Engine cell for the tests, booted in a temporary folder and removed completely.
 
-Its daemons listen on every interface and cannot be told otherwise, so they live in a network
-namespace with nothing but its own loopback; clients are run inside it (`Cell.inside`). The
-namespace is that of the reaper, which starts all daemons and kills all that is left of them.
-As no account but one exists in there, everything runs as the account of the tests.
+Its daemons always listen on every interface, so they run in a network namespace that has only a
+loopback interface. Clients run inside it (`Cell.inside`). The namespace is that of the reaper,
+which starts all daemons and kills those that are left. Unless run by root, it has only one
+account, so everything runs as the account of the tests.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ PACKAGES = ("gridengine-master", "gridengine-exec", "gridengine-client", "griden
 LIBRARY = Path("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0")
 SLOTS = 8
 GPUS = 2
-MEMORY = "memory"  # the consumable that counts it; h_vmem would limit each process, too
+MEMORY = "memory"  # the consumable for memory; h_vmem would limit each process, too
 TOKENS = 3  # of the cluster-wide consumable `matlab`
-# An execd of root's kills whatever on the host has the group of a job of its own that has ended:
-# another cell's jobs, too, if they are marked by the same groups.
+# When a job ends, an execd that runs as root kills all processes on the host that have the job's
+# additional group. Cells with the same groups would kill each other's jobs.
 GROUPS = range(start := 20_000 + os.getpid() % 80 * 500, start + 500)
 
 _BINARIES = Path("/usr/lib/gridengine")
 _SHARE = Path("/usr/share/gridengine")
 _PATH = f"{_BINARIES}:/usr/local/bin:/usr/bin:/bin"
 _BEGIN = ("sh", "-c", 'ip link set lo up && exec "$@"', "sh")
-_PORT = 16444  # nobody else is in the namespace
+_PORT = 16444  # no other program uses the namespace
 _BOOT_SECONDS = 30.0
 _CALL_SECONDS = 20.0
 
-# Execution daemons of an ordinary account cannot mark a job's processes by an additional group,
-# as those of root do: this kills all that carry the job's number in their environment.
+# An execd of an ordinary account cannot mark a job's processes by an additional group, as root's
+# does. This program kills all processes that have the job's number in their environment.
 _KILL = r"""
 import os, signal, sys
 from pathlib import Path
@@ -65,7 +65,7 @@ for place in Path("/proc").glob("[0-9]*"):
 
 
 def missing() -> str | None:
-    """Why Grid Engine cannot be had here, or None if it can."""
+    """Return why Grid Engine is not available on this host, or None."""
     lacking = [
         str(path)
         for path in (_BINARIES / "sge_qmaster", _BINARIES / "sge_execd", LIBRARY)
@@ -82,7 +82,7 @@ def _which(program: str) -> str | None:
 
 
 class Cell(DaemonGroup):
-    """One cell of one host with `slots` slots, alive as long as the `with` block."""
+    """A cell of one host with `slots` slots, alive as long as the `with` block."""
 
     def __init__(self, folder: Path, name: str = "cell", slots: int = SLOTS) -> None:
         super().__init__(folder, (*NAMESPACE, *_BEGIN))
@@ -96,7 +96,7 @@ class Cell(DaemonGroup):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client needs, on top of its own environment."""
+        """Variables that a client needs, in addition to its own environment."""
         return {
             "SGE_ROOT": str(self.root),
             "SGE_CELL": self.name,
@@ -110,14 +110,14 @@ class Cell(DaemonGroup):
         return self._common / "accounting"
 
     def python(self, path: Path) -> Path:
-        """Make `path` an interpreter that runs inside: for a cluster's key `python`."""
+        """Make `path` an interpreter that runs in the namespace, for a cluster's key `python`."""
         words = " ".join(f"'{word}'" for word in (*self.inside, sys.executable))
         path.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         path.chmod(0o755)
         return path
 
     def run(self, *command: str, stdin: str = "", seconds: float = _CALL_SECONDS) -> str:
-        """The standard output of a client command. BootError if it fails or is too slow."""
+        """Run a client command; return its output. Raises BootError if it fails or is too slow."""
         words = [*self.inside, *command]
         return output_of(words, self._full_environment(), self.folder, stdin, seconds)
 
@@ -200,7 +200,7 @@ class Cell(DaemonGroup):
         return "\n".join(log.read_text(errors="replace")[-1000:] for log in logs)
 
     def _lay_out(self) -> None:
-        """The files that the qmaster starts from."""
+        """Write the files that the qmaster needs to start."""
         for part in (self._common, self._spool / "qmaster" / "job_scripts", self._spool / "execd"):
             part.mkdir(parents=True)
         (self.root / "util").symlink_to(_SHARE / "util")
@@ -214,7 +214,7 @@ class Cell(DaemonGroup):
         kill.write_text(f"#!{sys.executable} -IS\n{_KILL}")
         kill.chmod(0o755)
         (self._common / "act_qmaster").write_text(f"{self.host}\n")
-        # The name of 127.0.0.1 is localhost: here it is the name of the host.
+        # The name of 127.0.0.1 is localhost: make it an alias of the host's name.
         (self._common / "host_aliases").write_text(f"{self.host} localhost\n")
         (self._common / "cluster_name").write_text(f"{self.name}\n")
         spooling = f"{self._common};{self._spool}/qmaster"
@@ -265,7 +265,7 @@ class Cell(DaemonGroup):
             self.run("env", library, f"{_BINARIES}/spooldefaults.bin", *template)
 
     def _configure(self) -> None:
-        """Consumables, the host, the parallel environment, the queue and a quick scheduler."""
+        """Configure consumables, host, parallel environment, queue and a quick scheduler."""
         for add in ("-ah", "-as"):
             self.run("sh", "-c", f"qconf {add} {self.host} || true")
         counted = (
@@ -284,8 +284,8 @@ class Cell(DaemonGroup):
             "pe_list": "smp",
             "rerun": "FALSE",
             "slots": self._slots,
-            # of its own: a folder of the same job number left in /tmp by a cell that was killed
-            # would put the queue in error
+            # not /tmp, where a killed cell may leave a folder of the same job number, which would
+            # put the queue in error
             "tmpdir": self.folder / "tmp",
             "shell": "/bin/sh",
             "shell_start_mode": "unix_behavior",
@@ -321,7 +321,7 @@ class Cell(DaemonGroup):
 
 
 def worker_adapter(cell: Cell, options: DrmaaOptions, instance: str, folder: Path) -> WorkerAdapter:
-    """The adapter in a worker inside the cell; `folder` is the cluster's own."""
+    """Return the adapter in a worker inside the cell; `folder` is the cluster's own."""
     return WorkerAdapter(
         Cluster(name=cell.name, adapter="drmaa"),
         options,
@@ -338,7 +338,7 @@ def _lines(settings: Mapping[str, object]) -> str:
 
 
 def _with_settings(text: str, settings: Mapping[str, object]) -> str:
-    """The configuration with these settings for its own."""
+    """Return a configuration in which these settings replace its own."""
     joined = re.sub(r"\\\n\s*", "", text)
     other_lines = [line for line in joined.splitlines() if line and line.split()[0] not in settings]
     return "\n".join(other_lines) + "\n" + _lines(settings)

@@ -1,4 +1,4 @@
-"""HTTP calls over a unix socket, as another program than the client would make them."""
+"""HTTP calls over a unix socket, made without metasched's client."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Hash of the outcomes of the core for recorded events: the same for all builds.
 
-`python -m tests.harness.outcome_hash FILE` steps a fresh core through the events in a file, by
-whichever metasched that Python has, and prints the path of its scheduler and the hash.
+`python -m tests.harness.outcome_hash FILE` steps a fresh core through the events in a file, with
+the metasched of that Python, and prints the path of its scheduler and the hash.
 """
 
 from __future__ import annotations

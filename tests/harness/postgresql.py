@@ -1,6 +1,6 @@
-"""A real PostgreSQL for the tests: a cluster of its own in a folder, on a unix socket, soon gone.
+"""A real PostgreSQL for the tests: a temporary cluster in a folder, on a unix socket.
 
-The server refuses to be root's: run as root, it is that of Debian's account `postgres`.
+The server refuses to run as root. Tests that run as root start it as Debian's account `postgres`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tests.harness.daemons import DaemonGroup, wait_until
 
 PACKAGES = ("postgresql",)
 ACCOUNT = "postgres"
-LOCKED, PASSWORD = "locked", "open sesame"  # a user who must show a password; others need none
+LOCKED, PASSWORD = "locked", "open sesame"  # a user with a password; others need none
 _BOOT_SECONDS = 60.0
 _PROGRAMS = ("initdb", "postgres", "psql", "pg_dump")
 
 
 def _bin() -> Path | None:
-    """The folder of the newest server's programs: Debian keeps them out of the PATH."""
+    """Return the folder of the newest server's programs: Debian keeps them out of the PATH."""
     found = list(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if found:
         return max(found, key=lambda path: float(path.parts[-3])).parent
@@ -34,7 +34,7 @@ def _bin() -> Path | None:
 
 
 def missing() -> str | None:
-    """What lacks for a server here, None if all is there."""
+    """Return why no server is available on this host, or None."""
     folder = _bin()
     lacking = [n for n in _PROGRAMS if folder is None or not (folder / n).exists()]
     if lacking:
@@ -48,7 +48,7 @@ class Server(DaemonGroup):
     """A server that lives as long as the `with` block."""
 
     def __init__(self, folder: Path, settings: Sequence[str] = ("fsync=off",)) -> None:
-        """`settings` are what `postgres -c` takes; its socket's path is short if `folder` is."""
+        """`settings`: arguments of `postgres -c`. `folder` must be short: it holds the socket."""
         bin = _bin()
         assert bin is not None
         super().__init__(folder)
@@ -95,12 +95,12 @@ class Server(DaemonGroup):
         access.write_text(f"local all {LOCKED} scram-sha-256\nlocal all all trust\n")
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start the server and wait until it answers."""
         self.launch()
         wait_until(self.answers, _BOOT_SECONDS, "an answer", lambda: self._log.read_text()[-2000:])
 
     def launch(self) -> None:
-        """Start it, and do not wait for it."""
+        """Start the server without waiting for it."""
         settings = [
             *("listen_addresses=", f"unix_socket_directories={self.folder}"),
             *("max_connections=60", "shared_buffers=32MB", *self._settings),
@@ -113,20 +113,20 @@ class Server(DaemonGroup):
         return self._psql("-c", "SELECT 1").returncode == 0
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:
-        """End it: SIGINT (fast), SIGQUIT (at once, as after a loss of power), SIGKILL."""
+        """Stop the server: SIGINT (fast), SIGQUIT (at once, as after a loss of power), SIGKILL."""
         assert self._pid is not None
         self._reaper.end(self._pid, number)
         self._pid = None
 
     def hang(self) -> None:
-        """SIGSTOP of every process: what is connected stays so, and nobody answers."""
+        """Stop every process by SIGSTOP: connections stay open, but get no answers."""
         postmaster = psutil.Process(self._pid)
         postmaster.suspend()
         for process in postmaster.children(recursive=True):
             process.suspend()
 
     def wake(self) -> None:
-        """SIGCONT: it goes on where it was."""
+        """Resume every process by SIGCONT."""
         postmaster = psutil.Process(self._pid)
         for process in (*postmaster.children(recursive=True), postmaster):
             process.resume()
@@ -151,20 +151,20 @@ class Server(DaemonGroup):
         )
 
     def sql(self, command: str, database: str = "postgres") -> str:
-        """What psql tells of one command of the superuser's."""
+        """Run a command as the superuser; return the output of psql."""
         done = self._psql("-c", command, database=database)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def restore(self, script: Path) -> str:
-        """The URL of a new database that a script of pg_dump's has filled."""
+        """Create a database, fill it by a script of pg_dump, and return its URL."""
         url = self.create()
         done = self._psql("-f", script, database=f"ms{self._made}", user="metasched")
         assert done.returncode == 0, done.stderr
         return url
 
     def create(self) -> str:
-        """The URL of a new, empty database that an ordinary user of the server owns."""
+        """Create an empty database that an ordinary user of the server owns; return its URL."""
         self._made += 1
         name = f"ms{self._made}"
         if self._made == 1:

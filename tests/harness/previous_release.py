@@ -2,8 +2,8 @@
 
 `python tests/harness/previous_release.py FOLDER` unpacks it. tests/run does so, since the copy of
 the checkout in which it runs the tests has no history. A process runs the previous release if its
-PYTHONPATH begins with that folder: there are its modules, and the metadata that names its entry
-points, which hide those of the installed release.
+PYTHONPATH begins with that folder: the modules and entry points there hide those of the installed
+release.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _write_metadata(folder: Path) -> None:
 
 
 def unpacked(folder: Path) -> PreviousRelease:
-    """The previous release that tests/run has unpacked, else unpacked now into `folder`."""
+    """Return the previous release as unpacked by tests/run; else unpack it into `folder`."""
     if existing := os.environ.get("METASCHED_PREVIOUS"):
         return PreviousRelease(Path(existing))
     return unpack(folder)

@@ -1,4 +1,4 @@
-"""Which processes a local cluster has: its fork server, its supervisors and what they run."""
+"""The processes of a local cluster: its fork server, its supervisors and their descendants."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from metasched.adapters import supervisor
 
 
 def of_cluster(folder: Path) -> list[int]:
-    """The fork server and supervisors log to the cluster's folder; the rest descends from them."""
+    """Return the processes that log to the cluster's `supervisor.log`, and their descendants."""
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
             try:
                 log = os.readlink(path / "fd" / "2")
             except OSError:
-                continue  # ended, or somebody else's
+                continue  # ended, or of another account
             if log == os.fspath(folder / "supervisor.log"):
                 found += [int(path.name), *supervisor.descendants(int(path.name))]
     return found
 
 
 def kill(pids: list[int]) -> None:
-    """For a test that failed: supervisors first, so that none reports what follows."""
+    """Kill processes after a failed test: supervisors first, so that none reports an end."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""The Python with pyslurm that the tests may use: METASCHED_PYSLURM_PYTHON names it.
+"""A Python with pyslurm for the tests, named by METASCHED_PYSLURM_PYTHON.
 
-It must have pyslurm of the installed Slurm's release, metasched (whose modules are then taken from
-this checkout) and of what that depends on msgspec and psutil.
+It must have pyslurm for the installed release of Slurm, metasched, msgspec and psutil. The modules
+of metasched are then taken from this checkout.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tests.harness.worker_adapter import WorkerAdapter
 VARIABLE = "METASCHED_PYSLURM_PYTHON"
 PYTHON = os.environ.get(VARIABLE, "")
 ROOT = Path(__file__).parents[2]
-# what a worker needs there: the site's `environment` of the cluster
+# variables of a worker, as in the key `environment` of a cluster
 ENVIRONMENT = {**Slurm.environment, "PYTHONPATH": str(ROOT)}
 
 
 def missing() -> str | None:
-    """Why there is no such Python, or None if there is one."""
+    """Return why no such Python is available, or None."""
     if not PYTHON:
         return f"{VARIABLE} names no Python with pyslurm"
-    # whether pyslurm itself can be imported shows only with a slurm.conf
+    # pyslurm is searched, not imported: an import needs a slurm.conf
     completed = subprocess.run(
         [
             PYTHON,
@@ -46,7 +46,7 @@ def missing() -> str | None:
 def worker_adapter(
     cluster: SlurmCluster, options: SlurmOptions, instance: str, folder: Path
 ) -> WorkerAdapter:
-    """The adapter in a worker under that Python; `folder` is the cluster's own."""
+    """Return the adapter in a worker under that Python; `folder` is the cluster's own."""
     return WorkerAdapter(
         Cluster(name=cluster.name, adapter="slurm"),
         options,
@@ -59,7 +59,7 @@ def worker_adapter(
 
 
 def stand_in(folder: Path) -> Path:
-    """The folder, with a module `pyslurm` in it that fails on request (tests/harness/stand_in)."""
+    """Create the folder with a module `pyslurm` that fails on request (tests/harness/stand_in)."""
     folder.mkdir()
     shutil.copy(ROOT / "tests" / "harness" / "stand_in" / "pyslurm.py", folder)
     return folder

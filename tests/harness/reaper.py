@@ -1,8 +1,8 @@
-"""A process that starts the daemons of a harness and lets none of them survive.
+"""A process that starts the daemons of a harness and kills all of them when it ends.
 
 The reaper is this file run as a program. It is a sub-reaper, so that daemons and jobs that
-leave their parents become its children; when its standard input ends or the process that started
-it dies, by whatever signal, it kills everything below itself.
+leave their parents become its children. It kills all its descendants when its standard input ends
+or the process that started it dies, by whatever signal.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reaper:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                start_new_session=True,  # Ctrl-C and signals to our group do not reach it
+                start_new_session=True,  # Ctrl-C and signals to this group do not reach it
                 text=True,
             )
 

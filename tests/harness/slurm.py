@@ -1,11 +1,11 @@
-"""Real Slurm clusters for the tests: booted in a folder of their own, gone without a trace.
+"""Real Slurm clusters for the tests, booted in a temporary folder and removed completely.
 
-`SlurmSite` starts one reaper (tests/harness/reaper.py). All daemons are its children, and so are
-slurmstepd and jobs, which leave their parents: none survives it, nor does it survive its starter.
+`SlurmSite` starts a reaper (tests/harness/reaper.py). All daemons are its children, and so are
+slurmstepd and jobs, which leave their parents. The reaper ends with its starter and kills them.
 
-With `accounting` there are MariaDB and slurmdbd too. That one listens on every interface and
-cannot be told otherwise, so all live in a network namespace of their own; clients are run inside
-it (`SlurmSite.inside`), an adapter in a worker there.
+With `accounting`, MariaDB and slurmdbd run, too. slurmdbd always listens on every interface, so all
+daemons run in a separate network namespace. Clients run inside it (`SlurmSite.inside`), an adapter
+in a worker there.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ SEARCH_PATH = ":".join(
 )
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "sinfo", "scontrol", "scancel")
 _ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "ip", "nsenter")
-# Slurm resolves no address there until one exists that is not loopback's.
+# Slurm resolves no address in a namespace without an address besides those of loopback.
 _BEGIN = ("sh", "-c", 'ip link set lo up && ip address add 10.99.0.1/32 dev lo && exec "$@"', "sh")
 _BOOT_SECONDS = 20.0
 _CALL_SECONDS = 20.0
-_EPHEMERAL_PORTS_BEGIN = 32768  # below, no outgoing connection takes a port away
+_EPHEMERAL_PORTS_BEGIN = 32768  # outgoing connections take no port below this
 
 
 def missing() -> str | None:
-    """Why Slurm cannot be had here, or None if it can."""
+    """Return why Slurm is not available on this host, or None."""
     lacking = [name for name in _PROGRAMS if shutil.which(name, path=SEARCH_PATH) is None]
     if not lacking:
         return None
@@ -56,7 +56,7 @@ def missing() -> str | None:
 
 
 def accounting_missing() -> str | None:
-    """Why slurmdbd cannot be had here, or None if it can."""
+    """Return why slurmdbd is not available on this host, or None."""
     lacking = [n for n in _ACCOUNTING_PROGRAMS if shutil.which(n, path=SEARCH_PATH) is None]
     if lacking:
         packages = " ".join(ACCOUNTING_PACKAGES)
@@ -66,7 +66,7 @@ def accounting_missing() -> str | None:
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """One cluster to boot: `nodes` nodes named `prefix`1.., each of `cpus` processors.
+    """A cluster to boot: `nodes` nodes named `prefix`1.., each of `cpus` processors.
 
     Each core has `threads` of these. `memory` MiB per node; the last node has `gpus` of the generic
     resource gpu. `settings` are lines of slurm.conf that override those of the harness.
@@ -127,7 +127,7 @@ class SlurmSite(DaemonGroup):
 
 
 class SlurmCluster:
-    """One running cluster; `conf` is its slurm.conf, `environment` what a client needs."""
+    """A running cluster; `conf` is its slurm.conf, `environment` holds the variables of clients."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class SlurmCluster:
         self.socket = folder / "munge" / "munge.sock"
         self.conf.write_text(self._settings(ports))
         self._write_gres()
-        # read from 24.11 on, where slurmd would set up control groups
+        # Slurm 24.11 and later read it; without it their slurmd sets up control groups
         (folder / "etc" / "cgroup.conf").write_text("CgroupPlugin=disabled\n" if BIN_DIR else "")
 
     @property
@@ -163,7 +163,7 @@ class SlurmCluster:
         seconds: float = _CALL_SECONDS,
         **variables: str,
     ) -> str:
-        """The standard output of a client command. BootError if it fails or takes too long."""
+        """Run a client command; return its output. Raises BootError if it fails or is too slow."""
         # sbatch's default output goes to the folder
         environment = self.environment | variables
         return output_of([*self.inside, *command], environment, self.folder, stdin or "", seconds)
@@ -183,7 +183,7 @@ class SlurmCluster:
         wait_until(self.socket.exists, _BOOT_SECONDS, f"munged of {self.name}", self._story)
 
     def kill_munge(self) -> None:
-        """Kill munged: nobody is known to anybody until `start_munge`."""
+        """Kill munged: authentication fails until `start_munge`."""
         self._reaper.end(self._munge, signal.SIGKILL)
         self.socket.unlink()
 
@@ -195,7 +195,7 @@ class SlurmCluster:
         }
 
     def start_accounting(self) -> None:
-        """MariaDB, of which only this account knows, and slurmdbd."""
+        """Start MariaDB, which only this account can reach, and slurmdbd."""
         data, socket = self.folder / "mysql", self.folder / "mysql.sock"
         common = ("--no-defaults", f"--datadir={data}")
         subprocess.run(
@@ -236,7 +236,7 @@ class SlurmCluster:
             "slurmdbd",
             "-D",
             SLURM_CONF=str(conf),
-            MYSQL_UNIX_PORT=str(self.folder / "mysql.sock"),  # slurmdbd.conf has no word for it
+            MYSQL_UNIX_PORT=str(self.folder / "mysql.sock"),  # slurmdbd.conf has no key for it
         )
         wait_until(self._accounts, _BOOT_SECONDS, "slurmdbd", self._story)
 
@@ -248,7 +248,7 @@ class SlurmCluster:
         return True
 
     def stop_accountant(self) -> None:
-        """End slurmdbd: accounting does not answer until `start_accountant`."""
+        """Stop slurmdbd: accounting does not answer until `start_accountant`."""
         if self._accountant is None:
             raise BootError(f"{self.name} has no accounting")
         self._reaper.end(self._accountant, signal.SIGTERM)
@@ -272,18 +272,18 @@ class SlurmCluster:
             self.wait_ready()
 
     def stop_controller(self) -> None:
-        """End slurmctld in order (SIGTERM); it has saved its state on return."""
+        """Stop slurmctld by SIGTERM; it has saved its state on return."""
         self._end_controller(signal.SIGTERM)
 
     def kill_controller(self) -> None:
-        """Kill slurmctld: what it has not saved is lost."""
+        """Kill slurmctld: its unsaved state is lost."""
         self._end_controller(signal.SIGKILL)
 
     @contextlib.contextmanager
     def forgetting(self) -> Iterator[None]:
-        """What the controller learns within the block it does not know after it.
+        """Make the controller lose all changes of the block.
 
-        As if it were killed at the end of the block, and had last saved its state before it.
+        The effect is that of a kill at the end of the block, with the state last saved before it.
         """
         state, saved = self.folder / "state", self.folder / "saved"
         self.stop_controller()
@@ -309,7 +309,7 @@ class SlurmCluster:
         self._controller = None
 
     def wait_ready(self) -> None:
-        """Until the controller answers and every node is idle, allocated or mixed."""
+        """Wait until the controller answers and every node can run jobs."""
         wait_until(self._ready, _BOOT_SECONDS, f"cluster {self.name}", self._story)
 
     def _ready(self) -> bool:
@@ -352,7 +352,7 @@ class SlurmCluster:
     def _write_gres(self) -> None:
         lines = []
         for number in range(self.spec.gpus):
-            device = self.folder / f"gpu{number}"  # slurmd counts only what has a file
+            device = self.folder / f"gpu{number}"  # slurmd counts only devices that have a file
             device.touch()
             lines.append(f"NodeName={self.nodes[-1]} Name=gpu File={device}\n")
         (self.folder / "etc" / "gres.conf").write_text("".join(lines))

@@ -1,7 +1,7 @@
-"""A known state of a Slurm cluster: how it is made, what its commands say of it, what that means.
+"""A known state of a Slurm cluster: its setup, the output of commands, the expected result.
 
-`record` asks the Slurm that runs here, tests/recorded holds what the releases have said:
-METASCHED_RECORD=yes pytest tests/real/test_slurm_recordings.py writes that of this one.
+`record` queries the running Slurm; tests/recorded holds the output of each release.
+`METASCHED_RECORD=yes pytest tests/real/test_slurm_recordings.py` writes that of the running Slurm.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ MEANT = {
     (6, 0): (State.RUNNING, None, None, True),
     (7, 0): (State.PENDING, None, None, False),
 }
-# The same in the file of completions, by the position of what has ended: state, code, signal.
+# The ended jobs in the order of the file of completions: state, exit code, signal.
 COMPLETIONS = [(State.COMPLETED, 0, None), (State.FAILED, 9, None), (State.FAILED, None, 9)]
 
 
 class Recorder(SlurmCommands):
-    """Keeps what the last command said, its fields ending in `~`."""
+    """Keeps the output of the last command, with `~` as the delimiter of its fields."""
 
     last: CommandResult
 
@@ -79,7 +79,7 @@ class Recorder(SlurmCommands):
 
 
 def record(cluster: SlurmCluster, folder: Path, completions: Path) -> dict[str, list[str]]:
-    """The answers of an idle cluster that is brought to the known state, each as lines."""
+    """Bring an idle cluster to the known state; return the lines of each answer."""
     options = SlurmOptions(config=str(cluster.conf), bin_dir=BIN_DIR, access="commands")
     recorder = Recorder(options, "alpha")
     answers = {}
@@ -141,7 +141,7 @@ def _wait(adapter: Slurm, task: tuple[int, int], met: Callable[[JobStatus], bool
 
 
 def check(lines: Mapping[str, Sequence[str]], user: int) -> None:
-    """That the answers are read as what the cluster was."""
+    """Check that the answers are parsed as the known state."""
     said = {name: "\n".join([*some, ""]) for name, some in lines.items()}
     queue, nodes = text.parse_queue(said["queue"], "~"), text.parse_nodes(said["nodes"], "~")
     controller = text.parse_controller(said["config"])

@@ -1,4 +1,4 @@
-"""Where the public traces are that are no part of the project."""
+"""Paths of public traces that are not part of the project."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def folder() -> Path:
 
 
 def trace(name: str) -> Path:
-    """The file of a trace; the test is skipped, or fails where it must not be, without it."""
+    """Return the file of a trace. Skip or fail the test if it is missing (see `require`)."""
     path = folder() / name
     if not os.access(path, os.R_OK):
         require("traces", f"{path} is not there for us; METASCHED_TRACES names another folder")

@@ -1,7 +1,7 @@
-"""An adapter in a worker process of its own, as the daemon hosts it, behind the same contract.
+"""An adapter in its own worker process, hosted as by the daemon, with the interface of `Adapter`.
 
-For managers that are reached from elsewhere only (another network namespace, another
-interpreter), or whose library must not be loaded into the tests.
+For managers that can be reached only from another network namespace or interpreter, or whose
+library must not be loaded into the tests.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class WorkerAdapter(Adapter):
 
     @property
     def pid(self) -> int | None:
-        """The process id of the worker, None if there is none."""
+        """The process id of the worker, None if no worker runs."""
         return None if self._worker is None else self._worker.pid
 
     def _call(self, call: WorkerCall) -> WorkerReply:

@@ -1,1 +1,1 @@
-"""Attacks: whatever an account, cluster, client or defect does, all others are served."""
+"""Attacks and defects: accounts and clusters that are not involved must be served as before."""

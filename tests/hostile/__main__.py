@@ -23,7 +23,7 @@ from tests.hostile.sites import SITES, missing
 
 STARTS = 100  # of b, in each attack and in each control
 MAX_RATIO = 3.0  # of the median and of the worst delay
-TOLERANCE = 1.0  # seconds; a longer delay than the control's by less is the polls'
+TOLERANCE = 1.0  # seconds; smaller differences from the control are due to polls
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _is_bad(result: Result) -> bool:
-    """Whether something was lost, or waited for too long."""
+    """Whether jobs were lost, started twice or delayed too long."""
     attacked, control = result.attacked, result.control
     return bool(result.harm) or any(
         ours > max(MAX_RATIO * theirs, theirs + TOLERANCE)

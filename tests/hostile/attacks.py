@@ -1,7 +1,7 @@
-"""Attacks of account a on a site: each harms a alone, or nobody.
+"""Attacks of account a on a site: they may harm account a only.
 
-A strike is one blow of an attack, about a second of work. Its `bare` counterpart puts the same load
-on the manager itself, without metasched: it is what a could always do to b.
+A strike is a step of an attack, about a second of work. Its `bare` counterpart puts the same load
+on the manager itself, without metasched: a could always do that to b.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.harness import accounts
 from tests.harness.accounts import A, B
 from tests.hostile.sites import FREE_ACCOUNT, HostileSite
 
-MAX_STALLED = 3  # dispatches at a time: a has no more turns
+MAX_STALLED = 3  # stalled dispatches at a time
 HALF_OPEN = 150  # connections at a time
 NESTED_BYTES = 10_000_000
 PATIENCE = 180.0  # seconds until the jobs of a have ended after an attack
@@ -62,7 +62,7 @@ for _ in range(int(sys.argv[2])):
         pass
 time.sleep(float(sys.argv[3]))
 """
-# What an account can do in the folder of claims, and in what it finds below it.
+# Shell commands of an account in the folder of claims and below it.
 IN_FENCE = (
     "for d in jobs-0 jobs-1 0 1; do ln -s $VICTIM $d; done",
     "for d in jobs-0 jobs-1 0 1; do mkdir -m 777 $d; echo x >$d/task.0; done",
@@ -145,7 +145,7 @@ class Attacker:
         self.finish()
 
     def send(self, method: str, path: str, body: bytes = b"", times: int = 1) -> None:
-        """Send a request to the daemon, whatever it answers."""
+        """Send a request to the daemon; ignore its answer."""
         head = f"{method} {path} HTTP/1.0\r\nContent-Type: application/json\r\n"
         head += f"Content-Length: {len(body)}\r\n\r\n"
         data = head.encode(errors="replace") + body
@@ -168,7 +168,7 @@ class Attacker:
         self.send("POST", "/jobs", json.dumps(body).encode())
 
     def hostile_text(self) -> str:
-        """Draw a text that pretends to be something, or a random text."""
+        """Draw a text that imitates a tag, an option or a path, or a random text."""
         if self.draw.random() < 0.2:
             length = self.draw.randrange(200)
             return "".join(chr(self.draw.choice((*range(1, 400), 0xFFFD))) for _ in range(length))
@@ -227,7 +227,7 @@ class Attacker:
     # Attacks
 
     def forge_tag(self) -> None:
-        """Submit a held job with a tag of another's job directly to the manager."""
+        """Submit a held job directly to the manager, with a text such as the tag of another job."""
         text = self.hostile_text().replace("\0", "")
         if self.hostile.kind == "slurm":
             option = self.draw.choice(("--comment", "--wckey", "--job-name"))
@@ -239,7 +239,7 @@ class Attacker:
         self._remove_sometimes()
 
     def attack_claims(self) -> None:
-        """Create, replace, remove and open what the folder of claims holds."""
+        """Create, replace, remove and open entries of the folder of claims."""
         folder, victim = str(self.hostile.fence), str(self.site.database)
         attack = f"cd {folder} || exit; export VICTIM={victim}; {self.draw.choice(IN_FENCE)}"
         self.run("/bin/sh", "-c", attack)
@@ -247,7 +247,7 @@ class Attacker:
             self.submit(script=f"#!/bin/sh\n{attack}\n")
 
     def stall(self) -> None:
-        """Let the command that acts for a wait without end."""
+        """Make the command that acts for a hang."""
         if self._stalled >= MAX_STALLED:
             time.sleep(0.2)
             return
@@ -271,7 +271,7 @@ class Attacker:
         )
 
     def exhaust_limit(self) -> None:
-        """Submit more than the manager accepts of a."""
+        """Submit more jobs than the manager accepts from a."""
         self.submit(array="0-19", script="#!/bin/sh\nsleep 0.2\n")
 
     def half_open(self) -> None:
@@ -335,7 +335,7 @@ class Attacker:
         self.finish()
 
     def meddle(self) -> None:
-        """Ask the daemon to change what belongs to others, and to do what operators may."""
+        """Request changes to jobs of others, and actions that only operators may request."""
         job = self.draw.choice((self._any_job(), f"{self._any_job()}_1", self.hostile_text()))
         path, body = self.draw.choice(
             (
@@ -358,7 +358,7 @@ class Attacker:
     # Afterwards
 
     def undo(self) -> None:
-        """End what still runs of the attack, and wait until the jobs of a have ended."""
+        """Kill the commands of the attack, and wait until the jobs of a have ended."""
         for process in self._processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -398,7 +398,7 @@ class Attacker:
         return processes
 
     def _end_stall(self) -> None:
-        """Let a command that reads the FIFO read its end."""
+        """Give end-of-file to a command that reads the FIFO."""
         with suppress(OSError):
             os.close(os.open(self._stall / ".sge_request", os.O_WRONLY | os.O_NONBLOCK))
 

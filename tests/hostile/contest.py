@@ -50,7 +50,7 @@ class Phase:
 
     @property
     def harm(self) -> list[str]:
-        """What was lost or done twice, and the requests that failed."""
+        """Jobs that were lost or started twice, and requests that failed."""
         return [
             *(
                 f"job {start.job} on {start.cluster}: {start.state}, {start.starts} starts"
@@ -126,7 +126,7 @@ def play(
 
 
 def contend(hostile: HostileSite, attack: Attack | None, seed: str, number: int) -> Result:
-    """Let a attack, then load the bare manager as often; None: all attacks, in random order."""
+    """Let a attack, then load the bare manager as often; `attack` None: all, in random order."""
     draw = random.Random(seed)
     chosen = [attack] if attack is not None else list(attacks_on(hostile.kind))
     draw.shuffle(chosen)
@@ -162,7 +162,7 @@ def contend(hostile: HostileSite, attack: Attack | None, seed: str, number: int)
 
 
 def _as_attacker(hostile: HostileSite, seed: str, part: Callable[[Attacker], Phase]) -> Phase:
-    """Play a part of a contest; afterwards nothing of a is left, and every cluster is up."""
+    """Play a part of a contest; then end the jobs of a, and wait until every cluster is up."""
     attacker = Attacker(hostile, seed)
     try:
         return part(attacker)

@@ -14,7 +14,7 @@ from tests.harness import gridengine, slurm
 from tests.harness.accounts import KEEPER, A, B
 
 LIMIT = 4  # jobs that a may have in his default account of Slurm
-FREE_ACCOUNT = "free"  # another of his, without a limit
+FREE_ACCOUNT = "free"  # another account of a, without a limit
 LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 16\npoll_interval = 0.2\n'
 
 
@@ -32,7 +32,7 @@ class HostileSite:
 
 
 def missing(kind: str) -> str | None:
-    """Return why a kind of site cannot be had here, or None."""
+    """Return why a kind of site is not available on this host, or None."""
     if os.geteuid() != 0:
         return "needs root, which makes accounts"
     match kind:
@@ -54,7 +54,7 @@ def local_site(folder: Path) -> Iterator[HostileSite]:
 
 @contextmanager
 def slurm_site(folder: Path) -> Iterator[HostileSite]:
-    """A site over Slurm with slurmdbd, in which a meets a limit of his own."""
+    """A site over Slurm with slurmdbd, which limits the jobs of a."""
     enforced = ("AccountingStorageEnforce=associations,limits",)
     spec = slurm.ClusterSpec("alpha", "a", nodes=2, cpus=16, settings=enforced)
     with slurm.SlurmSite(folder / "m", [spec], accounting=True) as booted:

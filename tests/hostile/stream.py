@@ -20,7 +20,7 @@ OPEN_AT_MOST = 4  # jobs
 POLL = 0.1  # seconds between two looks at the jobs
 PATIENCE = 240.0  # seconds without an end of any job, after which the rest counts as lost
 ENDED = {"completed", "failed", "timeout", "cancelled", "rejected"}
-# a line for each start: two starts are two lines
+# each start appends a line, so that a second start shows
 SCRIPT = '#!/bin/sh\ndate +%s.%N >>"$1"\n'
 
 
@@ -37,7 +37,7 @@ class Start:
 
 @dataclass
 class Stream:
-    """What became of all jobs."""
+    """The starts of all jobs, and failed requests."""
 
     starts: list[Start] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)  # of requests to the daemon

@@ -1,4 +1,4 @@
-"""Account a attacks a site in every way at once; nothing of account b is lost.
+"""Account a attacks a site by all attacks, in random order; no job of account b is lost.
 
 `python -m tests.hostile` measures how long the jobs of b wait meanwhile (`make chaos`).
 """

@@ -20,9 +20,9 @@ from tests.harness.slurm import SlurmCluster, SlurmSite
 
 pytestmark = pytest.mark.root
 
-# Each attack runs as b in the fence, of mode 1777 as the release before asked for. `GROUP` are the
-# folders of claims that the next jobs use, of that release and of this one. `NEXT` are the next
-# tags of a's jobs, `DATABASE` is the daemon's.
+# Each attack runs as b in the fence, with mode 1777, as the previous release required. `GROUP` are
+# the folders of claims of the next jobs, in the previous release and in this release. `NEXT` are
+# the next tags of a's jobs. `DATABASE` is the daemon's.
 ATTACKS = {
     "link": "for g in $GROUP; do ln -s $DATABASE $g; done",
     "claims": "for g in $GROUP; do mkdir -m 777 $g; "
@@ -86,7 +86,7 @@ def test_an_attack_on_the_fence_fails_no_job_and_opens_no_file(
     wait = f"until test -e {go}; do sleep 0.1; done; exit 4"
     job = a.submit("--cluster", attack, "-t", "5", "-o", "/dev/null", "--wrap", wait)
     a.until(lambda: a.row(job)["state"] == "running")
-    # b can neither find nor remove what the payload has claimed
+    # b can neither find nor remove the claim of the payload
     as_b("rm -rf 0 jobs-0 foreign-*", fence)
     claims = [path for path in fence.rglob("*.0") if path.stat().st_uid == uid_of(A)]
     assert len(claims) == 1, list(fence.rglob("*"))
@@ -152,7 +152,7 @@ def test_the_name_of_a_claims_folder_is_shown_to_nobody(
 
 
 def process_texts() -> dict[str, str]:
-    """The arguments and environments of all processes."""
+    """Return the arguments and environments of all processes."""
     texts = {}
     for process in Path("/proc").glob("[0-9]*"):
         for name in ("cmdline", "environ"):

@@ -1,4 +1,4 @@
-"""Half requests, slow requests and huge bodies of one account: everybody else is served."""
+"""Half requests, slow requests and huge bodies of an account: other accounts are served."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_half_requests_of_an_account_stop_nobody(site: Guarded, family: str) -> 
 
 
 def test_users_of_a_host_are_served_while_it_is_flooding(site: Guarded) -> None:
-    """Who has a token and sends a whole request takes the place of half requests."""
+    """A complete request with a token takes the place of half requests."""
     token = site.folder / B / "token"
     site.by(B).run("token", "create", "--file", token)
     remote = {
@@ -205,7 +205,7 @@ def test_a_body_without_credential_is_not_read(site: Guarded) -> None:
 
 
 def memory_peak(pid: int) -> int:
-    """Return the most memory that a process has used, bytes."""
+    """Return the peak memory of a process, bytes."""
     match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert match is not None
     return int(match[1]) << 10

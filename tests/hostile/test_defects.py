@@ -1,4 +1,4 @@
-"""Defects planted into a real daemon: each harms a row, a cluster or a request, and no other."""
+"""Defects planted into a real daemon: each affects only its row, cluster or request."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def planted(tmp_path: Path) -> Iterator[Callable[[str], Site]]:
 
     yield start
     for site in sites:
-        site.log.write_text("")  # the tracebacks of planted defects are wanted
+        site.log.write_text("")  # the tracebacks of planted defects are expected
         site.close()
 
 
@@ -82,7 +82,7 @@ def completes(site: Site, cluster: str) -> None:
     def submit() -> int:
         return site.submit("-o", "/dev/null", "--cluster", cluster, "--wrap", "true")
 
-    # a service that starts again refuses requests for seconds
+    # a daemon that restarts its service refuses requests for seconds
     [row] = site.until_ended(site.until(submit))
     assert (row["state"], row["cluster"]) == ("completed", cluster)
 
@@ -106,7 +106,7 @@ def test_a_row_on_which_the_core_fails_is_set_aside(
     # as pending, running and ended at most: no loop
     assert 1 <= site.log.read_text().count("made the core fail") <= 3
     assert site.row(poison)["state"] == "unknown"
-    # without the defect the row counts again
+    # without the defect the row is applied again
     site.log.write_text("")
     site.stop()
     site.replayed()
@@ -140,7 +140,7 @@ def test_a_request_on_which_the_core_fails_changes_nothing(
     assert refusal.partition("error ")[2].split()[0] in site.log.read_text()
     site.until(lambda: {row["state"] for row in site.cluster_rows()} == {"up"})
     assert {row["job"] for row in site.rows()} == before
-    assert "requests of" in site.error(*words, code=4)  # its sender pauses, all others go on
+    assert "requests of" in site.error(*words, code=4)  # its sender pauses, other users go on
     for cluster in ("left", "right"):
         completes(site, cluster)
     site.log.write_text("")

@@ -1,4 +1,4 @@
-"""Limits and associations of slurmdbd hold for their user alone, and cost nobody an attempt."""
+"""Limits and associations of slurmdbd affect only their user, and cause no failed attempts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_limit_closes_a_cluster_to_its_user_alone(limited: MultiUserSite) -> N
 def test_a_user_without_association_makes_no_attempt(
     limited: MultiUserSite, cluster: SlurmCluster
 ) -> None:
-    """An association that is added later counts after at most a minute."""
+    """An association that is added later takes effect after at most a minute."""
     stranger, b = limited.by(OPERATOR), limited.by(B)
     # while it runs, polls are frequent
     job = b.submit("-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")

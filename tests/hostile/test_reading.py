@@ -1,4 +1,4 @@
-"""One account floods the daemon with requests that read much: others are answered meanwhile."""
+"""An account floods the daemon with slow listings; requests of other accounts are answered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.harness.accounts import A, B, as_
 pytestmark = pytest.mark.root
 
 REQUESTS = 60  # at a time: more than the daemon has threads or connections to the database
-# Listings of account a take as long as the file exists, and hold a connection to the database.
+# Listings of account a last until the file is removed, and hold a connection to the database.
 SLOW_LISTINGS = """
 import os, sys, time
 from metasched.db.queries import Queries

@@ -1,4 +1,4 @@
-"""Requests drawn from the OpenAPI document: no defect, and nothing of others is read or changed.
+"""Requests drawn from the OpenAPI document cause no defect; a stranger reaches no job of others.
 
 Three accounts call a daemon in site mode by its unix socket: the owner of jobs, a stranger, and an
 operator. `--hypothesis-profile=explore` draws far more (`make chaos`).
@@ -81,7 +81,7 @@ class Victim:
             return response.status, fields, response.read()
 
     def rows(self) -> list[dict[str, Any]]:
-        """What the owner sees of his jobs."""
+        """Return the rows of the jobs as the owner sees them."""
         targets = "&".join(f"job={job}" for job in self.jobs)
         status, _, content = self.send(A, "GET", f"/jobs?{targets}", {}, None)
         assert status == 200, content
@@ -166,7 +166,7 @@ def test_every_drawn_request_is_answered_as_the_document_says(victim: Victim, ac
 
 
 def test_a_stranger_reaches_no_route_of_a_job(victim: Victim) -> None:
-    """Each route with the owner's ids, and bodies that the owner could send."""
+    """Call each route with the owner's ids, and with bodies that the owner could send."""
     before = victim.rows()
     json_type = {"Content-Type": "application/json"}
     for job in victim.jobs:

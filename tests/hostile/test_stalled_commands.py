@@ -1,4 +1,4 @@
-"""A user stalls the commands that act for him: everybody else's jobs start meanwhile."""
+"""A user stalls the commands that act for this user; jobs of other users start meanwhile."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def make_fifo(path: Path) -> None:
 
 
 def check_stall(site: MultiUserSite, stalled: int, end_stall: Callable[[], None], end: str) -> None:
-    """`b`'s jobs run while the dispatch of `a` hangs; then the answer to that one counts."""
+    """`b`'s jobs run while a dispatch of `a` hangs; the late answer to it is accepted."""
     a, b = site.by(A), site.by(B)
     a.until(lambda: a.row(stalled)["state"] == "dispatching")
     first = b.submit("-t", "5", "-o", "/dev/null", "--wrap", "true")
     assert b.until_ended(first)[0]["state"] == "completed"
     running = b.submit("-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")
     b.until(lambda: b.row(running)["state"] == "running")
-    b.run("cancel", str(running))  # a withdrawal, and the end of a job is noticed
+    b.run("cancel", str(running))  # withdrawals and the ends of jobs are still processed
     assert b.until_ended(running)[0]["state"] == "cancelled"
     assert a.row(stalled)["state"] == "dispatching", a.run("story", str(stalled)).stdout
     assert "no answer" not in a.run("story", str(stalled)).stdout
@@ -112,7 +112,7 @@ def test_a_command_that_waits_for_a_file_on_gridengine(over_gridengine: MultiUse
 
 
 def test_a_killed_command_is_repeated_only_after_proof(impatient: MultiUserSite) -> None:
-    """Its result is unknown until a listing proves that it never arrived."""
+    """A killed submission is uncertain until a listing proves that it never arrived."""
     a = impatient.by(A)
     fifo, runs = impatient.folder / A / ".sge_request", impatient.folder / A / "runs"
     make_fifo(fifo)
@@ -127,7 +127,7 @@ def test_a_killed_command_is_repeated_only_after_proof(impatient: MultiUserSite)
 
 
 def supervisors_of(account: str) -> list[int]:
-    """The fork servers of an account."""
+    """Return the fork servers of an account."""
     uid, found = pwd.getpwnam(account).pw_uid, []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""Tags are free text of a job: any account can write anything there."""
+"""Tags are free text of a job: any account can write any text there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from metasched.model.tags import MAX_ID_DIGITS, parse_tag, tag_of
 
 INSTANCE = "0a1b2c3d"
 IDS = st.integers(0, 10**MAX_ID_DIGITS - 1)
-# characters that come close to a tag, besides any others
+# characters that occur in tags or resemble them, besides any others
 NEARLY = st.text(
     st.sampled_from("ms-0129\u0663\uff11\u00b2 +_.\n\0/a") | st.characters(), max_size=40
 )

@@ -1,10 +1,10 @@
-"""A stand-in for pyslurm that any Python can import: it asks the commands, and fails on request.
+"""A stand-in for pyslurm for any Python: it calls Slurm's commands, and fails on request.
 
-The folder on PYTHONPATH that holds a copy of it also holds the requests: a file `crash-CALL` makes
-the next such call end the process as a fault in C does, `hang-CALL` makes it stay in C for an hour
-with the interpreter's lock held; CALL is `import`, `list` or `submit`. A submission fails only
-after the job has been queued. While there is a file `busy` an import takes its time, as on a busy
-host. What is here is what metasched uses.
+Requests are files in the folder of this module. `crash-CALL` makes the next such call end the
+process as a fault in C does. `hang-CALL` makes it stay in C for an hour with the interpreter's lock
+held. CALL is `import`, `list` or `submit`; a submission fails only after the job has been queued.
+While a file `busy` exists, the import waits, as on a busy host. The module has only the parts of
+pyslurm that metasched uses.
 """
 
 from __future__ import annotations
