@@ -41,7 +41,7 @@ class Verdict:
     duplicated: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)  # orphans, counters, stories, ends
     waiting: list[str] = field(default_factory=list)  # open tasks that have not begun
-    ended: list[str] = field(default_factory=list)  # by the fault, and recorded so
+    ended: list[str] = field(default_factory=list)  # tasks ended by the fault, and recorded so
 
     @property
     def well(self) -> bool:

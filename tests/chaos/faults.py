@@ -33,7 +33,7 @@ from tests.harness.gridengine import Cell
 from tests.harness.slurm import SlurmCluster, SlurmSite
 
 AT_ONCE = 3  # worker deaths for each daemon process
-LIFE = 3.0  # seconds after which a daemon is killed that has not reached its crash point
+LIFE = 3.0  # seconds until a daemon that does not reach its crash point is killed anyway
 WORK = 1.5  # maximum seconds until a daemon is killed at a random time
 SILENCE = 3.0  # seconds for which a manager, a disk or a database is unavailable
 

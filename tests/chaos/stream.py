@@ -273,7 +273,7 @@ class Stream:
         )
 
     def submit(self, number: int, kind: JobKind = ORDINARY) -> list[int]:
-        """Submit jobs of a kind; return their ids. ClientError if the daemon does not answer."""
+        """Submit jobs of a kind; return their ids. Raises ClientError without an answer."""
         names = [f"t{self._number + i}" for i in range(number)]
         self._number += number
         clusters = kind.clusters

@@ -13,7 +13,7 @@ from typing import Self
 
 from tests.harness.reaper import Reaper, dying_with
 
-_AS_USER = ("--user", "--map-current-user", "--keep-caps")  # not as root, which needs its groups
+_AS_USER = ("--user", "--map-current-user", "--keep-caps")  # not for root, which needs its groups
 NAMESPACE = ("unshare", *(() if os.geteuid() == 0 else _AS_USER), "--net", "--")
 _BEGIN_SECONDS = 30.0
 

@@ -2,8 +2,8 @@
 
 Its daemons always listen on every interface, so they run in a network namespace that has only a
 loopback interface. Clients run inside it (`Cell.inside`). The namespace is that of the reaper,
-which starts all daemons and kills those that are left. Unless run by root, it has only one
-account, so everything runs as the account of the tests.
+which starts all daemons and kills those that are left. Unless root runs the tests, only one
+account exists there, so everything runs as the account of the tests.
 """
 
 from __future__ import annotations

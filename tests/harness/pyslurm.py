@@ -27,7 +27,7 @@ def missing() -> str | None:
     """Return why no such Python is available, or None."""
     if not PYTHON:
         return f"{VARIABLE} names no Python with pyslurm"
-    # pyslurm is searched, not imported: an import needs a slurm.conf
+    # pyslurm is looked up, not imported: an import needs a slurm.conf
     completed = subprocess.run(
         [
             PYTHON,

@@ -41,7 +41,7 @@ class Reaper:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                start_new_session=True,  # Ctrl-C and signals to this group do not reach it
+                start_new_session=True,  # Ctrl-C and group signals do not reach it
                 text=True,
             )
 

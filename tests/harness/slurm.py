@@ -34,7 +34,7 @@ from tests.harness.reaper import Reaper, dying_with
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "slurm-wlm-basic-plugins")
 ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server", "iproute2")
-BIN_DIR = os.environ.get("METASCHED_SLURM_BIN")  # programs of another release (tests/matrix)
+BIN_DIR = os.environ.get("METASCHED_SLURM_BIN")  # programs of another release, set by tests/matrix
 SEARCH_PATH = ":".join(
     (*filter(None, [BIN_DIR]), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 )
@@ -309,7 +309,7 @@ class SlurmCluster:
         self._controller = None
 
     def wait_ready(self) -> None:
-        """Wait until the controller answers and every node can run jobs."""
+        """Wait until the controller answers and every node is up."""
         wait_until(self._ready, _BOOT_SECONDS, f"cluster {self.name}", self._story)
 
     def _ready(self) -> bool:

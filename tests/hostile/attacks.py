@@ -111,7 +111,7 @@ class Attacker:
         """The daemon's socket."""
         return str(self.site.state / "ms.sock")
 
-    # Means
+    # Helpers
 
     def start(self, *command: str, data: bytes = b"", folder: str = "/") -> None:
         """Start a command as a, near the manager; it is ended by `undo` at the latest."""

@@ -13,7 +13,7 @@ from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite, gridengine_table
 from tests.harness import gridengine, slurm
 from tests.harness.accounts import KEEPER, A, B
 
-LIMIT = 4  # jobs that a may have in his default account of Slurm
+LIMIT = 4  # jobs that a may have in the default Slurm account of a
 FREE_ACCOUNT = "free"  # another account of a, without a limit
 LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 16\npoll_interval = 0.2\n'
 
@@ -26,8 +26,8 @@ class HostileSite:
     site: MultiUserSite
     clusters: tuple[str, ...]  # the cluster of the kind first
     fence: Path  # folder of claims
-    inside: tuple[str, ...]  # words before a command that must reach the manager
-    environment: Mapping[str, str]  # what a client of the manager needs
+    inside: tuple[str, ...]  # prefix of a command that must reach the manager
+    environment: Mapping[str, str]  # variables of a client of the manager
     manager: Callable[..., str] | None  # None: local clusters have none
 
 

@@ -17,7 +17,7 @@ import msgspec
 from metasched.client.client import Client, ClientError
 
 OPEN_AT_MOST = 4  # jobs
-POLL = 0.1  # seconds between two looks at the jobs
+POLL = 0.1  # seconds between two queries of the jobs
 PATIENCE = 240.0  # seconds without an end of any job, after which the rest counts as lost
 ENDED = {"completed", "failed", "timeout", "cancelled", "rejected"}
 # each start appends a line, so that a second start shows

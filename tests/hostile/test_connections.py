@@ -65,7 +65,7 @@ class Guarded(MultiUserSite):
     def flooded(self, family: str, account: str) -> Iterator[subprocess.Popen[str]]:
         """Hold `HALF_REQUESTS` half requests of an account open for the time of the block."""
         script = (Path(__file__).parent / "flood.py").read_text()
-        # the limit is raised by root, before the account is taken on
+        # root raises the limit before it switches to the account
         command = [
             *("prlimit", "--nofile=4096:4096"),
             *("setpriv", f"--reuid={account}", f"--regid={account}", "--init-groups"),
