@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Final
 
 from metasched.core.cluster_view import MAX_CACHED_DECISIONS, ClusterView
 from metasched.core.events import ClusterAssessment, Dispatch
@@ -19,8 +18,6 @@ from metasched.policies.eligible import PERMANENT_REASONS, Ineligibility
 from metasched.policies.late_binding import LateBinding, ReservedNodes
 from metasched.policies.pull import BackfillCapacity
 
-_QUEUED: Final = State.QUEUED  # see `task_state_machine`
-_SEND: Final = TaskEvent.SEND
 _PRECEDENCE = {reason: rank for rank, reason in enumerate(Reason)}
 TIME_TOLERANCE = 1.0  # seconds; managers round times
 _NO_ROOM = Ineligibility(
@@ -256,7 +253,7 @@ class Placement:
     def _observe_dispatch(self, change: StateChange) -> None:
         """Let the next choice of a cluster consider a task that was dispatched."""
         views = self._state.views
-        if len(views) > 1 and change.event is _SEND and change.attempt is not None:
+        if len(views) > 1 and change.event is TaskEvent.SEND and change.attempt is not None:
             self._state.observe_load(views[change.attempt.cluster])
 
     # Late binding
@@ -335,7 +332,7 @@ class Placement:
             number=task.attempts,
             dispatch_id=dispatch_id,
             cluster=cluster,
-            state=_QUEUED,
+            state=State.QUEUED,
             dispatched=state.now,
             observed_at_dispatch=view.observed_seconds(state.observed_seconds),
             fence=view.cluster.fence_dir,
@@ -344,7 +341,7 @@ class Placement:
         task.target = None
         if self._leasing.needs_lease(task):
             cause += f", with {self._leasing.take_lease(task)}"
-        return self._state_machine.apply(task, _SEND, cause)
+        return self._state_machine.apply(task, TaskEvent.SEND, cause)
 
     def _defer(self, task: Task, obstacles: list[Ineligibility]) -> StateChange | None:
         """Set the reason of a task without eligible cluster, or reject it permanently."""

@@ -7,7 +7,6 @@ leases and gates receive it from `Core.step`, so that they always agree with the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
 
 from msgspec import structs
 
@@ -30,14 +29,6 @@ from metasched.model.listing import JobStatus, TaskClaim
 WITHDRAWAL_RETRY_SECONDS = 60.0  # until a withdrawal without effect is requested again
 START_TOLERANCE = 5.0  # seconds that a new start differs at least; managers round times
 
-# Members for comparisons at each change: Python 3.11 reads a global in a sixth of the time
-_QUEUED: Final = State.QUEUED
-_HELD: Final = State.HELD
-_PENDING: Final = State.PENDING
-_KILL: Final = TaskEvent.KILL
-_WITHDRAW: Final = TaskEvent.WITHDRAW
-_REQUEUE: Final = Intent.REQUEUE
-
 
 class TaskStateMachine:
     """Applies events (`apply`) and rows of listings (`apply_status`) to tasks.
@@ -59,7 +50,7 @@ class TaskStateMachine:
             attempt.state = transition.attempt
         if task.reason and task.reason != Reason.DUPLICATE:
             task.reason = ""
-        if after is _HELD:
+        if after is State.HELD:
             task.reason = task.reason or Reason.HELD
         task.state = after
         state.record_change(task, event, before, cause)
@@ -121,7 +112,7 @@ class TaskStateMachine:
         if attempt.ended is None:
             attempt.ended = self._state.now
         self._state.outcome.closed_attempts.append((task, attempt))
-        requeued = attempt.has_started and attempt.intent is _REQUEUE
+        requeued = attempt.has_started and attempt.intent is Intent.REQUEUE
         task.past_attempts[attempt.dispatch_id] = PastAttempt(
             attempt.cluster, attempt.has_started, attempt.fence, attempt.revoked, requeued
         )
@@ -129,7 +120,7 @@ class TaskStateMachine:
         maybe_submitted = attempt.tried is not None or attempt.accepted is not None
         if view is not None and maybe_submitted and not (attempt.revoked or attempt.rejected):
             self.revoke_claims(view, [task])  # its manager may list it again
-        if task.state is _QUEUED:
+        if task.state is State.QUEUED:
             task.attempt, task.target = None, attempt.target
             if task.target is not None:
                 task.moves += 1
@@ -153,7 +144,7 @@ class TaskStateMachine:
         attempt.lease_expired = False  # its change of state leases its licences again
         attempt.native_id = status.native_id
         # a restarted attempt that is pending has no start yet
-        if status.state is _PENDING:
+        if status.state is State.PENDING:
             attempt.started = None
         elif status.started is not None:
             attempt.started = status.started
@@ -166,11 +157,11 @@ class TaskStateMachine:
         self._state.store(task)
         event = event_for_listed_state(attempt.state, status.state)
         if_pending = attempt.intent in IF_PENDING_INTENTS
-        if event is _KILL and if_pending and status.started is None:
-            event = _WITHDRAW
-        if event is _KILL and attempt.intent is Intent.EXPIRE:
+        if event is TaskEvent.KILL and if_pending and status.started is None:
+            event = TaskEvent.WITHDRAW
+        if event is TaskEvent.KILL and attempt.intent is Intent.EXPIRE:
             event, attempt.manager_reason = TaskEvent.EXPIRE, "its reservation ended"
-        if event is _WITHDRAW:
+        if event is TaskEvent.WITHDRAW:
             yield self.apply(task, event, f"withdrawn before its start ({attempt.intent})")
         elif event is not None:
             yield self.apply(task, event, attempt.manager_reason)
@@ -318,7 +309,7 @@ class TaskStateMachine:
 def _follow_up(task: Task, attempt: Attempt | None) -> TaskEvent | None:
     """Return what users requested, or an older attempt requires, now that an attempt has ended."""
     if task.state in FINAL:
-        requeued = attempt is not None and attempt.intent is _REQUEUE
+        requeued = attempt is not None and attempt.intent is Intent.REQUEUE
         return TaskEvent.REQUEUE if requeued else None
     if task.state is State.HELD:
         return None
