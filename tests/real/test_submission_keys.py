@@ -19,8 +19,8 @@ NOW = 1_800_000_000.0
 
 
 @pytest.fixture
-def ledger(place: Database) -> Iterator[Ledger]:
-    opened = Ledger(place.open())
+def ledger(database: Database) -> Iterator[Ledger]:
+    opened = Ledger(database.open())
     yield opened
     opened.close()
 
