@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -65,6 +66,28 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names} == {"metasched", info}
     assert {name for name in names if name.startswith("metasched/")} == sources()
     assert f"{info}/licenses/LICENSE" in names
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the top-level names that a module imports."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    groups = (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
+    declared = {re.split(r"[\[<>=~!;]", line)[0].strip() for group in groups for line in group}
+    # pyslurm is built with the site's Slurm; pydantic_core comes with pydantic, mypyc with mypy
+    declared |= {"metasched", "pyslurm", "pydantic_core", "mypyc"} | sys.stdlib_module_names
+    imported = {
+        name for path in sources() if path.endswith(".py") for name in imports_of(ROOT / path)
+    }
+    assert imported - declared == set()
 
 
 def test_metadata(wheel: Path) -> None:
