@@ -203,7 +203,7 @@ def _group_id(name: str) -> int | None:
         return None
 
 
-class PolicyFile:
+class LauncherPolicyFile:
     """The configuration file, read again when it has changed."""
 
     def __init__(self, path: str) -> None:
@@ -638,7 +638,7 @@ def _wait_until_readable(descriptor: int, pid: int, connection: socket.socket) -
             os.killpg(pid, signal.SIGKILL)
 
 
-def serve_connection(connection: socket.socket, policy_file: PolicyFile) -> None:
+def serve_connection(connection: socket.socket, policy_file: LauncherPolicyFile) -> None:
     """Read the message of a connection, execute it and write the answer."""
     message: dict[str, Any] = {"protocol": PROTOCOL}
     started = time.monotonic()
@@ -734,7 +734,7 @@ def listen(policy: LauncherPolicy) -> socket.socket:
     return listener
 
 
-def serve(listener: socket.socket, policy_file: PolicyFile) -> NoReturn:
+def serve(listener: socket.socket, policy_file: LauncherPolicyFile) -> NoReturn:
     """Fork a process per connection, until SIGTERM."""
     account = policy_file.policy.account
     launcher_pid = os.getpid()
@@ -760,7 +760,10 @@ def serve(listener: socket.socket, policy_file: PolicyFile) -> NoReturn:
 
 
 def _serve_in_child(
-    listener: socket.socket, connection: socket.socket, policy_file: PolicyFile, launcher_pid: int
+    listener: socket.socket,
+    connection: socket.socket,
+    policy_file: LauncherPolicyFile,
+    launcher_pid: int,
 ) -> NoReturn:
     try:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -787,7 +790,7 @@ def main() -> int:
     try:
         if os.geteuid() != 0:
             raise LauncherError("not root; start it as root")
-        policy_file = PolicyFile(os.path.abspath(arguments.config))
+        policy_file = LauncherPolicyFile(os.path.abspath(arguments.config))
         policy = policy_file.policy
         if arguments.check:
             for cluster, verb in policy.programs:

@@ -144,9 +144,8 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._daemon = daemon
         self._connections = OpenConnections(connection_limit)
-        self._tasks: set[asyncio.Task[None]] = (
-            set()
-        )  # set up a connection, which may take a TLS handshake
+        # each sets up a connection, which may take a TLS handshake
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections of these listeners."""
