@@ -18,8 +18,6 @@ S = State
 class TaskEvent(StrEnum):
     """Events of a task, with their source."""
 
-    __hash__ = str.__hash__  # as in State
-
     SEND = "send"  # metasched: the intent to dispatch it is stored
     ACCEPT = "accept"  # manager: accepted the dispatch
     REFUSE = "refuse"  # manager: rejected the dispatch

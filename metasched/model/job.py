@@ -23,9 +23,6 @@ MAX_PRIORITY = 10
 class State(StrEnum):
     """States of a task and of an attempt."""
 
-    # `Enum.__hash__` is Python code: without this line a simulation takes a tenth longer
-    __hash__ = str.__hash__
-
     # tasks only
     QUEUED = "queued"  # in metasched, waiting for dispatch
     HELD = "held"  # in metasched, until released
