@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import Connection, Row, and_, func, select
 
 from metasched.core.recovered_state import RecoveredState
-from metasched.core.scheduler import Core
+from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.core.transitions import FINAL, LIVE
 from metasched.db import leases, reservations
 from metasched.db.recovery import recorded_events
@@ -96,13 +97,15 @@ def _check_counters(connection: Connection) -> tuple[list[str], str]:
 
 
 def _check_replay(connection: Connection) -> tuple[list[str], str]:
-    """Replay the events through a fresh core and compare its tasks with the tables."""
-    core, since = Core(), 0
-    first = connection.execute(select(func.min(event.c.id))).scalar()
-    oldest_checkpoint = connection.execute(select(checkpoint).order_by(checkpoint.c.event)).first()
-    if first != 1 and oldest_checkpoint is not None:
-        since = oldest_checkpoint.event
-        core.restore(RecoveredState.unpack(oldest_checkpoint.data))
+    """Replay the events through a fresh core and compare its tasks with the tables.
+
+    Events that a release with another version of the decisions recorded are not replayed.
+    """
+    first = _first_checkpoint(connection)
+    if first is None:
+        return [], "no event was recorded by a release that decides as this one: none was replayed"
+    core, since = Core(), first.event
+    core.restore(RecoveredState.unpack(first.data))
     count, ended = 0, {}
     for recorded in recorded_events(connection, since):
         count += 1
@@ -121,14 +124,31 @@ def _check_replay(connection: Connection) -> tuple[list[str], str]:
     problems = [
         f"task {key[0]}_{key[1]} is stored {stored[key]}, replayed {replayed.get(key)}"
         for key in stored
-        if replayed.get(key, stored[key] if since else None) != stored[key]
+        if replayed.get(key, stored[key] if since > 1 else None) != stored[key]
     ]
     problems += [
         f"task {key[0]}_{key[1]} is not stored, replayed {replayed[key]}"
         for key in core.tasks.keys() - stored.keys()
     ]
-    origin = f"the checkpoint before event {since}" if since else "the beginning"
-    return problems, f"{count} events from {origin} give the state of {len(stored)} tasks again"
+    origin = f"the checkpoint before event {since}" if since > 1 else "the beginning"
+    older = connection.execute(select(func.count()).where(event.c.id < since)).scalar()
+    remark = f"; {older} older events were not replayed" if older else ""
+    return (
+        problems,
+        f"{count} events from {origin} give the state of {len(stored)} tasks again{remark}",
+    )
+
+
+def _first_checkpoint(connection: Connection) -> Row[Any] | None:
+    """Return the checkpoint after which all events were decided by the present version."""
+    other_version = checkpoint.c.decisions != DECISION_VERSION
+    last_other = select(func.coalesce(func.max(checkpoint.c.event), 0)).where(other_version)
+    return connection.execute(
+        select(checkpoint)
+        .where(checkpoint.c.event > last_other.scalar_subquery())
+        .order_by(checkpoint.c.event)
+        .limit(1)
+    ).first()
 
 
 def _summary(state: str, attempts: int) -> str:

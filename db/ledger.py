@@ -30,7 +30,7 @@ from metasched.core.events import (
     ListingReceived,
     Outcome,
 )
-from metasched.core.scheduler import Core
+from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.core.tasks import Intent, PastAttempt, Task
 from metasched.core.transitions import TaskEvent
 from metasched.db import leases, recovery, reservations, submission_keys
@@ -79,7 +79,9 @@ from metasched.model.stored_names import EVENT_KINDS
 
 _OPENING_EVENTS = (TaskEvent.SEND, TaskEvent.RESTART, TaskEvent.ADOPT)  # each opens an attempt
 
-CHECKPOINT_AFTER = 50_000  # events since the last checkpoint; then the next start stores another
+# Events since the last checkpoint, after which the next start of the daemon stores another.
+# The first start, and that of a release that decides otherwise, always store one.
+CHECKPOINT_AFTER = 50_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,8 +234,14 @@ class Ledger(Queries):
                 }
             )
             if isinstance(core_event, DaemonStarted) and self._pending_checkpoint is not None:
-                row = {"event": event_id, "time": core_event.time, "data": self._pending_checkpoint}
-                execute(insert(checkpoint), row)
+                execute(
+                    insert(checkpoint).values(
+                        event=event_id,
+                        time=core_event.time,
+                        data=self._pending_checkpoint,
+                        decisions=DECISION_VERSION,
+                    )
+                )
                 self._pending_checkpoint = None
             if isinstance(core_event, JobModified):
                 self._modify(core_event, outcome)
@@ -434,8 +442,16 @@ class Ledger(Queries):
             self._next_job = self._highest(job.c.id) + 1
             self._next_reservation = reservations.highest_id(connection) + 1
             recovered = recovery.recover(connection, window)
-            last_checkpoint = execute(select(func.max(checkpoint.c.event))).scalar() or 0
-            checkpoint_due = self._next_event - last_checkpoint > CHECKPOINT_AFTER
+            newest = execute(
+                select(checkpoint.c.event, checkpoint.c.decisions)
+                .order_by(checkpoint.c.event.desc())
+                .limit(1)
+            ).first()
+            checkpoint_due = (
+                newest is None
+                or newest.decisions != DECISION_VERSION
+                or self._next_event - newest.event > CHECKPOINT_AFTER
+            )
             self._pending_checkpoint = recovered.pack() if checkpoint_due else None
             core.restore(recovered)
 

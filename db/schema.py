@@ -31,7 +31,7 @@ from sqlalchemy import (
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HELD
 from metasched.model.reservation import FINAL_STATES, ReservationState
 
-REVISION = "0016"  # the newest migration, which creates exactly these tables
+REVISION = "0017"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -351,13 +351,16 @@ drain = Table(
     Column("keep_pending", Boolean(create_constraint=False), nullable=False),
 )
 
-# State of the core just before an event, stored now and then: older events can be pruned.
+# State of the core just before a start of the daemon: a replay can begin there, and older events
+# can be pruned.
 checkpoint = Table(
     "checkpoint",
     metadata,
     Column("event", Int64, primary_key=True, autoincrement=False),
     Column("time", Float, nullable=False),
     Column("data", LargeBinary, nullable=False),
+    # `DECISION_VERSION` of the release that decided what follows
+    Column("decisions", Integer, nullable=False, server_default="1"),
 )
 
 

@@ -74,6 +74,10 @@ from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import Policy
 
+# Raise it with every change after which stored events, replayed, would be decided otherwise.
+# A replay begins at the first checkpoint of the present version.
+DECISION_VERSION: Final = 2
+
 # Events after which tasks may be released because time has passed
 _TIMED_EVENTS: Final[frozenset[type]] = frozenset(
     {TimerExpired, ClockSet, ListingReceived, UserRequested, JobRequeued, JobModified}

@@ -18,10 +18,10 @@ from metasched.core.events import (
     ListingReceived,
     UserRequested,
 )
-from metasched.core.scheduler import Core
+from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.db import ledger as ledgers
 from metasched.db.backends import database_from_url
-from metasched.db.integrity import check_database
+from metasched.db.integrity import CheckResult, check_database
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.pruning import prune
 from metasched.db.schema import attempt, change, checkpoint, content, event, job, metadata, task
@@ -240,6 +240,32 @@ def test_events_go_up_to_a_checkpoint_from_which_they_are_replayed(
     )
     second.ledger.close()
     third.ledger.close()
+
+
+def test_events_decided_by_another_release_are_not_replayed(
+    database: Database, alter: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replay_result() -> CheckResult:
+        return next(check for check in check_database(database) if check.check == "replay")
+
+    with monkeypatch.context() as other_release:
+        other_release.setattr(ledgers, "DECISION_VERSION", DECISION_VERSION - 1)
+        older = Life(database, NOW)
+        older.submit(1, NOW + 1)
+        older.submit(2, NOW + 1)
+        older.run(1, NOW + 2)
+        older.ledger.close()
+    # as if that release had decided to hold the job
+    alter("UPDATE task SET state = 'held', held = true WHERE job = 2")
+    assert replay_result().ok
+    assert "none was replayed" in replay_result().text
+    younger = Life(database, NOW + 10)
+    younger.submit(3, NOW + 11)
+    assert replay_result().ok
+    assert "older events were not replayed" in replay_result().text
+    alter("UPDATE task SET state = 'held' WHERE job = 3")
+    assert "task 3_0 is stored held" in replay_result().text
+    younger.ledger.close()
 
 
 def test_an_older_schema_is_not_touched_by_what_only_looks(
