@@ -45,11 +45,14 @@ class Record:
         recorded = Figure(self.test, name, figure, unit, dict(peers or {}), target, now)
         self.figures.append(recorded)
         store_figures(FILE, self.test, self.figures)
-        beside = ", ".join(
+        comparison = ", ".join(
             f"{peer} {format_figure(of, unit)}" for peer, of in recorded.peers.items()
         )
         with self.capsys.disabled():
-            print(f"\n{name}: {format_figure(figure, unit)}" + (f" ({beside})" if beside else ""))
+            print(
+                f"\n{name}: {format_figure(figure, unit)}"
+                + (f" ({comparison})" if comparison else "")
+            )
 
 
 @pytest.fixture(scope="session")

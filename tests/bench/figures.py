@@ -125,9 +125,9 @@ def current_conditions() -> Conditions:
     )
 
 
-def _git(*words: str) -> str:
+def _git(*arguments: str) -> str:
     done = subprocess.run(
-        ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
     )
     return done.stdout.strip()
 
@@ -140,8 +140,8 @@ def read_figures(path: Path) -> list[Figure]:
 def store_figures(path: Path, test: str, figures: Sequence[Figure]) -> None:
     """Replace the figures of a test in the file; keep those of all others."""
     order = list(SECTIONS)
-    kept = [figure for figure in read_figures(path) if figure.test != test]
-    merged = sorted([*kept, *figures], key=lambda figure: order.index(figure.section))
+    other_figures = [figure for figure in read_figures(path) if figure.test != test]
+    merged = sorted([*other_figures, *figures], key=lambda figure: order.index(figure.section))
     text = msgspec.json.format(msgspec.json.encode(merged), indent=1)
     path.write_bytes(text + b"\n")
 

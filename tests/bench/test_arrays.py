@@ -26,11 +26,11 @@ def test_calls_on_ten_thousand_tasks(running: Site, record: Record) -> None:
     client = Client(running.folder / "ms.sock", timeout=300)
     spent: dict[str, list[float]] = {}
 
-    def submit(name: str, limit: str = "", **more: Any) -> str:
-        found: list[dict[str, Any]] = []
-        new = submission(running.folder, array=f"1-{TASKS}{limit}", **more)
-        timed(name, lambda: found.extend(client.submit(new)))
-        return str(found[0]["job"])
+    def submit(name: str, limit: str = "", **fields: Any) -> str:
+        rows: list[dict[str, Any]] = []
+        new = submission(running.folder, array=f"1-{TASKS}{limit}", **fields)
+        timed(name, lambda: rows.extend(client.submit(new)))
+        return str(rows[0]["job"])
 
     def timed(name: str, call: Callable[[], object]) -> None:
         spent.setdefault(name, []).append(seconds(call))
@@ -40,11 +40,11 @@ def test_calls_on_ten_thousand_tasks(running: Site, record: Record) -> None:
         paired = submit(
             "accepted, depending task by task on another", dependency=f"aftercorr:{limited}"
         )
-        sent = submit("accepted and being dispatched")
+        dispatching = submit("accepted and being dispatched")
         timed("listed while tasks are dispatched", lambda: client.jobs([limited]))  # noqa: B023 - called at once
         timed("one task explained", lambda: client.explain(f"{limited}_{TASKS}"))  # noqa: B023
         timed("story of one task", lambda: client.story(f"{limited}_{TASKS}"))  # noqa: B023
-        timed("cancelled while being dispatched", lambda: client.change("cancel", [sent]))  # noqa: B023
+        timed("cancelled while being dispatched", lambda: client.change("cancel", [dispatching]))  # noqa: B023
         timed("released", lambda: client.change("release", [limited]))  # noqa: B023
         timed("two waiting arrays cancelled", lambda: client.change("cancel", [limited, paired]))  # noqa: B023
         running.until(lambda: not client.jobs(state=OPEN), 300)

@@ -37,22 +37,22 @@ class Slots(Protocol):
     def reserve(self, start: float, end: float, size: int) -> None: ...
 
 
-def booked(kind: str, count: int, draw: Random) -> tuple[list[Window], float]:
+def booked(distribution: str, count: int, draw: Random) -> tuple[list[Window], float]:
     """Return `count` reservations, and the seconds over which they are spread.
 
     Beyond ten thousand the pattern repeats, so that density does not depend on the count.
     """
-    some = min(count, TILE)
-    wishes = [LENGTHS[kind](draw) for _ in range(some)]
-    span = sum(size * length for size, length in wishes) / (BOOKED * CAPACITY)
+    tile_size = min(count, TILE)
+    lengths = [LENGTHS[distribution](draw) for _ in range(tile_size)]
+    span = sum(size * length for size, length in lengths) / (BOOKED * CAPACITY)
     carts, tile = Carts(CAPACITY), list[Window]()
-    for size, length in wishes:
+    for size, length in lengths:
         start = carts.earliest_start(size, length, draw.uniform(0, span))
         assert start is not None
         carts.reserve(start, start + length, size)
         tile.append((start, start + length, size))
     long = max(end for _, end, _ in tile)
-    repeats = count // some
+    repeats = count // tile_size
     windows = [(s + n * long, e + n * long, size) for n in range(repeats) for s, e, size in tile]
     return windows, long * repeats
 
@@ -66,21 +66,21 @@ class SortedList:
     def earliest_start(self, size: int, duration: float, ready: float) -> float:
         times, amounts = self.times, self.amounts
         start = ready
-        for place in range(bisect_right(times, ready) - 1, len(times)):
-            if amounts[place] < size:
-                start = times[place + 1]
-            elif place + 1 == len(times) or times[place + 1] >= start + duration:
+        for index in range(bisect_right(times, ready) - 1, len(times)):
+            if amounts[index] < size:
+                start = times[index + 1]
+            elif index + 1 == len(times) or times[index + 1] >= start + duration:
                 return start
         raise AssertionError("the last slot is free")
 
     def reserve(self, start: float, end: float, size: int) -> None:
         for time in (start, end):
-            place = bisect_left(self.times, time)
-            if place == len(self.times) or self.times[place] != time:
-                self.times.insert(place, time)
-                self.amounts.insert(place, self.amounts[place - 1])
-        for place in range(bisect_left(self.times, start), bisect_left(self.times, end)):
-            self.amounts[place] -= size
+            index = bisect_left(self.times, time)
+            if index == len(self.times) or self.times[index] != time:
+                self.times.insert(index, time)
+                self.amounts.insert(index, self.amounts[index - 1])
+        for index in range(bisect_left(self.times, start), bisect_left(self.times, end)):
+            self.amounts[index] -= size
 
 
 class Containers:
@@ -112,17 +112,17 @@ def microseconds(calls: Sequence[Callable[[], object]]) -> float:
     """Return the processor time of a call, median over five parts."""
     parts = []
     for part in range(5):
-        mine = calls[part::5]
+        own = calls[part::5]
         begun = process_time()
-        for call in mine:
+        for call in own:
             call()
-        parts.append((process_time() - begun) / len(mine) * 1e6)
+        parts.append((process_time() - begun) / len(own) * 1e6)
     return median(parts)
 
 
-def measure(record: Record, kind: str, count: int) -> None:
+def measure(record: Record, distribution: str, count: int) -> None:
     draw = Random(count)
-    windows, span = booked(kind, count, draw)
+    windows, span = booked(distribution, count, draw)
     carts = Carts.of(CAPACITY, windows)
     structures: dict[str, Slots] = {
         "CARTS": carts,
@@ -143,7 +143,7 @@ def measure(record: Record, kind: str, count: int) -> None:
         inserts.append((start, start + length, size))
     answers, spent = {}, dict[str, dict[str, float]]()
     for name, structure in structures.items():
-        answers[name] = [structure.earliest_start(*each) for each in small + large]
+        answers[name] = [structure.earliest_start(*request) for request in small + large]
         spent[name] = {
             "request of 1-16": microseconds([partial(structure.earliest_start, *a) for a in small]),
             "96 for an hour": microseconds([partial(structure.earliest_start, *a) for a in large]),
@@ -151,12 +151,12 @@ def measure(record: Record, kind: str, count: int) -> None:
         }
     assert answers["CARTS"] == answers["bisect"] == answers["SortedDict"]
     changed = 0.0
-    for asked, (start, end, size) in zip(large, inserts, strict=True):
+    for large_request, (start, end, size) in zip(large, inserts, strict=True):
         carts.release(start, end, size)
         begun = process_time()
-        carts.earliest_start(*asked)
+        carts.earliest_start(*large_request)
         changed += process_time() - begun
-    of = f"{kind}, {count:,}: "
+    of = f"{distribution}, {count:,}: "
     for call, figure in spent.pop("CARTS").items():
         peers = {name: calls[call] for name, calls in spent.items()}
         record(of + call, figure, "µs of CPU", peers=peers)
@@ -168,6 +168,6 @@ def measure(record: Record, kind: str, count: int) -> None:
 @pytest.mark.cpu
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", SIZES)
-@pytest.mark.parametrize("kind", LENGTHS)
-def test_requests_and_inserts_at_size(kind: str, count: int, record: Record) -> None:
-    measure(record, kind, count)
+@pytest.mark.parametrize("distribution", LENGTHS)
+def test_requests_and_inserts_at_size(distribution: str, count: int, record: Record) -> None:
+    measure(record, distribution, count)

@@ -25,9 +25,9 @@ ENVIRONMENT = dict(os.environ)
 ONE_BY_ONE, PROCESSES, BATCH, ROUNDS = 200, 20, 1000, 5
 
 
-def submission(folder: Path, jobs: int = 1, **more: Any) -> dict[str, Any]:
+def submission(folder: Path, jobs: int = 1, **fields: Any) -> dict[str, Any]:
     request = JobRequest(
-        script="s", environment="e", directory=str(folder), output="/dev/null", **more
+        script="s", environment="e", directory=str(folder), output="/dev/null", **fields
     )
     body: dict[str, Any] = to_builtins(
         SubmitRequest(
@@ -53,10 +53,12 @@ def test_submissions_against_sbatch(running: Site, slurm_site: SlurmSite, record
     sbatch = ["sbatch", "-H", "-o", "/dev/null", str(script)]
     held = submission(running.folder, held=True)
 
-    ours, theirs, command, their_command = [], [], [], []
+    in_process, sbatch_times, command, sbatch_command = [], [], [], []
     for _ in range(ROUNDS):
-        ours.append(seconds(lambda: [client.submit(held) for _ in range(ONE_BY_ONE)]))
-        theirs.append(seconds(lambda: [slurm.run(*sbatch) for _ in range(ONE_BY_ONE // 4)]) * 4)
+        in_process.append(seconds(lambda: [client.submit(held) for _ in range(ONE_BY_ONE)]))
+        sbatch_times.append(
+            seconds(lambda: [slurm.run(*sbatch) for _ in range(ONE_BY_ONE // 4)]) * 4
+        )
     for _ in range(PROCESSES):
         command.append(
             seconds(
@@ -69,19 +71,19 @@ def test_submissions_against_sbatch(running: Site, slurm_site: SlurmSite, record
                 )
             )
         )
-        their_command.append(seconds(lambda: slurm.run(*sbatch)))
+        sbatch_command.append(seconds(lambda: slurm.run(*sbatch)))
     record(
         "submissions one by one",
-        ONE_BY_ONE / median(ours),
+        ONE_BY_ONE / median(in_process),
         "/s",
-        peers={"`sbatch -H`": ONE_BY_ONE / median(theirs)},
+        peers={"`sbatch -H`": ONE_BY_ONE / median(sbatch_times)},
         target="at least 2 x peer",
     )
     record(
         "one `metasched submit` process",
         median(command) * 1e3,
         "ms",
-        peers={"`sbatch -H`": median(their_command) * 1e3},
+        peers={"`sbatch -H`": median(sbatch_command) * 1e3},
         target="at most 150 ms",
     )
     slurm.empty()
@@ -91,11 +93,11 @@ def test_submissions_against_sbatch(running: Site, slurm_site: SlurmSite, record
 def test_a_thousand_jobs_in_one_call(running: Site, record: Record) -> None:
     client = Client(running.folder / "ms.sock")
     batch = submission(running.folder, BATCH, held=True)
-    sent = submission(running.folder, BATCH)
+    request = submission(running.folder, BATCH)
     waiting = [seconds(lambda: client.submit(batch)) for _ in range(ROUNDS)]
     assigned = []
     for _ in range(ROUNDS):
-        assigned.append(seconds(lambda: client.submit(sent)))
+        assigned.append(seconds(lambda: client.submit(request)))
         client.change("cancel", [], state="dispatching,pending,running")
         running.until(lambda: not client.jobs(state="dispatching,pending,running"))
     record("1,000 jobs in one call, held", BATCH / median(waiting), "/s")

@@ -45,9 +45,9 @@ def life(ledger: Ledger) -> Core:
     return core
 
 
-def submit(core: Core, ledger: Ledger, many: int) -> list[int]:
+def submit(core: Core, ledger: Ledger, count: int) -> list[int]:
     """Accept jobs in one transaction, as an API call does; return their ids."""
-    jobs = [Job(id=ledger.next_job(), submitted=NOW, estimated=60.0) for _ in range(many)]
+    jobs = [Job(id=ledger.next_job(), submitted=NOW, estimated=60.0) for _ in range(count)]
     events = [JobSubmitted(NOW, job) for job in jobs]
     stored = [
         StoredJob(job=job, script="s", environment="e", payload=Payload(script="")) for job in jobs
@@ -97,8 +97,8 @@ def test_both_databases(common_folder: Path, tmp_path: Path, record: Record) -> 
             runs["sqlite"].append(measured(database_from_url(f"sqlite:///{turn}.db", tmp_path)))
             runs["postgresql"].append(measured(database_from_url(server.create(), tmp_path)))
     of = {
-        kind: {key: median(run[key] for run in found) for key in found[0]}
-        for kind, found in runs.items()
+        backend: {key: median(run[key] for run in result) for key in result[0]}
+        for backend, result in runs.items()
     }
     sqlite, postgresql = of["sqlite"], of["postgresql"]
     for name, key, count in (

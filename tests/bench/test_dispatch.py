@@ -32,8 +32,8 @@ def microseconds(call: Callable[[Job], object]) -> float:
     rounds = []
     for _ in range(ROUNDS):
         begun = process_time()
-        for each in jobs:
-            call(each)
+        for job in jobs:
+            call(job)
         rounds.append((process_time() - begun) / DECISIONS * 1e6)
     return median(rounds)
 
@@ -41,10 +41,10 @@ def microseconds(call: Callable[[Job], object]) -> float:
 def book(dispatch: LoadOrdering) -> Callable[[Job], None]:
     """Return a call that does all work on a job: choose, assign, and leave the queue."""
 
-    def call(each: Job) -> None:
-        cluster = dispatch.choose(each, 5)
-        dispatch.assigned(cluster, each, 5)
-        dispatch.left_queue(cluster, each, 5)
+    def call(job: Job) -> None:
+        cluster = dispatch.choose(job, 5)
+        dispatch.assigned(cluster, job, 5)
+        dispatch.left_queue(cluster, job, 5)
 
     return call
 
@@ -52,16 +52,16 @@ def book(dispatch: LoadOrdering) -> Callable[[Job], None]:
 @pytest.mark.bench
 @pytest.mark.cpu
 def test_one_decision_among_fifty_clusters(record: Record) -> None:
-    few, many, drawn = filled(20, 0.1), filled(2000, 0.1), filled(20, 0)
+    short_queues, long_queues, drawn = filled(20, 0.1), filled(2000, 0.1), filled(20, 0)
     eligible = frozenset(CLUSTERS)
     figures = {
-        "a decision": microseconds(lambda each: few.choose(each, 5)),
-        "the same with 100 times the queue": microseconds(lambda each: many.choose(each, 5)),
+        "a decision": microseconds(lambda job: short_queues.choose(job, 5)),
+        "the same with 100 times the queue": microseconds(lambda job: long_queues.choose(job, 5)),
         "the same for a job that names its clusters": microseconds(
-            lambda each: few.choose(each, 5, eligible)
+            lambda job: short_queues.choose(job, 5, eligible)
         ),
-        "the same, drawn among equal loads": microseconds(lambda each: drawn.choose(each, 5)),
-        "a job chosen, assigned and gone again": microseconds(book(few)),
+        "the same, drawn among equal loads": microseconds(lambda job: drawn.choose(job, 5)),
+        "a job chosen, assigned and gone again": microseconds(book(short_queues)),
     }
     for name, figure in figures.items():
         record(name, figure, "µs of CPU", target="" if "chosen" in name else "at most 50 µs")

@@ -25,69 +25,71 @@ POOLS, REQUESTS, WAITING, RETURNS = 200, 1000, 10_000, 400
 
 
 @dataclass(frozen=True)
-class Wish:
+class TokenRequest:
     """A job; times in seconds."""
 
     submitted: float
     runs: float
     limit: float
-    wanted: int
+    tokens: int
 
 
-def batches(seed: int) -> list[Wish]:
+def batches(seed: int) -> list[TokenRequest]:
     """Return jobs in batches of 1 to 10 that request `LOAD` of the token capacity."""
     drawn = random.Random(seed)
     runs = [drawn.lognormvariate(math.log(900.0), 1.0) for _ in range(JOBS)]
-    wants = [drawn.randint(1, TOTAL) for _ in runs]
-    span = sum(map(math.prod, zip(runs, wants, strict=True))) / (TOTAL * LOAD)
+    tokens = [drawn.randint(1, TOTAL) for _ in runs]
+    span = sum(map(math.prod, zip(runs, tokens, strict=True))) / (TOTAL * LOAD)
     moments: list[float] = []
     while len(moments) < JOBS:
         moments += [drawn.uniform(0.0, span)] * drawn.randint(1, 10)
     limits = [seconds * drawn.uniform(1.1, 5.0) for seconds in runs]
-    return [Wish(*of) for of in zip(sorted(moments[:JOBS]), runs, limits, wants, strict=True)]
+    return [
+        TokenRequest(*of) for of in zip(sorted(moments[:JOBS]), runs, limits, tokens, strict=True)
+    ]
 
 
-def short(seed: int) -> list[Wish]:
+def short(seed: int) -> list[TokenRequest]:
     """Return 24 jobs of 10 s that request 1, 2 or 3 tokens, submitted two per second."""
-    wants = random.Random(seed).sample([1, 2, 3] * 8, 24)
-    return [Wish(n / 2, 10.0, 120.0, wanted) for n, wanted in enumerate(wants)]
+    tokens = random.Random(seed).sample([1, 2, 3] * 8, 24)
+    return [TokenRequest(n / 2, 10.0, 120.0, requested) for n, requested in enumerate(tokens)]
 
 
-def use(wishes: list[Wish], patience: float) -> tuple[float, float]:
+def use(requests: list[TokenRequest], patience: float) -> tuple[float, float]:
     """Return the share of token-seconds used until the last end, and the mean wait."""
     line = LicenceQueue()
     line.configure([LicencePool(name="a", total=TOTAL)], patience)
-    happens: list[tuple[float, TaskId]] = [(w.submitted, (n, 0)) for n, w in enumerate(wishes)]
+    happens: list[tuple[float, TaskId]] = [(w.submitted, (n, 0)) for n, w in enumerate(requests)]
     heapq.heapify(happens)
     waits, now = [], 0.0
     while happens:
-        now, place = heapq.heappop(happens)
-        wish = wishes[place[0]]
-        if place in line.leases:
-            line.return_lease(place, now, was_used=True)
+        now, task_id = heapq.heappop(happens)
+        request = requests[task_id[0]]
+        if task_id in line.leases:
+            line.return_lease(task_id, now, was_used=True)
         else:
-            line.join(place, now, {"a": wish.wanted}, wish.limit)
+            line.join(task_id, now, {"a": request.tokens}, request.limit)
         while (goes := line.next_ready(now)) is not None:
-            went = wishes[goes[0]]
-            line.take(Lease(*goes, 1, {"a": went.wanted}, now), now + went.limit)
+            went = requests[goes[0]]
+            line.take(Lease(*goes, 1, {"a": went.tokens}, now), now + went.limit)
             heapq.heappush(happens, (now + went.runs, goes))
             waits.append(now - went.submitted)
-    assert len(waits) == len(wishes)
-    used = sum(wish.runs * wish.wanted for wish in wishes)
-    return used / (TOTAL * (now - wishes[0].submitted)), fmean(waits)
+    assert len(waits) == len(requests)
+    used = sum(request.runs * request.tokens for request in requests)
+    return used / (TOTAL * (now - requests[0].submitted)), fmean(waits)
 
 
 @pytest.mark.bench
 @pytest.mark.cpu
 @pytest.mark.parametrize(
-    ("name", "wishes"), [("400 jobs in batches", batches), ("24 jobs of 10 s", short)]
+    ("name", "requests"), [("400 jobs in batches", batches), ("24 jobs of 10 s", short)]
 )
 def test_how_well_the_line_uses_tokens(
-    name: str, wishes: Callable[[int], list[Wish]], record: Record
+    name: str, requests: Callable[[int], list[TokenRequest]], record: Record
 ) -> None:
     """Patience 600 s orders by size within steps of 600 s; patience 0 orders by arrival."""
     by_size, by_arrival = (
-        [use(wishes(seed), patience) for seed in range(DRAWS)] for patience in (600.0, 0.0)
+        [use(requests(seed), patience) for seed in range(DRAWS)] for patience in (600.0, 0.0)
     )
     for index, figure, scale, unit in ((0, "tokens used", 100, "%"), (1, "mean wait", 1, "s")):
         mean, peer = (scale * fmean(run[index] for run in runs) for runs in (by_size, by_arrival))
@@ -156,8 +158,8 @@ def decision_times(queue: LicenceQueue) -> tuple[list[float], list[TaskId]]:
         begin = time.thread_time()
         queue.return_lease(held.pop(draws.randrange(len(held))), float(turn), was_used=True)
         spent = time.thread_time() - begin
-        first, *others = settle(float(turn))
-        times += [spent + first, *others]
+        first, *later = settle(float(turn))
+        times += [spent + first, *later]
         queue.join((WAITING + turn, 0), float(WAITING + turn), *jobs[WAITING + turn])
         settle(float(turn))
     return times, started

@@ -44,27 +44,27 @@ def test_a_lease_decision(kinds: int, record: Record) -> None:
     def draw() -> dict[str, int]:
         return {n: drawn.randint(1, 8) for n in drawn.sample(names, drawn.randint(1, 3))}
 
-    known = [draw() for _ in range(kinds)]
-    asked = [drawn.choice(known) if kinds else draw() for _ in range(TASKS + ENDS)]
-    limits = [drawn.lognormvariate(7, 1.5) for _ in asked]
+    distinct = [draw() for _ in range(kinds)]
+    requests = [drawn.choice(distinct) if kinds else draw() for _ in range(TASKS + ENDS)]
+    limits = [drawn.lognormvariate(7, 1.5) for _ in requests]
     held: list[TaskId] = []
 
     def settle(now: float) -> None:
-        while (place := line.next_ready(now)) is not None:
-            line.take(Lease(*place, 1, asked[place[0]], now), now + limits[place[0]])
-            held.append(place)
+        while (task_id := line.next_ready(now)) is not None:
+            line.take(Lease(*task_id, 1, requests[task_id[0]], now), now + limits[task_id[0]])
+            held.append(task_id)
 
     def join(job: int, now: float) -> None:
-        line.join((job, 0), float(job), asked[job], limits[job])
+        line.join((job, 0), float(job), requests[job], limits[job])
         settle(now)
 
     for job in range(TASKS):
         join(job, 0.0)
     spent = 0.0
     for turn in range(ENDS):
-        place, now = held.pop(drawn.randrange(len(held))), float(turn)
+        task_id, now = held.pop(drawn.randrange(len(held))), float(turn)
         begun = time.process_time()
-        line.return_lease(place, now, was_used=True)
+        line.return_lease(task_id, now, was_used=True)
         settle(now)
         join(TASKS + turn, now)
         spent += time.process_time() - begun
@@ -88,8 +88,8 @@ def test_leases_stored_in_sqlite(tmp_path: Path, record: Record) -> None:
             begun = time.perf_counter()
             for turn in range(STORED // 2):
                 now = NOW + part * STORED + turn
-                taken = Lease(1, 0, 1, {"matlab": 2}, now)
-                for change in (taken, ReturnedLease(taken, now, "ended")):
+                new_lease = Lease(1, 0, 1, {"matlab": 2}, now)
+                for change in (new_lease, ReturnedLease(new_lease, now, "ended")):
                     with connection.begin():
                         leases.store(connection, Outcome(leases=[change]))
             rates.append(STORED / (time.perf_counter() - begun))
@@ -106,16 +106,16 @@ def test_leases_stored_in_sqlite(tmp_path: Path, record: Record) -> None:
 
 
 def lease_and_give_back(
-    place: Database, id: int, name: str, rates: multiprocessing.Queue[float]
+    database: Database, id: int, name: str, rates: multiprocessing.Queue[float]
 ) -> None:
     """Take and return leases in one of several processes, on its own connection."""
-    engine = place.open_existing()
+    engine = database.open_existing()
     with engine.connect() as connection:
         for turn in range(WARM + STORED // 2):
             if turn == WARM:
                 begun = time.perf_counter()
-            taken = Lease(id, 0, 1, {name: 1}, NOW + turn)
-            for change in (taken, ReturnedLease(taken, NOW + turn, "ended")):
+            new_lease = Lease(id, 0, 1, {name: 1}, NOW + turn)
+            for change in (new_lease, ReturnedLease(new_lease, NOW + turn, "ended")):
                 with connection.begin():
                     leases.store(connection, Outcome(leases=[change]))
         rates.put(STORED / (time.perf_counter() - begun))
@@ -130,21 +130,23 @@ def test_leases_stored_in_postgresql(licences: int, common_folder: Path, record:
         require("postgresql", reason)
     spawn = multiprocessing.get_context("spawn")
     with Server(common_folder / "pg-leases", settings=()) as server:
-        place = database_from_url(server.create(), common_folder)
-        engine = with_attempts(place, CONNECTIONS)
+        database = database_from_url(server.create(), common_folder)
+        engine = with_attempts(database, CONNECTIONS)
         assert server.sql("SHOW fsync") == "on"
         assert server.sql("SHOW synchronous_commit") == "on"
         with engine.begin() as connection:
-            told = {f"l{n}": standing(f"l{n}", CONNECTIONS) for n in range(licences)}
-            leases.store(connection, Outcome(licence_statuses=told))
+            pools = {f"l{n}": standing(f"l{n}", CONNECTIONS) for n in range(licences)}
+            leases.store(connection, Outcome(licence_statuses=pools))
         rates: multiprocessing.Queue[float] = spawn.Queue()
         several = [
-            spawn.Process(target=lease_and_give_back, args=(place, id, f"l{id % licences}", rates))
+            spawn.Process(
+                target=lease_and_give_back, args=(database, id, f"l{id % licences}", rates)
+            )
             for id in range(1, CONNECTIONS + 1)
         ]
         for process in several:
             process.start()
-        found = [rates.get(timeout=120) for _ in several]
+        measured_rates = [rates.get(timeout=120) for _ in several]
         for process in several:
             process.join()
         with engine.connect() as connection:
@@ -152,7 +154,7 @@ def test_leases_stored_in_postgresql(licences: int, common_folder: Path, record:
         engine.dispose()
     record(
         f"leases stored in PostgreSQL, {CONNECTIONS} connections, licences: {licences}",
-        sum(found),
+        sum(measured_rates),
         "/s",
         target="at least 1,000/s",
     )

@@ -30,18 +30,18 @@ def test_thirty_reservations_among_two_hundred_jobs(
     for manager, reason in (("slurm", missing()), ("gridengine", no_gridengine())):
         if reason is not None:
             require(manager, reason)
-    wishes = [
+    requests = [
         (("kappa", "iota", "cell")[n % 3], 1 + n // 3 % 2, 100.0 + 110.0 * (n // 6))
         for n in range(30)
     ]
     slurm_folder, cell_folder = (tmp_path_factory.mktemp(name) for name in ("slurm", "cell"))
     with SlurmSite(slurm_folder, SPECS) as slurm, Cell(cell_folder) as cell:
-        kept = Promises(site, slurm, cell, by_processor=["iota"]).run(wishes, LASTS, batch=200)
-    late = sorted(kept.late.values())
+        result = Promises(site, slurm, cell, by_processor=["iota"]).run(requests, LASTS, batch=200)
+    late = sorted(result.late.values())
     record("start of a job after its window's, median", median(late), "s", target="at most 10 s")
     record("the same, worst", late[-1], "s", target="at most 10 s")
-    record("jobs started of promised reservations", 100 * len(late) / kept.promised, "%")
-    assert (len(late), kept.strangers, kept.left) == (kept.promised, [], [])
-    assert list(kept.moved.values()) == [True]
-    assert kept.batch_completed + kept.batch_lost == 200
-    assert kept.batch_lost <= 16  # lost only around the kill of the controller
+    record("jobs started of promised reservations", 100 * len(late) / result.promised, "%")
+    assert (len(late), result.strangers, result.leftover) == (result.promised, [], [])
+    assert list(result.moved.values()) == [True]
+    assert result.batch_completed + result.batch_lost == 200
+    assert result.batch_lost <= 16  # lost only around the kill of the controller

@@ -38,9 +38,9 @@ def deep_queue(path: Path) -> Path:
     return path
 
 
-def measured(python: Path, *words: str) -> dict[str, float]:
+def measured(python: Path, *arguments: str) -> dict[str, float]:
     """Run `metasched simulate` and return its figures."""
-    command = [str(python), "-P", "-m", "metasched", "simulate", *words, "--json"]
+    command = [str(python), "-P", "-m", "metasched", "simulate", *arguments, "--json"]
     done = subprocess.run(
         [sys.executable, "-c", WRAPPER, *command], capture_output=True, text=True, check=True
     )
@@ -59,7 +59,7 @@ def measured(python: Path, *words: str) -> dict[str, float]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize(
-    ("name", "workload", "words", "targets"),
+    ("name", "workload", "arguments", "targets"),
     [
         ("EASY, 10,000 jobs of SDSC SP2", SDSC, "--policy easy --jobs :10000", {}),
         ("EASY, all 54,006 of them", SDSC, "--policy easy", {TIME: "3 s", RATE: "30,000/s"}),
@@ -73,7 +73,7 @@ def measured(python: Path, *words: str) -> dict[str, float]:
 def test_simulate(
     name: str,
     workload: str,
-    words: str,
+    arguments: str,
     targets: dict[str, str],
     build: str,
     tmp_path: Path,
@@ -83,10 +83,10 @@ def test_simulate(
     if not python.exists():
         pytest.skip("there is no compiled build; make compile")
     if workload == "deep":
-        place = str(deep_queue(tmp_path / "deep.swf"))
+        source = str(deep_queue(tmp_path / "deep.swf"))
     else:
-        place = str(trace(workload)) if workload.endswith(".gz") else workload
-    figures = measured(python, place, *words.split())
+        source = str(trace(workload)) if workload.endswith(".gz") else workload
+    figures = measured(python, source, *arguments.split())
     assert figures["jobs"] > 4_000
     about = name if build == "pure" else f"{name}, {build}"
     for figure, bound, unit in (

@@ -42,7 +42,7 @@ def test_a_whole_cycle_with_twenty_thousand_jobs(
         site.start()
         client = Client(site.folder / "ms.sock", timeout=300)
         new = [submission(site.folder, array=f"0-{ARRAY - 1}") for _ in range(LISTED // ARRAY)]
-        jobs = [str(client.submit(one)[0]["job"]) for one in new]
+        jobs = [str(client.submit(order)[0]["job"]) for order in new]
         site.until(lambda: not client.jobs(state="queued,dispatching"), 600)
         for native, tasks in _arrays(client.jobs(jobs[::2])).items():
             apart = f"{native}_[{','.join(tasks[:-1])}]"
@@ -64,17 +64,17 @@ def test_a_whole_cycle_with_twenty_thousand_jobs(
 
 def _arrays(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
     """Return the tasks of each Slurm array."""
-    found: dict[str, list[str]] = {}
+    tags: dict[str, list[str]] = {}
     for row in rows:
         array, _, task = row["native_id"].partition("_")
-        found.setdefault(array, []).append(task)
-    return found
+        tags.setdefault(array, []).append(task)
+    return tags
 
 
 def _listings(cluster: SlurmCluster) -> int:
     """Return how often the controller was asked for its jobs."""
-    found = re.search(r"REQUEST_JOB_INFO\s+\(\s*2003\) count:(\d+)", cluster.run("sdiag"))
-    return int(found[1]) if found else 0
+    match = re.search(r"REQUEST_JOB_INFO\s+\(\s*2003\) count:(\d+)", cluster.run("sdiag"))
+    return int(match[1]) if match else 0
 
 
 def _settled(daemon: int) -> dict[str, float]:

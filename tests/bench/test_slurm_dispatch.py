@@ -67,10 +67,10 @@ def by_sbatch(clusters: Sequence[SlurmCluster], script: Path, jobs: int) -> floa
 
 def by_pyslurm(clusters: Sequence[SlurmCluster], script: Path, jobs: int) -> float:
     """Return jobs per second of successive pyslurm calls, to one cluster after the other."""
-    each, seconds = jobs // len(clusters), 0.0
+    share, seconds = jobs // len(clusters), 0.0
     for cluster in clusters:
         loop = subprocess.run(
-            [pyslurm.PYTHON, "-c", LOOP, script, str(each)],
+            [pyslurm.PYTHON, "-c", LOOP, script, str(share)],
             env=cluster.environment,
             check=True,
             capture_output=True,
@@ -83,8 +83,8 @@ def by_pyslurm(clusters: Sequence[SlurmCluster], script: Path, jobs: int) -> flo
 def at_once(bare: Bare, clusters: Sequence[SlurmCluster], script: Path) -> float:
     """Return jobs per second of one such loop per cluster, all at once."""
     with ThreadPoolExecutor(len(clusters)) as loops:
-        each = JOBS // len(clusters)
-        return sum(loops.map(lambda cluster: bare([cluster], script, each), clusters))
+        share = JOBS // len(clusters)
+        return sum(loops.map(lambda cluster: bare([cluster], script, share), clusters))
 
 
 def cpu(pid: int) -> float:
@@ -131,9 +131,9 @@ def dispatched(site: Site, client: Client, *requests: JobRequest) -> tuple[float
         time.sleep(0.02)
     seconds = time.perf_counter() - begun
     used = cpu(site.pid) - used
-    gone, begun = ended(site), time.perf_counter()
+    already_ended, begun = ended(site), time.perf_counter()
     client.change("cancel", [], state="pending,unknown,queued,dispatching")
-    while ended(site) < gone + JOBS:
+    while ended(site) < already_ended + JOBS:
         time.sleep(0.02)
     return JOBS / seconds, used / JOBS, time.perf_counter() - begun
 
@@ -148,16 +148,16 @@ def test_many_jobs_to_two_clusters(
     slurm_site: SlurmSite,
     record: Record,
 ) -> None:
-    more = ""
+    settings = ""
     if access == "pyslurm":
         if (reason := pyslurm.missing()) is not None:
             require("pyslurm", reason)
         path = f'environment = {{ PYTHONPATH = "{pyslurm.ROOT}" }}'
-        more = f'python = "{pyslurm.PYTHON}"\n{path}\n'
+        settings = f'python = "{pyslurm.PYTHON}"\n{path}\n'
     site.configure(
         "".join(
             f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
-            f'access = "{access}"\n{more}'
+            f'access = "{access}"\n{settings}'
             for c in slurm_site
         )
     )
@@ -176,15 +176,17 @@ def test_many_jobs_to_two_clusters(
         arrays.append(dispatched(site, client, request(site.folder, array=f"1-{JOBS}")))
     for cluster in slurm_site:
         cluster.empty()
-    loop, both = median(loops), median(together)
-    (one, one_cpu, one_cancel), (array, array_cpu, array_cancel) = (
+    loop, concurrent_loops = median(loops), median(together)
+    (single, single_cpu, single_cancel), (array, array_cpu, array_cancel) = (
         map(median, zip(*rounds, strict=True)) for rounds in (ones, arrays)
     )
-    peers = {"one loop": loop, "a loop per cluster, at once": both}
+    peers = {"one loop": loop, "a loop per cluster, at once": concurrent_loops}
     lowest = {"commands": "0.7", "pyslurm": "0.5"}[access]
-    record(f"one by one, {access}", one, "/s", peers=peers, target=f"at least {lowest} x one loop")
+    record(
+        f"one by one, {access}", single, "/s", peers=peers, target=f"at least {lowest} x one loop"
+    )
     record(f"as an array, {access}", array, "/s", peers=peers, target="at least 10 x one loop")
-    record(f"cancel of the 1,000 jobs, {access}", one_cancel, "s")
+    record(f"cancel of the 1,000 jobs, {access}", single_cancel, "s")
     record(f"cancel of the array, {access}", array_cancel, "s")
-    record(f"our processes, a job one by one, {access}", one_cpu * 1e3, "ms of CPU")
+    record(f"our processes, a job one by one, {access}", single_cpu * 1e3, "ms of CPU")
     record(f"our processes, a task of the array, {access}", array_cpu * 1e3, "ms of CPU")

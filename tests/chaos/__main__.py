@@ -68,45 +68,46 @@ def main(arguments: Sequence[str]) -> int:
         help='faults whose manager and name hold these words, such as "slurm killed"',
     )
     parser.add_argument("--fresh", action="store_true", help="forget rounds already done")
-    given = parser.parse_args(arguments)
-    if given.trials < 1:
+    options = parser.parse_args(arguments)
+    if options.trials < 1:
         parser.error("--trials must be 1 or more")
     chosen = [
         (number, fault)
         for number, fault in enumerate(FAULTS)
-        if not given.only or any(set(words.split()) <= set(_words(fault)) for words in given.only)
+        if not options.only
+        or any(set(phrase.split()) <= set(_words(fault)) for phrase in options.only)
     ]
     if not chosen:
         parser.error("no fault of that name; there are " + "; ".join(map(_told, FAULTS)))
-    whole = given.trials >= KILLS
-    notes = NOTES / f"seed-{given.seed}-{given.trials}.jsonl"
+    whole = options.trials >= KILLS
+    notes = NOTES / f"seed-{options.seed}-{options.trials}.jsonl"
     notes.parent.mkdir(exist_ok=True)
-    if given.fresh:
+    if options.fresh:
         notes.unlink(missing_ok=True)
-    command = " ".join(["make chaos", *_make_words(given)])
+    command = " ".join(["make chaos", *_make_words(options)])
     console = Console(stderr=True)
     broken = False
     for number in (signal.SIGINT, signal.SIGTERM):  # shells make background jobs ignore SIGINT
         signal.signal(number, signal.default_int_handler)
     try:
-        _run(chosen, given.seed, given.trials / KILLS, notes, console)
+        _run(chosen, options.seed, options.trials / KILLS, notes, console)
     except KeyboardInterrupt:
         console.print("interrupted; the same command goes on from here")
         broken = True
     results = _noted(notes)
     if whole:
-        REPORT.write_text(report.text(results, command, given.seed))
+        REPORT.write_text(report.text(results, command, options.seed))
         console.print(f"written: {REPORT}")
-    for line in report.lines(results, command, given.seed):
+    for line in report.lines(results, command, options.seed):
         print(line)
     bad = any(result.lost or result.duplicated or result.wrong for result in results)
     return 1 if bad or broken else 0
 
 
-def _make_words(given: argparse.Namespace) -> list[str]:
-    words = [f"--seed {given.seed}"] if given.seed != 1 else []
-    words += [f"--trials {given.trials}"] if given.trials != KILLS else []
-    return [f'CHAOS_ARGS="{" ".join(words)}"'] if words else []
+def _make_words(options: argparse.Namespace) -> list[str]:
+    arguments = [f"--seed {options.seed}"] if options.seed != 1 else []
+    arguments += [f"--trials {options.trials}"] if options.trials != KILLS else []
+    return [f'CHAOS_ARGS="{" ".join(arguments)}"'] if arguments else []
 
 
 def _words(fault: Fault) -> list[str]:
@@ -142,8 +143,10 @@ def _rounds(
         for first, strikes in _portions(math.ceil(fault.times * share), fault.at_once)
     ]
     portions.sort(key=lambda portion: portion[:2])
-    left = [one for _, _, one in portions if one.seed not in done]
-    return {kind: [one for one in left if one.fault.manager == kind] for kind in LANES}
+    remaining = [turn for _, _, turn in portions if turn.seed not in done]
+    return {
+        manager: [turn for turn in remaining if turn.fault.manager == manager] for manager in LANES
+    }
 
 
 class _Run:
@@ -154,43 +157,46 @@ class _Run:
         self._tasks: dict[Fault, TaskID] = {}
         self._note = threading.Lock()
 
-    def play(self, kind: str, rounds: list[_Round]) -> None:
-        for one in rounds:
-            if one.fault not in self._tasks:
-                self._tasks[one.fault] = self._bar.add_task(_told(one.fault), total=0)
-            task = self._tasks[one.fault]
-            self._bar.update(task, total=(self._bar.tasks[task].total or 0) + one.strikes)
+    def play(self, manager: str, rounds: list[_Round]) -> None:
+        for turn in rounds:
+            if turn.fault not in self._tasks:
+                self._tasks[turn.fault] = self._bar.add_task(_told(turn.fault), total=0)
+            task = self._tasks[turn.fault]
+            self._bar.update(task, total=(self._bar.tasks[task].total or 0) + turn.strikes)
         waiting: SimpleQueue[_Round] = SimpleQueue()
-        for one in rounds:
-            waiting.put(one)
-        lanes = range(min(LANES[kind], len(rounds)))
+        for turn in rounds:
+            waiting.put(turn)
+        lanes = range(min(LANES[manager], len(rounds)))
         with ThreadPoolExecutor(len(lanes) or 1) as pool:
-            for done in [pool.submit(self._lane, kind, lane, waiting) for lane in lanes]:
+            for done in [pool.submit(self._lane, manager, lane, waiting) for lane in lanes]:
                 done.result()
 
-    def _lane(self, kind: str, lane: int, waiting: SimpleQueue[_Round]) -> None:
-        with contextlib.suppress(Empty, Stopped), _managers(kind, self._folder(kind, lane)) as of:
+    def _lane(self, manager: str, lane: int, waiting: SimpleQueue[_Round]) -> None:
+        with (
+            contextlib.suppress(Empty, Stopped),
+            _managers(manager, self._folder(manager, lane)) as of,
+        ):
             while True:
                 self._one(waiting.get_nowait(), of)
 
-    def _folder(self, kind: str, lane: int) -> Path:
-        return self._base / f"{kind}.{lane}"
+    def _folder(self, manager: str, lane: int) -> Path:
+        return self._base / f"{manager}.{lane}"
 
-    def _one(self, one: _Round, managers: Managers) -> None:
+    def _one(self, turn: _Round, managers: Managers) -> None:
         # no folder's name may begin another's: a site kills the processes that name its folder
-        folder = self._base / f"{one.seed.replace('/', '-')}.round"
+        folder = self._base / f"{turn.seed.replace('/', '-')}.round"
 
         def struck() -> None:
             if STOP.is_set():
                 raise Stopped
-            self._bar.advance(self._tasks[one.fault])
+            self._bar.advance(self._tasks[turn.fault])
 
-        result = play(folder, one.fault, managers, one.seed, one.strikes, struck)
-        if result.found:
-            kept = NOTES / folder.stem
-            shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("*.sock"))
-            self._console.print(f"{_told(one.fault)}: {result.found}; see {kept}")
+        result = play(folder, turn.fault, managers, turn.seed, turn.strikes, struck)
+        if result.failure:
+            copy = NOTES / folder.stem
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.sock"))
+            self._console.print(f"{_told(turn.fault)}: {result.failure}; see {copy}")
         shutil.rmtree(folder, ignore_errors=True)
         with self._note, self._notes.open("ab") as file:
             file.write(msgspec.json.encode(result) + b"\n")
@@ -211,18 +217,20 @@ def _run(
         ThreadPoolExecutor(len(LANES)) as pool,
     ):
         run = _Run(base, notes, console, bar)
-        kinds = [pool.submit(run.play, kind, of_kind) for kind, of_kind in rounds.items()]
+        plays = [
+            pool.submit(run.play, manager, of_manager) for manager, of_manager in rounds.items()
+        ]
         try:
-            for done in kinds:
+            for done in plays:
                 done.result()
         finally:
             STOP.set()
 
 
 def _left_out(fault: Fault, console: Console) -> bool:
-    if why := fault.missing():
-        console.print(f"{_told(fault)} is left out: {why}")
-    return why is not None
+    if reason := fault.missing():
+        console.print(f"{_told(fault)} is left out: {reason}")
+    return reason is not None
 
 
 # removes a folder when standard input closes, hence also when its owner is killed
@@ -254,8 +262,8 @@ def _portions(strikes: int, at_once: int) -> Iterator[tuple[int, int]]:
 
 
 @contextlib.contextmanager
-def _managers(kind: str, folder: Path) -> Iterator[Managers]:
-    match kind:
+def _managers(manager: str, folder: Path) -> Iterator[Managers]:
+    match manager:
         case "slurm":
             with slurm_clusters(folder) as site:
                 yield Managers(slurm=site)

@@ -68,7 +68,7 @@ def audit(
     `may_fail`: the fault may end jobs of its manager, begun or not (a dead node, a reused id). The
     database must record such an end.
     """
-    found = Verdict()
+    verdict = Verdict()
     engine = database.open_existing()
     ledger = Ledger(engine)
     try:
@@ -76,59 +76,59 @@ def audit(
             named({**row, "task": row["task_index"] if row["array"] else None}): row
             for row in ledger.status()
         }
-        found.jobs = len(rows)
-        _promises(found, rows, stream, may_fail)
+        verdict.jobs = len(rows)
+        _promises(verdict, rows, stream, may_fail)
         tags = [tag for of in natives for tag in of()]
         instance = ledger.instance(0.0)
         with engine.connect() as reading:
-            found.wrong += _replayed(ledger, reading)
-            found.wrong += _orphans(reading, instance, tags, may_fail)
-            found.wrong += _leases(reading)
-            found.wrong += leases.find_mismatches(reading)
-            found.wrong += _reservations(reading, instance, stream, reserved, may_fail)
+            verdict.wrong += _replayed(ledger, reading)
+            verdict.wrong += _orphans(reading, instance, tags, may_fail)
+            verdict.wrong += _leases(reading)
+            verdict.wrong += leases.find_mismatches(reading)
+            verdict.wrong += _reservations(reading, instance, stream, reserved, may_fail)
         if not may_fail:  # else jobs may run on after their manager reports their end
-            found.wrong += _overused(stream.used())
+            verdict.wrong += _overused(stream.used())
     finally:
         ledger.close()
-    return found
+    return verdict
 
 
 def _promises(
-    found: Verdict, rows: dict[str, dict[str, Any]], stream: Stream, may_fail: bool
+    verdict: Verdict, rows: dict[str, dict[str, Any]], stream: Stream, may_fail: bool
 ) -> None:
     began = stream.began()
-    found.wrong += [f"{name} began and is not stored" for name in began.keys() - rows.keys()]
+    verdict.wrong += [f"{name} began and is not stored" for name in began.keys() - rows.keys()]
     for name, promise in stream.promises.items():
         row, times = rows.get(name), began[name]
         if row is None:
             if promise.accepted is not None:
-                found.lost.append(f"{name}: accepted as job {promise.accepted} and not stored")
+                verdict.lost.append(f"{name}: accepted as job {promise.accepted} and not stored")
             continue
-        told = f"{name} (job {row['job']}, {row['state']}, {row['reason'] or 'no reason'})"
-        asked = promise.cancelled or promise.refused
+        label = f"{name} (job {row['job']}, {row['state']}, {row['reason'] or 'no reason'})"
+        requested = promise.cancelled or promise.refused
         if times > 1 + promise.again:
-            found.duplicated.append(f"{told} began {times} times")
+            verdict.duplicated.append(f"{label} began {times} times")
         elif promise.refused and times:
-            found.wrong.append(f"{told} began, though its manager refused it")
+            verdict.wrong.append(f"{label} began, though its manager refused it")
         elif times == 0 and row["state"] not in FINAL:
-            found.waiting.append(told)
+            verdict.waiting.append(label)
             if not row["reason"] and row["state"] not in LIVE:
-                found.wrong.append(f"{told} waits without a reason")
-        elif may_fail and row["state"] in _BAD_ENDS and not asked:
-            found.ended.append(told)
-        elif times == 0 and not asked:
-            found.lost.append(f"{told} ended and never began")
-        elif row["state"] in _BAD_ENDS and not asked:
-            found.wrong.append(f"{told}: its payload did not fail")
+                verdict.wrong.append(f"{label} waits without a reason")
+        elif may_fail and row["state"] in _BAD_ENDS and not requested:
+            verdict.ended.append(label)
+        elif times == 0 and not requested:
+            verdict.lost.append(f"{label} ended and never began")
+        elif row["state"] in _BAD_ENDS and not requested:
+            verdict.wrong.append(f"{label}: its payload did not fail")
 
 
 def _replayed(ledger: Ledger, reading: Connection) -> list[str]:
     """Replay the recorded events in a fresh core; return its differences from the tables."""
     core, wrong = Core(), []
-    told = []
+    lines = []
     for event in ledger.events():
         for line in core.step(event).changes:
-            told.append((line.job, line.index, line.attempt, line.event, line.after, line.cause))
+            lines.append((line.job, line.index, line.attempt, line.event, line.after, line.cause))
     stored = [
         tuple(row)
         for row in reading.execute(
@@ -166,9 +166,9 @@ def _replayed(ledger: Ledger, reading: Connection) -> list[str]:
             .where(task.c.ended.is_(None))
         )
     ]
-    if told != stored:
+    if lines != stored:
         differ = next(
-            (a, b) for a, b in zip([*told, None], [*stored, None], strict=False) if a != b
+            (a, b) for a, b in zip([*lines, None], [*stored, None], strict=False) if a != b
         )
         wrong.append(f"the story replays differently: {differ[0]} instead of {differ[1]}")
     again = {
@@ -189,8 +189,8 @@ def _replayed(ledger: Ledger, reading: Connection) -> list[str]:
     for cluster in core.clusters:
         counts = core.load_ordering.count(cluster.name)
         recount = [
-            sum(n for (name, p), n in waiting.items() if name == cluster.name and p > place)
-            for place in range(len(counts))
+            sum(n for (name, p), n in waiting.items() if name == cluster.name and p > index)
+            for index in range(len(counts))
         ]
         if counts != recount:
             wrong.append(f"{cluster.name}: jobs counted by priority {counts}, really {recount}")
@@ -203,8 +203,8 @@ def _orphans(reading: Connection, instance: str, tags: list[str], forgets: bool)
     A manager that `forgets` may list a job as running after it has reported the end.
     """
     alive = attempt.c.state.in_(sorted(LIVE))
-    told = or_(alive, attempt.c.started.is_not(None)) if forgets else alive
-    rows = reading.execute(select(attempt.c.job, attempt.c.sending).where(told))
+    condition = or_(alive, attempt.c.started.is_not(None)) if forgets else alive
+    rows = reading.execute(select(attempt.c.job, attempt.c.sending).where(condition))
     live = {(row.job, row.sending) for row in rows}
     return [
         f"{tag} is in its manager and not live in the database"
@@ -238,12 +238,12 @@ def _leases(reading: Connection) -> Iterator[str]:
         elif row.why.startswith("released"):
             released.add(key)
     for key, row in attempts.items():
-        wants = dict(msgspec.json.decode(row.spec, type=Job).licences)
-        told = f"attempt {key[2]} of task {key[0]}_{key[1]} ({row.state})"
-        if had.get(key, {}) != wants:
-            yield f"{told} had leased {had.get(key, {})}, its job wants {wants}"
-        if wants and (key in holds) != (row.state in LIVE) and key not in released:
-            yield f"{told} has {'' if key in holds else 'not '}its licences"
+        requested = dict(msgspec.json.decode(row.spec, type=Job).licences)
+        lease_label = f"attempt {key[2]} of task {key[0]}_{key[1]} ({row.state})"
+        if had.get(key, {}) != requested:
+            yield f"{lease_label} had leased {had.get(key, {})}, its job wants {requested}"
+        if requested and (key in holds) != (row.state in LIVE) and key not in released:
+            yield f"{lease_label} has {'' if key in holds else 'not '}its licences"
 
 
 def _reservations(
@@ -251,31 +251,39 @@ def _reservations(
 ) -> Iterator[str]:
     """Each promised reservation exists or was cancelled; managers keep no others of metasched."""
     yield from reservations.find_conflicts(reading)
-    stored = {one.id: one for one in reservations.open_since(reading, 0.0)}
+    stored = {reservation.id: reservation for reservation in reservations.open_since(reading, 0.0)}
     for id, cancelled in stream.promised.items():
         state = stored[id].state if id in stored else None
         over = cancelled and state is ReservationState.CANCELLED
         broken = may_fail and state is ReservationState.BROKEN  # its node died
         if state not in OPEN_STATES and not over and not broken:
             yield f"reservation {id} was promised and is {state or 'not stored'}"
-    yield from _overpromised([one for one in stored.values() if one.state in OPEN_STATES])
-    kept = {name for name in reserved if reservation_id(name, instance) is not None}
-    wanted = {manager_name(instance, one.id) for one in stored.values() if one.state in OPEN_STATES}
-    for name in sorted(kept ^ wanted):
-        where = "not in its manager" if name in wanted else "in its manager and over"
-        yield f"reservation {name} is {where}"
+    yield from _overpromised(
+        [reservation for reservation in stored.values() if reservation.state in OPEN_STATES]
+    )
+    in_managers = {name for name in reserved if reservation_id(name, instance) is not None}
+    requested = {
+        manager_name(instance, reservation.id)
+        for reservation in stored.values()
+        if reservation.state in OPEN_STATES
+    }
+    for name in sorted(in_managers ^ requested):
+        location = "not in its manager" if name in requested else "in its manager and over"
+        yield f"reservation {name} is {location}"
 
 
 def _overpromised(windows: Sequence[Reservation]) -> Iterator[str]:
     """Report licences with more tokens in concurrent reservations than exist."""
     for at in windows:
-        kept: Counter[str] = Counter()
+        promised: Counter[str] = Counter()
         for window in windows:
             if window.start <= at.start < window.until:
-                kept.update(window.licences)
+                promised.update(window.licences)
         for name, total in TOTALS.items():
-            if kept[name] > total:
-                yield f"{kept[name]} of licence {name} kept with reservation {at.id}, not {total}"
+            if promised[name] > total:
+                yield (
+                    f"{promised[name]} of licence {name} kept with reservation {at.id}, not {total}"
+                )
 
 
 def _overused(uses: Sequence[Use]) -> Iterator[str]:

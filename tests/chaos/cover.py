@@ -29,7 +29,7 @@ from tests.chaos.site import PATIENCE, ChaosSite
 from tests.chaos.stream import JobKind, Stream, named
 
 SOURCES = Path(metasched.__file__).parent
-EVENTS = {kind.__name__ for kind in get_args(CoreEvent)}
+EVENTS = {event_type.__name__ for event_type in get_args(CoreEvent)}
 
 # A step: substrings that must all occur in the name of the same crash point.
 Step = tuple[str, ...]
@@ -37,7 +37,7 @@ Step = tuple[str, ...]
 
 def steps() -> set[Step]:
     """Return every step that changes state, read from the current source."""
-    found: set[Step] = set()
+    points: set[Step] = set()
     for source in (
         *sorted((SOURCES / "daemon").glob("*.py")),
         *sorted((SOURCES / "api").glob("*.py")),
@@ -45,23 +45,23 @@ def steps() -> set[Step]:
         functions = dict(_functions(source))
         for name, function in functions.items():
             if any(_calls(node, "apply_events") for node in ast.walk(function)):
-                found |= {
-                    (f".{name} ", f"[{kind}]", f"{when} the commit")
-                    for kind in _events_of(name, functions)
-                    for when in ("before", "after")
+                points |= {
+                    (f".{name} ", f"[{event_type}]", f"{moment} the commit")
+                    for event_type in _events_of(name, functions)
+                    for moment in ("before", "after")
                 }
     for file in ("db/ledger.py", "adapters/local/queue_store.py"):
         for name, function in _functions(SOURCES / file):
             if any(_is_transaction(node) for node in ast.walk(function)):
-                found |= {(f".{name}", f"{when} the commit") for when in ("before", "after")}
+                points |= {(f".{name}", f"{moment} the commit") for moment in ("before", "after")}
     for call in get_args(get_type_hints(WorkerCall)["operation"]):
-        found |= {
-            (f"WorkerProcess.write_call({call})", when)
-            for when in ("before the message", "after the message")
+        points |= {
+            (f"WorkerProcess.write_call({call})", moment)
+            for moment in ("before the message", "after the message")
         }
-        found |= {(f"{when} AdapterHost.execute({call})",) for when in ("before", "after")}
-    found.add(("WorkerProcess._read_replies", "after the answer"))
-    return found
+        points |= {(f"{moment} AdapterHost.execute({call})",) for moment in ("before", "after")}
+    points.add(("WorkerProcess._read_replies", "after the answer"))
+    return points
 
 
 def _events_of(name: str, functions: Mapping[str, ast.AST]) -> set[str]:
@@ -113,19 +113,22 @@ def _is_transaction(node: ast.AST) -> bool:
 
 def missed(steps: set[Step], points: set[str]) -> list[str]:
     """Return the steps that no crash point covers."""
-    told = [re.sub(r"record\(([\w+]*)\)", lambda m: _bracketed(m[1]), point) for point in points]
+    shown = [re.sub(r"record\(([\w+]*)\)", lambda m: _bracketed(m[1]), point) for point in points]
     return sorted(
-        " ".join(step) for step in steps if not any(all(p in t for p in step) for t in told)
+        " ".join(step) for step in steps if not any(all(p in t for p in step) for t in shown)
     )
 
 
-def _bracketed(kinds: str) -> str:
-    return "record" + "".join(f"[{kind}]" for kind in kinds.split("+"))
+def _bracketed(event_types: str) -> str:
+    return "record" + "".join(f"[{event_type}]" for event_type in event_types.split("+"))
 
 
-def _about(kinds: Iterable[str], calls: Iterable[str]) -> set[Step]:
+def _about(event_types: Iterable[str], calls: Iterable[str]) -> set[Step]:
     steps = ("write_call", "execute")
-    return {*((f"[{kind}]",) for kind in kinds), *((f"{s}({c})",) for c in calls for s in steps)}
+    return {
+        *((f"[{event_type}]",) for event_type in event_types),
+        *((f"{s}({c})",) for c in calls for s in steps),
+    }
 
 
 # Steps that a `local` cluster never passes, since it has neither accounting nor reservations. A
@@ -163,8 +166,8 @@ def steps_of_slurm() -> set[Step]:
     return {step for step in steps() if _among(step, _OVER_SLURM)}
 
 
-def _among(step: Step, others: set[Step]) -> bool:
-    return any(all(part in " ".join(step) for part in other) for other in others)
+def _among(step: Step, patterns: set[Step]) -> bool:
+    return any(all(part in " ".join(step) for part in pattern) for pattern in patterns)
 
 
 def unusual(site: ChaosSite, stream: Stream) -> None:
@@ -223,20 +226,20 @@ def record(site: ChaosSite, stream: Stream) -> set[str]:
     until = time.monotonic() + PATIENCE
     while True:
         unusual(site, stream)
-        known = len(deaths_in(site.chaos))
-        site.order(Orders(seed=str(known), mean=20, roles=("worker",)))
+        death_count = len(deaths_in(site.chaos))
+        site.order(Orders(seed=str(death_count), mean=20, roles=("worker",)))
         site.kill()
         site.launch()
         site.serving()
-        site.until(partial(_lost, site, known + 2), PATIENCE)
+        site.until(partial(_lost, site, death_count + 2), PATIENCE)
         site.order(Orders())
         site.kill()
         site.begin()
         points = {point for _, point in passed_in(site.chaos)}
-        left = [step for step in missed(needed, points) if ".QueueStore.delete" not in step]
-        if not left:
+        remaining = [step for step in missed(needed, points) if ".QueueStore.delete" not in step]
+        if not remaining:
             break
-        assert time.monotonic() < until, f"steps that no crash point stands for: {left}"
+        assert time.monotonic() < until, f"steps that no crash point stands for: {remaining}"
     stream.stop()
     settle(site, stream)
     forget(site)

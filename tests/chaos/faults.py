@@ -165,10 +165,10 @@ def daemon_at_each_point(trial: Trial) -> None:
         site.order(Orders(new=True, together=True))
         site.kill()
         site.launch()
-    known = len(site.recoveries)
+    earlier = len(site.recoveries)
     accepted, until = trial.stream.accepted, time.monotonic() + PATIENCE
     site.serving()
-    trial.recoveries += site.recoveries[known:]
+    trial.recoveries += site.recoveries[earlier:]
     if trial.strikes % 2:
         while site.alive and trial.stream.accepted < accepted + AT_WORK:
             assert time.monotonic() < until, f"it accepts nothing; {site.log_tail()}"
@@ -253,7 +253,7 @@ def _wait_for_a_death(site: ChaosSite) -> None:
 def _replace(trial: Trial) -> None:
     """Kill the daemon if it is alive; start new daemons until a daemon serves."""
     site = trial.site
-    known = len(site.recoveries)
+    earlier = len(site.recoveries)
     if site.alive:
         site.kill()
     else:
@@ -262,7 +262,7 @@ def _replace(trial: Trial) -> None:
     while not site.serving():
         site.gone()
         site.launch()
-    trial.recoveries += site.recoveries[known:]
+    trial.recoveries += site.recoveries[earlier:]
 
 
 # The worker
@@ -316,7 +316,7 @@ def clock_stepped(trial: Trial) -> None:
     now = trial.site.folder / "clock"
     if trial.strikes == 0:
         now.write_text("+0")
-        trial.site.more = {
+        trial.site.extra_environment = {
             "LD_PRELOAD": next(map(str, _FAKETIME)),
             "FAKETIME_TIMESTAMP_FILE": str(now),
             "FAKETIME_NO_CACHE": "1",
@@ -344,9 +344,9 @@ def outage(broken: Callable[[Trial], Mend], seconds: float = SILENCE) -> Strike:
     """Return a strike: call `broken`, wait, call the repair that it returned, await recovery."""
 
     def strike(trial: Trial) -> None:
-        mend = broken(trial)
+        repair = broken(trial)
         STOP.wait(seconds)
-        mend()
+        repair()
         trial.recover("alpha" if trial.slurm is not None else None)
 
     return strike
@@ -364,8 +364,8 @@ def database_read_only(trial: Trial) -> Mend:
     # not -shm, which is mapped: the kernel would kill the daemon, which is another fault
     files = [f"{trial.site.database}{part}" for part in ("", "-wal")]
 
-    def mark(how: str) -> None:
-        subprocess.run(["chattr", how, *files], check=True)
+    def mark(flag: str) -> None:
+        subprocess.run(["chattr", flag, *files], check=True)
 
     mark("+i")
     return partial(mark, "-i")
@@ -373,9 +373,9 @@ def database_read_only(trial: Trial) -> Mend:
 
 def _no_immutable() -> str | None:
     with tempfile.NamedTemporaryFile() as file:
-        for how in ("+i", "-i"):
+        for flag in ("+i", "-i"):
             try:
-                subprocess.run(["chattr", how, file.name], check=True, capture_output=True)
+                subprocess.run(["chattr", flag, file.name], check=True, capture_output=True)
             except (OSError, subprocess.CalledProcessError):
                 return "chattr +i is refused: it needs root and a filesystem that has it"
     return None

@@ -35,9 +35,11 @@ _FILES = {"os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.trunc
 
 # Distinguishes passages through the same function, by the stored events or by the worker call.
 _MEANING: dict[str, Callable[[dict[str, Any]], str]] = {
-    "Ledger.record": lambda seen: "+".join(sorted({type(e).__name__ for e, _ in seen["steps"]})),
-    "WorkerProcess.write_call": lambda seen: str(seen["call"].operation),
-    "AdapterHost.execute": lambda seen: str(seen["call"].operation),
+    "Ledger.record": lambda variables: "+".join(
+        sorted({type(e).__name__ for e, _ in variables["steps"]})
+    ),
+    "WorkerProcess.write_call": lambda variables: str(variables["call"].operation),
+    "AdapterHost.execute": lambda variables: str(variables["call"].operation),
 }
 
 _ANSWER = "AdapterHost.execute"  # a worker carries out a call
@@ -87,23 +89,23 @@ class Points:
         self._passed = os.open(folder / "passed", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._deaths = os.open(folder / "deaths", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         deaths = deaths_in(folder)
-        self._known: set[str] = set()
+        self._recorded: set[str] = set()
         self._died_at = {point for _, point in deaths}
         draw = random.Random(f"{self._orders.seed} {role} {len(deaths)}")
-        self._left = draw.expovariate(1 / self._orders.mean) if self._orders.mean else None
+        self._remaining = draw.expovariate(1 / self._orders.mean) if self._orders.mean else None
         self._lives = self._orders.most is not None and len(deaths) >= self._orders.most
         # The daemon restarts a worker that dies at its start with growing delay. So every second
         # worker lives until it has answered a poll.
         workers = sum(dead == "worker" for dead, _ in deaths)
         self._spared = role == "worker" and workers % 2 == 1
 
-    def passed(self, what: str, frame: FrameType) -> None:
+    def passed(self, passage: str, frame: FrameType) -> None:
         """Record a passage before or after `what`; die here if the orders say so."""
-        if os.getpid() != self._pid or (place := _place(frame)) is None:
+        if os.getpid() != self._pid or (location := _place(frame)) is None:
             return  # a child before its exec, or no code of metasched
-        point = f"{place}: {what}"
-        if point not in self._known:
-            self._known.add(point)
+        point = f"{location}: {passage}"
+        if point not in self._recorded:
+            self._recorded.add(point)
             with contextlib.suppress(OSError):  # the fault may be a full disk
                 os.write(self._passed, f"{self._role}\t{point}\n".encode())
         if self._spared:
@@ -118,12 +120,12 @@ class Points:
             return False
         if self._orders.new:
             about = self._orders.about
-            wanted = not about or any(word in point for word in about)
-            return wanted and point not in self._died_at
-        if self._left is None:
+            is_match = not about or any(pattern in point for pattern in about)
+            return is_match and point not in self._died_at
+        if self._remaining is None:
             return False
-        self._left -= 1
-        return self._left < 0
+        self._remaining -= 1
+        return self._remaining < 0
 
     def _die(self, point: str) -> None:
         self._pid = 0  # the kill is not a crash point
@@ -163,8 +165,8 @@ def _place(frame: FrameType | None) -> str | None:
             if (module, name) in _MAIN:
                 return " > ".join(reversed(names)) or name
             meaning = _MEANING.get(name)
-            told = f"({meaning(frame.f_locals)})" if meaning else ""
-            names.append(f"{module.rpartition('.')[2]}.{name}{told}")
+            detail = f"({meaning(frame.f_locals)})" if meaning else ""
+            names.append(f"{module.rpartition('.')[2]}.{name}{detail}")
         frame = frame.f_back
     return " > ".join(reversed(names)) or None
 
@@ -237,8 +239,8 @@ def _audited(points: Points, event: str, args: tuple[Any, ...]) -> None:
     if event == "open":
         path, mode, flags = args
         writes = set(mode) & set("wax+") if mode else flags & _WRITING
-        ours = "__pycache__" in str(path) or str(path).startswith(("/dev/", "/proc/"))
-        if writes and not ours:
+        is_internal = "__pycache__" in str(path) or str(path).startswith(("/dev/", "/proc/"))
+        if writes and not is_internal:
             points.passed("before writing a file", sys._getframe(2))
     elif event in _FILES or event == "signal.pidfd_send_signal":
         points.passed(f"before {event}", sys._getframe(2))

@@ -68,15 +68,15 @@ def lines(results: Sequence[Result], command: str, seed: int) -> Iterable[str]:
     yield f"{memory:.0f} GiB, Linux, Python {platform.python_version()};"
     minutes = sum(result.seconds for result in results) / 60
     kills = {m: sum(r.kills for r in results if r.manager == m) for m in _TITLES}
-    told = ", ".join(f"{kills[manager]} over {title}" for manager, title in _TITLES.items())
+    summary = ", ".join(f"{kills[manager]} over {title}" for manager, title in _TITLES.items())
     yield f"{minutes:.0f} minutes of rounds, side by side; {sum(r.jobs for r in results)} tasks."
-    yield f"Kills of a daemon or worker: {told}."
+    yield f"Kills of a daemon or worker: {summary}."
     points = {m: {p for r in results if r.manager == m for p in r.points} for m in _TITLES}
     died = ", ".join(f"{len(points[manager])} over {title}" for manager, title in _TITLES.items())
     yield f"Crash points at which something died: {died}."
-    made, whole = sum(r.strikes for r in results), sum(fault.times for fault in FAULTS)
-    if made < whole:
-        yield f"This run was ended early: {made} of the {whole} trials of a whole one were made."
+    done, whole = sum(r.strikes for r in results), sum(fault.times for fault in FAULTS)
+    if done < whole:
+        yield f"This run was ended early: {done} of the {whole} trials of a whole one were made."
     yield ""
     yield (
         "| manager | fault | trials | tasks | lost | duplicated | wrong | resolved | ended "
@@ -87,16 +87,16 @@ def lines(results: Sequence[Result], command: str, seed: int) -> Iterable[str]:
     for result in results:
         grouped[result.manager, result.fault].append(result)
     for fault in FAULTS:
-        if found := grouped.get((fault.manager, fault.name)):
-            yield _row(_TITLES[fault.manager], fault.name, found)
+        if outcomes := grouped.get((fault.manager, fault.name)):
+            yield _row(_TITLES[fault.manager], fault.name, outcomes)
     yield _row("all", "", list(results))
 
 
-def _row(manager: str, fault: str, found: Sequence[Result]) -> str:
-    seconds = [second for result in found for second in result.recoveries]
+def _row(manager: str, fault: str, results: Sequence[Result]) -> str:
+    seconds = [second for result in results for second in result.recoveries]
     recovery = f"{median(seconds):.2f} s, {max(seconds):.2f} s" if seconds and fault else ""
     counts = [
-        sum(getattr(result, name) for result in found)
+        sum(getattr(result, name) for result in results)
         for name in ("strikes", "jobs", "lost", "duplicated", "wrong", "resolved", "ended")
     ]
     return f"| {manager} | {fault} | {' | '.join(map(str, counts))} | {recovery} |"

@@ -50,7 +50,7 @@ class Result:
     ended: int = 0
     recoveries: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    found: str = ""
+    failure: str = ""
     points: list[str] = field(default_factory=list)  # at which something died
     passed: list[str] = field(default_factory=list)  # all points that something passed
 
@@ -121,15 +121,15 @@ class Managers:
                 yield from cluster.run("squeue", "-h", "-o", "%k").split()
         elif self.cell is not None:
             yield from (
-                word for word in self.cell.run("qstat", "-r", "-u", "*").split() if "ms-" in word
+                field for field in self.cell.run("qstat", "-r", "-u", "*").split() if "ms-" in field
             )
         else:
             for name in self.names:
-                place = site.clusters / name
-                with closing(sqlite3.connect(place / "queue.db")) as queue:
+                queue_folder = site.clusters / name
+                with closing(sqlite3.connect(queue_folder / "queue.db")) as queue:
                     open_tasks = "SELECT native, tag FROM tasks WHERE ended IS NULL"
                     for native, tag in queue.execute(open_tasks):
-                        folder = place / "jobs" / str(native)
+                        folder = queue_folder / "jobs" / str(native)
                         # an end that is not in the queue yet is read from here at the next start
                         claim = read_record(folder, "claim") or {}
                         if "state" not in claim and not read_record(folder, "ended"):
@@ -154,7 +154,7 @@ def running(folder: Path, managers: Managers, seed: str) -> Iterator[tuple[Chaos
     try:
         site.begin()
         stream = Stream(
-            site.client, site.ran, managers.names, seed, managers.pause, managers.reserve
+            site.client, site.run_log, managers.names, seed, managers.pause, managers.reserve
         )
         stream.start()
         try:
@@ -190,14 +190,14 @@ def play(
                 site, stream, lambda: managers.natives(site), managers.reserved
             )
         except AssertionError as error:
-            result.wrong, result.found = 1, f"it did not recover: {error}"
+            result.wrong, result.failure = 1, f"it did not recover: {error}"
         else:
             natives = [lambda: managers.natives(site)]
-            found = audit(site.store, stream, natives, fault.may_fail, managers.reserved())
-            result.jobs, result.lost = found.jobs, len(found.lost)
-            result.duplicated, result.wrong = len(found.duplicated), len(found.wrong)
-            result.ended = len(found.ended)
-            result.found = "" if found.well else str(found)
+            verdict = audit(site.store, stream, natives, fault.may_fail, managers.reserved())
+            result.jobs, result.lost = verdict.jobs, len(verdict.lost)
+            result.duplicated, result.wrong = len(verdict.duplicated), len(verdict.wrong)
+            result.ended = len(verdict.ended)
+            result.failure = "" if verdict.well else str(verdict)
         managers.forget()
         result.recoveries = trial.recoveries
         result.points = sorted({point for _, point in deaths_in(site.chaos)})
@@ -246,10 +246,10 @@ def settle(
         assert time.monotonic() < until, f"still open: {site.client.jobs()}; {site.log_tail()}"
         if STOP.wait(0.2):
             raise Stopped
-    ours = f"ms-{site.client.health()['instance']}-"
+    prefix = f"ms-{site.client.health()['instance']}-"
     with contextlib.suppress(AssertionError):  # the audit reports what remains
-        site.until(lambda: not any(tag.startswith(ours) for tag in natives()), LET_GO)
-        site.until(lambda: _kept(site) == {n for n in reserved() if n.startswith(ours)}, LET_GO)
+        site.until(lambda: not any(tag.startswith(prefix) for tag in natives()), LET_GO)
+        site.until(lambda: _kept(site) == {n for n in reserved() if n.startswith(prefix)}, LET_GO)
     site.end()
     return len(resolved)
 

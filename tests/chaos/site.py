@@ -74,8 +74,8 @@ class ChaosSite(Site):
         self.chaos = folder / "chaos"
         self.chaos.mkdir(parents=True)
         self.clusters = self.database.with_suffix(".clusters")
-        self.ran = folder / "ran"
-        self.ran.touch()
+        self.run_log = folder / "ran"
+        self.run_log.touch()
         self.log.touch()
         (folder / "policy.toml").write_text("pull_after = 0.5\npatience = 2\n")
         fence = folder / "claims"
@@ -83,11 +83,11 @@ class ChaosSite(Site):
         self.configure(
             clusters.replace("PYTHON", str(self._python(inside))).replace("FENCE", str(fence)),
             # API tokens exist only with [tcp]
-            more=f'[policy]\nfile = "policy.toml"\n[tcp]\nlisten = "127.0.0.1:0"\n{LICENCES}',
+            extra=f'[policy]\nfile = "policy.toml"\n[tcp]\nlisten = "127.0.0.1:0"\n{LICENCES}',
         )
         # no retries: a call that a death interrupts must stay uncertain
         self.client = Client(folder / "ms.sock", timeout=20, retry_time=0)
-        self.more: dict[str, str] = {}  # environment of daemons started later
+        self.extra_environment: dict[str, str] = {}  # environment of daemons started later
         self.recoveries: list[float] = []  # seconds from a death to the first answer
         self._life: ForkServerProcess | None = None
         self._died: float | None = None
@@ -95,15 +95,15 @@ class ChaosSite(Site):
 
     def _python(self, inside: tuple[str, ...]) -> Path:
         path = self.folder / "python"
-        words = " ".join(f"'{word}'" for word in (*inside, sys.executable))
-        path.write_text(f'#!/bin/sh\nexec {words} -m {victim.__name__} "$@"\n')
+        command = " ".join(f"'{argument}'" for argument in (*inside, sys.executable))
+        path.write_text(f'#!/bin/sh\nexec {command} -m {victim.__name__} "$@"\n')
         path.chmod(0o700)
         return path
 
     @property
     def environment(self) -> dict[str, str]:
-        ours = {FOLDER: str(self.chaos), "PYTHONPATH": ROOT}
-        return super().environment | ours | self.more
+        variables = {FOLDER: str(self.chaos), "PYTHONPATH": ROOT}
+        return super().environment | variables | self.extra_environment
 
     def order(self, orders: Orders) -> None:
         """Give orders to the processes that start from now on."""

@@ -108,7 +108,7 @@ class Stream:
     def __init__(
         self,
         client: Client,
-        ran: Path,
+        run_log: Path,
         clusters: tuple[str, ...],
         seed: str,
         pause: float = 0.02,
@@ -119,7 +119,7 @@ class Stream:
         `reserving`: the clusters support reservations.
         """
         self.promises: dict[str, Promise] = {}
-        self._client, self._ran, self.clusters, self._pause = client, ran, clusters, pause
+        self._client, self._run_log, self.clusters, self._pause = client, run_log, clusters, pause
         self._draw = random.Random(seed)
         self._number = 0
         self.accepted = 0  # jobs
@@ -250,7 +250,7 @@ class Stream:
         """
         number = next(self._windows)
         start = self._begun + AHEAD + number * 2 * WINDOW
-        wish: dict[str, object] = {
+        request: dict[str, object] = {
             "least": 1,
             "most": 1,
             "by_node": True,
@@ -260,7 +260,7 @@ class Stream:
             "deadline": start + WINDOW + 1,
             "licences": {"ansys": 1} if number % 2 else {},
         }
-        row = self._client.reserve(wish)
+        row = self._client.reserve(request)
         self.promised[row["reservation"]] = cancelled
         if cancelled:
             self._client.cancel_reservation(row["reservation"])
@@ -272,31 +272,39 @@ class Stream:
             1, JobKind(refused=True, native={cluster: "--no-such"}, clusters=(cluster,))
         )
 
-    def submit(self, number: int, kind: JobKind = ORDINARY) -> list[int]:
+    def submit(self, number: int, job_kind: JobKind = ORDINARY) -> list[int]:
         """Submit jobs of a kind; return their ids. Raises ClientError without an answer."""
         names = [f"t{self._number + i}" for i in range(number)]
         self._number += number
-        clusters = kind.clusters
+        clusters = job_kind.clusters
         if clusters is None:
             clusters = (self._draw.choice(self.clusters),) if self._draw.random() < 0.2 else ()
-        run = self._draw.choice((0.0, 0.0, 0.05, 0.2)) if kind.seconds is None else kind.seconds
+        run = (
+            self._draw.choice((0.0, 0.0, 0.05, 0.2))
+            if job_kind.seconds is None
+            else job_kind.seconds
+        )
         requests = tuple(
             self._request(
                 name,
                 run,
                 tasks=self._draw.choice((1, 1, 1, 2, 4)),
                 time_limit=self._draw.choice((60.0, 300.0, 600.0)),
-                held=kind.held,
-                begin=kind.begin,
-                native=dict(kind.native),
-                dependency=kind.dependency,
-                array=kind.array,
+                held=job_kind.held,
+                begin=job_kind.begin,
+                native=dict(job_kind.native),
+                dependency=job_kind.dependency,
+                array=job_kind.array,
                 clusters=clusters,
-                licences=self._draw.choice(_WANTS) if kind.licences is None else kind.licences,
+                licences=self._draw.choice(_WANTS)
+                if job_kind.licences is None
+                else job_kind.licences,
             )
             for name in names
         )
-        return self._hand_in(requests, Promise(cancelled=kind.cancelled, refused=kind.refused))
+        return self._hand_in(
+            requests, Promise(cancelled=job_kind.cancelled, refused=job_kind.refused)
+        )
 
     def probe(self, cluster: str, seconds: float = 0.0) -> str:
         """Submit a job to a cluster; return its name. Any thread may call it."""
@@ -307,18 +315,18 @@ class Stream:
         return name
 
     def _request(
-        self, name: str, run: float, licences: Mapping[str, int] | None = None, **more: Any
+        self, name: str, run: float, licences: Mapping[str, int] | None = None, **fields: Any
     ) -> JobRequest:
-        wants = dict(licences or {})
+        tokens = dict(licences or {})
         return JobRequest(
             script="s",
             environment="e",
             directory="/",
-            arguments=(name, str(self._ran), f"{run:g}", json.dumps(wants) if wants else ""),
-            licences=wants,
+            arguments=(name, str(self._run_log), f"{run:g}", json.dumps(tokens) if tokens else ""),
+            licences=tokens,
             output="/dev/null",
             name=name,
-            **more,
+            **fields,
         )
 
     def _hand_in(self, requests: tuple[JobRequest, ...], promise: Promise) -> list[int]:
@@ -331,22 +339,22 @@ class Stream:
         )
         answers = self._client.submit(to_builtins(submission))
         for of_job, answer in zip(promises, answers, strict=True):
-            for one in of_job.values():
-                one.accepted = answer["job"]
+            for promised in of_job.values():
+                promised.accepted = answer["job"]
         self.accepted += len(answers)
         return [answer["job"] for answer in answers]
 
     def began(self) -> Counter[str]:
         """Return how often each task has begun."""
-        return Counter(self._ran.read_text().split())
+        return Counter(self._run_log.read_text().split())
 
     def used(self) -> list[Use]:
         """Return the licence use that the payloads have recorded."""
         uses: dict[tuple[str, str], Use] = {}  # by task and process
-        notes = Path(f"{self._ran}.used")
+        notes = Path(f"{self._run_log}.used")
         for line in notes.read_text().splitlines() if notes.exists() else ():
-            moment, process, name, what, tokens = line.split(maxsplit=4)
-            if what == "begin":
+            moment, process, name, event, tokens = line.split(maxsplit=4)
+            if event == "begin":
                 uses[name, process] = Use(name, json.loads(tokens), float(moment))
             else:
                 uses[name, process].ended = float(moment)

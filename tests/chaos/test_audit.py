@@ -20,11 +20,11 @@ from tests.chaos.stream import JobKind, Stream
 def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[ChaosSite, Stream]:
     """A stopped site after a run without faults, and its stream."""
     site = ChaosSite(tmp_path_factory.mktemp("lived"))
-    stream = Stream(site.client, site.ran, ("left", "right"), "audit")
+    stream = Stream(site.client, site.run_log, ("left", "right"), "audit")
     try:
         site.begin()
-        for wants in ({}, {"matlab": 3}, {"matlab": 2, "ansys": 1}, {}):
-            stream.submit(2, JobKind(seconds=0.0, licences=wants))
+        for licences in ({}, {"matlab": 3}, {"matlab": 2, "ansys": 1}, {}):
+            stream.submit(2, JobKind(seconds=0.0, licences=licences))
         settle(site, stream)
     finally:
         site.close()
@@ -35,16 +35,16 @@ class Ruined:
     """A copy of the site's database and notes that a test corrupts."""
 
     def __init__(self, site: ChaosSite, stream: Stream, folder: Path) -> None:
-        self.database, self.ran = folder / "db", folder / "ran"
+        self.database, self.run_log = folder / "db", folder / "ran"
         with (
             closing(sqlite3.connect(site.database)) as old,
             closing(sqlite3.connect(self.database)) as new,
         ):
             old.backup(new)
-        self.ran.write_text(site.ran.read_text())
+        self.run_log.write_text(site.run_log.read_text())
         self.used = folder / "ran.used"
-        self.used.write_text(Path(f"{site.ran}.used").read_text())
-        self.stream = Stream(site.client, self.ran, stream.clusters, "")
+        self.used.write_text(Path(f"{site.run_log}.used").read_text())
+        self.stream = Stream(site.client, self.run_log, stream.clusters, "")
         self.stream.promises = stream.promises
 
     def sql(self, statement: str) -> None:
@@ -62,7 +62,7 @@ class Ruined:
             [(last,)] = database.execute("SELECT max(attempt) FROM lease WHERE job = ?", (job,))
         return int(last)
 
-    def found(self, *tags: str) -> Verdict:
+    def verdict(self, *tags: str) -> Verdict:
         return audit(Sqlite(self.database), self.stream, [lambda: tags])
 
 
@@ -72,43 +72,43 @@ def after(lived: tuple[ChaosSite, Stream], tmp_path: Path) -> Ruined:
 
 
 def test_nothing_is_found_where_all_is_well(after: Ruined) -> None:
-    found = after.found()
-    assert found.well, found
-    assert (found.jobs, found.waiting) == (8, [])
+    verdict = after.verdict()
+    assert verdict.well, verdict
+    assert (verdict.jobs, verdict.waiting) == (8, [])
 
 
 def test_a_second_beginning_is_found(after: Ruined) -> None:
-    with after.ran.open("a") as ran:
-        ran.write("t3\n")
-    assert len(after.found().duplicated) == 1
+    with after.run_log.open("a") as run_log:
+        run_log.write("t3\n")
+    assert len(after.verdict().duplicated) == 1
 
 
 def test_a_job_that_never_began_is_found(after: Ruined) -> None:
-    after.ran.write_text(after.ran.read_text().replace("t3\n", ""))
-    assert len(after.found().lost) == 1
+    after.run_log.write_text(after.run_log.read_text().replace("t3\n", ""))
+    assert len(after.verdict().lost) == 1
 
 
 def test_an_accepted_job_that_is_not_stored_is_found(after: Ruined) -> None:
     after.sql("UPDATE job SET name = 'other' WHERE name = 't3'")
-    found = after.found()
-    assert len(found.lost) == 1
-    assert "t3 began and is not stored" in found.wrong
+    verdict = after.verdict()
+    assert len(verdict.lost) == 1
+    assert "t3 began and is not stored" in verdict.wrong
 
 
 def test_a_state_that_the_story_does_not_give_is_found(after: Ruined) -> None:
     after.sql("UPDATE task SET state = 'pending', ended = NULL WHERE job = 3")
-    assert any("differ" in wrong for wrong in after.found().wrong)
+    assert any("differ" in wrong for wrong in after.verdict().wrong)
 
 
 def test_a_story_that_was_changed_is_found(after: Ruined) -> None:
     after.sql("UPDATE change SET cause = 'magic' WHERE id = 5")
-    assert any("replays differently" in wrong for wrong in after.found().wrong)
+    assert any("replays differently" in wrong for wrong in after.verdict().wrong)
 
 
 def test_an_orphan_is_found(after: Ruined) -> None:
     instance = after.instance()
-    found = after.found(f"ms-{instance}-3-1", "ms-somebody-3-1")
-    assert [wrong for wrong in found.wrong if "manager" in wrong] == [
+    verdict = after.verdict(f"ms-{instance}-3-1", "ms-somebody-3-1")
+    assert [wrong for wrong in verdict.wrong if "manager" in wrong] == [
         f"ms-{instance}-3-1 is in its manager and not live in the database"
     ]
 
@@ -124,11 +124,11 @@ def test_reservations_that_are_lost_and_orphaned_are_found(after: Ruined) -> Non
 
 
 def test_licences_that_two_windows_have_are_found(after: Ruined) -> None:
-    for id, start, kept in ((7, 10, '{"ansys": 2}'), (8, 15, '{"ansys": 2, "matlab": 6}')):
+    for id, start, licences in ((7, 10, '{"ansys": 2}'), (8, 15, '{"ansys": 2, "matlab": 6}')):
         after.sql(
             "INSERT INTO reservation VALUES "
             f"({id}, 'ada', 'left', {start}, {start + 10}, 1, 1, 1, 'bound', 'made', "
-            f"'[\"n{id}\"]', '[\"n{id}\"]', true, 0, NULL, '[]', 0, '{kept}', '', NULL)"
+            f"'[\"n{id}\"]', '[\"n{id}\"]', true, 0, NULL, '[]', 0, '{licences}', '', NULL)"
         )
     names = {f"ms-{after.instance()}-r{id}" for id in (7, 8)}
     assert audit(Sqlite(after.database), after.stream, reserved=names).wrong == [
@@ -139,7 +139,7 @@ def test_licences_that_two_windows_have_are_found(after: Ruined) -> None:
 def test_licences_that_a_payload_did_not_have_are_found(after: Ruined) -> None:
     last = after.last_lease(4)
     after.sql(f"UPDATE lease SET tokens = 1 WHERE job = 4 AND attempt = {last}")
-    assert after.found().wrong == [
+    assert after.verdict().wrong == [
         f"attempt {last} of task 4_0 (completed) had leased {{'matlab': 1}}, "
         "its job wants {'matlab': 3}"
     ]
@@ -148,22 +148,22 @@ def test_licences_that_a_payload_did_not_have_are_found(after: Ruined) -> None:
 def test_licences_that_were_not_given_back_are_found(after: Ruined) -> None:
     last = after.last_lease(4)
     after.sql(f"UPDATE lease SET until = NULL, why = NULL WHERE job = 4 AND attempt = {last}")
-    found = after.found().wrong
-    assert f"attempt {last} of task 4_0 (completed) has its licences" in found
-    assert "licence matlab counts 0 leased, there are 3" in found
+    violations = after.verdict().wrong
+    assert f"attempt {last} of task 4_0 (completed) has its licences" in violations
+    assert "licence matlab counts 0 leased, there are 3" in violations
 
 
 def test_more_in_use_than_there_are_is_found(after: Ruined) -> None:
     assert len(after.used.read_text().splitlines()) == 8
     with after.used.open("a") as notes:
         notes.write('1.5 1 t1 begin {"matlab": 4}\n1.6 2 t2 begin {"matlab": 3}\n')
-    assert not after.found().wrong  # the first payload may have ended before the second began
+    assert not after.verdict().wrong  # the first payload may have ended before the second began
     with after.used.open("a") as notes:
         notes.write('1.6 1 t1 end {"matlab": 4}\n')
-    assert not after.found().wrong
+    assert not after.verdict().wrong
     with after.used.open("a") as notes:
         notes.write('1.7 1 t1 end {"matlab": 4}\n')
-    assert after.found().wrong == ["7 of licence matlab in use with t2, there are 6"]
+    assert after.verdict().wrong == ["7 of licence matlab in use with t2, there are 6"]
 
 
 def test_a_step_without_a_point_is_found() -> None:
@@ -179,17 +179,17 @@ def test_a_step_without_a_point_is_found() -> None:
         "service.SchedulerService.apply_events > "
         "ledger.Ledger.record(DispatchStarted): before the commit"
     }
-    left = missed(needed, points)
-    assert len(needed) - len(left) == 2  # the event, and the transaction
-    assert ".CommandExecutor._store  [DispatchAccepted] before the commit" in left
+    remaining = missed(needed, points)
+    assert len(needed) - len(remaining) == 2  # the event, and the transaction
+    assert ".CommandExecutor._store  [DispatchAccepted] before the commit" in remaining
 
 
 def test_an_end_that_the_fault_made_is_told_apart(after: Ruined) -> None:
     after.sql("UPDATE task SET state = 'failed' WHERE job = 3")
-    assert any("did not fail" in wrong for wrong in after.found().wrong)
-    found = audit(Sqlite(after.database), after.stream, may_fail=True)
-    assert len(found.ended) == 1
-    assert not any("did not fail" in wrong for wrong in found.wrong)
+    assert any("did not fail" in wrong for wrong in after.verdict().wrong)
+    verdict = audit(Sqlite(after.database), after.stream, may_fail=True)
+    assert len(verdict.ended) == 1
+    assert not any("did not fail" in wrong for wrong in verdict.wrong)
 
 
 def test_what_a_forgetful_manager_still_lists_is_no_orphan(after: Ruined) -> None:
@@ -197,8 +197,8 @@ def test_what_a_forgetful_manager_still_lists_is_no_orphan(after: Ruined) -> Non
     # a job so short that no listing may have shown it running
     after.sql("UPDATE attempt SET started = ended WHERE job = 3 AND started IS NULL")
     tags = [f"ms-{instance}-3-1", f"ms-{instance}-3-9"]  # there was no ninth dispatch
-    assert len(after.found(*tags).wrong) == 2
-    found = audit(Sqlite(after.database), after.stream, [lambda: tags], may_fail=True)
-    assert [wrong for wrong in found.wrong if "manager" in wrong] == [
+    assert len(after.verdict(*tags).wrong) == 2
+    verdict = audit(Sqlite(after.database), after.stream, [lambda: tags], may_fail=True)
+    assert [wrong for wrong in verdict.wrong if "manager" in wrong] == [
         f"{tags[1]} is in its manager and not live in the database"
     ]

@@ -49,7 +49,7 @@ def each_of(manager: Manager, may_fail: bool = False) -> Fault:
 def struck(folder: Path, fault: Fault, managers: Managers) -> set[str]:
     """Play a round with the fault, check its result, and return the crash points passed."""
     result = play(folder / "site", fault, managers, SEED, 1)
-    assert not result.found, result.found
+    assert not result.failure, result.failure
     assert result.jobs > 0
     assert result.recoveries
     return set(result.passed)
@@ -82,13 +82,13 @@ def test_over_gridengine(tmp_path: Path, gridengine_cell: Cell) -> None:
 def test_every_step_has_a_crash_point(tmp_path: Path) -> None:
     """`make chaos` kills a process at each of the points that this run passes."""
     site = ChaosSite(tmp_path / "site")
-    stream = Stream(site.client, site.ran, ("left", "right"), SEED)
+    stream = Stream(site.client, site.run_log, ("left", "right"), SEED)
     try:
         points = record(site, stream)
         assert not missed(steps_of_local(), points)
-        found = audit(site.store, stream)
-        assert found.well, found
-        assert not found.waiting, found
+        verdict = audit(site.store, stream)
+        assert verdict.well, verdict
+        assert not verdict.waiting, verdict
     finally:
         stream.stop()
         site.close()

@@ -28,8 +28,8 @@ def daemon(environment: Mapping[str, str], log: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
-    said = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    for descriptor, source in ((0, nothing), (1, said), (2, said)):
+    log_descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for descriptor, source in ((0, nothing), (1, log_descriptor), (2, log_descriptor)):
         os.dup2(source, descriptor)
     # an inherited pipe would keep the fork server alive, and so this process
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))

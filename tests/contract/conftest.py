@@ -52,9 +52,9 @@ def local(folder: Path) -> Iterator[Connect]:
     try:
         yield connect
     finally:
-        left = processes.of_cluster(folder)
-        processes.kill(left)
-        assert not left
+        remaining = processes.of_cluster(folder)
+        processes.kill(remaining)
+        assert not remaining
 
 
 @contextmanager
@@ -154,17 +154,17 @@ class Manager:
         self.adapter.close()
         self.adapter = self._connect(instance or self.instance)
 
-    def order(self, commands: str, *, indices: tuple[int, ...] = (0,), **wishes: Any) -> Submission:
+    def order(self, commands: str, *, indices: tuple[int, ...] = (0,), **fields: Any) -> Submission:
         """Return a submission of shell commands; `wishes` are fields of `Job` and `Payload`."""
         self._jobs += 1
-        of_payload = {key: wishes.pop(key) for key in Payload.__annotations__ if key in wishes}
-        limit = wishes.setdefault("time_limit", 600.0)
+        of_payload = {key: fields.pop(key) for key in Payload.__annotations__ if key in fields}
+        limit = fields.setdefault("time_limit", 600.0)
         if indices != (0,):
-            wishes["array"] = ",".join(map(str, indices))
+            fields["array"] = ",".join(map(str, indices))
         return Submission(
             tag=tag_of(self.instance, self._jobs, 1),
             indices=indices,
-            job=Job(id=self._jobs, submitted=time.time(), estimated=limit, **wishes),
+            job=Job(id=self._jobs, submitted=time.time(), estimated=limit, **fields),
             payload=replace(
                 Payload(
                     script=f"#!/bin/sh\n{commands}\n",
@@ -175,8 +175,8 @@ class Manager:
             ),
         )
 
-    def submit(self, commands: str, **wishes: Any) -> Submission:
-        order = self.order(commands, **wishes)
+    def submit(self, commands: str, **fields: Any) -> Submission:
+        order = self.order(commands, **fields)
         natives = self.adapter.submit(order)
         assert set(natives) == set(order.indices)
         return order
@@ -185,12 +185,12 @@ class Manager:
         natives = dict.fromkeys(order.indices)
         self.adapter.withdraw(Withdrawal(tag=order.tag, native_ids=natives, only_pending=unstarted))
 
-    def wait(self, what: Callable[[Listing], bool], patience: float = PATIENCE) -> Listing:
+    def wait(self, condition: Callable[[Listing], bool], patience: float = PATIENCE) -> Listing:
         """Return the first listing for which `what` is true; fail after `patience` seconds."""
         until = time.monotonic() + patience
         while True:
             listing = self.adapter.poll()
-            if what(listing):
+            if condition(listing):
                 return listing
             assert time.monotonic() < until, f"still, after {patience:g} s: {listing}"
             time.sleep(0.02)
@@ -200,7 +200,7 @@ class Manager:
     ) -> JobStatus:
         """Wait until a task is in any of the states; return the row of the first task."""
         listing = self.wait(
-            lambda found: any(row.state in states for row in rows_of(found, order).values()),
+            lambda listing: any(row.state in states for row in rows_of(listing, order).values()),
             patience,
         )
         return rows_of(listing, order)[order.indices[0]]
@@ -208,8 +208,8 @@ class Manager:
     def wait_end(self, order: Submission, patience: float = PATIENCE) -> JobStatus:
         return self.wait_state(order, *ATTEMPT_FINAL, patience=patience)
 
-    def wait_facts(self, what: Callable[[ClusterInfo], bool]) -> ClusterInfo:
-        return self.wait(lambda listing: what(listing.info)).info
+    def wait_facts(self, condition: Callable[[ClusterInfo], bool]) -> ClusterInfo:
+        return self.wait(lambda listing: condition(listing.info)).info
 
     def fill(self) -> list[Submission]:
         """Fill every processor of the default partition with jobs; return once these run."""
@@ -227,7 +227,7 @@ class Manager:
         for row in self.adapter.poll().rows:
             if row.state not in ATTEMPT_FINAL:
                 self.adapter.withdraw(Withdrawal(tag=row.tag, native_ids={row.task: row.native_id}))
-        self.wait(lambda found: all(row.state in ATTEMPT_FINAL for row in found.rows))
+        self.wait(lambda listing: all(row.state in ATTEMPT_FINAL for row in listing.rows))
         self.wait_facts(lambda facts: facts.used_cpus == 0)
         self.adapter.close()
 

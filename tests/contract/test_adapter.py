@@ -91,7 +91,7 @@ def test_what_waits_is_expected_to_begin_when_the_first_place_is_free(manager: M
         return next(row.expected for row in listing.rows if row.tag == order.tag)
 
     start = expected(manager.wait(lambda listing: expected(listing) is not None))
-    began = [manager.wait_state(one, State.RUNNING).started or 0.0 for one in blockers]
+    began = [manager.wait_state(running, State.RUNNING).started or 0.0 for running in blockers]
     rounded = 2 * manager.adapter.capabilities.limit_granularity
     assert start is not None
     assert min(began) + 600 - SECOND <= start <= max(began) + 600 + rounded
@@ -135,7 +135,7 @@ def test_the_environment_is_the_given_one(
     manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("METASCHED_TEST_LEAK", "1")
-    given = {
+    submitted = {
         "PATH": "/usr/bin:/bin",
         "EMPTY": "",
         "UNICODE": "żółw 🐢",
@@ -145,18 +145,18 @@ def test_the_environment_is_the_given_one(
         "SPACES": "  between  ",
         "BASH_FUNC_greet%%": "() {  echo hello\n}",
     }
-    manager.wait_end(manager.submit("cat /proc/$$/environ > seen", environment=given))
-    seen = dict(
+    manager.wait_end(manager.submit("cat /proc/$$/environ > seen", environment=submitted))
+    received = dict(
         line.split("=", 1) for line in (manager.folder / "seen").read_text().split("\0") if line
     )
-    assert {name: seen.get(name) for name in given} == given
-    assert "METASCHED_TEST_LEAK" not in seen
+    assert {name: received.get(name) for name in submitted} == submitted
+    assert "METASCHED_TEST_LEAK" not in received
 
 
 def test_arguments_arrive_as_given(manager: Manager) -> None:
-    given = ("two words", "", "'", '"', "$HOME", "a\nb", "*", "-x", "--wrap=no", "żółw", "\\")
-    manager.wait_end(manager.submit('printf "%s\\0" "$@" > seen', arguments=given))
-    assert (manager.folder / "seen").read_text() == "".join(f"{text}\0" for text in given)
+    arguments = ("two words", "", "'", '"', "$HOME", "a\nb", "*", "-x", "--wrap=no", "żółw", "\\")
+    manager.wait_end(manager.submit('printf "%s\\0" "$@" > seen', arguments=arguments))
+    assert (manager.folder / "seen").read_text() == "".join(f"{text}\0" for text in arguments)
 
 
 def test_directory_output_and_error(manager: Manager) -> None:
@@ -252,7 +252,7 @@ def test_withdrawing_what_has_ended_or_never_was_changes_nothing(manager: Manage
         manager.adapter.withdraw(Withdrawal(tag=unknown, native_ids={0: native}))
         manager.adapter.withdraw(Withdrawal(tag=unknown, native_ids={0: native}, only_pending=True))
     listing = manager.adapter.poll()
-    assert [(found.tag, found.state, found.exit_code) for found in listing.rows] == [
+    assert [(result.tag, result.state, result.exit_code) for result in listing.rows] == [
         (order.tag, row.state, 4)
     ]
 
@@ -278,26 +278,26 @@ def test_a_native_id_of_another_tag_withdraws_nothing(manager: Manager) -> None:
 def test_many_are_withdrawn_in_one_call_each_by_its_own_tag(manager: Manager) -> None:
     orders = [manager.submit("exec sleep 300") for _ in range(3)]
     tags = {order.tag for order in orders}
-    listing = manager.wait(lambda found: tags <= {row.tag for row in found.rows})
+    listing = manager.wait(lambda listing: tags <= {row.tag for row in listing.rows})
     natives = {row.tag: row.native_id for row in listing.rows}
-    known, unknown, other = orders
+    acknowledged, unknown, other = orders
     manager.adapter.withdraw_all(
         [
-            Withdrawal(tag=known.tag, native_ids={0: natives[known.tag]}),
+            Withdrawal(tag=acknowledged.tag, native_ids={0: natives[acknowledged.tag]}),
             Withdrawal(tag=unknown.tag, native_ids={0: None}),
             Withdrawal(tag=tag_of(manager.instance, 998, 1), native_ids={0: natives[other.tag]}),
         ]
     )
-    assert {manager.wait_end(order).state for order in (known, unknown)} == {State.CANCELLED}
-    [left] = [row for row in manager.adapter.poll().rows if row.tag == other.tag]
-    assert left.state in (State.PENDING, State.RUNNING)
+    assert {manager.wait_end(order).state for order in (acknowledged, unknown)} == {State.CANCELLED}
+    [remaining] = [row for row in manager.adapter.poll().rows if row.tag == other.tag]
+    assert remaining.state in (State.PENDING, State.RUNNING)
 
 
 def test_one_task_is_withdrawn_and_the_others_go_on(manager: Manager) -> None:
     order = manager.submit("while [ ! -e go ]; do sleep 0.05; done", indices=(1, 2))
-    manager.wait(lambda found: [row.state for row in found.rows] == [State.RUNNING] * 2)
+    manager.wait(lambda listing: [row.state for row in listing.rows] == [State.RUNNING] * 2)
     manager.adapter.withdraw(Withdrawal(tag=order.tag, native_ids={2: None}))
-    listing = manager.wait(lambda found: State.CANCELLED in {row.state for row in found.rows})
+    listing = manager.wait(lambda listing: State.CANCELLED in {row.state for row in listing.rows})
     assert {row.task: row.state for row in listing.rows} == {
         1: State.RUNNING,
         2: State.CANCELLED,
@@ -324,11 +324,11 @@ def test_withdrawing_the_unstarted_races_with_the_start_and_never_loses(manager:
         time.sleep(dice.uniform(0, 0.05))
         manager.withdraw(orders[-1], unstarted=True)
     rows = [manager.wait_end(order) for order in orders]
-    ran = set(words(manager.folder / "ran"))
+    started = set(words(manager.folder / "ran"))
     for number, row in enumerate(rows):
-        expected = State.COMPLETED if str(number) in ran else State.CANCELLED
+        expected = State.COMPLETED if str(number) in started else State.CANCELLED
         assert row.state is expected, row
-        assert (row.started is None) == (str(number) not in ran), row
+        assert (row.started is None) == (str(number) not in started), row
 
 
 # Listings.
@@ -374,12 +374,12 @@ def test_another_instance_is_somebody_else(manager: Manager) -> None:
     blockers = manager.fill()
     manager.submit("true", cpus=2, time_limit=1200.0)
     manager.reconnect("another1")
-    listing = manager.wait(lambda found: found.info.pending_jobs == 1)
+    listing = manager.wait(lambda listing: listing.info.pending_jobs == 1)
     assert listing.rows == ()
     assert len(listing.info.running_jobs) == len(blockers)
     assert listing.info.owed_by_others == 2 * 1200.0
     manager.reconnect()
-    assert manager.wait(lambda found: found.info.pending_jobs == 1).info.owed_by_others == 0
+    assert manager.wait(lambda listing: listing.info.pending_jobs == 1).info.owed_by_others == 0
 
 
 def test_a_listing_proves_absence_for_its_span(manager: Manager) -> None:
@@ -389,7 +389,7 @@ def test_a_listing_proves_absence_for_its_span(manager: Manager) -> None:
     intent = time.time()
     order = manager.submit("true")
     done = time.time()
-    listing = manager.wait(lambda found: found.until >= done)
+    listing = manager.wait(lambda listing: listing.until >= done)
     assert listing.since <= intent
     assert listing.since <= listing.until <= listing.taken <= time.time()
     assert {row.tag for row in listing.rows} == {order.tag}
@@ -449,8 +449,8 @@ def test_counted_gres(manager: Manager) -> None:
     order = manager.submit("exec sleep 300", gres={"gpu": 1})
     manager.wait_state(order, State.RUNNING)
     nodes = nodes_of(manager)
-    total = sum(some.count * some.gres.get("gpu", 0) for some in nodes)
-    free = sum(some.count * some.free_gres.get("gpu", 0) for some in nodes)
+    total = sum(group.count * group.gres.get("gpu", 0) for group in nodes)
+    free = sum(group.count * group.free_gres.get("gpu", 0) for group in nodes)
     assert free == total - 1
 
 
@@ -495,7 +495,7 @@ def test_the_tasks_of_one_order(manager: Manager) -> None:
     order = manager.order("echo ran >> ran; exit 7", indices=(1, 3, 8))
     natives = manager.adapter.submit(order)
     assert len(set(natives.values())) == 3
-    manager.wait(lambda found: all(row.ended for row in found.rows) and len(found.rows) == 3)
+    manager.wait(lambda listing: all(row.ended for row in listing.rows) and len(listing.rows) == 3)
     rows = {row.task: row for row in manager.adapter.poll().rows}
     assert {task: row.native_id for task, row in rows.items()} == natives
     assert {row.exit_code for row in rows.values()} == {7}
@@ -503,17 +503,19 @@ def test_the_tasks_of_one_order(manager: Manager) -> None:
 
 
 def test_each_task_knows_itself_and_writes_its_own_files(manager: Manager) -> None:
-    wanted = "METASCHED_ARRAY_TASK_ID SLURM_ARRAY_TASK_ID SGE_TASK_ID PBS_ARRAY_INDEX PBS_ARRAYID"
-    wanted += " METASCHED_TASK METASCHED_ARRAY_JOB_ID SLURM_ARRAY_JOB_ID METASCHED_JOB_ID"
-    wanted += " SLURM_ARRAY_TASK_MIN SLURM_ARRAY_TASK_MAX SLURM_ARRAY_TASK_COUNT"
-    wanted += " SLURM_ARRAY_TASK_STEP SGE_TASK_FIRST SGE_TASK_LAST SGE_TASK_STEPSIZE"
+    requested = (
+        "METASCHED_ARRAY_TASK_ID SLURM_ARRAY_TASK_ID SGE_TASK_ID PBS_ARRAY_INDEX PBS_ARRAYID"
+    )
+    requested += " METASCHED_TASK METASCHED_ARRAY_JOB_ID SLURM_ARRAY_JOB_ID METASCHED_JOB_ID"
+    requested += " SLURM_ARRAY_TASK_MIN SLURM_ARRAY_TASK_MAX SLURM_ARRAY_TASK_COUNT"
+    requested += " SLURM_ARRAY_TASK_STEP SGE_TASK_FIRST SGE_TASK_LAST SGE_TASK_STEPSIZE"
     order = manager.submit(
-        f"for name in {wanted}; do eval echo '$'$name; done; echo %N >&2",
+        f"for name in {requested}; do eval echo '$'$name; done; echo %N >&2",
         indices=(3, 5, 7),
         output=str(manager.folder / "a 50%% %3a.out"),
         error=str(manager.folder / "%N-%a.err"),
     )
-    manager.wait(lambda found: len(found.rows) == 3 and all(row.ended for row in found.rows))
+    manager.wait(lambda listing: len(listing.rows) == 3 and all(row.ended for row in listing.rows))
     job = str(order.job.id)
     for row in manager.adapter.poll().rows:
         task = str(row.task)
@@ -527,7 +529,7 @@ def test_each_task_knows_itself_and_writes_its_own_files(manager: Manager) -> No
 
 def test_tasks_of_one_order_run_as_a_job_alone_would(manager: Manager) -> None:
     """A native array may need a wrapper that must keep environment, arguments and signals."""
-    given = {
+    submitted = {
         "PATH": "/usr/bin:/bin",
         "UNICODE": "żółw 🐢",
         "LINES": "first\nsecond\n\nUNICODE=no",
@@ -541,11 +543,11 @@ def test_tasks_of_one_order_run_as_a_job_alone_would(manager: Manager) -> None:
         "#SBATCH --hold\n"
         "case $METASCHED_TASK in 4) kill -KILL $$;; 5) exit 9;; esac",
         indices=(2, 4, 5),
-        environment=given,
+        environment=submitted,
         arguments=arguments,
     )
     listing = manager.wait(
-        lambda found: len(found.rows) == 3 and all(row.ended for row in found.rows)
+        lambda listing: len(listing.rows) == 3 and all(row.ended for row in listing.rows)
     )
     rows = {row.task: (row.state, row.exit_code, row.signal) for row in listing.rows}
     assert rows == {
@@ -555,16 +557,16 @@ def test_tasks_of_one_order_run_as_a_job_alone_would(manager: Manager) -> None:
     }
     for task in order.indices:
         environ = (manager.folder / f"env.{task}").read_text()
-        seen = dict(line.split("=", 1) for line in environ.split("\0") if line)
-        assert {name: seen.get(name) for name in given} == given
-        told = (manager.folder / f"args.{task}").read_text()
-        assert told == "".join(f"{text}\0" for text in arguments)
+        received = dict(line.split("=", 1) for line in environ.split("\0") if line)
+        assert {name: received.get(name) for name in submitted} == submitted
+        content = (manager.folder / f"args.{task}").read_text()
+        assert content == "".join(f"{text}\0" for text in arguments)
 
 
 def test_the_script_of_tasks_is_run_by_its_interpreter_byte_for_byte(manager: Manager) -> None:
     text = "#!/usr/bin/tail -n+3\n#SBATCH --hold\n🐢 'as it is' $HOME `id` \\n %s\n"
     manager.submit("", script=text, indices=(1, 2), output=str(manager.folder / "%a"))
-    manager.wait(lambda found: [row.exit_code for row in found.rows] == [0, 0])
+    manager.wait(lambda listing: [row.exit_code for row in listing.rows] == [0, 0])
     for task in "12":
         assert (manager.folder / task).read_text() == text.split("\n")[2] + "\n"
 
@@ -577,23 +579,23 @@ def test_tasks_withdrawn_unstarted_have_run_or_certainly_never_began(manager: Ma
         "sleep 0.05; echo $METASCHED_TASK >> ran", indices=tuple(range(1, 25)), cpus=size
     )
     dice = random.Random(11)
-    left = list(order.indices)
-    dice.shuffle(left)
+    remaining = list(order.indices)
+    dice.shuffle(remaining)
     for size in (3, 1, 7, 2, 5):
-        some = [left.pop() for _ in range(size)]
-        natives: dict[int, str | None] = dict.fromkeys(some)
+        chosen = [remaining.pop() for _ in range(size)]
+        natives: dict[int, str | None] = dict.fromkeys(chosen)
         manager.adapter.withdraw(Withdrawal(tag=order.tag, native_ids=natives, only_pending=True))
     done = time.time()
     listing = manager.wait(
-        lambda found: found.until >= done and all(row.ended for row in found.rows)
+        lambda listing: listing.until >= done and all(row.ended for row in listing.rows)
     )
     rows = {row.task: row for row in listing.rows}
-    ran = set(map(int, words(manager.folder / "ran")))
-    assert set(left) <= ran
+    started = set(map(int, words(manager.folder / "ran")))
+    assert set(remaining) <= started
     assert listing.since <= before
     for task in order.indices:
         row = rows.get(task)
-        if task in ran:
+        if task in started:
             assert row is not None
             assert (row.state, row.exit_code) == (State.COMPLETED, 0)
         elif row is not None:
@@ -643,9 +645,9 @@ def test_what_runs_takes_its_node_until_its_limit(manager: Manager) -> None:
     row = manager.wait_state(order, State.RUNNING)
     assert row.started is not None
     survey = manager.adapter.survey()
-    [taken] = [use for use in survey.nodes if use.spans]
-    assert [end - row.started for _, end in taken.spans] == [600.0]
-    node = taken.nodes[0]
+    [used] = [use for use in survey.nodes if use.spans]
+    assert [end - row.started for _, end in used.spans] == [600.0]
+    node = used.nodes[0]
     soon = ReservationSpec(
         manager_name(manager.instance, 1),
         getpass.getuser(),
@@ -716,13 +718,13 @@ def test_what_runs_takes_its_processors_until_its_limit_unless_it_is_in_a_reserv
         (held.start, now + 300.0, 2),
     }
     assert free.size == pool.size
-    many = pool.size - units - 1
-    soon = ReservationSpec(manager_name(manager.instance, 2), me, now + 60, now + 120, (), many)
+    count = pool.size - units - 1
+    soon = ReservationSpec(manager_name(manager.instance, 2), me, now + 60, now + 120, (), count)
     with pytest.raises(Refused):
         manager.adapter.reserve(soon)
-    for one in (order, batch):
-        manager.withdraw(one)
-        manager.wait_end(one)
+    for submission in (order, batch):
+        manager.withdraw(submission)
+        manager.wait_end(submission)
     manager.adapter.delete_reservation(name)
     assert manager.adapter.survey().pools == (pool,)
 
@@ -753,8 +755,8 @@ def test_what_waits_in_a_reservation_that_ends_never_began(manager: Manager) -> 
     for order in orders:  # the window is long enough for a single job
         manager.adapter.submit(structs.replace(order, reservation=name))
     manager.wait(
-        lambda found: (
-            any(row.started and row.ended for row in found.rows)
+        lambda listing: (
+            any(row.started and row.ended for row in listing.rows)
             and manager.adapter.survey().reservations == ()
         )
     )
@@ -771,24 +773,26 @@ def test_two_thousand_tasks_in_one_listing(manager: Manager) -> None:
     before = time.time()
     every_second = [tuple(range(first, 1000, 2)) for first in (0, 1, 0, 1)]
     orders = [manager.submit("touch ran", indices=indices) for indices in every_second]
-    wanted = {(order.tag, task) for order in orders for task in order.indices}
+    requested = {(order.tag, task) for order in orders for task in order.indices}
 
     def listed(state: State) -> set[tuple[str, int]]:
         rows = manager.adapter.poll().rows
         return {(r.tag, r.task) for r in rows if r.state is state and r.started is None}
 
-    assert listed(State.PENDING) == wanted
+    assert listed(State.PENDING) == requested
     assert manager.adapter.poll().info.pending_jobs == 2000
     for order in orders:
         manager.withdraw(order)
     done = time.time()
     listing = manager.wait(
-        lambda found: (
-            found.until >= done and all(row.state is not State.PENDING for row in found.rows)
+        lambda listing: (
+            listing.until >= done and all(row.state is not State.PENDING for row in listing.rows)
         )
     )
     assert listing.since <= before  # so that tasks absent from it never started
-    assert wanted - listed(State.CANCELLED) <= {(order.tag, min(order.indices)) for order in orders}
+    assert requested - listed(State.CANCELLED) <= {
+        (order.tag, min(order.indices)) for order in orders
+    }
     for blocker in blockers:
         manager.withdraw(blocker)
         manager.wait_end(blocker)
@@ -799,7 +803,7 @@ def test_two_thousand_tasks_in_one_listing(manager: Manager) -> None:
 def test_two_hundred_jobs_in_one_listing_each_run_once(manager: Manager) -> None:
     orders = [manager.submit(f"echo {n} >> ran", time_limit=60.0) for n in range(200)]
     listing = manager.wait(
-        lambda found: len(found.rows) == 200 and all(row.ended for row in found.rows), 200
+        lambda listing: len(listing.rows) == 200 and all(row.ended for row in listing.rows), 200
     )
     assert {row.tag for row in listing.rows} == {order.tag for order in orders}
     assert {(row.state, row.exit_code) for row in listing.rows} == {(State.COMPLETED, 0)}

@@ -61,14 +61,16 @@ class Site:
         self.log = folder / "daemon.log"
         self._daemon: subprocess.Popen[bytes] | None = None
 
-    def configure(self, clusters: str = TWO_LOCAL, more: str = "") -> None:
+    def configure(self, clusters: str = TWO_LOCAL, extra: str = "") -> None:
         daemon = f'[daemon]\ndatabase = "{self.url}"\nfolder = "{FOLDER}"\nsocket = "ms.sock"\n'
-        self.config.write_text(daemon + more + clusters)
+        self.config.write_text(daemon + extra + clusters)
 
     @property
     def environment(self) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("METASCHED_", "SLURM_"))}
-        return kept | {"METASCHED_CONFIG": str(self.config), "COLUMNS": "200"}
+        inherited = {
+            k: v for k, v in os.environ.items() if not k.startswith(("METASCHED_", "SLURM_"))
+        }
+        return inherited | {"METASCHED_CONFIG": str(self.config), "COLUMNS": "200"}
 
     def launch(self) -> None:
         """Start the daemon without waiting for it."""
@@ -123,10 +125,10 @@ class Site:
 
     def error(self, *arguments: str | Path, code: int) -> str:
         """Return the one-line error message of a command that fails."""
-        told = self.run(*arguments, code=code).stderr
-        assert told.startswith("metasched: error: "), told
-        assert told.count("\n") == 1, told
-        return told.removeprefix("metasched: error: ").rstrip("\n")
+        message = self.run(*arguments, code=code).stderr
+        assert message.startswith("metasched: error: "), message
+        assert message.count("\n") == 1, message
+        return message.removeprefix("metasched: error: ").rstrip("\n")
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self.run(*arguments, "--json").stdout)
@@ -143,17 +145,17 @@ class Site:
 
         The client runs in this process if possible: a command per poll would load the host.
         """
-        words = [str(job) for job in jobs]
+        arguments = [str(job) for job in jobs]
         if self.caller:
-            told: list[dict[str, Any]] = self.json("status", *(words or ["--all"]))
-            return told
-        return self._client.jobs(words, all=None if jobs else "true")
+            printed: list[dict[str, Any]] = self.json("status", *(arguments or ["--all"]))
+            return printed
+        return self._client.jobs(arguments, all=None if jobs else "true")
 
     def cluster_rows(self) -> list[dict[str, Any]]:
         """Return the rows of `clusters --json`, read as in `rows`."""
         if self.caller:
-            told: list[dict[str, Any]] = self.json("clusters")
-            return told
+            printed: list[dict[str, Any]] = self.json("clusters")
+            return printed
         return self._client.clusters()
 
     def reservation(self, id: int) -> dict[str, Any]:
@@ -185,8 +187,8 @@ class Site:
         try:
             rows: list[dict[str, Any]] = self.until(ended, patience)
         except AssertionError as late:
-            left = [row for row in self.rows(*jobs) if row["state"] not in ENDED]
-            raise AssertionError(f"{late}\nnot ended: {left}") from None
+            open_rows = [row for row in self.rows(*jobs) if row["state"] not in ENDED]
+            raise AssertionError(f"{late}\nnot ended: {open_rows}") from None
         return rows
 
     def log_tail(self) -> str:
@@ -199,14 +201,14 @@ class Site:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 named = [*process.cmdline(), *process.environ().values()]
-                if any(str(self.folder) in word for word in named):
+                if any(str(self.folder) in argument for argument in named):
                     process.kill()
 
     def replayed(self) -> None:
         """Assert that replaying the recorded events gives the recorded changes and priorities."""
         ledger = Ledger(database_from_url(self.url, self.folder).open_existing())
         try:
-            told = sorted(
+            lines = sorted(
                 (line for job in {r["job"] for r in ledger.status()} for line in ledger.story(job)),
                 key=lambda line: line["id"],
             )
@@ -216,7 +218,7 @@ class Site:
             ledger.close()
         columns = ["job", "task_index", "attempt", "what", "before", "after", "cluster"]
         columns += ["reason", "cause"]
-        recorded = [tuple(line[column] for column in columns) for line in told]
+        recorded = [tuple(line[column] for column in columns) for line in lines]
         changes = [
             (c.job, c.index, c.attempt, c.event, c.before, c.after, c.cluster, c.reason, c.cause)
             for out in outcomes
@@ -227,9 +229,9 @@ class Site:
         assert again == priorities
 
 
-def reserve(site: Site, *words: str) -> dict[str, Any]:
+def reserve(site: Site, *options: str) -> dict[str, Any]:
     """Run `reserve`; return the reservation that it prints."""
-    answer = site.json("reserve", *words)
+    answer = site.json("reserve", *options)
     assert isinstance(answer, dict)
     return answer
 
@@ -237,12 +239,12 @@ def reserve(site: Site, *words: str) -> dict[str, Any]:
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """A site with two local clusters whose daemon is not running yet."""
-    made = Site(tmp_path)
-    made.configure()
+    new_site = Site(tmp_path)
+    new_site.configure()
     try:
-        yield made
+        yield new_site
     finally:
-        made.close()
+        new_site.close()
 
 
 @pytest.fixture
@@ -254,13 +256,13 @@ def running(site: Site) -> Site:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A running site for many tests that change nothing."""
-    made = Site(tmp_path_factory.mktemp("shared"))
-    made.configure()
+    new_site = Site(tmp_path_factory.mktemp("shared"))
+    new_site.configure()
     try:
-        made.start()
-        yield made
+        new_site.start()
+        yield new_site
     finally:
-        made.close()
+        new_site.close()
 
 
 @pytest.fixture
@@ -283,7 +285,7 @@ def over_slurm(site: Site, slurm_site: SlurmSite) -> Site:
 def reservable(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ReservableCluster]:
-    """Each real cluster with reservations, booted per module; tests may disable its places."""
+    """Each real cluster with reservations, booted per module; tests may disable its locations."""
     with BOOTS[request.param](tmp_path_factory.mktemp("kept")) as cluster:
         yield cluster
 
@@ -297,7 +299,7 @@ def cluster(reservable: ReservableCluster) -> Iterator[ReservableCluster]:
 
 @pytest.fixture
 def divided(cluster: ReservableCluster) -> Iterator[None]:
-    """Divide the cluster into several places; request this fixture before the daemon's."""
+    """Divide the cluster into several locations; request this fixture before the daemon's."""
     with cluster.divided():
         yield
 

@@ -64,16 +64,16 @@ class Sharing:
         Jobs are bound to the clusters of `only` in turn; "" means any cluster.
         """
         drawn = random.Random(5)
-        wants = drawn.sample(WANTS, len(WANTS))
-        for wanted, cluster in zip(wants, itertools.cycle(only), strict=False):
+        sizes = drawn.sample(WANTS, len(WANTS))
+        for tokens, cluster in zip(sizes, itertools.cycle(only), strict=False):
             self.site.submit(
                 *(("--cluster", cluster) if cluster else ()),
-                *("-L", f"solver:{wanted}", "-t", "2", "-o", "/dev/null", "--wrap"),
-                f"echo $(date +%s.%N) {wanted} >> {self._samples}; sleep {seconds:g}; "
-                f"echo $(date +%s.%N) -{wanted} >> {self._samples}",
+                *("-L", f"solver:{tokens}", "-t", "2", "-o", "/dev/null", "--wrap"),
+                f"echo $(date +%s.%N) {tokens} >> {self._samples}; sleep {seconds:g}; "
+                f"echo $(date +%s.%N) -{tokens} >> {self._samples}",
             )
         for kill in range(1, kills + 1):
-            begun = kill * (len(wants) - 2) // kills
+            begun = kill * (len(sizes) - 2) // kills
             self.site.until(lambda least=begun: self._begun() >= least, 300)  # type: ignore[misc]
             self.site.stop(signal.SIGKILL)
             self.site.start()

@@ -41,12 +41,12 @@ class MultiUserSite(Site):
         self._launcher: subprocess.Popen[bytes] | None = None
 
     def _folder_of(self, account: str, name: str, mode: int) -> Path:
-        made = self.folder / name
-        made.mkdir()
-        made.chmod(mode)
+        user_folder = self.folder / name
+        user_folder.mkdir()
+        user_folder.chmod(mode)
         owner = pwd.getpwnam(account)
-        os.chown(made, owner.pw_uid, owner.pw_gid)
-        return made
+        os.chown(user_folder, owner.pw_uid, owner.pw_gid)
+        return user_folder
 
     @property
     def environment(self) -> dict[str, str]:
@@ -58,14 +58,14 @@ class MultiUserSite(Site):
         }
 
     def by(self, account: str) -> MultiUserSite:
-        seen = copy.copy(self)
+        view = copy.copy(self)
         home = self.folder / account
         if not home.exists():
             self._folder_of(account, account, 0o700)
-        seen.caller = {**accounts.as_(account), "cwd": home}
-        return seen
+        view.caller = {**accounts.as_(account), "cwd": home}
+        return view
 
-    def set_up(self, clusters: str, programs: str, more: str = "", policy: str = "") -> None:
+    def set_up(self, clusters: str, programs: str, extra: str = "", policy: str = "") -> None:
         """Write both files and start the launcher; `programs` has its cluster tables.
 
         `more` is appended to the table [site], `policy` to the launcher's top-level keys.
@@ -74,7 +74,7 @@ class MultiUserSite(Site):
         self.config.write_text(
             f'[daemon]\ndatabase = "{self.url}"\nsocket = "state/ms.sock"\n'
             f'[site]\nlauncher = "{socket}"\noperator_groups = ["{accounts.OPERATOR}"]\n'
-            f"{more}{clusters}"
+            f"{extra}{clusters}"
         )
         own = self.folder / "launcher.toml"
         own.write_text(f'socket = "{socket}"\naccount = "{accounts.KEEPER}"\n{policy}{programs}')

@@ -1,6 +1,6 @@
 """Real clusters whose nodes or processors can be reserved, for the reservation tests.
 
-Each cluster has places of four processors: nodes in Slurm, queues in Grid Engine. This module
+Each cluster has locations of four processors: nodes in Slurm, queues in Grid Engine. This module
 hides the differences between managers; tests check `capabilities`, never a manager's name.
 """
 
@@ -23,7 +23,7 @@ from tests.harness.daemons import BootError, wait_until
 from tests.harness.gridengine import LIBRARY, Cell
 from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing
 
-PLACE_CPUS = 4
+LOCATION_CPUS = 4
 SECOND_QUEUE = "second.q"
 
 
@@ -66,16 +66,16 @@ class ReservableCluster(ABC):
 
     def round_up(self, cpus: int) -> int:
         """Return the size of a reservation of `cpus` processors: whole nodes if nodes are named."""
-        unit = PLACE_CPUS if self.capabilities.reserves_named_nodes else 1
+        unit = LOCATION_CPUS if self.capabilities.reserves_named_nodes else 1
         return -(-cpus // unit) * unit
 
     @property
     @abstractmethod
-    def places(self) -> Sequence[str]:
-        """The nodes or queues of `PLACE_CPUS` processors each."""
+    def locations(self) -> Sequence[str]:
+        """The nodes or queues of `LOCATION_CPUS` processors each."""
 
     @abstractmethod
-    def table(self, folder: Path, more: str = "") -> str:
+    def table(self, folder: Path, extra: str = "") -> str:
         """Return the cluster's table in metasched.toml; `folder` is the site's."""
 
     @abstractmethod
@@ -83,8 +83,8 @@ class ReservableCluster(ABC):
         """Return the names of all reservations in the manager by native id."""
 
     @abstractmethod
-    def places_of_native(self, native: str) -> list[str]:
-        """Return the places of a reservation; empty until the manager has chosen them."""
+    def locations_of_native(self, native: str) -> list[str]:
+        """Return the locations of a reservation; empty until the manager has chosen them."""
 
     @abstractmethod
     def reservation_of_job(self, native_job: str) -> str:
@@ -94,11 +94,11 @@ class ReservableCluster(ABC):
     def delete_reservation(self, native: str) -> None: ...
 
     @abstractmethod
-    def disable(self, place: str) -> None:
-        """Take a place out of service, as an admin does."""
+    def disable(self, location: str) -> None:
+        """Take a location out of service, as an admin does."""
 
     @abstractmethod
-    def enable(self, place: str) -> None: ...
+    def enable(self, location: str) -> None: ...
 
     @abstractmethod
     def end_jobs(self) -> None:
@@ -106,7 +106,7 @@ class ReservableCluster(ABC):
 
     @abstractmethod
     def tidy(self) -> None:
-        """End all jobs, delete all reservations, enable all places."""
+        """End all jobs, delete all reservations, enable all locations."""
 
     @abstractmethod
     def check_apart(self, inside: Mapping[int, str], batch: str) -> None:
@@ -117,7 +117,7 @@ class ReservableCluster(ABC):
 
     @contextmanager
     def divided(self) -> Iterator[None]:
-        """Divide the cluster into several places for the `with` block."""
+        """Divide the cluster into several locations for the `with` block."""
         yield
 
     def natives_of(self, reservation: int) -> list[str]:
@@ -125,9 +125,13 @@ class ReservableCluster(ABC):
         name = re.compile(rf"ms-.*-r{reservation}(-again)?")
         return [native for native, of in self.reservations().items() if name.fullmatch(of)]
 
-    def places_of(self, reservation: int) -> list[str]:
-        """Return the places of all native reservations of a reservation of metasched."""
-        return [p for native in self.natives_of(reservation) for p in self.places_of_native(native)]
+    def locations_of(self, reservation: int) -> list[str]:
+        """Return the locations of all native reservations of a reservation of metasched."""
+        return [
+            location
+            for native in self.natives_of(reservation)
+            for location in self.locations_of_native(native)
+        ]
 
 
 class SlurmReservations(ReservableCluster):
@@ -144,14 +148,14 @@ class SlurmReservations(ReservableCluster):
         self.cpus = slurm.spec.nodes * slurm.spec.cpus
 
     @property
-    def places(self) -> Sequence[str]:
+    def locations(self) -> Sequence[str]:
         return self.slurm.nodes
 
-    def table(self, folder: Path, more: str = "") -> str:
+    def table(self, folder: Path, extra: str = "") -> str:
         return (
             f'[[cluster]]\nname = "{self.name}"\nadapter = "slurm"\n'
             f'config = "{self.slurm.conf}"\nreservation_unit = "{self._unit}"\n'
-            f"poll_interval = 1\n{more}"
+            f"poll_interval = 1\n{extra}"
         )
 
     def show(self, *name: str) -> str:
@@ -160,7 +164,7 @@ class SlurmReservations(ReservableCluster):
     def reservations(self) -> dict[str, str]:
         return {name: name for name in re.findall(r"ReservationName=(\S+)", self.show())}
 
-    def places_of_native(self, native: str) -> list[str]:
+    def locations_of_native(self, native: str) -> list[str]:
         try:
             line = self.show(native)
         except BootError:  # it has just ended
@@ -198,11 +202,11 @@ class SlurmReservations(ReservableCluster):
     def delete_reservation(self, native: str) -> None:
         self.slurm.run("scontrol", "delete", f"ReservationName={native}")
 
-    def disable(self, place: str) -> None:
-        self.slurm.run("scontrol", "update", f"NodeName={place}", "State=DRAIN", "Reason=test")
+    def disable(self, location: str) -> None:
+        self.slurm.run("scontrol", "update", f"NodeName={location}", "State=DRAIN", "Reason=test")
 
-    def enable(self, place: str) -> None:
-        self.slurm.run("scontrol", "update", f"NodeName={place}", "State=RESUME")
+    def enable(self, location: str) -> None:
+        self.slurm.run("scontrol", "update", f"NodeName={location}", "State=RESUME")
 
     def end_jobs(self) -> None:
         self.slurm.empty()
@@ -230,18 +234,18 @@ class GridEngineReservations(ReservableCluster):
         self.cpus = gridengine.SLOTS
 
     @property
-    def places(self) -> Sequence[str]:
+    def locations(self) -> Sequence[str]:
         return ["all.q", SECOND_QUEUE]
 
-    def table(self, folder: Path, more: str = "") -> str:
+    def table(self, folder: Path, extra: str = "") -> str:
         python = self.cell.python(folder / "python")
-        return self.cell.table(python, f"poll_interval = 0.5\nsettle = 1\n{more}")
+        return self.cell.table(python, f"poll_interval = 0.5\nsettle = 1\n{extra}")
 
     def reservations(self) -> dict[str, str]:
         listing = self.cell.run("qrstat", "-xml", "-u", "*")
         return dict(re.findall(r"<id>(\d+)</id>\s*<name>([^<]*)</name>", listing))
 
-    def places_of_native(self, native: str) -> list[str]:
+    def locations_of_native(self, native: str) -> list[str]:
         try:
             shown = self.cell.run("qrstat", "-xml", "-ar", native)
         except BootError:  # it has just ended
@@ -262,11 +266,11 @@ class GridEngineReservations(ReservableCluster):
     def delete_reservation(self, native: str) -> None:
         self.cell.run("qrdel", native)
 
-    def disable(self, place: str) -> None:
-        self.cell.run("qmod", "-d", place)
+    def disable(self, location: str) -> None:
+        self.cell.run("qmod", "-d", location)
 
-    def enable(self, place: str) -> None:
-        self.cell.run("qmod", "-e", place)
+    def enable(self, location: str) -> None:
+        self.cell.run("qmod", "-e", location)
 
     def end_jobs(self) -> None:
         self.cell.empty()
@@ -281,8 +285,8 @@ class GridEngineReservations(ReservableCluster):
     def divided(self) -> Iterator[None]:
         queue = re.sub(r"\\\n\s*", "", self.cell.run("qconf", "-sq", "all.q"))
         queue = re.sub(r"(?m)^qname .*", f"qname {SECOND_QUEUE}", queue)
-        self.load("-Aq", re.sub(r"(?m)^slots .*", f"slots {PLACE_CPUS}", queue))
-        self.cell.run("qconf", "-rattr", "queue", "slots", str(PLACE_CPUS), "all.q")
+        self.load("-Aq", re.sub(r"(?m)^slots .*", f"slots {LOCATION_CPUS}", queue))
+        self.cell.run("qconf", "-rattr", "queue", "slots", str(LOCATION_CPUS), "all.q")
         yield
         self.tidy()
         self.cell.run("qconf", "-rattr", "queue", "slots", str(gridengine.SLOTS), "all.q")
@@ -310,14 +314,14 @@ class GridEngineReservations(ReservableCluster):
 @contextmanager
 def slurm_nodes(folder: Path) -> Iterator[ReservableCluster]:
     """Boot a Slurm cluster whose three nodes are reserved whole."""
-    with _slurm(folder, ClusterSpec("gamma", "g", nodes=3, cpus=PLACE_CPUS)) as cluster:
+    with _slurm(folder, ClusterSpec("gamma", "g", nodes=3, cpus=LOCATION_CPUS)) as cluster:
         yield SlurmReservations(cluster, "node")
 
 
 @contextmanager
 def slurm_processors(folder: Path) -> Iterator[ReservableCluster]:
     """Boot a Slurm cluster of two nodes whose processors are reserved."""
-    with _slurm(folder, ClusterSpec("rho", "r", nodes=2, cpus=PLACE_CPUS)) as cluster:
+    with _slurm(folder, ClusterSpec("rho", "r", nodes=2, cpus=LOCATION_CPUS)) as cluster:
         yield SlurmReservations(cluster, "processor")
 
 

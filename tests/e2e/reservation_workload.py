@@ -35,13 +35,13 @@ LOOK_EVERY = 2.0  # seconds between two listings of each Slurm cluster
 class Stay:
     """Nodes or cores of a job in a Slurm cluster from `start` to `end` (epoch seconds)."""
 
-    places: frozenset[str]
+    resources: frozenset[str]
     start: float
     end: float
 
 
 @dataclass(frozen=True)
-class Kept:
+class WorkloadResult:
     """Results of the workload.
 
     `late` has the seconds from each window's start to its job's start. `strangers` has the pairs
@@ -55,7 +55,7 @@ class Kept:
     late: dict[int, float]
     strangers: list[tuple[int, str]]
     moved: dict[int, bool]
-    left: list[str]
+    leftover: list[str]
     batch_completed: int
     batch_lost: int
 
@@ -95,7 +95,9 @@ class Promises:
         self._over = threading.Event()
         self._killed: SlurmCluster | None = None
 
-    def run(self, wishes: Sequence[tuple[str, int, float]], lasts: float, batch: int) -> Kept:
+    def run(
+        self, requests: Sequence[tuple[str, int, float]], lasts: float, batch: int
+    ) -> WorkloadResult:
         """Reserve each (cluster, units, seconds from now) for `lasts` seconds; submit `batch` jobs.
 
         Before the first start, the first reservation is cancelled, and a node of the last
@@ -105,49 +107,51 @@ class Promises:
         watch = threading.Thread(target=self._watch)
         watch.start()
         try:
-            made, refused = {}, 0
-            for cluster, units, start in wishes:
+            promised, refused = {}, 0
+            for cluster, units, start in requests:
                 row = self._reserve(cluster, units, now + start, lasts)
                 refused += row is None
                 if row is not None:
-                    made[row["reservation"]] = row
-            some = [self._submit(5, cpus=1 + n % 4) for n in range(batch // 5)]
+                    promised[row["reservation"]] = row
+            batches = [self._submit(5, cpus=1 + n % 4) for n in range(batch // 5)]
             inside = {
                 id: self._submit(
                     1, reservation=id, cpus=1, tasks=row["size"], script="inside", limit=None
                 )[0]
-                for id, row in made.items()
+                for id, row in promised.items()
             }
-            cancelled = min(made)
+            cancelled = min(promised)
             self.client.cancel_reservation(cancelled)
-            drained = self._drain_one(made)
+            drained = self._drain_one(promised)
             self._kill_both()
             moved = {drained[0]: self._is_moved(*drained)}
             jobs = [job for id, job in inside.items() if id != cancelled]
             rows = {r["job"]: r for r in self.site.until_ended(*jobs, patience=600)}
-            self.site.until(lambda: self._settled([j for jobs in some for j in jobs]), 120.0)
+            self.site.until(lambda: self._settled([j for jobs in batches for j in jobs]), 120.0)
         finally:
             self._over.set()
             watch.join()
         self.site.run("cancel", str(inside[cancelled]))
-        for id in made:
+        for id in promised:
             self.client.cancel_reservation(id)
         late, strangers = {}, []
-        for id, row in made.items():
-            if id != cancelled and (found := self._began(row["cluster"], rows[inside[id]])):
-                begun, others = found
+        for id, row in promised.items():
+            if id != cancelled and (actual := self._began(row["cluster"], rows[inside[id]])):
+                begun, neighbours = actual
                 late[id] = begun - datetime.fromisoformat(row["start"]).timestamp()
-                strangers += [(id, other) for other in others]
-        ended = [row for jobs in some for row in self.site.rows(*jobs)]
+                strangers += [(id, other) for other in neighbours]
+        ended = [row for jobs in batches for row in self.site.rows(*jobs)]
         completed = sum(row["state"] == "completed" for row in ended)
         killed = list(self.slurm)[-1].name
         lost = sum(r["state"] != "completed" and r["cluster"] == killed for r in ended)
-        self.site.until(lambda: not self._left(), patience=120)
-        return Kept(len(made) - 1, refused, late, strangers, moved, self._left(), completed, lost)
+        self.site.until(lambda: not self._leftover(), patience=120)
+        return WorkloadResult(
+            len(promised) - 1, refused, late, strangers, moved, self._leftover(), completed, lost
+        )
 
     def _submit(
         self,
-        many: int,
+        count: int,
         *,
         script: str = "batch",
         cpus: int,
@@ -166,7 +170,7 @@ class Promises:
             reservation=reservation,
         )
         submission = SubmitRequest(
-            jobs=(request,) * many,
+            jobs=(request,) * count,
             scripts={script: SCRIPTS[script]},
             environments={"e": ENVIRONMENT},
         )
@@ -175,7 +179,7 @@ class Promises:
     def _reserve(
         self, cluster: str, units: int, start: float, lasts: float
     ) -> dict[str, Any] | None:
-        wish = {
+        request = {
             "least": units,
             "most": units,
             "shortest": lasts,
@@ -186,7 +190,7 @@ class Promises:
             "by_node": cluster not in {self.cell and self.cell.name, *self._by_processor},
         }
         try:
-            return self.client.reserve(wish)
+            return self.client.reserve(request)
         except PermissionDenied:
             return None
 
@@ -200,9 +204,9 @@ class Promises:
 
     # Faults during the run
 
-    def _drain_one(self, made: dict[int, dict[str, Any]]) -> tuple[int, SlurmCluster, str]:
+    def _drain_one(self, promised: dict[int, dict[str, Any]]) -> tuple[int, SlurmCluster, str]:
         first = next(iter(self.slurm))
-        id = max(id for id, row in made.items() if row["cluster"] == first.name)
+        id = max(id for id, row in promised.items() if row["cluster"] == first.name)
         [row] = [r for r in self.client.reservations() if r["reservation"] == id]
         node = row["nodes"][0]
         first.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
@@ -222,9 +226,9 @@ class Promises:
         """Wait until the manager has other nodes for the reservation; resume the node."""
 
         def elsewhere() -> bool:
-            told = cluster.run("scontrol", "--oneliner", "show", "reservation")
-            found = re.search(rf"ReservationName=\S+-r{id} .*? Nodes=(\S+)", told)
-            return found is not None and node not in hosts(found[1])
+            output = cluster.run("scontrol", "--oneliner", "show", "reservation")
+            match = re.search(rf"ReservationName=\S+-r{id} .*? Nodes=(\S+)", output)
+            return match is not None and node not in hosts(match[1])
 
         self.site.until(elsewhere)
         cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
@@ -241,9 +245,9 @@ class Promises:
         if self._killed is not None:
             self._put_back(self._killed)
         for cluster in self.slurm:
-            look = self._on_cores if cluster.name in self._by_processor else self._on_nodes
+            observe = self._on_cores if cluster.name in self._by_processor else self._on_nodes
             try:
-                stays = look(cluster)
+                stays = observe(cluster)
             except BootError:  # it has just been killed
                 continue
             self.stays |= {(cluster.name, id): stay for id, stay in stays.items()}
@@ -256,58 +260,58 @@ class Promises:
         """
         with contextlib.suppress(BootError):
             for line in cluster.run("sinfo", "-h", "-N", "-o", "%N %E").splitlines():
-                node, _, why = line.partition(" ")
-                if "Duplicate jobid" in why:
+                node, _, reason = line.partition(" ")
+                if "Duplicate jobid" in reason:
                     cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
     def _on_nodes(self, cluster: SlurmCluster) -> dict[str, Stay]:
-        found = {}
-        told = cluster.run("squeue", "-h", "--states=all", "-o", "%i %N %S %e")
-        for line in told.splitlines():
-            words = line.split()
-            if len(words) == 4 and words[2] != "N/A":
-                start, end = (datetime.fromisoformat(w).timestamp() for w in words[2:])
-                found[words[0]] = Stay(hosts(words[1]), start, end)
-        return found
+        uses = {}
+        output = cluster.run("squeue", "-h", "--states=all", "-o", "%i %N %S %e")
+        for line in output.splitlines():
+            fields = line.split()
+            if len(fields) == 4 and fields[2] != "N/A":
+                start, end = (datetime.fromisoformat(w).timestamp() for w in fields[2:])
+                uses[fields[0]] = Stay(hosts(fields[1]), start, end)
+        return uses
 
     def _on_cores(self, cluster: SlurmCluster) -> dict[str, Stay]:
-        found = {}
-        told = cluster.run("scontrol", "-d", "-o", "show", "job", SLURM_TIME_FORMAT="%s")
-        for line in told.splitlines():
-            places = {f"{node}/{n}" for node, some in cores(line).items() for n in some}
-            said = dict(re.findall(r"\b(JobId|StartTime|EndTime)=(\d+)", line))
-            if places and len(said) == 3:
-                window = float(said["StartTime"]), float(said["EndTime"])
-                found[said["JobId"]] = Stay(frozenset(places), *window)
-        return found
+        uses = {}
+        output = cluster.run("scontrol", "-d", "-o", "show", "job", SLURM_TIME_FORMAT="%s")
+        for line in output.splitlines():
+            resources = {f"{node}/{n}" for node, numbers in cores(line).items() for n in numbers}
+            values = dict(re.findall(r"\b(JobId|StartTime|EndTime)=(\d+)", line))
+            if resources and len(values) == 3:
+                window = float(values["StartTime"]), float(values["EndTime"])
+                uses[values["JobId"]] = Stay(frozenset(resources), *window)
+        return uses
 
     def _began(self, cluster: str, row: dict[str, Any]) -> tuple[float, list[str]] | None:
         """Return a job's start and the other jobs on its nodes; None if it never started."""
         native = str(row["native_id"])
         if self.cell is not None and cluster == self.cell.name:
-            told = self.cell.run("qacct", "-j", native)
-            assert re.search(r"^arid +[1-9]", told, re.MULTILINE), told
+            output = self.cell.run("qacct", "-j", native)
+            assert re.search(r"^arid +[1-9]", output, re.MULTILINE), output
             return datetime.fromisoformat(row["started"]).timestamp(), []
         stay = self.stays.get((cluster, native))
         if stay is None:
             return None
-        others = [
+        neighbours = [
             id
             for (name, id), other in self.stays.items()
             if (name, id) != (cluster, native)
             and name == cluster
-            and other.places & stay.places
+            and other.resources & stay.resources
             and other.start < stay.end
             and stay.start < other.end
         ]
-        return stay.start, others
+        return stay.start, neighbours
 
-    def _left(self) -> list[str]:
-        found = []
+    def _leftover(self) -> list[str]:
+        names = []
         for cluster in self.slurm:
-            told = cluster.run("scontrol", "--oneliner", "show", "reservation")
-            found += re.findall(r"ReservationName=(\S+)", told)
+            output = cluster.run("scontrol", "--oneliner", "show", "reservation")
+            names += re.findall(r"ReservationName=(\S+)", output)
         if self.cell is not None:
-            told = self.cell.run("qrstat", "-xml", "-u", "*")
-            found += re.findall(r"<name>(ms-[^<]*)</name>", told)
-        return found
+            output = self.cell.run("qrstat", "-xml", "-u", "*")
+            names += re.findall(r"<name>(ms-[^<]*)</name>", output)
+        return names

@@ -131,14 +131,14 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 
 def test_a_daemon_dies_between_commit_and_answer(either: Site) -> None:
     """The client repeats its request; the next daemon returns the job that was stored."""
-    site, script, ran = either, either.folder / "dies.py", either.folder / "ran"
+    site, script, run_log = either, either.folder / "dies.py", either.folder / "ran"
     script.write_text(DIES_AFTER_COMMIT.format(marker=str(either.folder / "died")))
     site.before = (sys.executable, str(script))
     site.start()
     dying = site._daemon
     assert dying is not None
     with subprocess.Popen(
-        [COMMAND, "submit", "--parsable", "-o", "/dev/null", "--wrap", f"echo x >> '{ran}'"],
+        [COMMAND, "submit", "--parsable", "-o", "/dev/null", "--wrap", f"echo x >> '{run_log}'"],
         env=site.environment,
         cwd=site.folder,
         stdout=subprocess.PIPE,
@@ -151,6 +151,6 @@ def test_a_daemon_dies_between_commit_and_answer(either: Site) -> None:
     assert (client.returncode, errors) == (0, "")
     [row] = site.until_ended()
     assert (row["job"], row["state"]) == (int(output), "completed")
-    assert ran.read_text() == "x\n"
+    assert run_log.read_text() == "x\n"
     site.stop()
     site.replayed()

@@ -33,9 +33,9 @@ def test_each_task_runs_once_and_writes_its_own_file(running: Site) -> None:
         (task, "1-9:2%3", 4 if task == 5 else 0) for task in (1, 3, 5, 7, 9)
     ]
     for task in (1, 3, 5, 7, 9):
-        told = f"{task} of 5 to 9, job {job}\n"
-        assert (running.folder / f"metasched-{job}_{task}.out").read_text() == told
-        assert running.run("output", f"{job}_{task}").stdout == told
+        expected = f"{task} of 5 to 9, job {job}\n"
+        assert (running.folder / f"metasched-{job}_{task}.out").read_text() == expected
+        assert running.run("output", f"{job}_{task}").stdout == expected
     assert f"name a task, as {job}_1" in running.error("output", str(job), code=2)
     # a table has one line for tasks with equal columns
     assert lines(running.run("wait", str(job), code=4).stdout) == [
@@ -78,9 +78,9 @@ def test_tasks_are_cancelled_held_and_released_one_by_one(running: Site) -> None
         f"{job}_3",
         f"{job}_[4-5]",
     ]
-    told = running.json("explain", f"{job}_6")
-    assert told["reason"] == "limit_array"
-    assert "1-6%1" in told["text"]
+    explanation = running.json("explain", f"{job}_6")
+    assert explanation["reason"] == "limit_array"
+    assert "1-6%1" in explanation["text"]
     assert "2 held" in running.json("explain", str(job))["text"]
     events = running.json("story", f"{job}_3")
     assert {event["task"] for event in events} == {3}
@@ -98,10 +98,12 @@ def test_a_chain_of_dependencies(running: Site) -> None:
     first = running.submit("--chdir", running.folder, "--wrap", f"{GATE}; exit $(cat go)")
     good = running.submit("-d", f"afterok:{first}", "--wrap", "true")
     bad = running.submit("-d", f"afternotok:{first}", "--wrap", "true")
-    both = running.submit("-d", f"afterok:{good},afterany:{first}", "--wrap", "true")
+    on_both = running.submit("-d", f"afterok:{good},afterany:{first}", "--wrap", "true")
     either = running.submit("-d", f"afterok:{good}?afterok:{bad}", "--wrap", "true")
-    gone = running.submit("-d", f"afterok:{good}", "--kill-on-invalid-dep=yes", "--wrap", "true")
-    rows = running.json("status", *map(str, (good, bad, both, either, gone)))
+    on_failure = running.submit(
+        "-d", f"afterok:{good}", "--kill-on-invalid-dep=yes", "--wrap", "true"
+    )
+    rows = running.json("status", *map(str, (good, bad, on_both, either, on_failure)))
     assert {(row["state"], row["reason"]) for row in rows} == {("queued", "dependency")}
     assert f"afterok:{first} is not met yet" in running.json("explain", str(good))["text"]
     running.stop()
@@ -111,15 +113,15 @@ def test_a_chain_of_dependencies(running: Site) -> None:
     running.run("wait", str(bad))
     running.run("wait", str(either))
     # the job stays queued, and the dependency that can never be met is reported
-    told = running.json("explain", str(good))
-    assert (told["state"], told["reason"]) == ("queued", "dependency")
-    assert f"afterok:{first} can never be met: {first} ended without success" in told["text"]
-    assert states(running, both, gone) == {"queued": 2}
+    explanation = running.json("explain", str(good))
+    assert (explanation["state"], explanation["reason"]) == ("queued", "dependency")
+    assert f"afterok:{first} can never be met: {first} ended without success" in explanation["text"]
+    assert states(running, on_both, on_failure) == {"queued": 2}
     running.run("cancel", str(good))
-    running.run("wait", str(gone), code=130)
-    assert f"afterok:{good} can never be met" in running.json("story", str(gone))[-1]["cause"]
-    running.run("cancel", str(both))
-    late = running.submit("-d", f"afterany:{gone}:{first},afterok:{bad}", "--wrap", "true")
+    running.run("wait", str(on_failure), code=130)
+    assert f"afterok:{good} can never be met" in running.json("story", str(on_failure))[-1]["cause"]
+    running.run("cancel", str(on_both))
+    late = running.submit("-d", f"afterany:{on_failure}:{first},afterok:{bad}", "--wrap", "true")
     running.run("wait", str(late))
     running.stop()
     running.replayed()
@@ -134,9 +136,9 @@ def test_task_by_task_and_one_at_a_time(running: Site) -> None:
     second = running.submit(
         "--array=1-3", "-d", f"aftercorr:{first}", "-o", "/dev/null", "--wrap", f"touch {fails}.$$"
     )
-    one = running.submit("--name", "solo", "-d", f"after:{first}", "--wrap", "true")
+    solo = running.submit("--name", "solo", "-d", f"after:{first}", "--wrap", "true")
     next_one = running.submit("--name", "solo", "-d", "singleton", "--wrap", "true")
-    running.run("wait", str(one))  # `first` has started but not ended
+    running.run("wait", str(solo))  # `first` has started but not ended
     running.run("wait", str(next_one))
     assert states(running, second) == {"queued": 3}
     (running.folder / "go").touch()
@@ -144,21 +146,21 @@ def test_task_by_task_and_one_at_a_time(running: Site) -> None:
     running.run("wait", f"{second}_1", f"{second}_3")
     assert states(running, f"{second}_2") == {"queued": 1}
     assert f"aftercorr:{first} can never be met" in running.json("explain", f"{second}_2")["text"]
-    told = running.error(
+    message = running.error(
         "submit", "--array=3-4", "-d", f"aftercorr:{first}", "--wrap", "true", code=2
     )
-    assert f"job {first} has no task 4" in told
+    assert f"job {first} has no task 4" in message
 
 
 def test_what_makes_no_sense_is_refused(shared: Site) -> None:
-    more = ("--wrap", "true")
+    payload = ("--wrap", "true")
     for dependency in ("afterok:999", "afterany:999_3", "singleton,after:999+5"):
-        told = shared.error("submit", "-d", dependency, *more, code=5)
-        assert "no job 999" in told
-    job = shared.submit("--hold", *more)
-    assert f"no job {job}_3" in shared.error("submit", "-d", f"afterok:{job}_3", *more, code=5)
-    told = shared.error("submit", "--array=1-9", "--strict", "-o", "one.txt", *more, code=2)
-    assert "all tasks write to the same file" in told
+        message = shared.error("submit", "-d", dependency, *payload, code=5)
+        assert "no job 999" in message
+    job = shared.submit("--hold", *payload)
+    assert f"no job {job}_3" in shared.error("submit", "-d", f"afterok:{job}_3", *payload, code=5)
+    message = shared.error("submit", "--array=1-9", "--strict", "-o", "one.txt", *payload, code=2)
+    assert "all tasks write to the same file" in message
     shared.run("cancel", str(job))
 
 
@@ -171,8 +173,8 @@ def test_one_array_over_two_slurm_clusters_and_this_host(site: Site, slurm_site:
         "settle = 1.0\npoll_interval = 0.3\n"
         for name in ("alpha", "beta")
     )
-    here = '[[cluster]]\nname = "here"\nadapter = "local"\ncpus = 16\npoll_interval = 0.3\n'
-    site.configure(clusters + here)
+    local_table = '[[cluster]]\nname = "here"\nadapter = "local"\ncpus = 16\npoll_interval = 0.3\n'
+    site.configure(clusters + local_table)
     site.start()
     out = site.folder / "out"
     out.mkdir()
@@ -190,9 +192,9 @@ def test_one_array_over_two_slurm_clusters_and_this_host(site: Site, slurm_site:
     assert all(row["started"] <= rows[-1]["started"] for row in rows[:-1])
     assert {row["cluster"] for row in rows[:-1]} == {"alpha", "beta", "here"}
     for row in rows[:-1]:
-        told = (out / f"wide-{job}_{row['task']}").read_text()
+        text = (out / f"wide-{job}_{row['task']}").read_text()
         task = row["task"]
-        assert told == f"{row['cluster']} {job} {task} 1-{tasks} {task}\n"
+        assert text == f"{row['cluster']} {job} {task} 1-{tasks} {task}\n"
     assert max(map(int, (site.folder / "seen").read_text().split())) <= 6
     site.stop()
     site.replayed()

@@ -33,17 +33,17 @@ def refusal(
 
     def refused() -> str:
         assert main() == 2
-        told = capsys.readouterr()
-        assert told.out == ""
-        assert told.err.startswith("metasched: error: "), told
-        assert told.err.count("\n") == 1, told
-        return told.err
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("metasched: error: "), captured
+        assert captured.err.count("\n") == 1, captured
+        return captured.err
 
     return refused
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["submit", "--nodez", "1", "job.sh"], 2, "--nodes"),
         (["submit"], 2, "no script"),
@@ -104,12 +104,12 @@ def refusal(
     ],
 )
 def test_one_line_and_nothing_changed(
-    shared: Site, arguments: list[str], code: int, told: str
+    shared: Site, arguments: list[str], code: int, message: str
 ) -> None:
     (shared.folder / "empty.sh").touch()
     (shared.folder / "binary.sh").write_bytes(b"\x7fELF\x00\x00")
     (shared.folder / "bare.sh").write_text("echo no interpreter\n")
-    assert told in shared.error(*arguments, code=code)
+    assert message in shared.error(*arguments, code=code)
     unchanged(shared)
 
 
@@ -141,14 +141,14 @@ def test_names_that_are_strange_but_harmless(running: Site) -> None:
 
 def test_a_daemon_that_is_not_running(site: Site) -> None:
     for arguments in (["status"], ["submit", "--wrap", "true"], ["clusters"]):
-        told = site.error(*arguments, code=4)
-        assert "metasched serve" in told
+        message = site.error(*arguments, code=4)
+        assert "metasched serve" in message
 
 
 def test_two_daemons_on_one_database(running: Site) -> None:
-    told = running.error("serve", code=1)
-    assert f"process {running.pid}" in told
-    assert "--standby" in told
+    message = running.error("serve", code=1)
+    assert f"process {running.pid}" in message
+    assert "--standby" in message
     assert running.json("clusters")
 
 
@@ -163,15 +163,15 @@ def test_two_daemons_on_one_database_by_two_names(running: Site) -> None:
 
 
 def test_a_socket_that_is_left_over_is_replaced_and_a_file_is_not(site: Site) -> None:
-    place = site.folder / "ms.sock"
+    socket_path = site.folder / "ms.sock"
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(place))
+        dead.bind(str(socket_path))
     site.start()
     assert site.stop() == 0
-    assert not place.exists()
-    place.write_text("precious")
+    assert not socket_path.exists()
+    socket_path.write_text("precious")
     assert "no socket" in site.error("serve", code=2)
-    assert place.read_text() == "precious"
+    assert socket_path.read_text() == "precious"
 
 
 def test_databases_that_cannot_be_used(site: Site) -> None:
@@ -182,13 +182,13 @@ def test_databases_that_cannot_be_used(site: Site) -> None:
     site.stop()
     with sqlite3.connect(site.database) as other:
         other.execute("UPDATE alembic_version SET version_num = '9999'")
-    told = site.error("serve", code=1)
-    assert "schema 9999" in told
-    assert "newer" in told
+    message = site.error("serve", code=1)
+    assert "schema 9999" in message
+    assert "newer" in message
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[daemon\n", "TOML"),
         ("", "[[cluster]]"),
@@ -234,17 +234,17 @@ def test_databases_that_cannot_be_used(site: Site) -> None:
     ],
 )
 def test_configurations_that_cannot_be_used(
-    site: Site, refusal: Callable[[], str], text: str, told: str
+    site: Site, refusal: Callable[[], str], text: str, message: str
 ) -> None:
     site.config.write_text(text)
     line = refusal()
-    assert told in line
+    assert message in line
     assert str(site.config) in line or "database" in line or "absent" in line
     assert not site.database.exists()
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ('load = "obseved"\n', "observed"),
         ("agee = 3\n", 'write "age"'),
@@ -258,12 +258,12 @@ def test_configurations_that_cannot_be_used(
     ],
 )
 def test_policies_that_cannot_be_used(
-    site: Site, refusal: Callable[[], str], text: str, told: str
+    site: Site, refusal: Callable[[], str], text: str, message: str
 ) -> None:
-    site.configure(more='[policy]\nfile = "policy.toml"\n')
+    site.configure(extra='[policy]\nfile = "policy.toml"\n')
     (site.folder / "policy.toml").write_text(text)
     line = refusal()
-    assert told in line
+    assert message in line
     assert "policy.toml" in line
 
 

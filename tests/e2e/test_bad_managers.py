@@ -67,8 +67,8 @@ def test_clusters_whose_listings_cannot_be_read_say_why_and_the_others_go_on(sit
     site.configure(TWO_LOCAL + "".join(tables))
     site.start("down:")
 
-    for name, (_, words) in LISTINGS.items():
-        until_in(site, words, state, name)
+    for name, (_, cause) in LISTINGS.items():
+        until_in(site, cause, state, name)
     assert {state(site, name) for name in ("left", "right")} == {"up"}
     job = site.submit("--wrap", "exit 3", "-t", "1")
     assert site.until_ended(job)[0]["exit_code"] == 3
@@ -87,15 +87,15 @@ REFUSALS = {
 def test_a_refused_job_is_rejected_in_the_managers_own_words(site: Site) -> None:
     site.configure(
         "".join(
-            table(name, site.folder, {"sbatch": SAYS.format(words)})
-            for name, words in REFUSALS.items()
+            table(name, site.folder, {"sbatch": SAYS.format(cause)})
+            for name, cause in REFUSALS.items()
         )
     )
     site.start()
     jobs = {name: site.submit("--wrap", "true", "-t", "1", "--cluster", name) for name in REFUSALS}
     assert {row["state"] for row in site.until_ended(*jobs.values())} == {"rejected"}
-    for name, words in REFUSALS.items():
-        assert words in story(site, jobs[name])
+    for name, cause in REFUSALS.items():
+        assert cause in story(site, jobs[name])
     assert {row["state"] for row in site.json("clusters")} == {"up"}
     assert site.stop() == 0
 
@@ -138,8 +138,8 @@ def test_orders_on_their_way_to_a_worker_are_left_undone_if_one_before_them_is_n
 ) -> None:
     calls = site.folder / "calls"
     calls.touch()
-    told = f"""printf '%s\\n' "$@" | grep '^--comment' >> "{calls}"\n{answer}"""
-    site.configure(table("c", site.folder, {"sbatch": told}) + "settle = 600\n")
+    program = f"""printf '%s\\n' "$@" | grep '^--comment' >> "{calls}"\n{answer}"""
+    site.configure(table("c", site.folder, {"sbatch": program}) + "settle = 600\n")
     site.start()
     request = JobRequest(
         script="s", environment="e", directory=str(site.folder), output="/dev/null"
@@ -155,13 +155,13 @@ def test_orders_on_their_way_to_a_worker_are_left_undone_if_one_before_them_is_n
     assert site.stop() == 0
 
 
-def until_in(site: Site, words: str, told: Callable[[Site, T], str], whose: T) -> None:
-    site.until(lambda: words in told(site, whose))
+def until_in(site: Site, text: str, read: Callable[[Site, T], str], subject: T) -> None:
+    site.until(lambda: text in read(site, subject))
 
 
 def state(site: Site, cluster: str) -> str:
-    [found] = (row["state"] for row in site.cluster_rows() if row["cluster"] == cluster)
-    return str(found)
+    [cluster_state] = (row["state"] for row in site.cluster_rows() if row["cluster"] == cluster)
+    return str(cluster_state)
 
 
 def story(site: Site, job: int) -> str:

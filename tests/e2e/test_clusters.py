@@ -19,8 +19,8 @@ def cluster(site: Site, name: str) -> dict[str, Any]:
 
 
 def test_a_drained_cluster_is_emptied_and_stays_drained_over_a_restart(running: Site) -> None:
-    both = [running.submit("--wrap", "sleep 300", "-n", n) for n in ("8", "4")]
-    running.until(lambda: all(running.row(job)["state"] == "running" for job in both))
+    jobs = [running.submit("--wrap", "sleep 300", "-n", n) for n in ("8", "4")]
+    running.until(lambda: all(running.row(job)["state"] == "running" for job in jobs))
     waiting = running.submit("--wrap", "true", "-n", "8")
     running.until(lambda: running.row(waiting)["state"] == "pending")
     row = running.json("cluster", "drain", "left", "--reason", "new kernel")
@@ -34,16 +34,16 @@ def test_a_drained_cluster_is_emptied_and_stays_drained_over_a_restart(running: 
     running.start("drained")
     assert cluster(running, "left")["drained"]["by"] == row["drained"]["by"] != ""
     assert running.row(waiting)["state"] == "queued"
-    running.until(lambda: running.row(both[0])["state"] == "running")
+    running.until(lambda: running.row(jobs[0])["state"] == "running")
     small = running.submit("--wrap", "true", "-n", "1")
     assert running.row(small)["cluster"] == "right"
-    running.run("cancel", *map(str, both))
-    running.until_ended(small, *both)
+    running.run("cancel", *map(str, jobs))
+    running.until_ended(small, *jobs)
     assert "up" in running.run("cluster", "resume", "left").stdout
     [ended] = running.until_ended(waiting)
     assert (ended["state"], ended["cluster"]) == ("completed", "left")
-    told = [event["cause"] for event in running.json("story", str(waiting))]
-    assert any(cause.startswith("recalled from left: drained by ") for cause in told)
+    history = [event["cause"] for event in running.json("story", str(waiting))]
+    assert any(cause.startswith("recalled from left: drained by ") for cause in history)
     running.stop()
     running.replayed()
 

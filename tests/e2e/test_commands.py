@@ -83,8 +83,8 @@ def test_hold_release_and_cancel_at_every_state(running: Site) -> None:
     running.until(lambda: running.row(waiting)["state"] == "pending")
     running.run("hold", str(waiting))
     running.until(lambda: running.row(waiting)["state"] == "held")
-    told = running.run("cancel", str(waiting), str(long))
-    assert told.stderr == "" or "metasched" in told.stderr
+    output = running.run("cancel", str(waiting), str(long))
+    assert output.stderr == "" or "metasched" in output.stderr
     rows = running.until_ended(long, waiting)
     assert [row["state"] for row in rows] == ["cancelled", "cancelled"]
     running.run("wait", str(long), code=130)
@@ -162,26 +162,26 @@ def test_ctrl_c_ends_a_wait_without_a_traceback(running: Site) -> None:
         lambda: any("socket:" in os.path.realpath(f) for f in files.iterdir() if int(f.name) > 2)
     )
     waiting.send_signal(signal.SIGINT)
-    _, told = waiting.communicate(timeout=60)
+    _, output = waiting.communicate(timeout=60)
     assert waiting.returncode == 130
-    assert "Traceback" not in told
+    assert "Traceback" not in output
     running.run("cancel", str(job))
 
 
 def test_pulled_between_local_clusters(running: Site) -> None:
     """Both clusters are full; the pending job is pulled once the other cluster has room."""
-    left = running.submit("--wrap", "sleep 300", "-n", "8", "--cluster", "left")
+    first = running.submit("--wrap", "sleep 300", "-n", "8", "--cluster", "left")
     right = running.submit("--wrap", "sleep 300", "-n", "4", "--cluster", "right")
-    running.until(lambda: all(running.row(j)["state"] == "running" for j in (left, right)))
+    running.until(lambda: all(running.row(j)["state"] == "running" for j in (first, right)))
     job = running.submit("--wrap", "true", "-n", "2")
     running.until(lambda: running.row(job)["state"] == "pending")
     time.sleep(3.5)  # a new job is not pulled yet
     home = running.row(job)["cluster"]
-    running.run("cancel", str(right if home == "left" else left))
+    running.run("cancel", str(right if home == "left" else first))
     [row] = running.until_ended(job)
     assert row["state"] == "completed"
     assert row["cluster"] != home
-    running.run("cancel", str(left), str(right))
+    running.run("cancel", str(first), str(right))
     running.until_ended()
     running.stop()
     running.replayed()

@@ -55,9 +55,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "venv" / "bin" / "python"
 
 
-def run(python: Path | str, *words: str, cwd: Path) -> str:
-    ran = subprocess.run(
-        [python, *words],
+def run(python: Path | str, *arguments: str, cwd: Path) -> str:
+    completed = subprocess.run(
+        [python, *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -69,8 +69,8 @@ def run(python: Path | str, *words: str, cwd: Path) -> str:
             "PYTHONSAFEPATH": "1",
         },
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout
 
 
 def test_every_module_named_is_compiled(compiled: Path) -> None:
@@ -88,7 +88,7 @@ def test_every_module_named_is_compiled(compiled: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "message"),
     [
         (
             {"METASCHED_COMPILE": "1", "CC": "/nowhere/cc"},
@@ -97,18 +97,20 @@ def test_every_module_named_is_compiled(compiled: Path) -> None:
         ({"METASCHED_COMPILE": "false"}, "'false' is not 0 or 1, METASCHED_COMPILE; say 1 or 0"),
     ],
 )
-def test_says_at_once_what_is_wrong(tmp_path: Path, environment: dict[str, str], told: str) -> None:
+def test_says_at_once_what_is_wrong(
+    tmp_path: Path, environment: dict[str, str], message: str
+) -> None:
     build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", str(ROOT)]
-    ran = subprocess.run(
+    completed = subprocess.run(
         [*build, "--outdir", str(tmp_path)],
         env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ran.returncode == 1
-    assert f"metasched: error: {told}" in ran.stderr
-    assert "Traceback" not in ran.stdout + ran.stderr
+    assert completed.returncode == 1
+    assert f"metasched: error: {message}" in completed.stderr
+    assert "Traceback" not in completed.stdout + completed.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -126,10 +128,10 @@ def test_answers_every_event_alike(
     (tmp_path / "events").write_bytes(pickle.dumps(events))
     folder = compiled.parents[2]
     script = [str(ROOT / "tests" / "harness" / "outcome_hash.py"), str(tmp_path / "events")]
-    ours, *pure = run(sys.executable, *script, cwd=ROOT).split()
-    theirs, *other = run(compiled, *script, cwd=folder).split()
-    assert (Path(ours).suffix, Path(theirs).suffix) == (".py", ".so")
-    assert other == pure
+    pure_module, *pure_hashes = run(sys.executable, *script, cwd=ROOT).split()
+    compiled_module, *compiled_hashes = run(compiled, *script, cwd=folder).split()
+    assert (Path(pure_module).suffix, Path(compiled_module).suffix) == (".py", ".so")
+    assert compiled_hashes == pure_hashes
 
 
 @pytest.mark.parametrize(("workload", "clusters", "policy", "settings"), RUNS)
@@ -142,24 +144,26 @@ def test_simulates_the_same_schedule(
     settings: list[str],
 ) -> None:
     wide = ["--clusters", clusters] if clusters else []
-    asked = [workload, "--policy", policy, *wide, "--json"]
-    asked += [word for setting in settings for word in ("--set", setting)]
-    found = []
+    arguments = [workload, "--policy", policy, *wide, "--json"]
+    arguments += [argument for setting in settings for argument in ("--set", setting)]
+    schedules = []
     for name, python in (("pure", Path(sys.executable)), ("compiled", compiled)):
         plan = tmp_path / f"{name}.csv"
-        told = run(python, "-m", "metasched", "simulate", *asked, "--schedule", str(plan), cwd=ROOT)
-        figures = json.loads(told)
+        output = run(
+            python, "-m", "metasched", "simulate", *arguments, "--schedule", str(plan), cwd=ROOT
+        )
+        figures = json.loads(output)
         del figures["wall_seconds"], figures["jobs_per_second"]
-        found.append((figures, plan.read_text()))
-    assert found[0] == found[1]
+        schedules.append((figures, plan.read_text()))
+    assert schedules[0] == schedules[1]
 
 
 def test_passes_the_suite(compiled: Path) -> None:
     folder = compiled.parents[2]
     watches = "tests/unit/test_simulate.py::test_every_event_passes_the_core"  # patches `step`
-    asked = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--deselect", watches]
-    told = run(compiled, *asked, *SUITE, cwd=folder)
-    assert " passed" in told
+    arguments = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--deselect", watches]
+    output = run(compiled, *arguments, *SUITE, cwd=folder)
+    assert " passed" in output
     assert str(folder / "venv") in run(
         compiled, "-c", "import metasched; print(metasched.__file__)", cwd=folder
     )

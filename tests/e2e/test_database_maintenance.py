@@ -31,8 +31,8 @@ def test_backup_check_and_prune_while_the_daemon_runs(running: Site) -> None:
     with sqlite3.connect(running.database) as other:
         other.execute("UPDATE task SET attempts = 9")
     other.close()
-    told = running.run("db", "check", code=1).stdout
-    assert "counts 9 attempts" in told
+    output = running.run("db", "check", code=1).stdout
+    assert "counts 9 attempts" in output
 
     # a restored backup has its former state, and its held job can run
     for name in ("-wal", "-shm"):
@@ -46,7 +46,7 @@ def test_backup_check_and_prune_while_the_daemon_runs(running: Site) -> None:
 
 
 def test_the_daemon_forgets_by_itself_what_ended_too_long_ago(site: Site) -> None:
-    site.configure(more='keep = "1s"\n')
+    site.configure(extra='keep = "1s"\n')
     site.start()
     jobs = [site.submit("--wrap", "true") for _ in range(2)]
     site.run("wait", *map(str, jobs))

@@ -27,8 +27,8 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def left_behind(folder: Path) -> list[str]:
-    words = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
-    return [line for line in words if str(folder) in line]
+    command_lines = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
+    return [line for line in command_lines if str(folder) in line]
 
 
 @pytest.mark.slow
@@ -61,17 +61,17 @@ def test_ctrl_c_ends_the_demo_its_daemon_and_its_jobs(folder: Path) -> None:
         time.sleep(0.05)
     assert left_behind(folder)
     demo.send_signal(signal.SIGINT)
-    _, told = demo.communicate(timeout=100)
+    _, output = demo.communicate(timeout=100)
     assert demo.returncode == 130
-    assert "Traceback" not in told
+    assert "Traceback" not in output
     assert not left_behind(folder)
 
 
 def test_a_chart_that_cannot_be_drawn_is_told_before_the_run(tmp_path: Path) -> None:
-    for chart, told in ((tmp_path / "x.doc", ".png"), (tmp_path / "no" / "x.png", "folder")):
+    for chart, message in ((tmp_path / "x.doc", ".png"), (tmp_path / "no" / "x.png", "folder")):
         done = subprocess.run(
             [COMMAND, "demo", "--plot", chart], capture_output=True, text=True, timeout=100
         )
         assert done.returncode == 1
-        assert told in done.stderr
+        assert message in done.stderr
         assert done.stderr.count("\n") == 1

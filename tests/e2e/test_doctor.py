@@ -16,13 +16,13 @@ def findings(site: Site, code: int) -> dict[str, dict[str, Any]]:
 def test_a_healthy_site_then_one_problem_after_the_other(running: Site) -> None:
     job = running.submit("--wrap", "sleep 300", "--cluster", "right")
     running.until(lambda: running.row(job)["state"] == "running")
-    found = findings(running, 0)
-    assert {"configuration", "filesystem", "database", "daemon", "cluster left"} <= set(found)
-    assert found["clock of right"]["ok"]
+    checks = findings(running, 0)
+    assert {"configuration", "filesystem", "database", "daemon", "cluster left"} <= set(checks)
+    assert checks["clock of right"]["ok"]
     running.stop()
-    gone = findings(running, 1)["daemon"]
-    assert "no daemon answers" in gone["text"]
-    assert "metasched serve" in gone["mend"]
+    check = findings(running, 1)["daemon"]
+    assert "no daemon answers" in check["text"]
+    assert "metasched serve" in check["mend"]
 
     whole = running.config.read_text()
     running.configure(TWO_LOCAL.partition('\n[[cluster]]\nname = "right"')[0])
@@ -30,10 +30,10 @@ def test_a_healthy_site_then_one_problem_after_the_other(running: Site) -> None:
         other.execute("UPDATE attempt SET started = started - 100")
     other.close()
     running.start()
-    found = findings(running, 1)
-    assert not found[f"job {job}"]["ok"]
-    assert f"metasched resolve {job} lost" in found[f"job {job}"]["mend"]
-    clock = found["clock of right"]
+    checks = findings(running, 1)
+    assert not checks[f"job {job}"]["ok"]
+    assert f"metasched resolve {job} lost" in checks[f"job {job}"]["mend"]
+    clock = checks["clock of right"]
     assert not clock["ok"]
     assert "s behind this host's" in clock["text"]
     assert "resolve" in running.run("doctor", code=1).stdout
@@ -57,6 +57,6 @@ def test_a_cluster_that_does_not_answer(site: Site) -> None:
     )
     site.start("down:")
     site.until(lambda: "squeue" in findings(site, 1)["cluster alpha"]["text"])
-    found = findings(site, 1)["cluster alpha"]
-    assert "next try" in found["text"]
-    assert found["mend"]
+    check = findings(site, 1)["cluster alpha"]
+    assert "next try" in check["text"]
+    assert check["mend"]

@@ -31,19 +31,19 @@ def over_cell(site: Site, gridengine_cell: Cell) -> Site:
 
 @pytest.mark.slow
 def test_jobs_run_exactly_once_each_and_tell_their_exit_codes(over_cell: Site) -> None:
-    ran = over_cell.folder / "ran"
+    run_log = over_cell.folder / "ran"
     script = over_cell.folder / "job.sh"
-    script.write_text(f'#!/bin/sh\n#$ -l h_rt=60\necho $METASCHED_JOB_ID >> "{ran}"\nexit $1\n')
+    script.write_text(f'#!/bin/sh\n#$ -l h_rt=60\necho $METASCHED_JOB_ID >> "{run_log}"\nexit $1\n')
     codes: dict[int, int] = {}
     for number in range(JOBS):
         code = (0, 3, 99, 100, 255, 0)[number % 6]
-        place = ["--cluster", "cell"] if number % 6 in (2, 3) else []
+        options = ["--cluster", "cell"] if number % 6 in (2, 3) else []
         done = over_cell.run(
             "submit",
             "--json",
             "-n",
             str(1 + number % 4),
-            *place,
+            *options,
             "-o",
             "/dev/null",
             script,
@@ -53,7 +53,7 @@ def test_jobs_run_exactly_once_each_and_tell_their_exit_codes(over_cell: Site) -
     rows = {row["job"]: row for row in over_cell.until_ended(patience=200)}
 
     assert set(rows) == set(codes)
-    assert Counter(ran.read_text().split()) == Counter(map(str, codes))
+    assert Counter(run_log.read_text().split()) == Counter(map(str, codes))
     for job, code in codes.items():
         assert rows[job]["exit_code"] == code, rows[job]
         assert rows[job]["state"] == ("completed" if code == 0 else "failed")

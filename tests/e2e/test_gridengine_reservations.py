@@ -50,8 +50,8 @@ def lethal_programs(folder: Path) -> Path:
     )
     for name in PROGRAMS:
         program = folder / name
-        more = kills if name in CHANGES else ""
-        program.write_text(f'#!/bin/sh\n{more}exec /usr/bin/{name} "$@"\n')
+        extra = kills if name in CHANGES else ""
+        program.write_text(f'#!/bin/sh\n{extra}exec /usr/bin/{name} "$@"\n')
         program.chmod(0o755)
     return folder
 
@@ -126,14 +126,14 @@ def test_a_reservation_outlives_a_configuration_without_its_cell(
     cluster: GridEngineReservations, reserving_site: Site
 ) -> None:
     site = reserving_site
-    made = reserve(site, "--size", "3", *IN_AN_HOUR)
-    id, [native] = made["reservation"], cluster.reservations()
+    reservation = reserve(site, "--size", "3", *IN_AN_HOUR)
+    id, [native] = reservation["reservation"], cluster.reservations()
     inside = site.submit("--reservation", str(id), "-n", "3", "-t", "1", "--wrap", "true")
     site.until(lambda: site.row(inside)["state"] == "pending")
     with without_cell(site):
         assert site.reservation(id)["cause"] == "cluster cell is not configured"
-        gone = f"reservation {id}: cluster cell is not configured"
-        assert gone in site.run("explain", str(inside)).stdout
+        message = f"reservation {id}: cluster cell is not configured"
+        assert message in site.run("explain", str(inside)).stdout
     site.until(lambda: site.row(inside)["state"] == "pending")
     assert site.reservation(id)["cause"] == "cluster cell is configured again"
     assert site.reservation(id)["state"] == "bound"
@@ -151,8 +151,8 @@ def test_a_reservation_cancelled_without_its_cell_is_deleted_once_the_cell_is_ba
 ) -> None:
     """A reservation is deleted only after its pending jobs were recalled."""
     site = reserving_site
-    made = reserve(site, "--size", "3", *IN_AN_HOUR)
-    id = made["reservation"]
+    reservation = reserve(site, "--size", "3", *IN_AN_HOUR)
+    id = reservation["reservation"]
     inside = site.submit("--reservation", str(id), "-t", "1", "--wrap", "true")
     site.until(lambda: site.row(inside)["state"] == "pending")
     with without_cell(site):
@@ -170,8 +170,8 @@ def test_a_job_sent_after_the_window_began_gets_the_remaining_time_as_its_limit(
 ) -> None:
     """Grid Engine rejects a job whose time limit ends after its reservation."""
     site = reserving_site
-    made = reserve(site, "--size", "2", "--start", "+3s", "--duration", "1m")
-    within = ("--reservation", str(made["reservation"]))
+    reservation = reserve(site, "--size", "2", "--start", "+3s", "--duration", "1m")
+    within = ("--reservation", str(reservation["reservation"]))
     first = site.submit(*within, "--wrap", "sleep 2")
     after = ("--dependency", f"afterok:{first}")
     jobs = [
@@ -182,7 +182,7 @@ def test_a_job_sent_after_the_window_began_gets_the_remaining_time_as_its_limit(
     rows = site.until_ended(first, *jobs)
     assert {row["state"] for row in rows} == {"completed"}
     assert len(rows) == 5
-    site.run("reservation", "cancel", str(made["reservation"]))
+    site.run("reservation", "cancel", str(reservation["reservation"]))
     site.until(lambda: cluster.reservations() == {})
     assert site.stop() == 0
     site.replayed()
@@ -197,8 +197,8 @@ def test_a_job_that_waits_in_a_reservation_keeps_no_other_from_being_pulled(
     local = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 1\npoll_interval = 0.2\n'
     site.config.write_text(site.config.read_text() + local)
     site.start()
-    made = reserve(site, "--size", "8", *IN_AN_HOUR)
-    id = made["reservation"]
+    reservation = reserve(site, "--size", "8", *IN_AN_HOUR)
+    id = reservation["reservation"]
     inside = site.submit("--reservation", str(id), "-n", "8", "-t", "5", "--wrap", "true")
     site.until(lambda: site.row(inside)["state"] == "pending")
     site.run("cluster", "drain", "cell", "--keep-pending")
@@ -229,18 +229,18 @@ def test_the_cell_keeps_licences_that_it_counts_for_the_window(
     site.start()
     window = ("reserve", "--size", "3", "--duration", "2m", "--deadline", "+130s")
     bare = site.json(*window[:2], "1", *window[3:])["reservation"]
-    made = site.json(*window, "-L", "mat:2,nx")
-    [id] = cluster.natives_of(made["reservation"])
+    reservation = site.json(*window, "-L", "mat:2,nx")
+    [id] = cluster.natives_of(reservation["reservation"])
     shown = cluster.cell.run("qrstat", "-ar", id)
     assert re.search(r"resource_list +matlab=2\n", shown)
     assert "mat:2 cannot be kept for it" in site.error(*window, "-L", "mat:2", code=3)
-    site.until(lambda: site.reservation(made["reservation"])["state"] == "active")
+    site.until(lambda: site.reservation(reservation["reservation"])["state"] == "active")
     command = ("-b", "y", "-o", "/dev/null", "-j", "y", "true")
     cluster.cell.run("qsub", "-N", "outside", "-l", "matlab=2,h_rt=30", *command)
     work = ("-t", "1", "--wrap", "sleep 1")
     inside = [
-        site.submit("--reservation", str(made["reservation"]), *words, *work)
-        for words in (("-L", "mat"), ("-L", "mat:2,nx"), ("-n", "2", "-L", "mat"))
+        site.submit("--reservation", str(reservation["reservation"]), *arguments, *work)
+        for arguments in (("-L", "mat"), ("-L", "mat:2,nx"), ("-n", "2", "-L", "mat"))
     ]
     barred = site.submit("--reservation", str(bare), "-L", "mat", *work)
     assert {row["state"] for row in site.until_ended(*inside)} == {"completed"}
@@ -248,7 +248,7 @@ def test_the_cell_keeps_licences_that_it_counts_for_the_window(
     shown = site.run("story", str(barred)).stdout
     assert "1 matlab requested, but its reservation has 0" in shown
     assert "outside" in cluster.cell.run("qstat", "-u", "*", "-s", "p")
-    site.run("reservation", "cancel", str(made["reservation"]))
+    site.run("reservation", "cancel", str(reservation["reservation"]))
     site.until(lambda: "outside" not in cluster.cell.run("qstat", "-u", "*"))
     assert site.stop() == 0
     site.replayed()
@@ -262,17 +262,17 @@ def test_each_reserved_slot_has_its_share_of_the_memory(
     # a job takes 40 of 64 GiB for 8 slots; the remaining memory is enough for 3 slots
     start_outside(cluster.cell, "-l", f"{MEMORY}=40G,h_rt=300")
     assert "cell has 3 processors from " in site.error(*SOON, "4", code=3)
-    made = site.json(*SOON, "3")
-    assert made["state"] in ("bound", "active")
+    reservation = site.json(*SOON, "3")
+    assert reservation["state"] in ("bound", "active")
     shown = cluster.cell.run("qrstat", "-ar", next(iter(cluster.reservations())))
     assert re.search(rf"resource_list +{MEMORY}=8192M\n", shown)
-    id = str(made["reservation"])
-    site.until(lambda: site.reservation(made["reservation"])["state"] == "active")
+    id = str(reservation["reservation"])
+    site.until(lambda: site.reservation(reservation["reservation"])["state"] == "active")
     outside = site.submit("--mem", "1G", "-t", "1", "--wrap", "true")
     barred = site.submit("--reservation", id, "--mem", "25G", "-t", "1", "--wrap", "true")
     jobs = [
-        site.submit("--reservation", id, *words, "-t", "1", "--wrap", "true")
-        for words in (("--mem", "24G"), ("-n", "3", "--mem-per-cpu", "8G"), ())
+        site.submit("--reservation", id, *arguments, "-t", "1", "--wrap", "true")
+        for arguments in (("--mem", "24G"), ("-n", "3", "--mem-per-cpu", "8G"), ())
     ]
     assert {row["state"] for row in site.until_ended(*jobs)} == {"completed"}
     site.until(lambda: site.rows(barred)[0]["state"] == "rejected")
@@ -310,9 +310,9 @@ def test_jobs_without_a_memory_request_get_the_default_in_a_reservation(
     other = ("-N", "others", "-u", account, "-pe", "smp", "2", "-d", "600")
     cluster.cell.run("qrsub", *other)  # the qmaster applies the default memory to it
     assert "cell has 2 processors from " in site.error(*SOON, "4", code=3)
-    made = site.json(*SOON, "2")
-    site.until(lambda: site.reservation(made["reservation"])["state"] == "active")
-    within = ("--reservation", str(made["reservation"]), "-t", "1")
+    reservation = site.json(*SOON, "2")
+    site.until(lambda: site.reservation(reservation["reservation"])["state"] == "active")
+    within = ("--reservation", str(reservation["reservation"]), "-t", "1")
     jobs = [site.submit(*within, "--wrap", "sleep 600") for _ in range(2)]
     site.until(lambda: {row["state"] for row in site.rows(*jobs)} == {"running"})
     site.run("cancel", *map(str, jobs))
@@ -340,8 +340,8 @@ def test_a_reservation_has_the_memory_of_its_queue_if_no_host_counts_it(
     cluster.cell.run("qconf", "-rattr", "queue", "h_vmem", limit, "all.q")
     site.configure(cluster.table(site.folder, 'memory = "h_vmem"\n'))
     site.start()
-    made = reserve(site, "--size", "2", "--duration", "2m", "--deadline", "+4m")
-    within = ("--reservation", str(made["reservation"]), "-t", "1", "--wrap", "true")
+    reservation = reserve(site, "--size", "2", "--duration", "2m", "--deadline", "+4m")
+    within = ("--reservation", str(reservation["reservation"]), "-t", "1", "--wrap", "true")
     jobs = [site.submit("--mem", memory, *within), site.submit("-n", "2", *within)]
     assert {row["state"] for row in site.until_ended(*jobs, patience=30)} == {"completed"}
 
@@ -352,12 +352,12 @@ def test_a_reservation_keeps_its_memory_when_its_queue_is_disabled(
 ) -> None:
     site.configure(cluster.table(site.folder, MEMORY_COUNTED))
     site.start()
-    made = reserve(site, "--size", "4", *IN_AN_HOUR)
-    id, [native] = made["reservation"], cluster.reservations()
-    [queue] = cluster.places_of(id)
+    reservation = reserve(site, "--size", "4", *IN_AN_HOUR)
+    id, [native] = reservation["reservation"], cluster.reservations()
+    [queue] = cluster.locations_of(id)
     cluster.disable(queue)
     site.until(lambda: native not in cluster.reservations())
-    assert cluster.places_of(id) not in ([], [queue])
+    assert cluster.locations_of(id) not in ([], [queue])
     [other] = cluster.natives_of(id)
     assert re.search(rf"resource_list +{MEMORY}=8192M\n", cluster.cell.run("qrstat", "-ar", other))
     site.run("reservation", "cancel", str(id))
@@ -383,9 +383,9 @@ def test_a_running_job_keeps_its_slots_as_long_beyond_its_limit_as_the_qmaster_c
     start_outside(cluster.cell, "-pe", "smp", "3")  # the queue would end it after a day
     shown = site.error("reserve", "--size", "6", "--duration", "1m", "--deadline", "+9h", code=3)
     assert "cell has 5 processors from " in shown
-    made = reserve(site, "--size", "5", "--duration", "1m")
-    assert (made["state"], made["cluster"]) == ("bound", "cell")
-    assert datetime.fromisoformat(made["start"]) - begun == timedelta(seconds=160)
+    reservation = reserve(site, "--size", "5", "--duration", "1m")
+    assert (reservation["state"], reservation["cluster"]) == ("bound", "cell")
+    assert datetime.fromisoformat(reservation["start"]) - begun == timedelta(seconds=160)
     assert len(cluster.reservations()) == 1
 
 
@@ -399,17 +399,17 @@ def test_licences_are_promised_from_the_time_at_which_the_qmaster_frees_them(
     job = site.submit("-L", f"matlab:{TOKENS}", "-t", "2", "--wrap", "sleep 100")
     site.until(lambda: site.rows(job)[0]["state"] == "running")
     begun = datetime.fromisoformat(site.rows(job)[0]["started"])
-    made = reserve(site, "--size", "1", "--duration", "1m", "-L", "matlab:2")
-    assert (made["state"], made["cluster"]) == ("bound", "cell")
-    waits = datetime.fromisoformat(made["start"]) - begun
+    reservation = reserve(site, "--size", "1", "--duration", "1m", "-L", "matlab:2")
+    assert (reservation["state"], reservation["cluster"]) == ("bound", "cell")
+    waits = datetime.fromisoformat(reservation["start"]) - begun
     assert timedelta(seconds=180) <= waits <= timedelta(seconds=190)
     assert len(cluster.reservations()) == 1
 
 
-def start_outside(cell: Cell, *words: str) -> datetime:
+def start_outside(cell: Cell, *arguments: str) -> datetime:
     """Start a job outside metasched; return its start time."""
     before = starts(cell)
-    cell.run("qsub", *words, "-b", "y", "-o", "/dev/null", "-j", "y", "sleep", "300")
+    cell.run("qsub", *arguments, "-b", "y", "-o", "/dev/null", "-j", "y", "sleep", "300")
     wait_until(lambda: starts(cell).keys() > before.keys(), 20, "its start", str)
     after = starts(cell)
     [id] = after.keys() - before.keys()
@@ -420,4 +420,4 @@ def starts(cell: Cell) -> dict[str, datetime]:
     """Return the start time of each running job of the cell."""
     listing = cell.run("env", "TZ=UTC", "qstat", "-xml", "-u", "*")
     pairs = re.findall(r"<JB_job_number>(\d+)<.*?<JAT_start_time>([^<]+)<", listing, re.DOTALL)
-    return {id: datetime.fromisoformat(f"{when}+00:00") for id, when in pairs}
+    return {id: datetime.fromisoformat(f"{start}+00:00") for id, start in pairs}

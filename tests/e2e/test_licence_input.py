@@ -43,15 +43,15 @@ def says(site: Site, text: str) -> Path:
 
 @pytest.fixture(scope="module")
 def licensed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    made = Site(tmp_path_factory.mktemp("licences"))
-    answer = says(made, json.dumps({"licences": [GOOD]}))
-    made.configure(TWO_LOCAL, SERVER.format(answer=answer))
+    new_site = Site(tmp_path_factory.mktemp("licences"))
+    answer = says(new_site, json.dumps({"licences": [GOOD]}))
+    new_site.configure(TWO_LOCAL, SERVER.format(answer=answer))
     try:
-        made.start()
-        made.until(lambda: standing(made)["remote"]["free"] == 2)
-        yield made
+        new_site.start()
+        new_site.until(lambda: standing(new_site)["remote"]["free"] == 2)
+        yield new_site
     finally:
-        made.close()
+        new_site.close()
 
 
 def standing(site: Site) -> dict[str, dict[str, Any]]:
@@ -59,7 +59,7 @@ def standing(site: Site) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["-L", "matlb"], 3, "no licence 'matlb' is known; did you mean matlab?"),
         (["-L", "MATLAB:2,gauss"], 3, "no licence 'MATLAB' is known"),
@@ -81,13 +81,13 @@ def standing(site: Site) -> dict[str, dict[str, Any]]:
     ],
 )
 def test_what_no_job_can_ask_for(
-    licensed: Site, arguments: list[str], code: int, told: str
+    licensed: Site, arguments: list[str], code: int, message: str
 ) -> None:
-    assert told in licensed.error("submit", *arguments, "--wrap", "true", code=code)
+    assert message in licensed.error("submit", *arguments, "--wrap", "true", code=code)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["set", "matlb", "3"], 5, "did you mean matlab?"),
         (["set", "matlab", "--", "-3"], 2, "-3"),
@@ -104,13 +104,13 @@ def test_what_no_job_can_ask_for(
     ],
 )
 def test_what_no_operator_can_mean(
-    licensed: Site, arguments: list[str], code: int, told: str
+    licensed: Site, arguments: list[str], code: int, message: str
 ) -> None:
-    assert told in licensed.error("licence", *arguments, code=code)
+    assert message in licensed.error("licence", *arguments, code=code)
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         ("4 Lizenzen, davon 2 in Benutzung", "cannot be read"),
         ("\x00\x1b[2J" * 9, "cannot be read"),
@@ -121,13 +121,13 @@ def test_what_no_operator_can_mean(
         ("", "cannot be read"),
     ],
 )
-def test_an_answer_that_is_none(licensed: Site, answer: str, told: str) -> None:
+def test_an_answer_that_is_none(licensed: Site, answer: str, message: str) -> None:
     says(licensed, answer)
     out = licensed.run("licence", "probe", "main", code=1).stdout
     assert out.startswith("main: ")
     assert out.count("\n") == 1
     assert out.rstrip("\n").isprintable()
-    assert told in out
+    assert message in out
 
 
 def test_and_nothing_has_changed(licensed: Site) -> None:

@@ -29,9 +29,9 @@ class Server:
     """Set the output of the licence server."""
 
     def __init__(self, folder: Path) -> None:
-        self.answer, self.asked = folder / "answer", folder / "asked"
+        self.answer, self.query_log = folder / "answer", folder / "asked"
         self.program = folder / "lmutil"
-        self.program.write_text(f"#!/bin/sh\necho >> {self.asked}\ncat {self.answer}\n")
+        self.program.write_text(f"#!/bin/sh\necho >> {self.query_log}\ncat {self.answer}\n")
         self.program.chmod(0o755)
 
     def says(self, *features: str) -> None:
@@ -42,7 +42,7 @@ class Server:
     @property
     def times(self) -> int:
         """Return the number of queries."""
-        return len(self.asked.read_text()) if self.asked.exists() else 0
+        return len(self.query_log.read_text()) if self.query_log.exists() else 0
 
 
 def feature(name: str, issued: int, *users: tuple[str, str, int]) -> str:
@@ -66,16 +66,16 @@ def finding(site: Site, check: str) -> dict[str, Any]:
     """Return the result of one check of doctor, which exits with 0 or 1."""
     for code in (0, 1):
         try:
-            told = json.loads(site.run("doctor", "--json", code=code).stdout)
+            checks = json.loads(site.run("doctor", "--json", code=code).stdout)
         except AssertionError:
             continue
-        return next(one for one in told if one["check"] == check)
+        return next(row for row in checks if row["check"] == check)
     raise AssertionError(check)
 
 
 def test_counted_tokens_are_leased_and_no_token_counts_twice(site: Site) -> None:
     server = Server(site.folder)
-    me, here = pwd.getpwuid(os.geteuid()).pw_name, socket.gethostname()
+    user, host = pwd.getpwuid(os.geteuid()).pw_name, socket.gethostname()
     server.says(feature("MATLAB", 4, ("eve", "ws7", 1)), feature("other", 9))
     tables = f"""
 [[licence_server]]
@@ -102,7 +102,7 @@ features = {{ matlab = "MATLAB" }}
         "-L", "matlab:2", "--wrap", f"while [ ! -e {site.folder}/go ]; do sleep 0.1; done"
     )
     site.until(lambda: site.row(job)["state"] == "running")
-    server.says(feature("MATLAB", 4, ("eve", "ws7", 1), (me, here, 2)), feature("other", 9))
+    server.says(feature("MATLAB", 4, ("eve", "ws7", 1), (user, host, 2)), feature("other", 9))
     probes = server.times
     site.until(lambda: server.times > probes + 1)
     row = licence(site, "matlab")
@@ -120,9 +120,9 @@ features = {{ matlab = "MATLAB" }}
     server.says(feature("MATLAB", 4, ("eve", "ws7", 1)), feature("other", 9))
     assert [r["state"] for r in site.until_ended(second)] == ["completed"]
 
-    told = finding(site, "licence server main")
-    assert not told["ok"]
-    assert "absent: it has no absent" in told["text"]
+    check = finding(site, "licence server main")
+    assert not check["ok"]
+    assert "absent: it has no absent" in check["text"]
     # three licences, one query per interval
     assert server.times <= time.monotonic() - begun + 1
 
@@ -159,9 +159,9 @@ stale_after = "12s"
     assert "has not answered" in licence(site, "matlab")["state"]
     job = site.submit("-L", "matlab", "--wrap", "true")
     site.until(lambda: site.row(job)["reason"] == "licence_unknown")
-    told = finding(site, "licence server main")
-    assert not told["ok"]
-    assert "cannot be read" in told["text"]
+    check = finding(site, "licence server main")
+    assert not check["ok"]
+    assert "cannot be read" in check["text"]
     assert "licence server main does not answer" in site.log.read_text()
     says(good)
     assert [row["state"] for row in site.until_ended(job)] == ["completed"]

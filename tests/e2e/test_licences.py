@@ -42,14 +42,16 @@ def standing(site: Site, name: str = "matlab") -> dict[str, Any]:
 def watching(site: Site) -> Iterator[Iterator[dict[str, Any]]]:
     """Iterate over the lists that `licences --watch` prints, each as rows by licence."""
     command = [str(COMMAND), "licences", "--watch", "--json"]
-    with subprocess.Popen(command, env=site.environment, stdout=subprocess.PIPE, text=True) as said:
-        assert said.stdout is not None
-        lines = iter(said.stdout.readline, "")
+    with subprocess.Popen(
+        command, env=site.environment, stdout=subprocess.PIPE, text=True
+    ) as stream:
+        assert stream.stdout is not None
+        lines = iter(stream.stdout.readline, "")
         texts = iter(lambda: "".join(until_closed(lines)), "")
         try:
             yield ({row["licence"]: row for row in json.loads(text)} for text in texts)
         finally:
-            said.kill()
+            stream.kill()
 
 
 def until_closed(lines: Iterator[str]) -> Iterator[str]:
@@ -82,27 +84,27 @@ def most_at_once(spans: list[tuple[float, float, int]]) -> int:
 
 
 def test_no_more_run_than_there_are_licences_over_both_clusters_and_deaths(licensed: Site) -> None:
-    wants = [1, 3, 2, 1, 2, 4, 1, 3]
+    sizes = [1, 3, 2, 1, 2, 4, 1, 3]
     log = licensed.folder / "begun"
-    for wanted in wants:
-        payload = f"echo $(date +%s.%N) + {wanted} >> {log}; sleep 0.5; "
-        payload += f"echo $(date +%s.%N) - {wanted} >> {log}"
-        licensed.submit("-L", f"matlab:{wanted}", "-t", "1", "--wrap", payload)
+    for tokens in sizes:
+        payload = f"echo $(date +%s.%N) + {tokens} >> {log}; sleep 0.5; "
+        payload += f"echo $(date +%s.%N) - {tokens} >> {log}"
+        licensed.submit("-L", f"matlab:{tokens}", "-t", "1", "--wrap", payload)
     for ended in (2, 4, 6):
         licensed.until(lambda least=ended: len(completed(licensed)) >= least)  # type: ignore[misc]
         licensed.stop(signal.SIGKILL)
         licensed.start()
     rows = licensed.until_ended()
-    assert [row["state"] for row in rows] == ["completed"] * len(wants)
+    assert [row["state"] for row in rows] == ["completed"] * len(sizes)
     used = most = 0
     for line in sorted(log.read_text().splitlines()):
-        _, sign, many = line.split()
-        used += int(f"{sign}{many}")
+        _, sign, count = line.split()
+        used += int(f"{sign}{count}")
         most = max(most, used)
     assert 2 <= most <= 4
     stored = leases(licensed)
-    assert [many for _, _, many, *_ in sorted(stored, key=lambda row: row[1])] == wants
-    assert most_at_once([(since, until, many) for *_, many, since, until in stored]) <= 4
+    assert [count for _, _, count, *_ in sorted(stored, key=lambda row: row[1])] == sizes
+    assert most_at_once([(since, until, count) for *_, count, since, until in stored]) <= 4
     assert standing(licensed) | {"ours": 0, "free": 4, "waiting": 0} == standing(licensed)
     licensed.stop()
     licensed.replayed()
@@ -113,11 +115,11 @@ def test_no_more_run_than_there_are_licences_over_both_clusters_and_deaths(licen
 def test_a_local_queue_lets_first_go_who_has_leased_a_licence_that_others_wait_for(
     site: Site,
 ) -> None:
-    one = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 1\npolicy = "fb-mod"\n'
+    table = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 1\npolicy = "fb-mod"\n'
     # with 20 licences, all jobs get the same priority
     names = ["matlab", *(f"l{n}" for n in range(19))]
     pools = "".join(f'[[licence]]\nname = "{name}"\ntotal = 1\n' for name in names)
-    site.configure(pools + one + "poll_interval = 0.2\n")
+    site.configure(pools + table + "poll_interval = 0.2\n")
     site.start()
     go = f"while [ ! -e {site.folder}/go ]; do sleep 0.1; done"
     first = site.submit("--wrap", go, "-t", "5")
@@ -139,13 +141,15 @@ def test_what_is_told_of_licences(licensed: Site) -> None:
     second = licensed.submit("-L", "matlab:2,ansys", "--wrap", "true", "-t", "5")
     row = licensed.row(second)
     assert (row["state"], row["reason"], row["cluster"]) == ("queued", "licence_busy", None)
-    told = licensed.json("explain", str(second))
-    assert told["text"].startswith("It waits for its licences: licence matlab: 2 wanted, 1 of 4 ")
-    [lacking] = told["licences"]
+    explanation = licensed.json("explain", str(second))
+    assert explanation["text"].startswith(
+        "It waits for its licences: licence matlab: 2 wanted, 1 of 4 "
+    )
+    [lacking] = explanation["licences"]
     assert (lacking["licence"], lacking["wanted"], lacking["free"]) == ("matlab", 2, 1)
     [holder] = lacking["holders"]
     assert (holder["job"], holder["count"]) == (first, 3)
-    assert holder["expected"] in told["text"]
+    assert holder["expected"] in explanation["text"]
     assert standing(licensed) | {
         "total": 4,
         "ours": 3,
@@ -169,10 +173,10 @@ def test_what_is_told_of_licences(licensed: Site) -> None:
     assert (row["total"], row["ours"], row["state"]) == (4, 0, "ok")
     [note] = licensed.json("licence", "release", str(second))
     assert (note["released"], note["note"]) == ({}, "it has no licences")
-    for words, what in (
+    for arguments, expected in (
         (["-L", "matlb"], "no licence 'matlb' is known; did you mean matlab?"),
         (["-L", "matlab:5"], "5 of licence matlab, there are 4; ask for at most 4"),
         (["-L", "ansys", "--cluster", "right"], "licence ansys cannot be used there"),
     ):
-        assert what in licensed.error("submit", *words, "--wrap", "true", code=3)
+        assert expected in licensed.error("submit", *arguments, "--wrap", "true", code=3)
     assert "did you mean ansys?" in licensed.error("licence", "set", "ansis", "1", code=5)

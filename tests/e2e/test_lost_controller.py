@@ -32,21 +32,21 @@ def state(cluster: SlurmCluster, *which: str) -> str:
 
 def waiting(site: Site) -> tuple[int, str, Path]:
     """Submit a job to the full cluster; return it, its native id and the file that it writes."""
-    ran = site.folder / "ran"
-    job = site.submit("--wrap", f"echo x >> '{ran}'", "--cluster", "beta", "-t", "5")
+    run_log = site.folder / "ran"
+    job = site.submit("--wrap", f"echo x >> '{run_log}'", "--cluster", "beta", "-t", "5")
     site.until(lambda: site.row(job)["reason"].startswith("manager:"))
-    return job, site.row(job)["native_id"], ran
+    return job, site.row(job)["native_id"], run_log
 
 
-def until_told(site: Site, job: int, what: str) -> None:
-    site.until(lambda: any(what in line["cause"] for line in site.json("story", str(job))))
+def until_told(site: Site, job: int, text: str) -> None:
+    site.until(lambda: any(text in line["cause"] for line in site.json("story", str(job))))
 
 
-def ended_once(site: Site, cluster: SlurmCluster, job: int, ran: Path) -> None:
+def ended_once(site: Site, cluster: SlurmCluster, job: int, run_log: Path) -> None:
     """Free the cluster; assert that the job starts once and completes, and that it replays."""
     cluster.run("scancel", "--name=others")
     assert site.until_ended(job)[0]["state"] == "completed"
-    assert ran.read_text() == "x\n"
+    assert run_log.read_text() == "x\n"
     assert site.stop() == 0
     site.replayed()
 
@@ -54,7 +54,7 @@ def ended_once(site: Site, cluster: SlurmCluster, job: int, ran: Path) -> None:
 def test_a_withdrawal_that_the_controller_forgot_is_told_again(
     over_slurm: Site, beta: SlurmCluster
 ) -> None:
-    job, native, ran = waiting(over_slurm)
+    job, native, run_log = waiting(over_slurm)
     with beta.forgetting():
         over_slurm.run("hold", str(job))
         over_slurm.until(lambda: over_slurm.row(job)["state"] == "held")
@@ -63,7 +63,7 @@ def test_a_withdrawal_that_the_controller_forgot_is_told_again(
     assert state(beta, "-j", native) == "CANCELLED"
     over_slurm.run("release", str(job))
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "pending")
-    ended_once(over_slurm, beta, job, ran)
+    ended_once(over_slurm, beta, job, run_log)
 
 
 def test_a_cancelled_job_that_comes_back_is_cancelled_again(
@@ -84,24 +84,24 @@ def test_an_id_given_again_is_not_taken_for_ours_and_what_was_lost_runs_once(
     over_slurm: Site, beta: SlurmCluster
 ) -> None:
     with beta.forgetting():
-        job, native, ran = waiting(over_slurm)
+        job, native, run_log = waiting(over_slurm)
     other = beta.run("sbatch", "--parsable", "--job-name=another", "--wrap", "sleep 600").strip()
     assert other == native
     until_told(over_slurm, job, "the manager no longer lists it")
     assert over_slurm.row(job)["state"] == "unknown"
     over_slurm.run("resolve", str(job), "lost")
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "pending")
-    ended_once(over_slurm, beta, job, ran)
+    ended_once(over_slurm, beta, job, run_log)
     assert state(beta, "-j", other) in ("PENDING", "RUNNING")
 
 
 def test_a_restart_by_the_manager_is_an_attempt_of_its_own(
     over_slurm: Site, slurm_site: SlurmSite
 ) -> None:
-    ran, go = over_slurm.folder / "ran", over_slurm.folder / "go"
-    payload = f"echo x >> '{ran}'; while [ ! -e '{go}' ]; do sleep 0.1; done; exit 3"
+    run_log, go = over_slurm.folder / "ran", over_slurm.folder / "go"
+    payload = f"echo x >> '{run_log}'; while [ ! -e '{go}' ]; do sleep 0.1; done; exit 3"
     job = over_slurm.submit("--wrap", payload, "--requeue", "--cluster", "beta", "-t", "5")
-    over_slurm.until(lambda: ran.exists() and ran.read_text() == "x\n")
+    over_slurm.until(lambda: run_log.exists() and run_log.read_text() == "x\n")
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "running")
     native = over_slurm.row(job)["native_id"]
     beta = slurm_site["beta"]
@@ -109,7 +109,7 @@ def test_a_restart_by_the_manager_is_an_attempt_of_its_own(
     until_told(over_slurm, job, "the manager restarted it by itself (restart 1)")
     over_slurm.until(lambda: state(beta, "-j", native) == "PENDING")
     beta.run("scontrol", "update", f"JobId={native}", "StartTime=now+3")  # instead of in a minute
-    over_slurm.until(lambda: ran.read_text() == "x\nx\n")
+    over_slurm.until(lambda: run_log.read_text() == "x\nx\n")
     go.touch()
     assert over_slurm.until_ended(job)[0]["exit_code"] == 3
     story = over_slurm.json("story", str(job))
@@ -139,7 +139,7 @@ def test_what_the_controller_lost_is_sent_again_and_can_never_begin_twice(
     behind_fence: Site, beta: SlurmCluster
 ) -> None:
     with beta.forgetting():
-        job, _, ran = waiting(behind_fence)
+        job, _, run_log = waiting(behind_fence)
         script = beta.run(
             "scontrol", "write", "batch_script", behind_fence.row(job)["native_id"], "-"
         )
@@ -147,19 +147,19 @@ def test_what_the_controller_lost_is_sent_again_and_can_never_begin_twice(
     behind_fence.until(lambda: behind_fence.row(job)["state"] == "pending")
     variables = "--export=ALL,METASCHED_TASK=0"
     beta.run("sbatch", "--job-name=again", "-o", "again.out", variables, stdin=script)
-    ended_once(behind_fence, beta, job, ran)
+    ended_once(behind_fence, beta, job, run_log)
     behind_fence.until(lambda: state(beta, "--name=again") == "FAILED")
     assert "this attempt must not start" in (beta.folder / "again.out").read_text()
-    assert ran.read_text() == "x\n"
+    assert run_log.read_text() == "x\n"
 
 
 def test_what_its_manager_reruns_against_our_wish_does_not_begin_again(
     behind_fence: Site, slurm_site: SlurmSite
 ) -> None:
-    ran, go = behind_fence.folder / "ran", behind_fence.folder / "go"
-    payload = f"echo x >> '{ran}'; while [ ! -e '{go}' ]; do sleep 0.1; done"
+    run_log, go = behind_fence.folder / "ran", behind_fence.folder / "go"
+    payload = f"echo x >> '{run_log}'; while [ ! -e '{go}' ]; do sleep 0.1; done"
     job = behind_fence.submit("--wrap", payload, "--cluster", "beta", "-t", "5")
-    behind_fence.until(lambda: ran.exists() and ran.read_text() == "x\n")
+    behind_fence.until(lambda: run_log.exists() and run_log.read_text() == "x\n")
     behind_fence.until(lambda: behind_fence.row(job)["state"] == "running")
     native, beta = behind_fence.row(job)["native_id"], slurm_site["beta"]
     beta.run("scontrol", "update", f"JobId={native}", "Requeue=1")
@@ -168,19 +168,19 @@ def test_what_its_manager_reruns_against_our_wish_does_not_begin_again(
     beta.run("scontrol", "update", f"JobId={native}", "StartTime=now+3")  # instead of in a minute
     [row] = behind_fence.until_ended(job)
     assert (row["state"], row["exit_code"]) == ("failed", 75), behind_fence.json("story", str(job))
-    assert ran.read_text() == "x\n"
+    assert run_log.read_text() == "x\n"
 
 
 def test_what_ended_before_its_controller_forgot_it_is_settled_by_its_claim(
     behind_fence: Site, slurm_site: SlurmSite
 ) -> None:
     beta, folder = slurm_site["beta"], behind_fence.folder
-    ran, go, caught = (folder / name for name in ("ran", "go", "caught"))
-    payload = f"trap 'echo x >> {caught}' USR1; echo x >> {ran}\n"
+    run_log, go, caught = (folder / name for name in ("ran", "go", "caught"))
+    payload = f"trap 'echo x >> {caught}' USR1; echo x >> {run_log}\n"
     payload += f"until [ -e {go} ]; do sleep 0.1; done; exit 6"
     with beta.forgetting():
         job = behind_fence.submit("--wrap", payload, "--cluster", "beta", "-t", "5")
-        behind_fence.until(ran.exists)
+        behind_fence.until(run_log.exists)
         behind_fence.until(lambda: behind_fence.row(job)["state"] == "running")
         # as `--signal=B:USR1@...` does before the time limit
         beta.run("scancel", "--batch", "--signal=USR1", behind_fence.row(job)["native_id"])
@@ -194,6 +194,6 @@ def test_what_ended_before_its_controller_forgot_it_is_settled_by_its_claim(
     assert (row["state"], row["exit_code"]) == ("failed", 6)
     assert row["ended"]
     until_told(behind_fence, job, "its manager has forgotten it; its claim records the end")
-    assert ran.read_text() == "x\n"
+    assert run_log.read_text() == "x\n"
     assert behind_fence.stop() == 0
     behind_fence.replayed()

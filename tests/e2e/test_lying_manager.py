@@ -41,8 +41,8 @@ def test_a_lying_manager_harms_neither_its_own_tasks_nor_others(
     )
     site.start()
 
-    ran, go_on = site.folder / "ran", site.folder / "go-on"
-    script = f'echo ran >> "{ran}"; until [ -e "{go_on}" ]; do sleep 0.2; done; exit 3'
+    run_log, go_on = site.folder / "ran", site.folder / "go-on"
+    script = f'echo ran >> "{run_log}"; until [ -e "{go_on}" ]; do sleep 0.2; done; exit 3'
     job = site.submit("--wrap", script, "-t", "5", "--cluster", "alpha")
     site.until(lambda: site.row(job)["state"] == "running")
     broken.touch()
@@ -59,6 +59,6 @@ def test_a_lying_manager_harms_neither_its_own_tasks_nor_others(
     assert site.until_ended(other)[0]["exit_code"] == 5
     go_on.touch()
     assert site.until_ended(job)[0]["exit_code"] == 3
-    assert ran.read_text() == "ran\n"
+    assert run_log.read_text() == "ran\n"
     assert site.stop() == 0
     site.replayed()

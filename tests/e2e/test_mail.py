@@ -29,7 +29,7 @@ esac
 
 def broken(site: Site, id: int, *, closed: float, mail: str = "") -> None:
     """Store a broken reservation, as a daemon does just before it is killed."""
-    one = Reservation(
+    reservation = Reservation(
         id=id,
         user="ada",
         cluster="left",
@@ -47,7 +47,7 @@ def broken(site: Site, id: int, *, closed: float, mail: str = "") -> None:
     )
     engine = database_from_url(site.url, site.folder).open_existing()
     with engine.begin() as connection:
-        reservations.store(connection, [Outcome(reservations={id: one})])
+        reservations.store(connection, [Outcome(reservations={id: reservation})])
     engine.dispose()
 
 
@@ -55,8 +55,12 @@ def told(site: Site) -> list[int]:
     """Return the stored reservations whose owners have been notified."""
     ledger = Ledger(database_from_url(site.url, site.folder).open_existing())
     try:
-        untold = {one.id for one in ledger.unnotified_reservations(0.0)}
-        return [one.id for one in ledger.reservations_open_since(0.0) if one.id not in untold]
+        untold = {reservation.id for reservation in ledger.unnotified_reservations(0.0)}
+        return [
+            reservation.id
+            for reservation in ledger.reservations_open_since(0.0)
+            if reservation.id not in untold
+        ]
     finally:
         ledger.close()
 
@@ -106,7 +110,7 @@ def test_an_owner_is_notified_at_least_once_over_failures_and_a_crash(
 
 def test_without_a_program_no_mail_is_promised(running: Site) -> None:
     reserve = ("reserve", "--size", "1", "--duration", "1h")
-    told = running.error(*reserve, "--mail", "ada", code=3)
-    assert "this site has no mail program to notify you by, --mail; leave it out" in told
-    told = running.error(*reserve, "--mail", "|sh", code=2)
-    assert told == "'|sh' is no address, --mail; write an address as ada@example.org"
+    message = running.error(*reserve, "--mail", "ada", code=3)
+    assert "this site has no mail program to notify you by, --mail; leave it out" in message
+    message = running.error(*reserve, "--mail", "|sh", code=2)
+    assert message == "'|sh' is no address, --mail; write an address as ada@example.org"

@@ -28,17 +28,17 @@ def test_an_ended_job_runs_again_as_one_more_attempt(running: Site) -> None:
 
 
 def test_a_running_job_that_is_requeued_is_ended_first_even_over_a_crash(running: Site) -> None:
-    ran = running.folder / "ran"
-    job = running.submit("--wrap", f"echo x >> '{ran}'; sleep 300")
-    running.until(lambda: ran.exists() and ran.read_text() == "x\n")
+    run_log = running.folder / "ran"
+    job = running.submit("--wrap", f"echo x >> '{run_log}'; sleep 300")
+    running.until(lambda: run_log.exists() and run_log.read_text() == "x\n")
     running.until(lambda: running.row(job)["state"] == "running")
     running.run("requeue", str(job))
     running.stop(signal.SIGKILL)
     running.start()
-    running.until(lambda: ran.read_text() == "x\nx\n")
+    running.until(lambda: run_log.read_text() == "x\nx\n")
     running.until(lambda: running.row(job)["state"] == "running")
-    told = running.run("requeue", str(running.submit("--hold", "--wrap", "true"))).stdout
-    assert "has not started" in told
+    output = running.run("requeue", str(running.submit("--hold", "--wrap", "true"))).stdout
+    assert "has not started" in output
     running.error("requeue", "99", code=5)
     running.run("cancel", str(job))
     running.until_ended(job)
@@ -68,9 +68,9 @@ def test_what_cannot_be_changed_is_refused_and_nothing_changes(running: Site) ->
     job = running.submit("--wrap", "sleep 300", "--name", "a")
     running.until(lambda: running.row(job)["state"] == "running")
     waiting = running.submit("--hold", "--wrap", "true")
-    both = (str(waiting), str(job))
-    told = running.error("modify", *both, "--time", "5", "--name", "c", code=3)
-    assert f"job {job}: it is running" in told
+    jobs = (str(waiting), str(job))
+    message = running.error("modify", *jobs, "--time", "5", "--name", "c", code=3)
+    assert f"job {job}: it is running" in message
     assert running.row(waiting)["name"] == "wrap"
     assert "running" in running.run("modify", "--state", "running", "--time", "5").stdout
     running.run("modify", str(job), "--name", "b", "--deadline", "+2h")
@@ -104,9 +104,9 @@ def test_a_pending_slurm_job_is_sent_anew_with_the_new_values(
 
     full = over_slurm.submit("--wrap", "sleep 600", "-n", "24", "--cluster", "beta", "-t", "20")
     over_slurm.until(lambda: over_slurm.row(full)["state"] == "running")
-    ran = over_slurm.folder / "ran"
+    run_log = over_slurm.folder / "ran"
     job = over_slurm.submit(
-        "--wrap", f"echo x >> '{ran}'", "-n", "8", "--cluster", "beta", "-t", "10"
+        "--wrap", f"echo x >> '{run_log}'", "-n", "8", "--cluster", "beta", "-t", "10"
     )
     over_slurm.until(lambda: limits() == ["10:00 main"])
     over_slurm.run("modify", str(job), "--time", "20", "--partition", "short")
@@ -115,7 +115,7 @@ def test_a_pending_slurm_job_is_sent_anew_with_the_new_values(
     over_slurm.until(lambda: limits() == ["20:00 short"])
     over_slurm.run("cancel", str(full))
     assert over_slurm.until_ended(job)[0]["state"] == "completed"
-    assert ran.read_text() == "x\n"
+    assert run_log.read_text() == "x\n"
     over_slurm.stop()
     over_slurm.replayed()
 
@@ -123,13 +123,13 @@ def test_a_pending_slurm_job_is_sent_anew_with_the_new_values(
 def test_a_running_slurm_job_is_requeued_as_a_new_one(
     over_slurm: Site, slurm_site: SlurmSite
 ) -> None:
-    ran = over_slurm.folder / "ran"
-    job = over_slurm.submit("--wrap", f"echo x >> '{ran}'; sleep 600", "-t", "20")
-    over_slurm.until(lambda: ran.exists() and ran.read_text() == "x\n")
+    run_log = over_slurm.folder / "ran"
+    job = over_slurm.submit("--wrap", f"echo x >> '{run_log}'; sleep 600", "-t", "20")
+    over_slurm.until(lambda: run_log.exists() and run_log.read_text() == "x\n")
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "running")
     first = over_slurm.row(job)["native_id"]
     over_slurm.run("requeue", str(job))
-    over_slurm.until(lambda: ran.read_text() == "x\nx\n")
+    over_slurm.until(lambda: run_log.read_text() == "x\nx\n")
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "running")
     row = over_slurm.row(job)
     assert row["native_id"] != first
@@ -149,8 +149,8 @@ def test_a_job_whose_dependency_is_forgotten_cannot_be_requeued(running: Site) -
     stored.close()
     running.start()
     assert running.json("db", "prune", "--older-than", "1h")["jobs"] == 1
-    told = running.error("requeue", str(other), str(never), code=5)
-    assert told == (
+    message = running.error("requeue", str(other), str(never), code=5)
+    assert message == (
         f"job {never} cannot be requeued: no job {first} of yours to wait for; submit it anew"
     )
     assert running.row(never)["state"] == "cancelled"
@@ -163,8 +163,8 @@ def test_of_what_its_cluster_begins_again_it_is_said_why_nothing_happens(
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "running")
     slurm_site["beta"].run("scontrol", "requeue", over_slurm.row(job)["native_id"])
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "pending")
-    for wish in ("hold", "requeue"):
-        [row] = over_slurm.json(wish, str(job))
+    for command in ("hold", "requeue"):
+        [row] = over_slurm.json(command, str(job))
         assert row["note"].startswith("its cluster restarts it; ")
     assert over_slurm.row(job)["state"] == "pending"
     over_slurm.run("cancel", str(job))

@@ -29,14 +29,14 @@ def ask(site: Site, method: str, path: str, body: object = None) -> tuple[int, o
     return response.status, response.json
 
 
-def one(**wishes: object) -> dict[str, object]:
-    job = {"script": "a", "environment": "b", "directory": "/", **wishes}
+def one(**fields: object) -> dict[str, object]:
+    job = {"script": "a", "environment": "b", "directory": "/", **fields}
     return {"jobs": [job], "scripts": {"a": "#!/bin/sh"}, "environments": {"b": {}}}
 
 
 def test_the_socket_is_for_its_owner_alone(running: Site) -> None:
-    place = running.folder / "ms.sock"
-    assert stat.S_IMODE(place.stat().st_mode) == 0o600
+    socket_path = running.folder / "ms.sock"
+    assert stat.S_IMODE(socket_path.stat().st_mode) == 0o600
     status, health = ask(running, "GET", "/health")
     assert status == 200
     assert isinstance(health, dict)
@@ -45,13 +45,13 @@ def test_the_socket_is_for_its_owner_alone(running: Site) -> None:
 
 @pytest.mark.root
 def test_another_account_is_refused_even_if_it_can_connect(running: Site) -> None:
-    place = running.folder / "ms.sock"
-    place.chmod(0o666)
+    socket_path = running.folder / "ms.sock"
+    socket_path.chmod(0o666)
     for folder in (running.folder, *running.folder.parents):
         folder.chmod(folder.stat().st_mode | 0o011)
     other = pwd.getpwnam("nobody").pw_uid
     done = subprocess.run(
-        ["/usr/bin/python3", "-c", ASK, str(place)],
+        ["/usr/bin/python3", "-c", ASK, str(socket_path)],
         user=other,
         group=other,
         extra_groups=[],
@@ -63,13 +63,13 @@ def test_another_account_is_refused_even_if_it_can_connect(running: Site) -> Non
     assert done.stdout.startswith("HTTP/1.1 403"), done.stdout
     assert f"user id {other} may not use" in done.stdout
     own = subprocess.run(
-        [sys.executable, "-c", ASK, str(place)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", ASK, str(socket_path)], capture_output=True, text=True, check=True
     )
     assert own.stdout.startswith("HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "status", "told"),
+    ("method", "path", "body", "status", "message"),
     [
         ("GET", "/nothing", None, 404, "Not Found"),
         ("PUT", "/jobs", None, 405, "Method Not Allowed"),
@@ -112,11 +112,11 @@ def test_another_account_is_refused_even_if_it_can_connect(running: Site) -> Non
     ],
 )
 def test_wrong_requests_are_one_line(
-    shared: Site, method: str, path: str, body: object, status: int, told: str
+    shared: Site, method: str, path: str, body: object, status: int, message: str
 ) -> None:
-    got, answer = ask(shared, method, path, body)
-    assert got == status, answer
+    answer_status, answer = ask(shared, method, path, body)
+    assert answer_status == status, answer
     assert isinstance(answer, dict)
-    assert told in answer["error"]
+    assert message in answer["error"]
     assert "\n" not in answer["error"]
     assert shared.json("status", "--all") == []

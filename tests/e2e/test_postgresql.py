@@ -21,13 +21,13 @@ from tests.harness.postgresql import LOCKED, PASSWORD, Server, missing
 @pytest.fixture
 def pg(tmp_path: Path, postgresql_server: Server) -> Iterator[Site]:
     """A site over a new database; its daemon is not running yet."""
-    made = Site(tmp_path)
-    made.url = postgresql_server.create()
-    made.configure()
+    new_site = Site(tmp_path)
+    new_site.url = postgresql_server.create()
+    new_site.configure()
     try:
-        yield made
+        yield new_site
     finally:
-        made.close()
+        new_site.close()
 
 
 @pytest.fixture
@@ -45,10 +45,10 @@ def test_jobs_run_and_the_story_replays(pg: Site) -> None:
     array = pg.submit("--array", "1-3", "--wrap", "true")
     rows = pg.until_ended(good, bad, array)
     assert [row["exit_code"] for row in rows] == [0, 3, 0, 0, 0]
-    found = {f["check"]: f for f in json.loads(pg.run("doctor", "--json", code=1).stdout)}
+    findings = {f["check"]: f for f in json.loads(pg.run("doctor", "--json", code=1).stdout)}
     # doctor must report that the tests' server has fsync off
-    assert [check for check, f in found.items() if not f["ok"]] == ["database"]
-    assert "fsync off" in found["database"]["text"]
+    assert [check for check, f in findings.items() if not f["ok"]] == ["database"]
+    assert "fsync off" in findings["database"]["text"]
     assert {row["ok"] for row in pg.json("db", "check")} == {True}
     assert f"process {pg.pid}" in pg.error("serve", code=1)
     assert pg.stop() == 0
@@ -59,18 +59,18 @@ def test_jobs_run_and_the_story_replays(pg: Site) -> None:
 def test_the_daemon_is_killed_at_random(pg: Site) -> None:
     """Every accepted job starts exactly once."""
     draw = random.Random(11)
-    ran = pg.folder / "ran"
+    run_log = pg.folder / "ran"
     accepted = []
     pg.start()
     for _ in range(4):
         for _ in range(draw.randrange(2, 5)):
-            accepted.append(pg.submit("--wrap", f"echo $METASCHED_JOB_ID >> '{ran}'"))
+            accepted.append(pg.submit("--wrap", f"echo $METASCHED_JOB_ID >> '{run_log}'"))
         time.sleep(draw.random() * 0.3)
         pg.stop(signal.SIGKILL)
         pg.start()
     rows = pg.until_ended()
     assert {row["state"] for row in rows} == {"completed"}
-    assert Counter(ran.read_text().split()) == Counter(str(job) for job in accepted)
+    assert Counter(run_log.read_text().split()) == Counter(str(job) for job in accepted)
     pg.stop()
     pg.replayed()
 
@@ -81,17 +81,17 @@ def test_the_server_goes_away_while_jobs_stream(tmp_path: Path, own_server: Serv
     site = Site(tmp_path)
     site.url = own_server.create()
     site.configure()
-    ran = tmp_path / "ran"
+    run_log = tmp_path / "ran"
     accepted = []
     try:
         site.start()
         for number in (signal.SIGKILL, signal.SIGINT, signal.SIGQUIT):
             for _ in range(3):
-                accepted.append(site.submit("--wrap", f"echo $METASCHED_JOB_ID >> '{ran}'"))
+                accepted.append(site.submit("--wrap", f"echo $METASCHED_JOB_ID >> '{run_log}'"))
             own_server.stop(number)
-            told = site.error("submit", "--wrap", f"echo refused >> '{ran}'", code=4)
-            assert "the database is away" in told
-            assert "nothing changed, try again" in told
+            message = site.error("submit", "--wrap", f"echo refused >> '{run_log}'", code=4)
+            assert "the database is away" in message
+            assert "nothing changed, try again" in message
             # at once, while the service is still ending its tasks
             health = call(site.folder / "ms.sock", "GET", "/health")
             assert health.status == 503
@@ -101,7 +101,7 @@ def test_the_server_goes_away_while_jobs_stream(tmp_path: Path, own_server: Serv
         rows = site.until_ended()
         assert {row["state"] for row in rows} == {"completed"}
         assert sorted(row["job"] for row in rows) == accepted
-        assert Counter(ran.read_text().split()) == Counter(str(job) for job in accepted)
+        assert Counter(run_log.read_text().split()) == Counter(str(job) for job in accepted)
         log = site.log.read_text()
         assert "the database is away" in log
         assert "the database is back" in log
@@ -148,7 +148,7 @@ def test_what_is_wrong_with_a_database_is_told_in_one_line(
         "CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C' OWNER metasched"
     )
     locked = server.url(f"ms{name}", LOCKED)
-    for url, words in (
+    for url, excerpts in (
         (server.url("absent"), ('"absent" does not exist', "create it")),
         (locked, ("no password supplied", ".pgpass")),
         (locked.replace("@", ":s3same@"), ("password authentication failed", ".pgpass")),
@@ -157,9 +157,9 @@ def test_what_is_wrong_with_a_database_is_told_in_one_line(
     ):
         pg.url = url
         pg.configure()
-        told = pg.error("serve", code=1)
-        assert all(word in told for word in words), told
-        assert "s3same" not in told
+        message = pg.error("serve", code=1)
+        assert all(excerpt in message for excerpt in excerpts), message
+        assert "s3same" not in message
     pg.url = locked.replace("@", f":{PASSWORD.replace(' ', '%20')}@")
     pg.configure(TWO_LOCAL)
     assert "may create tables" in pg.error("serve", code=1)
@@ -169,7 +169,7 @@ def test_what_is_wrong_with_a_database_is_told_in_one_line(
 def test_a_daemon_that_waits_for_its_database_ends_at_a_signal(
     pg: Site, number: signal.Signals
 ) -> None:
-    for url, words in (
+    for url, excerpt in (
         (f"postgresql:///x?host={pg.folder}/nowhere", "No such file"),
         ("postgresql://127.0.0.1:1/x", "refused"),
     ):
@@ -177,9 +177,9 @@ def test_a_daemon_that_waits_for_its_database_ends_at_a_signal(
         pg.configure()
         pg.launch()
         pg.until((pg.folder / "ms.sock").exists)
-        assert words in pg.error("status", code=4)
+        assert excerpt in pg.error("status", code=4)
         assert pg.stop(number) == 0
-        [line] = [line for line in pg.log.read_text().splitlines() if words in line]
+        [line] = [line for line in pg.log.read_text().splitlines() if excerpt in line]
         assert "retrying every 2 s" in line
         pg.log.write_text("")
 
@@ -253,16 +253,16 @@ def test_the_server_hangs_and_cuts_nothing(tmp_path: Path, own_server: Server) -
     site = Site(tmp_path)
     site.url = own_server.create()
     site.configure()
-    ran = tmp_path / "ran"
-    payload = f"echo $METASCHED_JOB_ID >> '{ran}'"
+    run_log = tmp_path / "ran"
+    payload = f"echo $METASCHED_JOB_ID >> '{run_log}'"
     try:
         site.start()
         accepted = [site.submit("--wrap", f"{payload}; sleep 3"), site.submit("--wrap", payload)]
         own_server.hang()
         try:
-            told = site.error("submit", "--wrap", f"echo refused >> '{ran}'", code=4)
-            assert "the database is away" in told
-            assert "nothing changed, try again" in told
+            message = site.error("submit", "--wrap", f"echo refused >> '{run_log}'", code=4)
+            assert "the database is away" in message
+            assert "nothing changed, try again" in message
             site.until(lambda: "the database is away (" in site.log.read_text())
             # from now on requests fail at once, even without a query to the server
             assert call(site.folder / "ms.sock", "GET", "/health").status == 503
@@ -275,7 +275,7 @@ def test_the_server_hangs_and_cuts_nothing(tmp_path: Path, own_server: Server) -
         assert [(row["job"], row["state"]) for row in rows] == [
             (job, "completed") for job in accepted
         ]
-        assert Counter(ran.read_text().split()) == Counter(str(job) for job in accepted)
+        assert Counter(run_log.read_text().split()) == Counter(str(job) for job in accepted)
         assert "the database is back" in site.log.read_text()
         site.stop()
         site.replayed()

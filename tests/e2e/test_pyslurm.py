@@ -30,7 +30,7 @@ def configured(
     clusters: SlurmSite,
     path: str,
     python: str = "",
-    more: str = "",
+    extra: str = "",
     access: str = "pyslurm",
 ) -> None:
     """Configure alpha with `access` and the modules in `path`, beta with the commands."""
@@ -40,7 +40,7 @@ def configured(
     interpreter = f'python = "{python}"\n' if python else ""
     site.configure(
         f'[[cluster]]\nname = "alpha"\nadapter = "slurm"\nconfig = "{alpha.conf}"\n'
-        f'access = "{access}"\npoll_interval = 0.5\n{interpreter}{more}'
+        f'access = "{access}"\npoll_interval = 0.5\n{interpreter}{extra}'
         f'environment = {{ PYTHONPATH = "{path}" }}\n'
         f'[[cluster]]\nname = "beta"\nadapter = "slurm"\nconfig = "{beta.conf}"\n'
         'access = "commands"\npoll_interval = 0.5\n'
@@ -68,16 +68,16 @@ def test_clusters_and_story_say_which_access_was_used(
     site.start()
     assert used(site, "alpha").startswith("pyslurm 2")
     assert used(site, "beta") == "commands"
-    ran = site.folder / "ran"
+    run_log = site.folder / "ran"
     jobs = {
         name: site.submit(
-            "--wrap", f"echo {name} >> {ran}; exit {code}", "-t", "5", "--cluster", name
+            "--wrap", f"echo {name} >> {run_log}; exit {code}", "-t", "5", "--cluster", name
         )
         for name, code in (("alpha", 0), ("beta", 200))
     }
     rows = {row["cluster"]: row for row in site.until_ended()}
     assert {name: row["exit_code"] for name, row in rows.items()} == {"alpha": 0, "beta": 200}
-    assert sorted(ran.read_text().split()) == ["alpha", "beta"]
+    assert sorted(run_log.read_text().split()) == ["alpha", "beta"]
     for name, job in jobs.items():
         assert f"the manager accepted it, by {used(site, name)}" in causes(site, job)
     waiting = site.submit("--wrap", "sleep 600", "-t", "5", "--cluster", "alpha")
@@ -93,12 +93,12 @@ def test_a_pyslurm_that_fails_in_c_loses_and_repeats_nothing(
     site: Site, slurm_site: SlurmSite, tmp_path: Path, way: str
 ) -> None:
     stand_in = pyslurm.stand_in(tmp_path / "stand-in")
-    configured(site, slurm_site, str(stand_in), more="call_timeout = 8\nsettle = 1\n")
+    configured(site, slurm_site, str(stand_in), extra="call_timeout = 8\nsettle = 1\n")
     site.start()
-    ran = site.folder / "ran"
+    run_log = site.folder / "ran"
     request = stand_in / f"{way}-submit"
     request.touch()
-    job = site.submit("--wrap", f"echo once >> {ran}", "-t", "5", "--cluster", "alpha")
+    job = site.submit("--wrap", f"echo once >> {run_log}", "-t", "5", "--cluster", "alpha")
     site.until(lambda: not request.exists())
     request = stand_in / "crash-list"
     request.touch()
@@ -106,10 +106,10 @@ def test_a_pyslurm_that_fails_in_c_loses_and_repeats_nothing(
     elsewhere = site.submit("--wrap", "true", "-t", "5", "--cluster", "beta")
     rows = site.until_ended(job, elsewhere)
     assert [row["state"] for row in rows] == ["completed", "completed"]
-    assert ran.read_text() == "once\n"
-    told = "its worker died of signal 11" if way == "crash" else "no answer to submit in 8 s"
-    said = causes(site, job)
-    assert any(cause.startswith(f"no answer: {told}") for cause in said), said
+    assert run_log.read_text() == "once\n"
+    expected = "its worker died of signal 11" if way == "crash" else "no answer to submit in 8 s"
+    history = causes(site, job)
+    assert any(cause.startswith(f"no answer: {expected}") for cause in history), history
     site.until(lambda: state(site, "alpha") == "up")
     assert site.stop() == 0
 
@@ -122,10 +122,10 @@ def test_a_pyslurm_that_cannot_be_imported_is_a_reason_and_the_daemon_goes_on(
     source = (stand_in / "pyslurm.py").read_text()
     (stand_in / "pyslurm.py").write_text(source.replace("unlink()", "touch()"))  # every time
     (stand_in / f"{way}-import").touch()
-    configured(site, slurm_site, str(stand_in), more="timeout = 2\n")
+    configured(site, slurm_site, str(stand_in), extra="timeout = 2\n")
     site.start("down:")
-    told = "was killed by signal 11" if way == "crash" else "has not imported it in "
-    site.until(lambda: told in state(site, "alpha"))
+    expected = "was killed by signal 11" if way == "crash" else "has not imported it in "
+    site.until(lambda: expected in state(site, "alpha"))
     assert 'access is "pyslurm"' in state(site, "alpha")
     site.until(lambda: state(site, "beta") == "up")
     job = site.submit("--wrap", "true", "-t", "5")
@@ -141,7 +141,7 @@ def test_a_pyslurm_that_a_busy_host_imports_slowly_is_used_once_it_is_there(
 ) -> None:
     stand_in = pyslurm.stand_in(tmp_path / "stand-in")
     (stand_in / "busy").touch()
-    configured(site, slurm_site, str(stand_in), more="timeout = 3\n", access="auto")
+    configured(site, slurm_site, str(stand_in), extra="timeout = 3\n", access="auto")
     site.start("down:")
     site.until(lambda: used(site, "alpha") == "commands")  # until pyslurm is imported
     job = site.submit("--wrap", "true", "-t", "5", "--cluster", "alpha")

@@ -19,7 +19,7 @@ def commands() -> list[str]:
 
 
 def test_the_commands_of_the_readme(tmp_path: Path) -> None:
-    activate, serve, *others = commands()
+    activate, serve, *commands_after = commands()
     assert (activate, serve) == (". .venv/bin/activate", "metasched serve &")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("METASCHED_")} | {
         "HOME": str(tmp_path),
@@ -49,10 +49,10 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
             assert daemon.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()
             time.sleep(0.2)
-        done = [shell(line) for line in others]
+        done = [shell(line) for line in commands_after]
     finally:
         daemon.terminate()
         daemon.wait(timeout=60)
-    for line, result in zip(others, done, strict=True):
+    for line, result in zip(commands_after, done, strict=True):
         assert result.returncode == 0, (line, result.stdout, result.stderr)
     assert done[-1].stdout.count("hello") == 1

@@ -18,11 +18,11 @@ GONE = "cluster gone is not configured"
 ME = getuser()
 
 
-def write(site: Site, *some: Reservation) -> None:
+def write(site: Site, *rows: Reservation) -> None:
     """Store reservations as an earlier run of the daemon left them."""
     engine = database_from_url(site.url, site.folder).open_existing()
     with engine.begin() as connection:
-        reservations.store(connection, [Outcome(reservations={one.id: one for one in some})])
+        reservations.store(connection, [Outcome(reservations={row.id: row for row in rows})])
     engine.dispose()
 
 
@@ -55,7 +55,7 @@ def test_they_are_named_everywhere_and_broken_only_when_they_would_begin(site: S
     program = site.folder / "mail"
     program.write_text(f'#!/bin/sh\ncat >>"{site.folder}/letter"\n')
     program.chmod(0o755)
-    site.configure(more=f'mail_program = "{program}"\n')
+    site.configure(extra=f'mail_program = "{program}"\n')
     site.start()
     site.stop()
     now = time.time()

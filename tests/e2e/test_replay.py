@@ -74,6 +74,9 @@ def test_a_long_run_with_licences_a_cancel_and_a_drain_is_decided_the_same_again
     assert cancelled["state"] == "cancelled"
     assert {row["cluster"] for row in rows} == {"large", "middle", "small"}
     together = zip(rows, drawn, strict=True)
-    assert {row["cluster"] for row, it in together if "mesher" in it.licences} == {"large", "small"}
+    assert {row["cluster"] for row, request in together if "mesher" in request.licences} == {
+        "large",
+        "small",
+    }
     site.stop()
     site.replayed()

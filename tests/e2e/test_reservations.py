@@ -11,10 +11,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.e2e.conftest import Site, reserve
-from tests.e2e.reservable_clusters import PLACE_CPUS, ReservableCluster, SlurmReservations
+from tests.e2e.reservable_clusters import LOCATION_CPUS, ReservableCluster, SlurmReservations
 
 IN_AN_HOUR = ("--start", "+1h", "--duration", "10m")
-PLACE = str(PLACE_CPUS)
+WHOLE_LOCATION = str(LOCATION_CPUS)
 IN_MATRIX = pytest.mark.skipif(  # it takes as long as Slurm's shortest window
     "METASCHED_SLURM_BIN" not in os.environ, reason="`make test-matrix` runs it"
 )
@@ -47,14 +47,14 @@ def offered_cpus(cluster: ReservableCluster, offer: Mapping[str, int | None]) ->
         return offer["processors"]
     assert offer["processors"] is None
     assert offer["nodes"] is not None
-    return offer["nodes"] * PLACE_CPUS
+    return offer["nodes"] * LOCATION_CPUS
 
 
 def amount(cluster: ReservableCluster, cpus: int) -> str:
     """Format a number of processors as in a refusal."""
     if not cluster.capabilities.reserves_named_nodes:
         return f"{cpus} processors"
-    nodes = cpus // PLACE_CPUS
+    nodes = cpus // LOCATION_CPUS
     return f"{nodes} node{'s' if nodes > 1 else ''}"
 
 
@@ -69,12 +69,12 @@ def test_flexible_requests_are_offered_windows_and_nothing_is_reserved(
     site = reserving_site
     within = ("--duration", "10m", "--deadline", "+1h", "--dry-run")
     between = ("--at-least", "1m", "--at-most", "30m", "--deadline", "+1h", "--dry-run")
-    for words, cpus, seconds in (
+    for arguments, cpus, seconds in (
         (("--size", "3", *within), cluster.round_up(3), 600),
         (("--at-least", "2", "--at-most", "20", *within), cluster.cpus, 600),
         (("--size", "8", *between), 8, 1800),
     ):
-        [offer] = site.json("reserve", *words)["offers"]
+        [offer] = site.json("reserve", *arguments)["offers"]
         start, end = (datetime.fromisoformat(offer[side]) for side in ("start", "end"))
         assert (offered_cpus(cluster, offer), (end - start).total_seconds()) == (cpus, seconds)
         [(first, last)] = offer["starts"]
@@ -94,22 +94,24 @@ def test_jobs_wait_for_their_windows_and_run_in_them_beside_batch_jobs(
     assert offer["starts"] == [[offer["start"], offer["start"]]]
     small, large = (reserve(site, "--size", size, *window) for size in ("1", "2"))
     sizes = [cluster.round_up(1), cluster.round_up(2)]
-    assert [(made["state"], made["size"]) for made in (small, large)] == [
+    assert [(reservation["state"], reservation["size"]) for reservation in (small, large)] == [
         ("bound", size) for size in sizes
     ]
-    assert [len(cluster.natives_of(made["reservation"])) for made in (small, large)] == [1, 1]
+    assert [
+        len(cluster.natives_of(reservation["reservation"])) for reservation in (small, large)
+    ] == [1, 1]
     inside = [
         site.submit(
-            *("--reservation", str(made["reservation"]), "-n", str(made["size"])),
+            *("--reservation", str(reservation["reservation"]), "-n", str(reservation["size"])),
             *waiting_for(f"{site.folder}/over"),
         )
-        for made in (small, large)
+        for reservation in (small, large)
     ]
-    left = cluster.cpus - sum(sizes)
+    free = cluster.cpus - sum(sizes)
 
-    refusal = site.error("reserve", "--size", str(left + 1), *window, code=3)
+    refusal = site.error("reserve", "--size", str(free + 1), *window, code=3)
     assert refusal.startswith("that is not free; ")
-    assert f"{cluster.name} has {amount(cluster, left)} from " in refusal
+    assert f"{cluster.name} has {amount(cluster, free)} from " in refusal
     refusal = site.error("reserve", "--size", str(cluster.cpus + 1), *window, code=3)
     assert refusal == (
         f"no cluster has {cluster.cpus + 1} processors, the largest is {cluster.name} with "
@@ -124,22 +126,22 @@ def test_jobs_wait_for_their_windows_and_run_in_them_beside_batch_jobs(
     assert f"{large['reservation']} lasts" in site.error(*job, "-t", "1:00:00", code=3)
 
     site.until(lambda: [row["state"] for row in site.rows(*inside)] == ["running"] * 2)
-    batch = site.submit("-n", str(left), "-t", "1", *waiting_for(f"{site.folder}/over"))
+    batch = site.submit("-n", str(free), "-t", "1", *waiting_for(f"{site.folder}/over"))
     site.until(lambda: site.row(batch)["state"] == "running")
-    more = site.submit("-n", "1", "-t", "1", "--wrap", "true")
-    site.until(lambda: site.row(more)["state"] == "pending")
+    later = site.submit("-n", "1", "-t", "1", "--wrap", "true")
+    site.until(lambda: site.row(later)["state"] == "pending")
     site.until(lambda: all(row["used"] == row["cpus"] for row in site.cluster_rows()))
     if not cluster.capabilities.reserves_named_nodes:  # reserved nodes are not counted
         assert site.cluster_rows()[0]["cpus"] == cluster.cpus
-    assert site.row(more)["state"] == "pending"
+    assert site.row(later)["state"] == "pending"
     natives = [row["native_id"] for row in site.rows(*inside, batch)]
-    reservations = [made["reservation"] for made in (small, large)]
+    reservations = [reservation["reservation"] for reservation in (small, large)]
     cluster.check_apart(dict(zip(reservations, natives, strict=False)), natives[-1])
-    for made in (small, large):
-        until_state(site, made["reservation"], "active")
+    for reservation in (small, large):
+        until_state(site, reservation["reservation"], "active")
 
     (site.folder / "over").touch()
-    rows = site.until_ended(*inside, batch, more)
+    rows = site.until_ended(*inside, batch, later)
     assert {row["state"] for row in rows} == {"completed"}
     start = datetime.fromisoformat(small["start"])
     assert all(datetime.fromisoformat(row["started"]) >= start for row in rows[:2])
@@ -150,48 +152,48 @@ def test_jobs_wait_for_their_windows_and_run_in_them_beside_batch_jobs(
     end_in_order(site)
 
 
-def place_after_move(cluster: ReservableCluster, site: Site, id: int, before: str) -> str:
-    """Return the only place of a reservation once it has left `before`.
+def location_after_move(cluster: ReservableCluster, site: Site, id: int, before: str) -> str:
+    """Return the only location of a reservation once it has left `before`.
 
     Slurm lists no cores for some seconds, so the check and the result use the same answer.
     """
 
-    def places() -> list[str]:
-        places = cluster.places_of(id) if len(cluster.natives_of(id)) == 1 else []
-        return places if before not in places else []
+    def locations() -> list[str]:
+        locations = cluster.locations_of(id) if len(cluster.natives_of(id)) == 1 else []
+        return locations if before not in locations else []
 
-    [place] = site.until(places)
-    assert isinstance(place, str)
-    return place
+    [location] = site.until(locations)
+    assert isinstance(location, str)
+    return location
 
 
 @pytest.mark.usefixtures("divided")
-def test_a_disabled_place_is_replaced_and_what_waits_in_the_reservation_comes_along(
+def test_a_disabled_location_is_replaced_and_what_waits_in_the_reservation_comes_along(
     cluster: ReservableCluster, reserving_site: Site
 ) -> None:
     site = reserving_site
-    id = reserve(site, "--size", PLACE, *IN_AN_HOUR)["reservation"]
-    [first] = site.until(lambda: cluster.places_of(id))
-    job = site.submit("--reservation", str(id), "-n", PLACE, "-t", "1", "--wrap", "true")
+    id = reserve(site, "--size", WHOLE_LOCATION, *IN_AN_HOUR)["reservation"]
+    [first] = site.until(lambda: cluster.locations_of(id))
+    job = site.submit("--reservation", str(id), "-n", WHOLE_LOCATION, "-t", "1", "--wrap", "true")
     site.until(lambda: site.row(job)["state"] == "pending")
     site.until(lambda: site.row(job)["reason"].startswith(cluster.pending_reason))
     native = site.row(job)["native_id"]
 
     cluster.disable(first)
-    second = place_after_move(cluster, site, id, first)
+    second = location_after_move(cluster, site, id, first)
     assert [cluster.reservation_of_job(native)] == cluster.natives_of(id)
     site.until(lambda: site.reservation(id)["cause"].startswith("moved to"))
     assert site.reservation(id)["state"] == "bound"
     if cluster.capabilities.reserves_named_nodes:
         assert site.reservation(id)["nodes"] == [second]
 
-    spare = [place for place in cluster.places if place not in (first, second)]
-    for place in (*spare, second):
-        cluster.disable(place)
+    spare = [location for location in cluster.locations if location not in (first, second)]
+    for location in (*spare, second):
+        cluster.disable(location)
     site.until(lambda: "no other node is free" in site.reservation(id)["cause"])
     assert site.reservation(id)["state"] == "bound"
-    for place in cluster.places:
-        cluster.enable(place)
+    for location in cluster.locations:
+        cluster.enable(location)
     site.until(lambda: site.reservation(id)["cause"] == "its nodes can be used again")
     row = site.row(job)
     assert (row["state"], row["native_id"]) == ("pending", native)
@@ -231,7 +233,7 @@ def test_a_manager_that_forgets_is_told_again(
 ) -> None:
     """Slurm only: Grid Engine stores each change before it answers."""
     site = reserving_site
-    cancelled = reserve(site, "--size", PLACE, *IN_AN_HOUR)["reservation"]
+    cancelled = reserve(site, "--size", WHOLE_LOCATION, *IN_AN_HOUR)["reservation"]
     with cluster.slurm.forgetting():
         site.until(lambda: site.cluster_rows()[0]["state"] == "up")
         cancel(site, cluster, cancelled)
@@ -253,13 +255,13 @@ def test_a_manager_that_forgets_is_told_again(
 def test_a_reservation_is_moved_so_that_another_fits(
     cluster: ReservableCluster, reserving_site: Site
 ) -> None:
-    """On two places, A[0,1) B[2,3) share a place beside C[0,2); X[1,3) fits only if B moves.
+    """On two locations, A[0,1) B[2,3) share a location beside C[0,2); X[1,3) fits only if B moves.
 
     With short windows, A and B are swapped, as are C and X; the job in B runs after the move.
     """
     site = reserving_site
-    for place in cluster.places[2:]:
-        cluster.disable(place)
+    for location in cluster.locations[2:]:
+        cluster.disable(location)
     runs = cluster.shortest_window < 60
     unit, ahead = (10, 45) if runs else (600, 3600)  # seconds
     windows = ((2, 3), (0, 1), (1, 3), (0, 2)) if runs else ((0, 1), (2, 3), (0, 2), (1, 3))
@@ -267,7 +269,7 @@ def test_a_reservation_is_moved_so_that_another_fits(
 
     def words(first: int, last: int) -> tuple[str, ...]:
         start = (begin + timedelta(seconds=first * unit)).isoformat()
-        return "--size", PLACE, "--start", start, "--duration", f"{(last - first) * unit}s"
+        return "--size", WHOLE_LOCATION, "--start", start, "--duration", f"{(last - first) * unit}s"
 
     def made(first: int, last: int) -> int:
         answer = reserve(site, *words(first, last))
@@ -275,20 +277,20 @@ def test_a_reservation_is_moved_so_that_another_fits(
         assert isinstance(answer["reservation"], int)
         return answer["reservation"]
 
-    def place_of(id: int) -> str:
-        """Return the only place of a reservation, once its manager has chosen it."""
-        [place] = site.until(lambda: cluster.places_of(id))
-        assert isinstance(place, str)
-        return place
+    def location_of(id: int) -> str:
+        """Return the only location of a reservation, once its manager has chosen it."""
+        [location] = site.until(lambda: cluster.locations_of(id))
+        assert isinstance(location, str)
+        return location
 
     a, b, c = (made(*window) for window in windows[:3])
-    job = site.submit("--reservation", str(b), "-n", PLACE, "-t", "0:05", "--wrap", "true")
+    job = site.submit("--reservation", str(b), "-n", WHOLE_LOCATION, "-t", "0:05", "--wrap", "true")
     site.until(lambda: site.row(job)["state"] == "pending")
     native = site.row(job)["native_id"]
-    assert place_of(a) == place_of(b) != place_of(c)
+    assert location_of(a) == location_of(b) != location_of(c)
     x = made(*windows[3])
     site.until(lambda: len(cluster.natives_of(b)) == 1)
-    assert place_of(x) == place_of(a) != place_of(b) == place_of(c)
+    assert location_of(x) == location_of(a) != location_of(b) == location_of(c)
     assert [cluster.reservation_of_job(native)] == cluster.natives_of(b)
     site.until(lambda: {site.reservation(id)["state"] for id in (a, b, c, x)} == {"bound"})
     assert "not free" in site.error("reserve", *words(*windows[3]), code=3)
@@ -301,10 +303,10 @@ def test_a_reservation_is_moved_so_that_another_fits(
         for id in (a, c, x):
             site.run("reservation", "cancel", str(id))
         site.until(lambda: len(cluster.reservations()) == 1)
-        was = place_of(b)
+        was = location_of(b)
         for window in (windows[2], windows[0], windows[3]):
             made(*window)
-        place_after_move(cluster, site, b, was)
+        location_after_move(cluster, site, b, was)
         assert [cluster.reservation_of_job(native)] == cluster.natives_of(b)
     end_in_order(site)
 
@@ -325,19 +327,21 @@ def test_at_the_end_of_its_window_a_job_is_ended_or_may_run_on_as_was_asked(
     end = start + timedelta(seconds=cluster.shortest_window)
 
     window = ("--start", start.isoformat(), "--duration", f"{cluster.shortest_window}s")
-    kills = reserve(site, "--size", PLACE, *window, "--let-run", "0")
-    lets = reserve(site, "--size", PLACE, *window)
+    kills = reserve(site, "--size", WHOLE_LOCATION, *window, "--let-run", "0")
+    lets = reserve(site, "--size", WHOLE_LOCATION, *window)
     assert (kills["let_run"], lets["let_run"]) == (0, 120)
     jobs = []
-    for made, work in (
+    for reservation, work in (
         (kills, "sleep 600"),
         (lets, f"while [ ! -e {site.folder}/over ]; do sleep 0.2; done"),
     ):
-        within = ("--reservation", str(made["reservation"]), "-n", PLACE)
+        within = ("--reservation", str(reservation["reservation"]), "-n", WHOLE_LOCATION)
         site.submit(*within, "--wrap", f"sleep {cluster.shortest_window * 0.4}")
         # the job starts late, and its time limit is the length of the window
         jobs.append(site.submit(*within, "--wrap", f"{work} && : > done$METASCHED_JOB_ID"))
-    waits = site.submit("--reservation", str(lets["reservation"]), "-n", PLACE, "--wrap", "true")
+    waits = site.submit(
+        "--reservation", str(lets["reservation"]), "-n", WHOLE_LOCATION, "--wrap", "true"
+    )
     site.until(lambda: [row["state"] for row in site.rows(*jobs)] == ["running"] * 2)
     [killed] = site.until_ended(jobs[0])
     assert killed["state"] == "timeout"
@@ -349,8 +353,8 @@ def test_at_the_end_of_its_window_a_job_is_ended_or_may_run_on_as_was_asked(
     assert "timeout (its reservation ended)" in site.run("explain", str(jobs[0])).stdout
     assert site.run("story", str(jobs[0])).stdout.count("is over: it is to end") == 1
     assert [path.name for path in site.folder.glob("done*")] == [f"done{let['job']}"]
-    for made in (kills, lets):
-        until_state(site, made["reservation"], "ended")
+    for reservation in (kills, lets):
+        until_state(site, reservation["reservation"], "ended")
     row = site.row(waits)
     assert (row["state"], row["reason"]) == ("queued", "reservation_wait")
     site.until(lambda: cluster.reservations() == {})
@@ -370,8 +374,8 @@ def test_a_job_whose_window_ends_without_a_daemon_times_out_and_the_next_window_
     for number, work in enumerate(("sleep 600", "true")):
         at = (start + number * length).isoformat()
         window = ("--start", at, "--duration", f"{cluster.shortest_window}s")
-        made = reserve(site, "--size", str(cluster.cpus), *window)
-        within = ("--reservation", str(made["reservation"]), "-n", str(cluster.cpus))
+        reservation = reserve(site, "--size", str(cluster.cpus), *window)
+        within = ("--reservation", str(reservation["reservation"]), "-n", str(cluster.cpus))
         jobs.append(site.submit(*within, "--wrap", work))
     site.until(lambda: site.row(jobs[0])["state"] == "running")
     started = site.row(jobs[0])["started"]

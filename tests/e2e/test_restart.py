@@ -18,39 +18,39 @@ from tests.e2e.conftest import COMMAND, TWO_LOCAL, Site
 def test_jobs_outlive_the_daemon_and_give_their_true_exit_code(
     running: Site, number: signal.Signals
 ) -> None:
-    ran, first, second = (running.folder / name for name in ("ran", "first", "second"))
+    run_log, first, second = (running.folder / name for name in ("ran", "first", "second"))
     wait = "while [ ! -e '{}' ]; do sleep 0.1; done"
-    short = running.submit("--wrap", f"{wait.format(first)}; echo a >> '{ran}'; exit 5")
-    long = running.submit("--wrap", f"{wait.format(second)}; echo b >> '{ran}'; exit 6")
-    queued = running.submit("--wrap", f"echo c >> '{ran}'", "-n", "8")
+    short = running.submit("--wrap", f"{wait.format(first)}; echo a >> '{run_log}'; exit 5")
+    long = running.submit("--wrap", f"{wait.format(second)}; echo b >> '{run_log}'; exit 6")
+    queued = running.submit("--wrap", f"echo c >> '{run_log}'", "-n", "8")
     running.until(lambda: running.row(long)["state"] == "running")
     code = running.stop(number)
     assert code == (0 if number is signal.SIGTERM else -signal.SIGKILL)
     first.touch()  # this job ends without a daemon
-    running.until(lambda: ran.exists() and "a" in ran.read_text())
+    running.until(lambda: run_log.exists() and "a" in run_log.read_text())
     running.start()
     second.touch()
     rows = running.until_ended(short, long, queued)
     assert [row["exit_code"] for row in rows] == [5, 6, 0]
-    assert Counter(ran.read_text().split()) == {"a": 1, "b": 1, "c": 1}
+    assert Counter(run_log.read_text().split()) == {"a": 1, "b": 1, "c": 1}
 
 
 @pytest.mark.slow
 def test_killed_at_random_while_jobs_are_submitted(running: Site) -> None:
     """Twelve kills: every accepted job starts exactly once."""
     draw = random.Random(7)
-    ran = running.folder / "ran"
+    run_log = running.folder / "ran"
     accepted = []
     for _ in range(12):
         for _ in range(draw.randrange(3, 8)):
-            accepted.append(running.submit("--wrap", f"echo $METASCHED_JOB_ID >> '{ran}'"))
+            accepted.append(running.submit("--wrap", f"echo $METASCHED_JOB_ID >> '{run_log}'"))
         time.sleep(draw.random() * 0.3)
         running.stop(signal.SIGKILL)
         running.start()
     rows = running.until_ended()
     assert sorted(row["job"] for row in rows) == sorted(accepted)
     assert {row["state"] for row in rows} == {"completed"}
-    assert Counter(ran.read_text().split()) == Counter(str(job) for job in accepted)
+    assert Counter(run_log.read_text().split()) == Counter(str(job) for job in accepted)
     running.stop()
     running.replayed()
 
@@ -70,8 +70,8 @@ def test_the_death_of_an_idle_worker_is_noticed_at_once(site: Site) -> None:
     site.until(
         lambda: "left: its worker died of signal 9; a new worker in 0.5 s" in site.log_tail()
     )
-    [another] = site.until(lambda: psutil.Process(site.pid).children())
-    assert another.pid != worker.pid
+    [new_worker] = site.until(lambda: psutil.Process(site.pid).children())
+    assert new_worker.pid != worker.pid
     job = site.submit("--wrap", "true")  # to the new worker
     site.until(lambda: site.row(job)["native_id"])
     assert site.json("clusters")[0]["breaker"]["failures"] == 0
@@ -84,12 +84,12 @@ def test_a_worker_that_hangs_is_killed_and_nothing_is_lost(site: Site) -> None:
         "poll_interval = 0.2\ncall_timeout = 2\n"
     )
     site.start()
-    ran = site.folder / "ran"
+    run_log = site.folder / "ran"
     [worker] = psutil.Process(site.pid).children()
     worker.suspend()
-    job = site.submit("--wrap", f"echo x >> '{ran}'")
+    job = site.submit("--wrap", f"echo x >> '{run_log}'")
     assert site.until_ended(job)[0]["state"] == "completed"
-    assert ran.read_text() == "x\n"
+    assert run_log.read_text() == "x\n"
     assert not worker.is_running()
 
 
@@ -161,8 +161,8 @@ def test_a_database_without_writes_loses_nothing(running: Site) -> None:
     running.until(lambda: running.row(job)["state"] == "running")
     holder = sqlite3.connect(running.database, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
-    told = running.error("submit", "--wrap", "true", code=4)
-    assert "database" in told
+    message = running.error("submit", "--wrap", "true", code=4)
+    assert "database" in message
     holder.execute("ROLLBACK")
     holder.close()
     running.until(running.cluster_rows)

@@ -38,39 +38,39 @@ def check_identity(site: MultiUserSite, account: str, **options: str) -> None:
     user = site.by(account)
     home = site.folder / account
     (home / "who.sh").write_text(WHO)
-    words = [word for key, value in options.items() for word in (f"--{key}", value)]
+    arguments = [argument for key, value in options.items() for argument in (f"--{key}", value)]
     before = os.umask(0o027)
     try:
-        job = user.submit(*words, "-o", "out", "-t", "5", home / "who.sh")
+        job = user.submit(*arguments, "-o", "out", "-t", "5", home / "who.sh")
     finally:
         os.umask(before)
     [row] = user.until_ended(job)
     assert (row["state"], row["user"]) == ("completed", account), user.run("story", str(job)).stdout
     owner = pwd.getpwnam(account)
-    found = (home / "out").stat()
-    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (
+    file_status = (home / "out").stat()
+    assert (file_status.st_uid, file_status.st_gid, file_status.st_mode & 0o777) == (
         owner.pw_uid,
         owner.pw_gid,
         0o640,
     )
     uid, gid, groups, umask, directory, _ = (home / "out").read_text().splitlines()
     assert (uid, gid, umask) == (str(owner.pw_uid), str(owner.pw_gid), "0027")
-    wanted = set(os.getgrouplist(account, owner.pw_gid))
+    expected = set(os.getgrouplist(account, owner.pw_gid))
     # a manager may mark a job's processes by an additional group
-    assert wanted <= set(map(int, groups.split())) <= wanted | set(GROUPS)
+    assert expected <= set(map(int, groups.split())) <= expected | set(GROUPS)
     assert directory == str(home)
 
 
 def check_cancel(site: MultiUserSite, **options: str) -> None:
     """Assert that another user can neither see nor change a job, and an operator can."""
-    words = [word for key, value in options.items() for word in (f"--{key}", value)]
+    arguments = [argument for key, value in options.items() for argument in (f"--{key}", value)]
     a, b = site.by(A), site.by(B)
-    job = a.submit(*words, "-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")
+    job = a.submit(*arguments, "-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")
     a.until(lambda: a.row(job)["state"] == "running")
-    for wish in ("cancel", "hold", "status", "story", "explain", "output", "wait"):
+    for command in ("cancel", "hold", "status", "story", "explain", "output", "wait"):
         # the error for an unknown job, which hides the owner
-        refusal, unknown = b.error(wish, str(job), code=5), b.error(wish, "999999", code=5)
-        assert refusal == unknown.replace("999999", str(job)), wish
+        refusal, unknown = b.error(command, str(job), code=5), b.error(command, "999999", code=5)
+        assert refusal == unknown.replace("999999", str(job)), command
     assert "operators" in b.error("resolve", str(job), "lost", code=3)
     assert a.row(job)["state"] == "running"
     site.by(OPERATOR).run("cancel", str(job))
@@ -112,21 +112,22 @@ def test_licences_are_set_by_operators_and_who_has_one_is_told_by_permission(
     local: MultiUserSite,
 ) -> None:
     a, b, operator = local.by(A), local.by(B), local.by(OPERATOR)
-    words = ("-L", "matlab", "-t", "5", "-o", "/dev/null", "--wrap")
-    holder = a.submit(*words, "sleep 600")
+    arguments = ("-L", "matlab", "-t", "5", "-o", "/dev/null", "--wrap")
+    holder = a.submit(*arguments, "sleep 600")
     a.until(lambda: a.row(holder)["state"] == "running")
-    waiting = b.submit(*words, "true")
-    told = b.json("explain", str(waiting))
-    [holds] = told["licences"][0]["holders"]
+    waiting = b.submit(*arguments, "true")
+    explanation = b.json("explain", str(waiting))
+    [holds] = explanation["licences"][0]["holders"]
     assert (holds["job"], holds["user"], holds["count"]) == (None, None, 1)
     assert holds["expected"]
     assert (
-        f"1 of matlab with another user's job, expected back at {holds['expected']}" in told["text"]
+        f"1 of matlab with another user's job, expected back at {holds['expected']}"
+        in explanation["text"]
     )
-    assert A not in json.dumps(told)
+    assert A not in json.dumps(explanation)
     assert f"with job {holder} of {A}" in operator.json("explain", str(waiting))["text"]
-    for wish in (("set", "matlab", "9"), ("release", str(holder))):
-        assert "operators" in b.error("licence", *wish, code=3), wish
+    for command in (("set", "matlab", "9"), ("release", str(holder))):
+        assert "operators" in b.error("licence", *command, code=3), command
     assert local.json("licences")[0]["total"] == 1
     [note] = operator.json("licence", "release", str(holder))
     assert "only unknown jobs can lose their licences" in note["note"]
@@ -141,8 +142,8 @@ def test_a_directory_that_is_closed_to_the_user_is_refused(local: MultiUserSite)
     a = local.by(A)
     local.by(B)
     before = len(local.json("status", "--all"))
-    told = a.error("submit", "--chdir", local.folder / B, "--wrap", "true", code=3)
-    assert told.startswith(f"directory {local.folder / B}: Permission denied; ")
+    message = a.error("submit", "--chdir", local.folder / B, "--wrap", "true", code=3)
+    assert message.startswith(f"directory {local.folder / B}: Permission denied; ")
     assert len(local.json("status", "--all")) == before
 
 
@@ -177,8 +178,8 @@ def test_a_user_who_spoils_a_jobs_folder_harms_nobody_else(local: MultiUserSite)
 
 
 def test_the_doctor_asks_the_launcher(local: MultiUserSite) -> None:
-    found = {finding["check"]: finding for finding in local.by(KEEPER).json("doctor")}
-    assert found["launcher"]["ok"]
+    findings = {finding["check"]: finding for finding in local.by(KEEPER).json("doctor")}
+    assert findings["launcher"]["ok"]
     by_root = json.loads(local.run("doctor", "--json", code=1).stdout)
     [wrong] = [finding for finding in by_root if not finding["ok"]]
     assert (wrong["check"], "daemon's account" in wrong["mend"]) == ("launcher", True)
@@ -282,8 +283,8 @@ def test_an_array_is_its_owners_on_slurm(over_slurm: MultiUserSite) -> None:
     a = over_slurm.by(A)
     job = a.submit("--array", "1-3", "-t", "5", "-o", "task-%a", "--wrap", "id -un")
     assert {row["state"] for row in a.until_ended(job)} == {"completed"}
-    told = [(over_slurm.folder / A / f"task-{task}").read_text() for task in (1, 2, 3)]
-    assert told == [f"{A}\n"] * 3
+    text = [(over_slurm.folder / A / f"task-{task}").read_text() for task in (1, 2, 3)]
+    assert text == [f"{A}\n"] * 3
     waiting = a.submit(
         *("--array", "1-4", "-n", "24", "-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")
     )
@@ -296,8 +297,8 @@ def test_an_array_is_its_owners_on_slurm(over_slurm: MultiUserSite) -> None:
 def test_native_options_do_not_escape(over_slurm: MultiUserSite) -> None:
     a = over_slurm.by(A)
     jobs = [
-        a.submit("-t", "5", "-o", f"{name}.out", "--native", f"beta:{words}", "--wrap", "id -u")
-        for name, words in (
+        a.submit("-t", "5", "-o", f"{name}.out", "--native", f"beta:{arguments}", "--wrap", "id -u")
+        for name, arguments in (
             ("uid", "--uid=0"),
             ("chdir", "-D /"),
             ("script", "--exclusive /tmp/other.sh"),
@@ -337,24 +338,24 @@ def test_a_reservation_is_its_owners_and_operators_alone(
 ) -> None:
     """The daemon creates it in Grid Engine; jobs in it run as the owner."""
     a, b, operator = (over_gridengine.by(account) for account in (A, B, OPERATOR))
-    made = a.json("reserve", "--size", "2", "--duration", "5m")
-    id = str(made["reservation"])
-    assert (made["user"], made["cluster"]) == (A, gridengine_cell.name)
+    reservation = a.json("reserve", "--size", "2", "--duration", "5m")
+    id = str(reservation["reservation"])
+    assert (reservation["user"], reservation["cluster"]) == (A, gridengine_cell.name)
     job = a.submit("--reservation", id, "-t", "1", "-o", "inside", "--wrap", "id -un")
-    told = f"reservation {id} is {A}'s, and you are {B}"
-    assert told in b.error("submit", "--reservation", id, "--wrap", "true", code=3)
-    assert told in b.error("reservation", "cancel", id, code=3)
+    expected = f"reservation {id} is {A}'s, and you are {B}"
+    assert expected in b.error("submit", "--reservation", id, "--wrap", "true", code=3)
+    assert expected in b.error("reservation", "cancel", id, code=3)
     assert f"no job {job}" in b.error("modify", str(job), "--time", "2", code=5)
     assert b.json("reservations", "--all") == []
     assert b.json("status", "--all") == []
     assert [row["reservation"] for row in operator.json("reservations")] == [int(id)]
-    others = ("reserve", "--size", "1", "--start", "+1h", "--duration", "5m", "--user")
-    told = b.error(*others, A, code=3)
-    assert told == f"only operators may reserve for others, and you are {B}; ask one of them"
-    assert "there is no account 'nobody-here'" in operator.error(*others, "nobody-here", code=5)
-    given = operator.json(*others, A)
-    assert (given["user"], given["state"]) == (A, "bound")
-    assert a.json("reservation", "cancel", str(given["reservation"]))["state"] == "cancelled"
+    for_user = ("reserve", "--size", "1", "--start", "+1h", "--duration", "5m", "--user")
+    expected = b.error(*for_user, A, code=3)
+    assert expected == f"only operators may reserve for others, and you are {B}; ask one of them"
+    assert "there is no account 'nobody-here'" in operator.error(*for_user, "nobody-here", code=5)
+    second = operator.json(*for_user, A)
+    assert (second["user"], second["state"]) == (A, "bound")
+    assert a.json("reservation", "cancel", str(second["reservation"]))["state"] == "cancelled"
     assert a.until_ended(job)[0]["state"] == "completed"
     assert (over_gridengine.folder / A / "inside").read_text() == f"{A}\n"
     native = a.row(job)["native_id"]
@@ -389,13 +390,13 @@ print(json.dumps(Client(sys.argv[1]).submit({"jobs": [job], **texts}, "k")[0]["j
 def test_keys_of_two_users_are_independent(local: MultiUserSite) -> None:
     jobs = []
     for account in (A, B, A, B):
-        words: dict[str, Any] = accounts.as_(account)
+        arguments: dict[str, Any] = accounts.as_(account)
         done = subprocess.run(
             [sys.executable, "-c", SUBMIT_WITH_KEY, str(local.state / "ms.sock")],
             capture_output=True,
             text=True,
             check=True,
-            **words,
+            **arguments,
         )
         jobs.append(int(done.stdout))
     assert jobs[:2] == jobs[2:]
@@ -404,12 +405,12 @@ def test_keys_of_two_users_are_independent(local: MultiUserSite) -> None:
 
 def test_forged_headers_make_nobody_else(local: MultiUserSite) -> None:
     for account in (A, B):
-        words: dict[str, Any] = accounts.as_(account)
+        account_options: dict[str, Any] = accounts.as_(account)
         done = subprocess.run(
             [sys.executable, "-c", CONNECT, str(local.state / "ms.sock")],
             capture_output=True,
             text=True,
             check=True,
-            **words,
+            **account_options,
         )
         assert f'"user":"{account}","operator":false' in done.stdout

@@ -48,12 +48,12 @@ def use(run: Run, folder: Path) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path, previous_release: PreviousRelease) -> Iterator[UpgradedSite]:
-    made = UpgradedSite(tmp_path, previous_release)
-    made.configure(LICENCE + LOCAL)
+    new_site = UpgradedSite(tmp_path, previous_release)
+    new_site.configure(LICENCE + LOCAL)
     try:
-        yield made
+        yield new_site
     finally:
-        made.close()
+        new_site.close()
 
 
 def test_commands_of_the_previous_release_work_with_this_daemon(site: UpgradedSite) -> None:
@@ -144,11 +144,11 @@ class MixedSite(MultiUserSite):
 @pytest.fixture
 def mixed(common_folder: Path, previous_release: PreviousRelease) -> Iterator[MixedSite]:
     number = len(os.listdir(common_folder))
-    made = MixedSite(common_folder / f"mixed-{number}", previous_release)
+    new_site = MixedSite(common_folder / f"mixed-{number}", previous_release)
     try:
-        yield made
+        yield new_site
     finally:
-        made.close()
+        new_site.close()
 
 
 @pytest.mark.root

@@ -20,9 +20,9 @@ JOBS = 200
 
 @pytest.mark.slow
 def test_200_jobs_run_exactly_once_each_where_the_core_says(over_slurm: Site) -> None:
-    ran = over_slurm.folder / "ran"
+    run_log = over_slurm.folder / "ran"
     script = over_slurm.folder / "job.sh"
-    script.write_text(f'#!/bin/sh\n#SBATCH -t 1\necho $METASCHED_JOB_ID >> "{ran}"\nexit $1\n')
+    script.write_text(f'#!/bin/sh\n#SBATCH -t 1\necho $METASCHED_JOB_ID >> "{run_log}"\nexit $1\n')
 
     def submit(number: int) -> tuple[int, int, str]:
         code = number % 5 if number % 3 == 0 else 0
@@ -38,7 +38,7 @@ def test_200_jobs_run_exactly_once_each_where_the_core_says(over_slurm: Site) ->
     rows = {row["job"]: row for row in over_slurm.until_ended(patience=200)}
 
     assert sorted(rows) == sorted(job for job, _, _ in submitted)
-    assert Counter(ran.read_text().split()) == Counter(str(job) for job in rows)
+    assert Counter(run_log.read_text().split()) == Counter(str(job) for job in rows)
     for job, code, _ in submitted:
         assert rows[job]["exit_code"] == code, rows[job]
         assert rows[job]["state"] == ("completed" if code == 0 else "failed")
@@ -86,10 +86,10 @@ def test_when_the_manager_expects_a_job_to_begin_is_told_and_makes_no_story(
     first = over_slurm.until(lambda: over_slurm.row(job)["expected_start"])
     end = datetime.fromisoformat(over_slurm.row(full)["started"]) + timedelta(minutes=10)
     assert abs(datetime.fromisoformat(first) - end) < timedelta(minutes=2)
-    told = over_slurm.json("explain", str(job))
-    assert told["expected_start"] == first
-    words = f"beta expects it to start at {first} (reported at {told['expected_told']})."
-    assert told["text"].endswith(words)
+    explanation = over_slurm.json("explain", str(job))
+    assert explanation["expected_start"] == first
+    text = f"beta expects it to start at {first} (reported at {explanation['expected_told']})."
+    assert explanation["text"].endswith(text)
     story = over_slurm.json("story", str(job))
     native = over_slurm.row(full)["native_id"]
     slurm_site["beta"].run("scontrol", "update", f"jobid={native}", "timelimit=30")
@@ -205,18 +205,20 @@ def test_a_node_locked_licence_is_used_on_its_machine_only(
         '[[licence]]\nname = "nx"\ntotal = 2\nmachines = { alpha = "cad" }\n',
     )
     site.start()
-    words = ("-L", "nx", "-t", "5", "--wrap", "echo $SLURMD_NODENAME")
-    assert "no set of nodes has" in site.error("submit", *words, code=3)  # no node has "cad" yet
+    arguments = ("-L", "nx", "-t", "5", "--wrap", "echo $SLURMD_NODENAME")
+    assert "no set of nodes has" in site.error(
+        "submit", *arguments, code=3
+    )  # no node has "cad" yet
     try:
-        for kind in ("AvailableFeatures", "ActiveFeatures"):
-            alpha.run("scontrol", "update", f"NodeName={locked}", f"{kind}=any,cad")
-        jobs = [site.until(lambda: site.submit(*words)), site.submit(*words)]
+        for parameter in ("AvailableFeatures", "ActiveFeatures"):
+            alpha.run("scontrol", "update", f"NodeName={locked}", f"{parameter}=any,cad")
+        jobs = [site.until(lambda: site.submit(*arguments)), site.submit(*arguments)]
         for row in site.until_ended(*jobs):
             assert (row["state"], row["cluster"]) == ("completed", "alpha")
             assert site.run("output", str(row["job"])).stdout == f"{locked}\n"
     finally:
-        for kind in ("ActiveFeatures", "AvailableFeatures"):
-            alpha.run("scontrol", "update", f"NodeName={locked}", f"{kind}=any")
+        for parameter in ("ActiveFeatures", "AvailableFeatures"):
+            alpha.run("scontrol", "update", f"NodeName={locked}", f"{parameter}=any")
 
 
 def test_licences_that_slurm_counts_too_are_asked_for_there(
@@ -246,9 +248,9 @@ def test_licences_that_slurm_counts_too_are_asked_for_there(
         return bool(manager.pop("observed")) and manager == expected
 
     site.until(told)
-    words = ("-L", "matlab:4", "--cluster", "alpha", "--wrap", "true")
+    arguments = ("-L", "matlab:4", "--cluster", "alpha", "--wrap", "true")
     assert "its manager counts 3 matlab in all, the job requests 4" in site.error(
-        "submit", *words, code=3
+        "submit", *arguments, code=3
     )
     elsewhere = site.submit("-L", "matlab:4", "--wrap", "true")
     assert site.until_ended(elsewhere)[0]["cluster"] == "beta"
@@ -260,15 +262,15 @@ def test_licences_that_slurm_counts_too_are_asked_for_there(
     site.until(lambda: site.row(waiting)["reason"] == "licence_busy")
     assert "its manager counts 2 of 3 matlab as used" in site.run("explain", str(waiting)).stdout
     assert "it gives out 3, there are 5" in site.run("doctor").stdout
-    theirs = ("sbatch", "--parsable", "-L", "matlab:1", "--wrap", "sleep 600")
-    native = slurm_site["alpha"].run(*theirs).strip()
+    outside_job = ("sbatch", "--parsable", "-L", "matlab:1", "--wrap", "sleep 600")
+    native = slurm_site["alpha"].run(*outside_job).strip()
     site.until(lambda: told(used=3, others=1))
     assert "1 are used there outside metasched" in site.run("doctor").stdout
     on_beta = site.submit("-L", "matlab:3", "--cluster", "beta", "--wrap", "true")
     assert site.row(on_beta)["reason"] == "licence_busy"
-    why = site.run("explain", str(on_beta)).stdout
-    assert "matlab: 3 wanted, 2 of 5 free; 2 of matlab with job" in why
-    assert "1 of matlab in use by others" in why
+    explanation = site.run("explain", str(on_beta)).stdout
+    assert "matlab: 3 wanted, 2 of 5 free; 2 of matlab with job" in explanation
+    assert "1 of matlab in use by others" in explanation
     slurm_site["alpha"].run("scancel", native)
     site.until_ended(on_beta)
     site.run("cancel", str(holder))

@@ -30,10 +30,10 @@ def test_a_reservation_that_somebody_made_smaller_is_replaced(
     site = reserving_site
     id = reserve(site, "--size", "3", *IN_AN_HOUR)["reservation"]
     [name] = cluster.reservations()
-    site.until(lambda: cluster.places_of(id))
+    site.until(lambda: cluster.locations_of(id))
     cluster.delete_reservation(name)
-    words = ("StartTime=now+60minutes", "Duration=10", "Users=root", "CoreCnt=1")
-    cluster.slurm.run("scontrol", "create", "reservation", f"ReservationName={name}", *words)
+    arguments = ("StartTime=now+60minutes", "Duration=10", "Users=root", "CoreCnt=1")
+    cluster.slurm.run("scontrol", "create", "reservation", f"ReservationName={name}", *arguments)
     site.until(lambda: [*cluster.reservations()] == [f"{name}-again"])
     site.until(lambda: sum(map(len, cluster.cores_of(cluster.show()).values())) == 3)
     assert site.reservation(id)["state"] == "bound"
@@ -45,22 +45,22 @@ def test_what_slurm_lost_is_created_again_once_the_controller_has_heard_from_its
 ) -> None:
     """Until its nodes have registered, Slurm finds no cores."""
     site = reserving_site
-    made = reserve(site, "--size", "3", *IN_AN_HOUR)
+    reservation = reserve(site, "--size", "3", *IN_AN_HOUR)
     [name] = cluster.reservations()
     for node in cluster.slurm.nodes:
         cluster.slurm.kill_node(node)
     cluster.slurm.stop_controller()
-    for what in ("resv_state", "node_state"):
-        for saved in (cluster.slurm.folder / "state").glob(f"{what}*"):
+    for state_file in ("resv_state", "node_state"):
+        for saved in (cluster.slurm.folder / "state").glob(f"{state_file}*"):
             saved.unlink()
     cluster.slurm.start_controller(wait=False)
     site.until(lambda: "not created" in site.log_tail())
-    assert site.reservation(made["reservation"])["state"] == "confirmed"
+    assert site.reservation(reservation["reservation"])["state"] == "confirmed"
     for node in cluster.slurm.nodes:
         cluster.slurm.start_node(node)
     cluster.slurm.wait_ready()
     site.until(lambda: [*cluster.reservations()] == [name])
-    site.until(lambda: site.reservation(made["reservation"])["state"] == "bound")
+    site.until(lambda: site.reservation(reservation["reservation"])["state"] == "bound")
 
 
 @ON_PROCESSORS
@@ -72,8 +72,8 @@ def test_the_daemon_refuses_another_unit_while_a_reservation_is_open(
     processors = site.config.read_text()
     nodes = processors.replace('"processor"', '"node"')
     for before, after, was in ((processors, nodes, "processors"), (nodes, processors, "nodes")):
-        made = reserve(site, "--size", "2", *IN_AN_HOUR)
-        id = made["reservation"]
+        reservation = reserve(site, "--size", "2", *IN_AN_HOUR)
+        id = reservation["reservation"]
         site.stop()
         shown = [*cluster.reservations()]
         site.config.write_text(after)
@@ -99,8 +99,8 @@ def test_a_cluster_that_reserves_no_cores_says_what_to_write(
         site.configure(SlurmReservations(slurm["sigma"], "processor").table(site.folder))
         site.start()
         refusal = site.error("reserve", "--size", "1", "--start", "+1h", "--duration", "1h", code=3)
-        mend = 'its SelectType reserves no cores; write reservation_unit = "node"'
-        assert refusal.startswith(f"sigma cannot keep it: its manager refused: {mend}")
+        remedy = 'its SelectType reserves no cores; write reservation_unit = "node"'
+        assert refusal.startswith(f"sigma cannot keep it: its manager refused: {remedy}")
         findings = {f["check"]: f for f in json.loads(site.run("doctor", "--json", code=1).stdout)}
         manager = findings["manager of sigma"]
         assert manager["text"] == "it runs select/linear, which reserves no processors"

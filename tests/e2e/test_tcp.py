@@ -83,13 +83,13 @@ class Far:
             "METASCHED_TOKEN_FILE": "/nonexistent/token",
         }
 
-    def credential(self, payload: str | bytes, **words: Any) -> str:
+    def credential(self, payload: str | bytes, **options: Any) -> str:
         done: subprocess.CompletedProcess[bytes] = subprocess.run(
             ["munge", f"--socket={self.socket}"],
             input=payload if isinstance(payload, bytes) else payload.encode(),
             capture_output=True,
             check=True,
-            **words,
+            **options,
         )
         return done.stdout.decode().strip()
 
@@ -125,23 +125,23 @@ def me() -> str:
 def test_a_token_is_valid_until_it_is_revoked(far: tuple[Site, Far], tmp_path: Path) -> None:
     site, there = far
     file = tmp_path / "token"
-    made = json.loads(site.run("token", "create", "--file", file, "--json").stdout)
+    token = json.loads(site.run("token", "create", "--file", file, "--json").stdout)
     secret = file.read_text().strip()
     assert file.stat().st_mode & 0o777 == 0o600
-    assert "token" not in made
+    assert "token" not in token
     stored = sqlite3.connect(site.database).execute("SELECT * FROM token").fetchall()
     assert not any(secret in str(row) for row in stored)
     remote = there.environment | {"METASCHED_TOKEN_FILE": str(file)}
     job = site.run("submit", "--parsable", "-o", "/dev/null", "--wrap", "true", env=remote).stdout
     assert json.loads(site.run("status", job.strip(), "--json", env=remote).stdout)
-    told = site.run("token", "create", code=3, env=remote).stderr
-    assert "a token cannot create tokens" in told
-    site.run("token", "revoke", str(made["id"]))
-    told = site.run("status", code=3, env=remote).stderr
-    assert "unknown, expired or revoked" in told
+    message = site.run("token", "create", code=3, env=remote).stderr
+    assert "a token cannot create tokens" in message
+    site.run("token", "revoke", str(token["id"]))
+    message = site.run("status", code=3, env=remote).stderr
+    assert "unknown, expired or revoked" in message
     rows = {row["id"]: row for row in site.json("token", "list")}
-    assert rows[made["id"]]["revoked"]
-    assert "digest" not in rows[made["id"]]
+    assert rows[token["id"]]["revoked"]
+    assert "digest" not in rows[token["id"]]
     assert "no token 999" in site.error("token", "revoke", "999", code=5)
     assert "File exists" in site.error("token", "create", "--file", file, code=1)
 
@@ -221,9 +221,9 @@ def test_a_munge_credential_is_valid_for_one_daemon(
         (f"127.0.0.1:{there.port - 1}", 401),
     ):
         shown = there.credential(request_digest(name, "GET", "/health", b""))
-        told = there.ask({"Authorization": f"MUNGE {shown}"})
-        assert told[0] == status, (name, told)
-        assert status == 200 or f"this one is {ALIAS}" in told[1]["error"]
+        answer = there.ask({"Authorization": f"MUNGE {shown}"})
+        assert answer[0] == status, (name, answer)
+        assert status == 200 or f"this one is {ALIAS}" in answer[1]["error"]
 
 
 @pytest.mark.parametrize(
@@ -264,9 +264,17 @@ def test_tls_with_a_certificate_of_the_site(site: Site) -> None:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         port = holder.getsockname()[1]
-        made = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+        command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
         subprocess.run(
-            [*made.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", "k", "-out", "c"],
+            [
+                *command.split(),
+                "-addext",
+                "subjectAltName=DNS:localhost",
+                "-keyout",
+                "k",
+                "-out",
+                "c",
+            ],
             cwd=site.folder,
             capture_output=True,
             check=True,
@@ -281,8 +289,8 @@ def test_tls_with_a_certificate_of_the_site(site: Site) -> None:
             "METASCHED_SOCKET": f"https://localhost:{port}",
             "METASCHED_TOKEN_FILE": str(token),
         }
-        told = site.run("status", code=4, env=remote).stderr
-        assert "certificate" in told.lower()
+        message = site.run("status", code=4, env=remote).stderr
+        assert "certificate" in message.lower()
         site.run("status", env=remote | {"SSL_CERT_FILE": str(site.folder / "c")})
 
 
@@ -292,7 +300,7 @@ def test_users_of_other_hosts_keep_their_identity(common_folder: Path) -> None:
     there = Far(site.folder)
     try:
         site.set_up(
-            LOCAL, f"[cluster.left]\n{SUPERVISE}", more=f'others_jobs = "listed"\n{there.table}'
+            LOCAL, f"[cluster.left]\n{SUPERVISE}", extra=f'others_jobs = "listed"\n{there.table}'
         )
         site.start()
         a, b = site.by(A), site.by(B)
@@ -302,11 +310,11 @@ def test_users_of_other_hosts_keep_their_identity(common_folder: Path) -> None:
         ).stdout.strip()
         a.until(lambda: a.row(int(job))["state"] == "running")
         assert b.row(int(job))["user"] == A  # listed only
-        for wish in ("cancel", "story"):
-            told = b.run(wish, job, code=3, env=there.environment).stderr
-            assert f"a job of {A}, and you are {B}" in told
-        mine = {"Authorization": f"MUNGE {there.credential('x', **accounts.as_(B))}"}
-        assert there.ask(mine)[0] == 401
+        for command in ("cancel", "story"):
+            message = b.run(command, job, code=3, env=there.environment).stderr
+            assert f"a job of {A}, and you are {B}" in message
+        own = {"Authorization": f"MUNGE {there.credential('x', **accounts.as_(B))}"}
+        assert there.ask(own)[0] == 401
         site.run("cancel", job, env=there.environment)  # root is an operator by MUNGE,
         secret = site.run("token", "create").stdout.strip()  # but not by a token
         status, answer = there.ask({"Authorization": f"Bearer {secret}"})

@@ -68,17 +68,17 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
     """A Grid Engine cell of its own, since reservations are made in it."""
     if (reason := gridengine_missing()) is not None:
         require("gridengine", reason)
-    with Cell(tmp_path_factory.mktemp("upgraded")) as made:
-        yield made
+    with Cell(tmp_path_factory.mktemp("upgraded")) as new_cell:
+        yield new_cell
 
 
 @pytest.fixture
 def site(tmp_path: Path, previous_release: PreviousRelease) -> Iterator[UpgradedSite]:
-    made = UpgradedSite(tmp_path, previous_release)
+    new_site = UpgradedSite(tmp_path, previous_release)
     try:
-        yield made
+        yield new_site
     finally:
-        made.close()
+        new_site.close()
 
 
 @pytest.fixture(params=["local", "slurm", "gridengine"])
@@ -87,14 +87,14 @@ def manager(
 ) -> Iterator[Manager]:
     claims = tmp_path / "claims"
     claims.mkdir(mode=0o700)
-    more = f'poll_interval = 0.5\nsettle = 1\nfence_dir = "{claims}"\n'
+    extra = f'poll_interval = 0.5\nsettle = 1\nfence_dir = "{claims}"\n'
     if request.param == "local":
         yield Manager(LOCAL, waiting_cpus=4)
     elif request.param == "slurm":
         cluster: SlurmCluster = request.getfixturevalue("slurm_cluster")
         table = (
             f'[[cluster]]\nname = "{cluster.name}"\nadapter = "slurm"\n'
-            f'config = "{cluster.conf}"\n{more}'
+            f'config = "{cluster.conf}"\n{extra}'
         )
 
         def reservations() -> set[str]:
@@ -108,7 +108,7 @@ def manager(
                 cluster.run("scontrol", "delete", f"ReservationName={name}")
     else:
         cell: Cell = request.getfixturevalue("cell")
-        table = cell.table(cell.python(tmp_path / "python"), more)
+        table = cell.table(cell.python(tmp_path / "python"), extra)
 
         def advance_reservations() -> dict[str, str]:
             text = cell.run("qrstat", "-xml", "-u", "*")
@@ -163,11 +163,11 @@ def test_jobs_outlive_the_upgrade_and_run_exactly_once(
     site.configure(LICENCE + manager.table)
     site.start()
     jobs = Jobs(site)
-    made: dict[str, Any] = {}
+    reserved: dict[str, Any] = {}
     if manager.reserve:
-        made = site.json("reserve", *manager.reserve, "--start", "+20s", "--duration", "1h")
-        assert made["state"] == "bound"
-        inside = jobs.submit("inside", 9, "--reservation", str(made["reservation"]), until="go")
+        reserved = site.json("reserve", *manager.reserve, "--start", "+20s", "--duration", "1h")
+        assert reserved["state"] == "bound"
+        inside = jobs.submit("inside", 9, "--reservation", str(reserved["reservation"]), until="go")
 
     before = jobs.submit("before", 3)
     site.until_ended(before)
@@ -194,8 +194,8 @@ def test_jobs_outlive_the_upgrade_and_run_exactly_once(
     ):
         assert jobs.states(job) == {state: 1}
     assert (licence(site)["ours"], licence(site)["free"]) == (2, 0)
-    known = dict.fromkeys(job for job, _ in jobs.exit_codes)
-    stories = {job: jobs.story(job) for job in known}
+    open_jobs = dict.fromkeys(job for job, _ in jobs.exit_codes)
+    stories = {job: jobs.story(job) for job in open_jobs}
     promised = manager.reservations()
     site.until(lambda: site.run("output", str(running)).stdout == "hello\n")
 
@@ -220,22 +220,22 @@ def test_jobs_outlive_the_upgrade_and_run_exactly_once(
     assert jobs.states(array)["queued", "limit_array"] == 2
     assert jobs.states(held) == {("held", "held"): 1}
     assert (licence(site)["ours"], licence(site)["free"]) == (2, 0)
-    if made:
-        kept = reservation(site, made["reservation"])
-        assert kept["state"] in ("bound", "active")
+    if reserved:
+        upgraded = reservation(site, reserved["reservation"])
+        assert upgraded["state"] in ("bound", "active")
         unchanged = ("reservation", "cluster", "start", "end", "size", "nodes")
-        assert [kept[key] for key in unchanged] == [made[key] for key in unchanged]
+        assert [upgraded[key] for key in unchanged] == [reserved[key] for key in unchanged]
         assert manager.reservations() == promised != set()
         site.until(lambda: site.row(inside)["state"] == "running")
-        assert reservation(site, made["reservation"])["state"] == "active"
+        assert reservation(site, reserved["reservation"])["state"] == "active"
 
     site.run("release", str(held))
     (site.folder / "go").touch()
-    rows = site.until_ended(*known, undelivered)
+    rows = site.until_ended(*open_jobs, undelivered)
     assert {(row["job"], row["task"]): row["exit_code"] for row in rows} == jobs.exit_codes
     assert Counter(lines(jobs.started)) == Counter(jobs.names)
     assert Counter(lines(jobs.ended)) == Counter(jobs.names)
-    for job in (*known, undelivered):
+    for job in (*open_jobs, undelivered):
         story = jobs.story(job)
         assert story[: len(stories.get(job, []))] == stories.get(job, [])
         ends = Counter(line["task"] for line in story if line["to"] in ENDED and line["event"])
@@ -247,8 +247,8 @@ def test_jobs_outlive_the_upgrade_and_run_exactly_once(
     for command in (("status", "--all"), ("licences",), ("story", str(array))):
         text = site.run_previous(*command, "--json").stdout
         assert json.loads(text) == site.json(*command)
-    if made:
-        site.run("reservation", "cancel", str(made["reservation"]))
+    if reserved:
+        site.run("reservation", "cancel", str(reserved["reservation"]))
         site.until(lambda: manager.reservations() == set())
     assert {row["ok"] for row in site.json("db", "check")} == {True}
     assert site.stop() == 0

@@ -111,15 +111,15 @@ class Cell(DaemonGroup):
 
     def python(self, path: Path) -> Path:
         """Make `path` an interpreter that runs in the namespace, for a cluster's key `python`."""
-        words = " ".join(f"'{word}'" for word in (*self.inside, sys.executable))
-        path.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        command = " ".join(f"'{argument}'" for argument in (*self.inside, sys.executable))
+        path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         path.chmod(0o755)
         return path
 
     def run(self, *command: str, stdin: str = "", seconds: float = _CALL_SECONDS) -> str:
         """Run a client command; return its output. Raises BootError if it fails or is too slow."""
-        words = [*self.inside, *command]
-        return output_of(words, self._full_environment(), self.folder, stdin, seconds)
+        argv = [*self.inside, *command]
+        return output_of(argv, self._full_environment(), self.folder, stdin, seconds)
 
     def empty(self) -> None:
         """Delete every job and wait until none is left."""
@@ -150,13 +150,13 @@ class Cell(DaemonGroup):
     def _kill(self, program: str) -> None:
         self._reaper.end(self._daemons.pop(program), signal.SIGKILL)
 
-    def table(self, python: Path, more: str = "") -> str:
+    def table(self, python: Path, extra: str = "") -> str:
         """The table of this cell in metasched.toml; `python` is the result of `python()`."""
         variables = {**self.environment, "PATH": _PATH}
         environment = ", ".join(f'{name} = "{value}"' for name, value in variables.items())
         return (
             f'[[cluster]]\nname = "{self.name}"\nadapter = "drmaa"\nlibrary = "{LIBRARY}"\n'
-            f'python = "{python}"\nenvironment = {{ {environment} }}\n{more}'
+            f'python = "{python}"\nenvironment = {{ {environment} }}\n{extra}'
         )
 
     def _full_environment(self) -> dict[str, str]:

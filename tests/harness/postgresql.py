@@ -26,9 +26,9 @@ _PROGRAMS = ("initdb", "postgres", "psql", "pg_dump")
 
 def _bin() -> Path | None:
     """Return the folder of the newest server's programs: Debian keeps them out of the PATH."""
-    found = list(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if found:
-        return max(found, key=lambda path: float(path.parts[-3])).parent
+    programs = list(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if programs:
+        return max(programs, key=lambda path: float(path.parts[-3])).parent
     program = shutil.which("initdb")
     return Path(program).resolve().parent if program else None
 
@@ -56,7 +56,7 @@ class Server(DaemonGroup):
         self._data = folder / "data"
         self._log = folder / "log"
         self._pid: int | None = None
-        self._made = 0
+        self._database_count = 0
 
     def _boot(self) -> None:
         self._make()
@@ -78,7 +78,7 @@ class Server(DaemonGroup):
         if os.geteuid() == 0:
             for path in (self.folder, self._log):
                 shutil.chown(path, ACCOUNT, ACCOUNT)
-        made = subprocess.run(
+        completed = subprocess.run(
             [
                 *self._account,
                 *(self._bin / "initdb", "--pgdata", self._data, "--username", "admin"),
@@ -90,7 +90,7 @@ class Server(DaemonGroup):
             text=True,
             check=False,
         )
-        assert made.returncode == 0, made.stderr
+        assert completed.returncode == 0, completed.stderr
         access = self._data / "pg_hba.conf"
         access.write_text(f"local all {LOCKED} scram-sha-256\nlocal all all trust\n")
 
@@ -105,8 +105,8 @@ class Server(DaemonGroup):
             *("listen_addresses=", f"unix_socket_directories={self.folder}"),
             *("max_connections=60", "shared_buffers=32MB", *self._settings),
         ]
-        words = [word for setting in settings for word in ("-c", setting)]
-        command = [*self._account, str(self._bin / "postgres"), "-D", str(self._data), *words]
+        options = [argument for setting in settings for argument in ("-c", setting)]
+        command = [*self._account, str(self._bin / "postgres"), "-D", str(self._data), *options]
         self._pid = self._reaper.start(command, self._environment, self._log)
 
     def answers(self) -> bool:
@@ -136,12 +136,12 @@ class Server(DaemonGroup):
         self.start()
 
     def _psql(
-        self, *what: str | Path, database: str = "postgres", user: str = "admin"
+        self, *arguments: str | Path, database: str = "postgres", user: str = "admin"
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [
                 *(self._bin / "psql", "-h", self.folder, "-U", user, "-d", database),
-                *("-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1", *what),
+                *("-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1", *arguments),
             ],
             env=self._environment,
             stdin=subprocess.DEVNULL,
@@ -159,15 +159,15 @@ class Server(DaemonGroup):
     def restore(self, script: Path) -> str:
         """Create a database, fill it by a script of pg_dump, and return its URL."""
         url = self.create()
-        done = self._psql("-f", script, database=f"ms{self._made}", user="metasched")
+        done = self._psql("-f", script, database=f"ms{self._database_count}", user="metasched")
         assert done.returncode == 0, done.stderr
         return url
 
     def create(self) -> str:
         """Create an empty database that an ordinary user of the server owns; return its URL."""
-        self._made += 1
-        name = f"ms{self._made}"
-        if self._made == 1:
+        self._database_count += 1
+        name = f"ms{self._database_count}"
+        if self._database_count == 1:
             self.sql("CREATE ROLE metasched LOGIN")
             self.sql(f"CREATE ROLE {LOCKED} LOGIN PASSWORD '{PASSWORD}'")
         self.sql(f"CREATE DATABASE {name} OWNER metasched")

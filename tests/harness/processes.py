@@ -11,7 +11,7 @@ from metasched.adapters import supervisor
 
 def of_cluster(folder: Path) -> list[int]:
     """Return the processes that log to the cluster's `supervisor.log`, and their descendants."""
-    found = []
+    processes = []
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
             try:
@@ -19,8 +19,8 @@ def of_cluster(folder: Path) -> list[int]:
             except OSError:
                 continue  # ended, or of another account
             if log == os.fspath(folder / "supervisor.log"):
-                found += [int(path.name), *supervisor.descendants(int(path.name))]
-    return found
+                processes += [int(path.name), *supervisor.descendants(int(path.name))]
+    return processes
 
 
 def kill(pids: list[int]) -> None:

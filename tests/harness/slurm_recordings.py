@@ -70,8 +70,8 @@ class Recorder(SlurmCommands):
 
     last: CommandResult
 
-    def _run(self, program: str, *arguments: str, **more: Any) -> CommandResult:
-        answer = super()._run(program, *arguments, **more)
+    def _run(self, program: str, *arguments: str, **settings: Any) -> CommandResult:
+        answer = super()._run(program, *arguments, **settings)
         delimiter = re.search(r"--Format=\w+:([^,]*)", " ".join(arguments))
         out = answer.stdout.replace(delimiter[1], "~") if delimiter else answer.stdout
         self.last = CommandResult(answer.exit_code, out, answer.stderr)
@@ -83,10 +83,10 @@ def record(cluster: SlurmCluster, folder: Path, completions: Path) -> dict[str, 
     options = SlurmOptions(config=str(cluster.conf), bin_dir=BIN_DIR, access="commands")
     recorder = Recorder(options, "alpha")
     answers = {}
-    for kind, option in REFUSED.items():
+    for cause, option in REFUSED.items():
         with pytest.raises(Refused):
             recorder.submit(_order(9, "true", options=(option,)), 0)
-        answers[f"refused {kind}"] = recorder.last.stderr
+        answers[f"refused {cause}"] = recorder.last.stderr
     _bring(Slurm(Cluster(name="alpha", adapter="slurm"), options, INSTANCE, folder))
     for name, ask in (
         ("version", recorder.release_version),
@@ -96,15 +96,15 @@ def record(cluster: SlurmCluster, folder: Path, completions: Path) -> dict[str, 
     ):
         ask()
         answers[name] = recorder.last.stdout
-    lines = {name: said.splitlines() for name, said in answers.items()}
+    lines = {name: output.splitlines() for name, output in answers.items()}
     lines["config"] = [line for line in lines["config"] if line.startswith(_SETTINGS)]
     lines["config"] = [line.replace(str(completions), "/completions") for line in lines["config"]]
     lines["completions"] = completions.read_text().splitlines()
     return lines
 
 
-def _order(number: int, commands: str, options: tuple[str, ...] = (), **wishes: Any) -> Submission:
-    job = Job(id=number, submitted=time.time(), estimated=600.0, time_limit=600.0, **wishes)
+def _order(number: int, commands: str, options: tuple[str, ...] = (), **fields: Any) -> Submission:
+    job = Job(id=number, submitted=time.time(), estimated=600.0, time_limit=600.0, **fields)
     payload = Payload(
         script=f"#!/bin/sh\n{commands}\n", environment={"PATH": "/usr/bin:/bin"}, directory="/"
     )
@@ -121,8 +121,8 @@ def _bring(adapter: Slurm) -> None:
     adapter.submit(_order(4, "true", array="1,3,5", options=later))
     scattered = _order(5, "true", array="0,2,4", options=later)
     natives = adapter.submit(scattered)
-    some: dict[int, str | None] = {index: natives[index] for index in (0, 4)}
-    adapter.withdraw(Withdrawal(tag=scattered.tag, native_ids=some, only_pending=True))
+    withdrawn: dict[int, str | None] = {index: natives[index] for index in (0, 4)}
+    adapter.withdraw(Withdrawal(tag=scattered.tag, native_ids=withdrawn, only_pending=True))
     adapter.submit(_order(6, "exec sleep 300", cpus=2))
     _wait(adapter, (6, 0), lambda row: row.state is State.RUNNING)
     adapter.submit(_order(7, "true", cpus=64, tasks=64))
@@ -142,9 +142,9 @@ def _wait(adapter: Slurm, task: tuple[int, int], met: Callable[[JobStatus], bool
 
 def check(lines: Mapping[str, Sequence[str]], user: int) -> None:
     """Check that the answers are parsed as the known state."""
-    said = {name: "\n".join([*some, ""]) for name, some in lines.items()}
-    queue, nodes = text.parse_queue(said["queue"], "~"), text.parse_nodes(said["nodes"], "~")
-    controller = text.parse_controller(said["config"])
+    outputs = {name: "\n".join([*recorded, ""]) for name, recorded in lines.items()}
+    queue, nodes = text.parse_queue(outputs["queue"], "~"), text.parse_nodes(outputs["nodes"], "~")
+    controller = text.parse_controller(outputs["config"])
 
     rows, _ = statuses.job_statuses(queue, INSTANCE, user)
     assert {
@@ -161,29 +161,31 @@ def check(lines: Mapping[str, Sequence[str]], user: int) -> None:
         assert (row.ended is not None) == (row.state in ATTEMPT_FINAL)
         assert bool(row.node) == (row.started is not None)
 
-    ours = {line.id for line in queue.lines}
-    facts = cluster_info.build_cluster_info(queue.lines, nodes, controller.now, ours)
+    own_ids = {line.id for line in queue.lines}
+    facts = cluster_info.build_cluster_info(queue.lines, nodes, controller.now, own_ids)
     assert (facts.cpus, facts.used_cpus, facts.pending_jobs) == (64, 2, 1)
     assert [cpus for _, cpus in facts.running_jobs] == [2]
     assert facts.queue_head == (64, 600.0)
     main = facts.partition(None)
     assert main is not None
-    assert sum(some.count * some.cpus for some in main.nodes) == 64
-    assert sum(some.count * some.gres.get("gpu", 0) for some in main.nodes) == 2
+    assert sum(recorded.count * recorded.cpus for recorded in main.nodes) == 64
+    assert sum(recorded.count * recorded.gres.get("gpu", 0) for recorded in main.nodes) == 2
 
     assert controller.boot <= controller.now
     assert (controller.min_job_age, controller.array_size) == (300.0, 1001)
     assert not controller.slurmdbd
     assert str(controller.completions).endswith("/completions")
-    found = [records.parse_completion(line, "comment") for line in lines["completions"]]
-    ended = [one for one in found if one is not None]
-    assert len(ended) == len(found)
-    assert {one.user for one in ended} == {str(user)}
+    parsed = [records.parse_completion(line, "comment") for line in lines["completions"]]
+    ended = [completion for completion in parsed if completion is not None]
+    assert len(ended) == len(parsed)
+    assert {completion.user for completion in ended} == {str(user)}
     assert [
-        (one.state, *text.parse_exit_status(one.status)) for one in ended if one.start is not None
+        (completion.state, *text.parse_exit_status(completion.status))
+        for completion in ended
+        if completion.start is not None
     ] == COMPLETIONS
 
-    for kind in REFUSED:
-        refusal = batch.parse_refusal(said[f"refused {kind}"])
+    for cause in REFUSED:
+        refusal = batch.parse_refusal(outputs[f"refused {cause}"])
         assert refusal is not None
         assert not refusal.retryable

@@ -39,15 +39,15 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the sites are closed first
     bad = False
-    for kind in options.kind or SITES:
-        if (reason := missing(kind)) is not None:
-            print(f"{kind} is left out: {reason}", file=sys.stderr)
+    for site_name in options.kind or SITES:
+        if (reason := missing(site_name)) is not None:
+            print(f"{site_name} is left out: {reason}", file=sys.stderr)
             continue
         folder = Path(tempfile.mkdtemp(prefix="metasched-hostile-"))
         folder.chmod(0o711)
         try:
-            with SITES[kind](folder) as site:
-                for attack in (*attacks_on(kind), None):
+            with SITES[site_name](folder) as site:
+                for attack in (*attacks_on(site_name), None):
                     if options.only not in (attack.name if attack is not None else RANDOM):
                         continue
                     result = contend(site, attack, options.seed, options.starts)
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
                 site.site.stop()
                 site.site.replayed()
         except pytest.skip.Exception as reason:  # the accounts cannot read this checkout
-            print(f"{kind} is left out: {reason}", file=sys.stderr)
+            print(f"{site_name} is left out: {reason}", file=sys.stderr)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     return 1 if bad else 0
@@ -68,8 +68,8 @@ def _is_bad(result: Result) -> bool:
     """Whether jobs were lost, started twice or delayed too long."""
     attacked, control = result.attacked, result.control
     return bool(result.harm) or any(
-        ours > max(MAX_RATIO * theirs, theirs + TOLERANCE)
-        for ours, theirs in (
+        under_attack > max(MAX_RATIO * alone, alone + TOLERANCE)
+        for under_attack, alone in (
             (attacked.median, control.median),
             (attacked.worst, control.worst),
         )
@@ -80,7 +80,7 @@ def _as_json(result: Result) -> str:
     median, worst = result.ratios
     return json.dumps(
         {
-            "kind": result.kind,
+            "kind": result.site_name,
             "attack": result.attack,
             "seed": result.seed,
             "starts": len(result.attacked.delays),

@@ -151,10 +151,10 @@ class Attacker:
         data = head.encode(errors="replace") + body
         self.start(sys.executable, "-I", "-S", "-c", SEND, self.socket, str(times), data=data)
 
-    def submit(self, **more: object) -> None:
+    def submit(self, **fields: object) -> None:
         """Submit a job of a over the API."""
-        environment = more.pop("variables", {"PATH": "/usr/bin:/bin"})
-        script = more.pop("script", "#!/bin/sh\ntrue\n")
+        environment = fields.pop("variables", {"PATH": "/usr/bin:/bin"})
+        script = fields.pop("script", "#!/bin/sh\ntrue\n")
         job = {
             "script": "s",
             "environment": "e",
@@ -162,7 +162,7 @@ class Attacker:
             "output": "/dev/null",
             "clusters": [self.cluster],
             "time_limit": 300.0,
-            **more,
+            **fields,
         }
         body = {"jobs": [job], "scripts": {"s": script}, "environments": {"e": environment}}
         self.send("POST", "/jobs", json.dumps(body).encode())
@@ -185,12 +185,12 @@ class Attacker:
 
     def submit_bare(self, *options: str, name: str = "bare") -> None:
         """Submit a short job to the manager itself."""
-        match self.hostile.kind:
+        match self.hostile.site_name:
             case "slurm":
-                words = ("/usr/bin/sbatch", "-A", FREE_ACCOUNT, "-o", "/dev/null", *options)
-                self.run(*words, "--wrap", "true")
+                command = ("/usr/bin/sbatch", "-A", FREE_ACCOUNT, "-o", "/dev/null", *options)
+                self.run(*command, "--wrap", "true")
             case "gridengine":
-                words = (
+                command = (
                     "/usr/lib/gridengine/qsub",
                     "-N",
                     name,
@@ -199,20 +199,20 @@ class Attacker:
                     "-e",
                     "/dev/null",
                 )
-                self.run(*words, *options, "-b", "y", "/bin/true")
+                self.run(*command, *options, "-b", "y", "/bin/true")
             case _:
                 self.run("/bin/true")
 
     def submit_bare_held(self) -> None:
         """Submit a held job to the manager itself, and sometimes remove all of them."""
-        self.submit_bare(*_HELD[self.hostile.kind])
+        self.submit_bare(*_HELD[self.hostile.site_name])
         self._remove_sometimes()
 
     def list_bare(self) -> None:
         """List the manager's jobs."""
         listing = {"slurm": ("/usr/bin/squeue",), "gridengine": ("/usr/bin/qstat", "-u", "*")}
         for _ in range(4):
-            self.start(*listing.get(self.hostile.kind, ("/bin/ls", "-R", "/etc")))
+            self.start(*listing.get(self.hostile.site_name, ("/bin/ls", "-R", "/etc")))
         self.finish()
 
     def _remove_sometimes(self) -> None:
@@ -222,14 +222,14 @@ class Attacker:
     def _remove_bare(self) -> None:
         remove = {"slurm": ("scancel", "-u", A), "gridengine": ("sh", "-c", f"qdel -u {A} || true")}
         if self.hostile.manager is not None:
-            self.hostile.manager(*remove[self.hostile.kind])
+            self.hostile.manager(*remove[self.hostile.site_name])
 
     # Attacks
 
     def forge_tag(self) -> None:
         """Submit a held job directly to the manager, with a text such as the tag of another job."""
         text = self.hostile_text().replace("\0", "")
-        if self.hostile.kind == "slurm":
+        if self.hostile.site_name == "slurm":
             option = self.draw.choice(("--comment", "--wckey", "--job-name"))
             array = self.draw.choice(((), (), ("--array=0-9",)))
             self.submit_bare("-H", f"{option}={text}", *array)
@@ -252,7 +252,7 @@ class Attacker:
             time.sleep(0.2)
             return
         self._stalled += 1
-        if self.hostile.kind == "local":
+        if self.hostile.site_name == "local":
             self.submit(script="#!/bin/sh\nsleep 5\n")
             self.finish()
             for process in self._supervisors():
@@ -267,7 +267,7 @@ class Attacker:
                 os.chown(path, owner.pw_uid, owner.pw_gid)
         native = {"alpha": f"--bbf={self._stall}/.sge_request"}
         self.submit(
-            directory=str(self._stall), native=native if self.hostile.kind == "slurm" else {}
+            directory=str(self._stall), native=native if self.hostile.site_name == "slurm" else {}
         )
 
     def exhaust_limit(self) -> None:
@@ -285,8 +285,8 @@ class Attacker:
                 b"GET /jobs HTTP/1.1\r\nHost: x\r\n\r\nGET /jo",
             )
         )
-        words = (sys.executable, "-I", "-S", "-c", HOLD, self.socket, str(HALF_OPEN), "2")
-        self.run(*words, data=data)
+        command = (sys.executable, "-I", "-S", "-c", HOLD, self.socket, str(HALF_OPEN), "2")
+        self.run(*command, data=data)
 
     def nest_body(self) -> None:
         """Send a body of 10 MB, nested as deep as it goes."""
@@ -319,19 +319,19 @@ class Attacker:
             "--jobid=1",
             text(),
         )
-        more: dict[str, object] = {"name": text()}
+        fields: dict[str, object] = {"name": text()}
         if self.draw.random() < 0.5:
-            more["native"] = {self.cluster: self.draw.choice(options)}
+            fields["native"] = {self.cluster: self.draw.choice(options)}
         if self.draw.random() < 0.5:
             names = ("LD_PRELOAD", "BASH_ENV", "PATH", "IFS", "METASCHED_TAG", "SLURM_CONF", text())
-            more["variables"] = {self.draw.choice(names): text() for _ in range(3)}
+            fields["variables"] = {self.draw.choice(names): text() for _ in range(3)}
         if self.draw.random() < 0.3:
-            more["array"] = self.draw.choice(("0-3", "1-9:2%1", "0-99999999", "3,3,3", "9-1"))
+            fields["array"] = self.draw.choice(("0-3", "1-9:2%1", "0-99999999", "3,3,3", "9-1"))
         if self.draw.random() < 0.3:
-            more["directory"] = self.draw.choice(("/root", "/", "/proc/self/fd/0", text()))
+            fields["directory"] = self.draw.choice(("/root", "/", "/proc/self/fd/0", text()))
         if self.draw.random() < 0.3:
-            more["time_limit"] = self.draw.choice((-1.0, 0.0, 1e300, 60.0))
-        self.submit(**more)
+            fields["time_limit"] = self.draw.choice((-1.0, 0.0, 1e300, 60.0))
+        self.submit(**fields)
         self.finish()
 
     def meddle(self) -> None:
@@ -430,6 +430,6 @@ ATTACKS = (
 )
 
 
-def attacks_on(kind: str) -> Sequence[Attack]:
+def attacks_on(site_name: str) -> Sequence[Attack]:
     """Return the attacks on a kind of site."""
-    return [attack for attack in ATTACKS if kind in attack.kinds]
+    return [attack for attack in ATTACKS if site_name in attack.kinds]

@@ -65,7 +65,7 @@ class Phase:
 class Result:
     """An attack on a kind of site, compared with its control."""
 
-    kind: str
+    site_name: str
     attack: str
     seed: str
     attacked: Phase
@@ -82,7 +82,7 @@ class Result:
         attacked, control = self.attacked, self.control
         median, worst = self.ratios
         return (
-            f"{self.kind}, {self.attack}: {len(attacked.delays)} starts, "
+            f"{self.site_name}, {self.attack}: {len(attacked.delays)} starts, "
             f"{attacked.strikes} strikes, "
             f"median {attacked.median:.2f} s against {control.median:.2f} s ({median:.2f}), "
             f"worst {attacked.worst:.2f} s against {control.worst:.2f} s ({worst:.2f})"
@@ -128,7 +128,7 @@ def play(
 def contend(hostile: HostileSite, attack: Attack | None, seed: str, number: int) -> Result:
     """Let a attack, then load the bare manager as often; `attack` None: all, in random order."""
     draw = random.Random(seed)
-    chosen = [attack] if attack is not None else list(attacks_on(hostile.kind))
+    chosen = [attack] if attack is not None else list(attacks_on(hostile.site_name))
     draw.shuffle(chosen)
     endless = iter(lambda: draw.choice(chosen), None)
     order: list[Attack] = []
@@ -158,7 +158,7 @@ def contend(hostile: HostileSite, attack: Attack | None, seed: str, number: int)
     harm = [*attacked.harm, *control.harm]
     if not psutil.pid_exists(pid) or hostile.site.pid != pid:
         harm.append("the daemon has ended")
-    return Result(hostile.kind, name, seed, attacked, control, harm)
+    return Result(hostile.site_name, name, seed, attacked, control, harm)
 
 
 def _as_attacker(hostile: HostileSite, seed: str, part: Callable[[Attacker], Phase]) -> Phase:

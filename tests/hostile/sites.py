@@ -22,7 +22,7 @@ LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 16\npoll_interval
 class HostileSite:
     """A running site; `manager` runs a command of the manager as its administrator."""
 
-    kind: str  # a key of SITES
+    site_name: str  # a key of SITES
     site: MultiUserSite
     clusters: tuple[str, ...]  # the cluster of the kind first
     fence: Path  # folder of claims
@@ -31,11 +31,11 @@ class HostileSite:
     manager: Callable[..., str] | None  # None: local clusters have none
 
 
-def missing(kind: str) -> str | None:
+def missing(site_name: str) -> str | None:
     """Return why a kind of site is not available on this host, or None."""
     if os.geteuid() != 0:
         return "needs root, which makes accounts"
-    match kind:
+    match site_name:
         case "slurm":
             return slurm.missing() or slurm.accounting_missing()
         case "gridengine":
@@ -107,7 +107,7 @@ SITES: Mapping[str, Callable[[Path], AbstractContextManager[HostileSite]]] = {
 
 @contextmanager
 def _running(
-    kind: str,
+    site_name: str,
     folder: Path,
     table: str,
     programs: str,
@@ -129,6 +129,6 @@ def _running(
     )
     try:
         site.start()
-        yield HostileSite(kind, site, (*names, "left"), fence, inside, environment, manager)
+        yield HostileSite(site_name, site, (*names, "left"), fence, inside, environment, manager)
     finally:
         site.close()

@@ -49,7 +49,7 @@ class _Open:
 
     cluster: str
     submitted: float  # epoch seconds, before the request
-    ran: Path  # its payload's lines
+    run_log: Path  # its payload's lines
 
 
 def run(client: Client, folder: Path, number: int, clusters: list[str]) -> Stream:
@@ -71,17 +71,19 @@ def run(client: Client, folder: Path, number: int, clusters: list[str]) -> Strea
             stream.starts.append(_start(job, states[job], jobs.pop(job)))
             last_end = time.monotonic()
         time.sleep(POLL)
-    stream.starts += [_start(job, states.get(job, "open"), left) for job, left in jobs.items()]
+    stream.starts += [
+        _start(job, states.get(job, "open"), remaining) for job, remaining in jobs.items()
+    ]
     return stream
 
 
 def _submit(client: Client, job: _Open) -> int:
     request = {
-        "name": job.ran.name,
+        "name": job.run_log.name,
         "script": "s",
         "environment": "e",
-        "directory": str(job.ran.parent),
-        "arguments": [str(job.ran)],
+        "directory": str(job.run_log.parent),
+        "arguments": [str(job.run_log)],
         "output": "/dev/null",
         "clusters": [job.cluster],
         "time_limit": 300.0,
@@ -95,7 +97,7 @@ def _submit(client: Client, job: _Open) -> int:
 
 
 def _start(job: int, state: str, opened: _Open) -> Start:
-    lines = opened.ran.read_text().splitlines() if opened.ran.exists() else []
+    lines = opened.run_log.read_text().splitlines() if opened.run_log.exists() else []
     seconds = float(lines[0]) - opened.submitted if lines else None
     return Start(job, opened.cluster, state, len(lines), seconds)
 

@@ -21,12 +21,12 @@ STARTS = 12  # of b
 
 @pytest.fixture(params=list(SITES))
 def hostile(common_folder: Path, request: pytest.FixtureRequest) -> Iterator[HostileSite]:
-    kind: str = request.param
-    if (reason := missing(kind)) is not None:
-        require(kind, reason)
-    folder = common_folder / f"attacked-{kind}"
+    site_name: str = request.param
+    if (reason := missing(site_name)) is not None:
+        require(site_name, reason)
+    folder = common_folder / f"attacked-{site_name}"
     folder.mkdir(mode=0o711)
-    with SITES[kind](folder) as site:
+    with SITES[site_name](folder) as site:
         yield site
 
 

@@ -47,9 +47,9 @@ class Guarded(MultiUserSite):
         self.port = free_port()
         self.socket = self.state / "ms.sock"
         tcp = f'[tcp]\nlisten = "127.0.0.1:{self.port}"\n'
-        self.set_up(CLUSTER, f"[cluster.left]\n{SUPERVISE}", more=tcp)
-        head, table, rest = self.config.read_text().partition("[daemon]\n")
-        self.config.write_text(head + table + limits + rest)
+        self.set_up(CLUSTER, f"[cluster.left]\n{SUPERVISE}", extra=tcp)
+        head, table, settings = self.config.read_text().partition("[daemon]\n")
+        self.config.write_text(head + table + limits + settings)
 
     def connect(self, family: str) -> socket.socket:
         """Connect to a listener of the daemon, as this process' account."""
@@ -233,8 +233,8 @@ def test_a_nested_body_is_refused_at_little_cost(
         connection.sendall(request(path, len(body)))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(body)
-        got, answer = answer_of(connection)
-    assert got == status, answer
+        answer_status, answer = answer_of(connection)
+    assert answer_status == status, answer
     assert answer["error"].count("\n") == 0
     assert memory_peak(site.pid) - before < MAX_GROWTH
 

@@ -119,10 +119,10 @@ def test_a_cluster_on_which_the_core_fails_is_down_alone(planted: Callable[[str]
     site = planted(CLUSTER)
     for _ in range(2):
         completes(site, "left")
-    left, right = site.cluster_rows()
-    assert left["state"] == "up"
-    assert right["state"].startswith("down: error ")
-    assert "ZeroDivisionError: planted" in right["state"]
+    failed, healthy = site.cluster_rows()
+    assert failed["state"] == "up"
+    assert healthy["state"].startswith("down: error ")
+    assert "ZeroDivisionError: planted" in healthy["state"]
     assert "planted" in site.run("doctor", code=1).stdout
     assert site.log.read_text().count("a defect of metasched with cluster right") <= 3
 
@@ -133,14 +133,14 @@ def test_a_request_on_which_the_core_fails_changes_nothing(
     site = planted(REQUEST)
     completes(site, "left")
     before = {row["job"] for row in site.rows()}
-    words = ("submit", "-o", "/dev/null", "--name", "poison", "--wrap", "true")
-    refusal = site.error(*words, code=1)
+    arguments = ("submit", "-o", "/dev/null", "--name", "poison", "--wrap", "true")
+    refusal = site.error(*arguments, code=1)
     assert "error " in refusal
     assert "in its log" in refusal
     assert refusal.partition("error ")[2].split()[0] in site.log.read_text()
     site.until(lambda: {row["state"] for row in site.cluster_rows()} == {"up"})
     assert {row["job"] for row in site.rows()} == before
-    assert "requests of" in site.error(*words, code=4)  # its sender pauses, other users go on
+    assert "requests of" in site.error(*arguments, code=4)  # its sender pauses, other users go on
     for cluster in ("left", "right"):
         completes(site, cluster)
     site.log.write_text("")
@@ -183,9 +183,9 @@ def test_a_worker_that_writes_garbage_is_down_alone(tmp_path: Path) -> None:
         site.until(lambda: site.cluster_rows()[0]["state"] == "up")
         for _ in range(3):
             completes(site, "left")
-        left, right = site.cluster_rows()
-        assert left["state"] == "up"
-        assert right["state"].startswith("down")
+        failed, healthy = site.cluster_rows()
+        assert failed["state"] == "up"
+        assert healthy["state"].startswith("down")
         assert "a defect of metasched with" not in site.log.read_text()
     finally:
         site.close()

@@ -80,10 +80,10 @@ def test_a_user_without_association_makes_no_attempt(
     assert [verdict["account"] for verdict in explanation["clusters"]] == ["physics"]
     assert explanation["text"].endswith(" It is charged to account physics on alpha.")
     submission = ("submit", "--parsable", "-t", "5", "-o", "/dev/null", "--wrap", "true")
-    said = stranger.error(*submission, code=3)
-    assert f"user {OPERATOR} has no account on the cluster" in said
-    said = b.error(*submission, "--account", "chemistry", code=3)
-    assert f"user {B} may not charge account chemistry on the cluster" in said
+    message = stranger.error(*submission, code=3)
+    assert f"user {OPERATOR} has no account on the cluster" in message
+    message = b.error(*submission, "--account", "chemistry", code=3)
+    assert f"user {B} may not charge account chemistry on the cluster" in message
     assert OPERATOR not in {row["user"] for row in stranger.json("status", "--all")}
     cluster.run("sacctmgr", "-i", "add", "user", OPERATOR, "account=physics")
 

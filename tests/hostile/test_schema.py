@@ -124,10 +124,10 @@ def call_drawn(victim: Victim, account: str, data: st.DataObject, operation: Any
     if operation.path == "/jobs/wait":
         case.query = {**(case.query or {}), "timeout": 0}
     arguments = case.as_transport_kwargs(base_url="http://localhost")
-    known = ("method", "url", "headers", "params", "data", "json", "files", "cookies")
+    parameters = ("method", "url", "headers", "params", "data", "json", "files", "cookies")
     try:
         prepared = requests.Request(
-            **{name: value for name, value in arguments.items() if name in known}
+            **{name: value for name, value in arguments.items() if name in parameters}
         ).prepare()
         fields = {name: str(value) for name, value in prepared.headers.items()}
         status, headers, content = victim.send(

@@ -128,17 +128,17 @@ def test_a_killed_command_is_repeated_only_after_proof(impatient: MultiUserSite)
 
 def supervisors_of(account: str) -> list[int]:
     """Return the fork servers of an account."""
-    uid, found = pwd.getpwnam(account).pw_uid, []
+    uid, pids = pwd.getpwnam(account).pw_uid, []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if (
                 folder.stat().st_uid == uid
                 and b"supervisor.py" in (folder / "cmdline").read_bytes()
             ):
-                found.append(int(folder.name))
+                pids.append(int(folder.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def test_a_stopped_supervisor_on_local(local: MultiUserSite) -> None:

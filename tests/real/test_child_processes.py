@@ -62,10 +62,10 @@ def ended(pid: int) -> bool:
 
 def sleepers(caller: subprocess.Popen[str], folder: Path) -> list[int]:
     """Start an endless command with a background process; return the ids of both processes."""
-    told = folder / f"told.{time.monotonic_ns()}"
-    tell(caller, f"sleep 600 & echo $$ $! >{told}.new; mv {told}.new {told}; sleep 600")
-    until(told.exists)
-    return [int(pid) for pid in told.read_text().split()]
+    notes = folder / f"told.{time.monotonic_ns()}"
+    tell(caller, f"sleep 600 & echo $$ $! >{notes}.new; mv {notes}.new {notes}; sleep 600")
+    until(notes.exists)
+    return [int(pid) for pid in notes.read_text().split()]
 
 
 def leader(caller: subprocess.Popen[str]) -> int:

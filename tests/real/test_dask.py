@@ -35,8 +35,8 @@ def scheduler(tmp_path: Path) -> Iterator[str]:
     traces = os.fspath(trace("S1-jobs-0-1000.swf").parent)
     processes: list[subprocess.Popen[bytes]] = []
 
-    def start(module: str, *words: object) -> None:
-        command = [sys.executable, "-m", f"distributed.cli.{module}", *map(str, words)]
+    def start(module: str, *arguments: object) -> None:
+        command = [sys.executable, "-m", f"distributed.cli.{module}", *map(str, arguments)]
         with open(tmp_path / f"{module}.log", "wb") as log:
             processes.append(
                 subprocess.Popen(
@@ -72,8 +72,8 @@ def test_an_experiment_on_dask_gives_the_same_figures(
     scheduler: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("METASCHED_TRACES", os.fspath(trace("S1-jobs-0-1000.swf").parent))
-    words = ["experiment", "local-periods", "--dask", scheduler, "--json"]
-    monkeypatch.setattr("sys.argv", ["metasched", *words])
+    arguments = ["experiment", "local-periods", "--dask", scheduler, "--json"]
+    monkeypatch.setattr("sys.argv", ["metasched", *arguments])
     monkeypatch.setattr(experiments, "DASK_TIMEOUT", LIMIT)
     monkeypatch.setattr(experiments, "ProcessPoolExecutor", None)  # fail without Dask
     assert main() == 0
@@ -81,11 +81,11 @@ def test_an_experiment_on_dask_gives_the_same_figures(
     there = {(row["policy"], row["figure"]): row["values"] for row in rows}
     monkeypatch.undo()
     monkeypatch.setenv("METASCHED_TRACES", os.fspath(trace("S1-jobs-0-1000.swf").parent))
-    here = {
+    environment = {
         (r.column, r.figure): list(r.values)
         for r in run_experiment(EXPERIMENTS["local-periods"], 1)
     }
-    assert there == here
+    assert there == environment
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense", "ftp://x:3"])
@@ -93,8 +93,8 @@ def test_a_scheduler_that_does_not_answer_is_told_in_one_line(
     address: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(experiments, "DASK_TIMEOUT", 1.0)
-    words = ["experiment", "contention", "--runs", "1", "--dask", address]
-    monkeypatch.setattr("sys.argv", ["metasched", *words])
+    arguments = ["experiment", "contention", "--runs", "1", "--dask", address]
+    monkeypatch.setattr("sys.argv", ["metasched", *arguments])
     assert main() == 2
     out, err = capfd.readouterr()
     assert f"no Dask scheduler answers at {address}" in err

@@ -65,9 +65,9 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ledger(database: Database) -> Iterator[Ledger]:
-    made = Ledger(database.open())
-    yield made
-    made.close()
+    new_ledger = Ledger(database.open())
+    yield new_ledger
+    new_ledger.close()
 
 
 def test_migrations_make_exactly_the_schema(database: Database) -> None:
@@ -81,27 +81,27 @@ def test_migrations_make_exactly_the_schema(database: Database) -> None:
 
 def test_a_migration_that_is_cut_short_leaves_nothing(database: Database) -> None:
     """After a cut at any statement the database is empty; the next start makes the whole schema."""
-    left, made = 0, False
+    allowed, complete = 0, False
 
-    def cut(_: object, __: object, statement: str, *more: object) -> None:
-        nonlocal left
+    def cut(_: object, __: object, statement: str, *_details: object) -> None:
+        nonlocal allowed
         if statement.lstrip().startswith(("CREATE", "ALTER", "DROP", "INSERT", "UPDATE")):
-            left -= 1
-            if left < 0:
+            allowed -= 1
+            if allowed < 0:
                 raise Cut
 
     sqlalchemy_event.listen(Engine, "before_cursor_execute", cut)
     try:
         for statements in count(step=11):
-            left = statements
+            allowed = statements
             with suppress(Cut):
                 database.open().dispose()
-                made = True
+                complete = True
                 break
             assert database.schema_revision() is None
     finally:
         sqlalchemy_event.remove(Engine, "before_cursor_execute", cut)
-    assert made
+    assert complete
     assert statements > 0
 
 
@@ -119,9 +119,9 @@ def test_the_file_is_for_its_owner_and_keeps_what_is_committed(path: Path) -> No
         assert pragma("PRAGMA foreign_keys").scalar() == 1
 
 
-def stored(core: Core, ledger: Ledger, id: int = 1, **more: object) -> None:
+def stored(core: Core, ledger: Ledger, id: int = 1, **fields: object) -> None:
     """Submit one job through core and ledger, as the daemon does."""
-    job = Job(id=id, submitted=NOW, estimated=60.0, **more)  # type: ignore[arg-type]
+    job = Job(id=id, submitted=NOW, estimated=60.0, **fields)  # type: ignore[arg-type]
     event = JobSubmitted(NOW, job)
     ledger.record(
         [(event, core.step(event))],
@@ -182,12 +182,12 @@ def test_payload_comes_back_with_its_texts(ledger: Ledger) -> None:
 def test_the_tasks_of_an_array_are_stored_as_they_are_by_a_few_statements(
     ledger: Ledger, database: Database
 ) -> None:
-    core, given = Core(), {"INSERT INTO task": 0, "INSERT INTO change": 0}
+    core, row_counts = Core(), {"INSERT INTO task": 0, "INSERT INTO change": 0}
 
-    def count_rows(_: object, __: object, statement: str, parameters: Any, *more: Any) -> None:
-        for words in given:
-            if statement.startswith(words):
-                given[words] += len(parameters) if more[-1] else 1
+    def count_rows(_: object, __: object, statement: str, parameters: Any, *details: Any) -> None:
+        for prefix in row_counts:
+            if statement.startswith(prefix):
+                row_counts[prefix] += len(parameters) if details[-1] else 1
 
     sqlalchemy_event.listen(Engine, "before_cursor_execute", count_rows)
     try:
@@ -203,12 +203,12 @@ def test_the_tasks_of_an_array_are_stored_as_they_are_by_a_few_statements(
         ledger.record([(submitted, out)], [stored], {"s": "", "e": "{}"})
     finally:
         sqlalchemy_event.remove(Engine, "before_cursor_execute", count_rows)
-    told = [(line["task_index"], line["after"], line["reason"]) for line in ledger.story(1)]
-    assert told == [(c.index, c.after, c.reason) for c in out.changes]
-    assert len(told) > len(job.indices)
+    recorded = [(line["task_index"], line["after"], line["reason"]) for line in ledger.story(1)]
+    assert recorded == [(c.index, c.after, c.reason) for c in out.changes]
+    assert len(recorded) > len(job.indices)
     rows = {row["task_index"]: (row["state"], row["reason"]) for row in ledger.status()}
     assert rows == {t.index: (t.state, t.reason) for t in core.tasks_of(1)}
-    assert max(given.values()) < 100
+    assert max(row_counts.values()) < 100
 
 
 def test_ids_are_never_given_twice(ledger: Ledger, database: Database) -> None:
@@ -299,20 +299,20 @@ def test_only_one_daemon_is_active_and_a_standby_waits(database: Database) -> No
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"this is no database, it is a letter\n" * 100, "cannot be read"),
         (None, "of another program"),
     ],
 )
-def test_files_of_other_programs(path: Path, content: bytes | None, told: str) -> None:
+def test_files_of_other_programs(path: Path, content: bytes | None, message: str) -> None:
     if content is None:
         with sqlite3.connect(path) as other:
             other.execute("CREATE TABLE recipes (id)")
     else:
         path.write_bytes(content)
     before = path.read_bytes()
-    with pytest.raises(StoreError, match=told):
+    with pytest.raises(StoreError, match=message):
         Sqlite(path).open()
     assert path.read_bytes() == before or content is None
 
@@ -375,9 +375,9 @@ def served(postgresql_server: Server, tmp_path: Path) -> Database:
 
 def cut(server: Server) -> None:
     """End all sessions of metasched, as a network loss would, and wait until they are gone."""
-    ours = "FROM pg_stat_activity WHERE usename = 'metasched'"
-    server.sql(f"SELECT pg_terminate_backend(pid, 30000) {ours}")
-    assert server.sql(f"SELECT count(*) {ours}") == "0"
+    sessions = "FROM pg_stat_activity WHERE usename = 'metasched'"
+    server.sql(f"SELECT pg_terminate_backend(pid, 30000) {sessions}")
+    assert server.sql(f"SELECT count(*) {sessions}") == "0"
 
 
 def test_who_is_cut_and_comes_back_first_goes_on(
@@ -404,8 +404,8 @@ def test_who_is_cut_and_comes_back_second_ends(served: Database, postgresql_serv
         ledger = Ledger(seat.engine, seat)
         core = booted(ledger)
         cut(postgresql_server)
-        with served.acquire_writer() as taken:
-            other = Ledger(taken.engine, taken)
+        with served.acquire_writer() as second_lock:
+            other = Ledger(second_lock.engine, second_lock)
             second = booted(other)
             with pytest.raises(StorageFailed):
                 stored(core, ledger)

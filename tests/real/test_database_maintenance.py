@@ -55,17 +55,19 @@ class Life:
         )
 
     def take(self, *events: CoreEvent) -> None:
-        for what in events:
-            self.ledger.record([(what, self.core.step(what))])
+        for core_event in events:
+            self.ledger.record([(core_event, self.core.step(core_event))])
 
-    def submit(self, id: int, at: float, **more: object) -> None:
-        new = Job(id=id, submitted=at, estimated=60.0, **more)  # type: ignore[arg-type]
+    def submit(self, id: int, at: float, **fields: object) -> None:
+        new = Job(id=id, submitted=at, estimated=60.0, **fields)  # type: ignore[arg-type]
         targets = parse_dependency(new.dependency).targets if new.dependency else []
         fates = tuple(self.ledger.target_summary(target) for target in targets)
-        what = JobSubmitted(at, new, tuple(found for found in fates if found is not None))
-        kept = StoredJob(job=new, script=f"s{id}", environment="e", payload=Payload(script=""))
+        submitted = JobSubmitted(
+            at, new, tuple(summary for summary in fates if summary is not None)
+        )
+        row = StoredJob(job=new, script=f"s{id}", environment="e", payload=Payload(script=""))
         texts = {f"s{id}": f"#!/bin/sh\n# {id}\n", "e": "{}"}
-        self.ledger.record([(what, self.core.step(what))], [kept], texts)
+        self.ledger.record([(submitted, self.core.step(submitted))], [row], texts)
 
     def run(self, id: int, at: float) -> None:
         row = JobStatus(tag_of(self.name, id, 1), 0, "7", State.COMPLETED, started=at, ended=at)
@@ -78,20 +80,20 @@ class Life:
 
 @pytest.fixture
 def life(database: Database) -> Iterator[Life]:
-    made = Life(database)
-    yield made
-    made.ledger.close()
+    new_life = Life(database)
+    yield new_life
+    new_life.ledger.close()
 
 
 def counts(database: Database) -> dict[str, int]:
     engine = database.open_existing()
     with engine.connect() as connection:
-        found = {
+        rows = {
             table.name: connection.execute(select(func.count()).select_from(table)).scalar() or 0
             for table in metadata.sorted_tables
         }
     engine.dispose()
-    return found
+    return rows
 
 
 def pruned(database: Database, before: float) -> dict[str, int]:
@@ -113,14 +115,14 @@ def test_a_sound_database_passes_and_each_kind_of_damage_is_found(
         ("counters", True),
         ("replay", True),
     ]
-    for damage, found in (
+    for damage, result in (
         ("UPDATE task SET attempts = 7 WHERE job = 2", "counters"),
         ("UPDATE task SET state = 'completed', ended = 1 WHERE job = 3", "replay"),
         ("DELETE FROM content", "integrity"),
     ):
         alter(damage)
         wrong = {f.check: f.text for f in check_database(database) if not f.ok}
-        assert found in wrong, (damage, wrong)
+        assert result in wrong, (damage, wrong)
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
@@ -220,16 +222,16 @@ def test_events_go_up_to_a_checkpoint_from_which_they_are_replayed(
     third.run(2, NOW + 30)
     assert pruned(database, NOW + 15) == {"jobs": 1, "reservations": 0, "events": 0}
     before = counts(database)["event"]
-    gone = pruned(database, NOW + 16)["events"]
-    assert 0 < gone == before - counts(database)["event"]
+    deleted = pruned(database, NOW + 16)["events"]
+    assert 0 < deleted == before - counts(database)["event"]
     engine = database.open_existing()
     with engine.connect() as connection:
         start = connection.execute(select(checkpoint.c.event)).scalar()
         assert start is not None
-        told = select(change.c.event).where(change.c.event < start)
-        kept = connection.execute(select(event.c.id).where(event.c.id < start)).scalars()
+        of_stories = select(change.c.event).where(change.c.event < start)
+        remaining = connection.execute(select(event.c.id).where(event.c.id < start)).scalars()
         # job 2 was open then, so the events of its story are kept
-        assert set(kept) == set(connection.execute(told).scalars()) != set()
+        assert set(remaining) == set(connection.execute(of_stories).scalars()) != set()
     engine.dispose()
     findings = {finding.check: finding for finding in check_database(database)}
     assert all(finding.ok for finding in findings.values()), findings

@@ -38,11 +38,11 @@ def connect(gridengine_cell: Cell, tmp_path: Path) -> Callable[[str], Adapter]:
 def manager(
     gridengine_cell: Cell, connect: Callable[[str], Adapter], tmp_path: Path
 ) -> Iterator[Manager]:
-    made = Manager(connect, tmp_path)
+    new_manager = Manager(connect, tmp_path)
     try:
-        yield made
+        yield new_manager
     finally:
-        made.adapter.close()
+        new_manager.adapter.close()
         gridengine_cell.empty()
 
 
@@ -80,19 +80,19 @@ def test_a_hundred_withdrawals_around_the_moment_of_the_start(manager: Manager) 
     dice = random.Random(3)
     orders: list[Submission] = []
     for _ in range(25):
-        some = [manager.submit(f"echo {len(orders) + n} >> ran") for n in range(4)]
-        orders += some
+        batch = [manager.submit(f"echo {len(orders) + n} >> ran") for n in range(4)]
+        orders += batch
         time.sleep(dice.uniform(0, 0.2))
-        for order in some:
+        for order in batch:
             manager.withdraw(order, unstarted=True)
     rows = [manager.wait_end(order) for order in orders]
-    ran = (manager.folder / "ran").read_text().split()
-    assert len(ran) == len(set(ran))
+    started = (manager.folder / "ran").read_text().split()
+    assert len(started) == len(set(started))
     for number, row in enumerate(rows):
-        began = str(number) in ran
+        began = str(number) in started
         assert row.state is (State.COMPLETED if began else State.CANCELLED), row
         assert (row.started is not None) == began, row
-    assert 0 < len(ran) < 100
+    assert 0 < len(started) < 100
 
 
 def test_what_was_withdrawn_while_it_waited_is_still_known_to_a_new_adapter(
@@ -116,7 +116,7 @@ def test_a_job_deleted_by_others_before_it_began_is_not_told_to_have_failed(
     order = manager.submit("true")
     row = manager.wait_state(order, State.PENDING)
     gridengine_cell.run("qdel", row.native_id)
-    listing = manager.wait(lambda found: order.tag not in {row.tag for row in found.rows})
+    listing = manager.wait(lambda listing: order.tag not in {row.tag for row in listing.rows})
     assert len(listing.rows) == 1
 
 
@@ -128,13 +128,13 @@ def test_a_job_held_by_others_is_pending_and_no_demand(
     row = manager.wait_state(order, State.PENDING)
     assert manager.adapter.poll().info.pending_jobs == 1
     gridengine_cell.run("qhold", row.native_id)
-    listing = manager.wait(lambda found: any(row.manager_reason == "hqw" for row in found.rows))
+    listing = manager.wait(lambda listing: any(row.manager_reason == "hqw" for row in listing.rows))
     assert (listing.info.pending_jobs, listing.info.queue_head) == (0, None)
     manager.withdraw(blocker)
 
 
 @pytest.mark.parametrize(
-    ("wishes", "said"),
+    ("fields", "message"),
     [
         ({"partition": "nosuch"}, 'unknown queue "nosuch"'),
         ({"account": "nosuch"}, 'project "nosuch" does not exist'),
@@ -146,11 +146,11 @@ def test_a_job_held_by_others_is_pending_and_no_demand(
     ],
 )
 def test_refusals_in_the_manager_s_own_words(
-    manager: Manager, wishes: dict[str, object], said: str
+    manager: Manager, fields: dict[str, object], message: str
 ) -> None:
     with pytest.raises(Refused) as refusal:
-        manager.submit("touch ran", **wishes)
-    assert said in refusal.value.reason
+        manager.submit("touch ran", **fields)
+    assert message in refusal.value.reason
     assert manager.adapter.poll().rows == ()
 
 
@@ -196,7 +196,7 @@ def test_a_killed_qmaster_comes_back_with_its_jobs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("profile", ["gridengine", "generic"])
 @pytest.mark.parametrize(
-    ("library", "said"),
+    ("library", "message"),
     [
         ("/none/libdrmaa.so", "cannot open"),
         ("/etc/passwd", "invalid ELF"),
@@ -204,7 +204,7 @@ def test_a_killed_qmaster_comes_back_with_its_jobs(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_library_is_an_unreachable_cluster_that_is_certainly_sent_nothing(
-    gridengine_cell: Cell, tmp_path: Path, library: str, said: str, profile: Profile
+    gridengine_cell: Cell, tmp_path: Path, library: str, message: str, profile: Profile
 ) -> None:
     native = {"time": "-l h_rt={seconds}"}
     options = DrmaaOptions(library=library, profile=profile, cpus=8, native=native)
@@ -212,9 +212,9 @@ def test_a_wrong_library_is_an_unreachable_cluster_that_is_certainly_sent_nothin
         lambda name: worker_adapter(gridengine_cell, options, name, tmp_path), tmp_path
     )
     try:
-        with pytest.raises(Unreachable, match=f"{library} cannot be loaded: .*{said}"):
+        with pytest.raises(Unreachable, match=f"{library} cannot be loaded: .*{message}"):
             manager.adapter.poll()
-        with pytest.raises(Refused, match=said) as refusal:
+        with pytest.raises(Refused, match=message) as refusal:
             manager.submit("true")
         assert refusal.value.retryable
     finally:
@@ -252,9 +252,9 @@ def test_the_generic_profile_runs_jobs_by_drmaa_alone(
         facts = manager.adapter.poll().info
         assert facts.licences == {"matlab": ManagerLicences(3, 2)}
         assert {partition.name for partition in facts.partitions} == {"drmaa", "all.q"}
-        told = gridengine_cell.run("qstat", "-xml", "-r")
-        assert ">2</hard_request>" in told
-        assert "<hard_req_queue>all.q</hard_req_queue>" in told
+        output = gridengine_cell.run("qstat", "-xml", "-r")
+        assert ">2</hard_request>" in output
+        assert "<hard_req_queue>all.q</hard_req_queue>" in output
         manager.withdraw(holder)
         manager.wait_end(holder)
         full = manager.submit("exec sleep 300", cpus=8)

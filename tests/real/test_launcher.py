@@ -59,7 +59,7 @@ for target in itertools.cycle(targets):
 """
 
 
-class Place:
+class RunningLauncher:
     """A launcher with a few programs; `ask` sends a message as the daemon does."""
 
     def __init__(self, folder: Path) -> None:
@@ -79,9 +79,9 @@ class Place:
             f'supervise = ["{PYTHON}", "-I", "-S", "{folder}/wait.py"]\n'
         )
         (folder / "closed").mkdir(mode=0o700)
-        self.mine = folder / "mine"
-        self.mine.mkdir()
-        os.chown(self.mine, uid(A), -1)
+        self.user_folder = folder / "mine"
+        self.user_folder.mkdir()
+        os.chown(self.user_folder, uid(A), -1)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -147,7 +147,7 @@ def wait_for(met: Callable[[], bool]) -> None:
 
 
 def message(**other: object) -> bytes:
-    said: dict[str, object] = {
+    fields: dict[str, object] = {
         "protocol": PROTOCOL,
         "job": "",
         "uid": uid(A),
@@ -157,7 +157,7 @@ def message(**other: object) -> bytes:
         "directory": "/",
         "umask": 0o022,
     }
-    return json.dumps(said | other).encode()
+    return json.dumps(fields | other).encode()
 
 
 def earlier(**other: object) -> bytes:
@@ -167,50 +167,50 @@ def earlier(**other: object) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def place(common_folder: Path) -> Iterator[Place]:
-    made = Place(common_folder / "launcher")
+def running_launcher(common_folder: Path) -> Iterator[RunningLauncher]:
+    running = RunningLauncher(common_folder / "launcher")
     try:
-        made.start()
-        yield made
+        running.start()
+        yield running
     finally:
-        made.stop()
+        running.stop()
 
 
-def probe(place: Place, **words: Any) -> dict[str, Any]:
+def probe(running_launcher: RunningLauncher, **request: Any) -> dict[str, Any]:
     with acting(KEEPER):
-        started = place.client().start(A, "submit", **words)
-    told = wait_for_result(started, "probe", 30)
-    assert told.exit_code == 0, told
-    found: dict[str, Any] = json.loads(told.stdout)
-    return found
+        started = running_launcher.client().start(A, "submit", **request)
+    process_result = wait_for_result(started, "probe", 30)
+    assert process_result.exit_code == 0, process_result
+    report: dict[str, Any] = json.loads(process_result.stdout)
+    return report
 
 
-def test_a_command_runs_completely_as_its_owner(place: Place) -> None:
+def test_a_command_runs_completely_as_its_owner(running_launcher: RunningLauncher) -> None:
     reads, writes = os.pipe()
     os.write(writes, b"of the user")
     os.close(writes)
-    kept = os.memfd_create("kept")
+    inheritable = os.memfd_create("kept")
     try:
-        found = probe(
-            place,
+        report = probe(
+            running_launcher,
             arguments=["--x=1", "two words", "new\nline", "$(id)"],
-            directory=str(place.mine),
+            directory=str(running_launcher.user_folder),
             umask=0o027,
             stdin=reads,
-            extra_fd=kept,
+            extra_fd=inheritable,
         )
     finally:
         os.close(reads)
-        os.close(kept)
+        os.close(inheritable)
     owner = pwd.getpwnam(A)
-    assert found["uids"] == [owner.pw_uid] * 3
-    assert found["gids"] == [owner.pw_gid] * 3
-    assert set(found["groups"]) == set(os.getgrouplist(A, owner.pw_gid))
-    assert found["arguments"] == ["--x=1", "two words", "new\nline", "$(id)"]
-    assert (found["directory"], found["umask"]) == (str(place.mine), 0o027)
-    assert (found["said"], found["session"]) == ("of the user", True)
-    assert (found["no_new_privs"], found["ignored"]) == (1, [])
-    assert found["environment"] == {
+    assert report["uids"] == [owner.pw_uid] * 3
+    assert report["gids"] == [owner.pw_gid] * 3
+    assert set(report["groups"]) == set(os.getgrouplist(A, owner.pw_gid))
+    assert report["arguments"] == ["--x=1", "two words", "new\nline", "$(id)"]
+    assert (report["directory"], report["umask"]) == (str(running_launcher.user_folder), 0o027)
+    assert (report["said"], report["session"]) == ("of the user", True)
+    assert (report["no_new_privs"], report["ignored"]) == (1, [])
+    assert report["environment"] == {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "LANG": "C.UTF-8",
         "TZ": "UTC",
@@ -222,9 +222,9 @@ def test_a_command_runs_completely_as_its_owner(place: Place) -> None:
     }
 
 
-def test_no_descriptor_leaks(place: Place) -> None:
-    assert probe(place)["fds"].keys() == {"0", "1", "2"}
-    assert probe(place)["fds"]["0"] == "/dev/null"
+def test_no_descriptor_leaks(running_launcher: RunningLauncher) -> None:
+    assert probe(running_launcher)["fds"].keys() == {"0", "1", "2"}
+    assert probe(running_launcher)["fds"]["0"] == "/dev/null"
 
 
 ATTACKS: dict[str, tuple[dict[str, object], str]] = {
@@ -262,15 +262,15 @@ ATTACKS: dict[str, tuple[dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_attacks_are_refused(place: Place, attack: str) -> None:
-    changed, told = ATTACKS[attack]
+def test_attacks_are_refused(running_launcher: RunningLauncher, attack: str) -> None:
+    changed, expected = ATTACKS[attack]
     names = {"B": B, "KEEPER": KEEPER}
     if changed.get("uid") in names:
         changed = {**changed, "uid": uid(names[str(changed["uid"])])}
-    answer = place.ask(message(**changed))
+    answer = running_launcher.ask(message(**changed))
     assert answer.keys() == {"refused", "retryable", "protocol"}, answer
-    assert told in answer["refused"]
-    assert place.ask(earlier(**changed)) == {"refused": answer["refused"]}
+    assert expected in answer["refused"]
+    assert running_launcher.ask(earlier(**changed)) == {"refused": answer["refused"]}
 
 
 FAULTS: dict[str, tuple[dict[str, object], str]] = {
@@ -283,24 +283,26 @@ FAULTS: dict[str, tuple[dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_the_site_is_no_refusal(place: Place, fault: str) -> None:
+def test_a_fault_of_the_site_is_no_refusal(running_launcher: RunningLauncher, fault: str) -> None:
     """A daemon of the previous release would read a fault as success, so it gets no answer."""
     changed, reason = FAULTS[fault]
-    answer = place.ask(message(**changed))
+    answer = running_launcher.ask(message(**changed))
     assert answer.keys() == {"fault", "protocol"}, answer
     assert reason in answer["fault"]
     if "protocol" not in changed:
-        assert place.ask(earlier(**changed)) is None
+        assert running_launcher.ask(earlier(**changed)) is None
 
 
-def test_a_daemon_of_the_release_before_is_served(place: Place) -> None:
-    assert place.ask(earlier()) == {"code": 0}
-    assert place.ask(message()) == {"code": 0, "protocol": PROTOCOL}
+def test_a_daemon_of_the_release_before_is_served(running_launcher: RunningLauncher) -> None:
+    assert running_launcher.ask(earlier()) == {"code": 0}
+    assert running_launcher.ask(message()) == {"code": 0, "protocol": PROTOCOL}
 
 
-def test_a_launcher_of_the_release_before_is_a_fault_of_the_site(place: Place) -> None:
+def test_a_launcher_of_the_release_before_is_a_fault_of_the_site(
+    running_launcher: RunningLauncher,
+) -> None:
     """It refuses unknown messages permanently; the client must not reject a job for that."""
-    path = place.folder / "earlier.sock"
+    path = running_launcher.folder / "earlier.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -322,8 +324,8 @@ def test_a_launcher_of_the_release_before_is_a_fault_of_the_site(place: Place) -
         thread.join()
 
 
-def test_invalid_messages(place: Place) -> None:
-    for body, length, told in (
+def test_invalid_messages(running_launcher: RunningLauncher) -> None:
+    for body, length, expected in (
         (b"", 1 << 31, "longer than"),
         (b"", (1 << 32) - 1, "longer than"),
         (b"{}", None, "must have"),
@@ -332,39 +334,48 @@ def test_invalid_messages(place: Place) -> None:
         (b'{"uid"', 500, "broke off"),
         (b"", 0, "no JSON"),
     ):
-        answer = place.ask(body, length)
-        assert told in answer["refused"], (body[:20], answer)
-    many = [os.open(os.devnull, os.O_RDONLY) for _ in range(5)]
+        answer = running_launcher.ask(body, length)
+        assert expected in answer["refused"], (body[:20], answer)
+    descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(5)]
     try:
-        assert "descriptors" in place.ask(message(), fds=many)["refused"]
+        assert "descriptors" in running_launcher.ask(message(), fds=descriptors)["refused"]
     finally:
-        for descriptor in many:
+        for descriptor in descriptors:
             os.close(descriptor)
 
 
-def test_an_incomplete_message_blocks_no_other(place: Place) -> None:
-    with place.connected() as connection:
+def test_an_incomplete_message_blocks_no_other(running_launcher: RunningLauncher) -> None:
+    with running_launcher.connected() as connection:
         connection.sendall(b"\0\0")
-        assert place.ask(message()) == {"code": 0, "protocol": PROTOCOL}
+        assert running_launcher.ask(message()) == {"code": 0, "protocol": PROTOCOL}
 
 
-def test_only_the_daemon_account_is_served(place: Place) -> None:
+def test_only_the_daemon_account_is_served(running_launcher: RunningLauncher) -> None:
     with socket.socket(socket.AF_UNIX) as connection:  # root bypasses the mode of the socket
         connection.settimeout(30)
-        connection.connect(str(place.socket))
+        connection.connect(str(running_launcher.socket))
         assert connection.recv(100) == b""
     with acting(A), pytest.raises(Unreachable, match="Permission denied"):
-        place.client().check_access(A, "/")
+        running_launcher.client().check_access(A, "/")
     with acting(KEEPER):
-        place.client().check_access(A, "/")
+        running_launcher.client().check_access(A, "/")
 
 
-def test_a_changing_symlink_gives_no_access_to_other_folders(place: Place) -> None:
+def test_a_changing_symlink_gives_no_access_to_other_folders(
+    running_launcher: RunningLauncher,
+) -> None:
     """The owner enters the directory; root does not resolve the path first."""
-    link = place.mine / "link"
-    link.symlink_to(place.mine)
+    link = running_launcher.user_folder / "link"
+    link.symlink_to(running_launcher.user_folder)
     changing = subprocess.Popen(
-        [PYTHON, "-c", CHANGE, str(link), str(place.mine), str(place.folder / "closed")],
+        [
+            PYTHON,
+            "-c",
+            CHANGE,
+            str(link),
+            str(running_launcher.user_folder),
+            str(running_launcher.folder / "closed"),
+        ],
         preexec_fn=dying_with(os.getpid()),
         **accounts.as_(A),
     )
@@ -374,43 +385,46 @@ def test_a_changing_symlink_gives_no_access_to_other_folders(place: Place) -> No
             reads, writes = os.pipe()
             nothing = os.open(os.devnull, os.O_RDONLY)
             body = message(verb="submit", directory=str(link), arguments=[])
-            answer = place.ask(body, fds=[nothing, writes])
+            answer = running_launcher.ask(body, fds=[nothing, writes])
             os.close(nothing)
             os.close(writes)
             with open(reads) as file:
-                said = file.read()
-            outcomes.add(json.loads(said)["directory"] if said else answer["refused"])
+                output = file.read()
+            outcomes.add(json.loads(output)["directory"] if output else answer["refused"])
     finally:
         changing.kill()
         changing.wait()
-    assert outcomes <= {str(place.mine), f"directory {link}: Permission denied"}, outcomes
+    assert outcomes <= {
+        str(running_launcher.user_folder),
+        f"directory {link}: Permission denied",
+    }, outcomes
 
 
 def test_a_command_ends_with_its_connection_and_with_the_launcher(common_folder: Path) -> None:
-    place = Place(common_folder / "ends")
-    place.start()
+    running_launcher = RunningLauncher(common_folder / "ends")
+    running_launcher.start()
     try:
         with acting(KEEPER):
-            first = place.client("slow").start(A, "submit")
-            second = place.client("slow").start(A, "submit")
+            first = running_launcher.client("slow").start(A, "submit")
+            second = running_launcher.client("slow").start(A, "submit")
             reads, writes = os.pipe()
             nothing = os.open(os.devnull, os.O_RDWR)
-            place.client("slow").start_detached(A, "supervise", nothing, writes, nothing)
+            running_launcher.client("slow").start_detached(A, "supervise", nothing, writes, nothing)
         os.close(writes)
-        with first, second, open(reads) as told:
-            pids = [int(one.stdout.read(100)) for one in (first, second)]
-            survivor = int(told.readline())
+        with first, second, open(reads) as output:
+            pids = [int(started.stdout.read(100)) for started in (first, second)]
+            survivor = int(output.readline())
             first.kill()
             wait_for(lambda: not alive(pids[0]))
             assert alive(pids[1])
-            place.stop()
-            place.process = None
+            running_launcher.stop()
+            running_launcher.process = None
             wait_for(lambda: not alive(pids[1]))
             assert alive(survivor)
             os.kill(survivor, 9)
         os.close(nothing)
     finally:
-        place.stop()
+        running_launcher.stop()
 
 
 def alive(pid: int) -> bool:
@@ -433,16 +447,19 @@ def check(config: Path) -> str:
 
 
 def test_a_configuration_that_others_can_change_is_refused(common_folder: Path) -> None:
-    place = Place(common_folder / "files")
-    assert check(place.config) == ""
-    good = place.config.read_text()
+    running_launcher = RunningLauncher(common_folder / "files")
+    assert check(running_launcher.config) == ""
+    good = running_launcher.config.read_text()
     groups = 'deny_groups = ["weel"]\n[cluster.alpha]'
-    for wrong, told in (
+    for wrong, expected in (
         (good.replace(KEEPER, "root"), "account is root"),
         (good.replace(KEEPER, "no-such-account"), "no such account"),
         (good.replace('"/bin/echo"', '"echo"'), "no absolute path"),
         (good.replace('"/bin/echo"', '"/no/such/program"'), "No such file"),
-        (good.replace('"/bin/echo"', f'"{place.mine}/mine"'), "can be changed by others"),
+        (
+            good.replace('"/bin/echo"', f'"{running_launcher.user_folder}/mine"'),
+            "can be changed by others",
+        ),
         (good.replace("cancel", "burn"), "unknown key burn"),
         (good.replace("[cluster.alpha]", "min_uid = 5\n[cluster.alpha]"), "min_uid is 5"),
         (good.replace("[cluster.alpha]", 'min_uid = "x"\n[cluster.alpha]'), "must be of type int"),
@@ -454,58 +471,60 @@ def test_a_configuration_that_others_can_change_is_refused(common_folder: Path) 
         (good.replace("[cluster.alpha]", "shell = true\n[cluster.alpha]"), "unknown key shell"),
         (good + "[", "correct that line"),
     ):
-        place.config.write_text(wrong)
-        assert told in check(place.config), wrong
-    place.config.write_text(good)
-    place.config.chmod(0o666)
-    assert "can be changed by others" in check(place.config)
-    place.config.chmod(0o644)
-    os.chown(place.config, uid(A), -1)
-    assert "can be changed by others" in check(place.config)
-    os.chown(place.config, 0, -1)
-    link = place.mine / "mine"  # owned by root, but A can replace it
+        running_launcher.config.write_text(wrong)
+        assert expected in check(running_launcher.config), wrong
+    running_launcher.config.write_text(good)
+    running_launcher.config.chmod(0o666)
+    assert "can be changed by others" in check(running_launcher.config)
+    running_launcher.config.chmod(0o644)
+    os.chown(running_launcher.config, uid(A), -1)
+    assert "can be changed by others" in check(running_launcher.config)
+    os.chown(running_launcher.config, 0, -1)
+    link = running_launcher.user_folder / "mine"  # owned by root, but A can replace it
     link.symlink_to("/bin/echo")
-    place.config.write_text(good.replace("/bin/echo", str(link)))
-    assert "can be changed by others" in check(place.config)
+    running_launcher.config.write_text(good.replace("/bin/echo", str(link)))
+    assert "can be changed by others" in check(running_launcher.config)
 
 
-def test_the_client_reports_the_refusal(place: Place) -> None:
+def test_the_client_reports_the_refusal(running_launcher: RunningLauncher) -> None:
     with acting(KEEPER):
         with pytest.raises(Refused, match="no account 'nobody-of-that-name'"):
-            place.client().check_access("nobody-of-that-name", "/")
+            running_launcher.client().check_access("nobody-of-that-name", "/")
         with pytest.raises(Refused, match="may not have jobs"):
-            place.client().check_access("root", "/")
+            running_launcher.client().check_access("root", "/")
         with pytest.raises(Unreachable, match="launcher at"):
-            LauncherClient(place.folder / "none", "alpha").check_access(A, "/")
+            LauncherClient(running_launcher.folder / "none", "alpha").check_access(A, "/")
         with pytest.raises(Refused, match="not permitted"):
-            place.client().run(A, "cancel", ["--help"], 30)
+            running_launcher.client().run(A, "cancel", ["--help"], 30)
         with pytest.raises(Refused, match="longer than"):
-            place.client().run(A, "cancel", ["1" * 2_000_000], 30)
+            running_launcher.client().run(A, "cancel", ["1" * 2_000_000], 30)
 
 
 @pytest.fixture
-def own_place(common_folder: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+def own_launcher(common_folder: Path, request: pytest.FixtureRequest) -> Iterator[RunningLauncher]:
     """Start a separate launcher, whose configuration the test may change."""
-    made = Place(common_folder / f"launcher-{request.node.name[:40]}")
+    running = RunningLauncher(common_folder / f"launcher-{request.node.name[:40]}")
     try:
-        made.start()
-        yield made
+        running.start()
+        yield running
     finally:
-        made.stop()
+        running.stop()
 
 
-def probed_no_new_privs(place: Place) -> int:
-    found: int = probe(place)["no_new_privs"]
-    return found
+def probed_no_new_privs(running_launcher: RunningLauncher) -> int:
+    flag: int = probe(running_launcher)["no_new_privs"]
+    return flag
 
 
-def test_a_program_that_no_user_can_run_is_a_fault_until_it_is_repaired(own_place: Place) -> None:
-    program, script = own_place.folder / "program", own_place.folder / "probe.py"
+def test_a_program_that_no_user_can_run_is_a_fault_until_it_is_repaired(
+    own_launcher: RunningLauncher,
+) -> None:
+    program, script = own_launcher.folder / "program", own_launcher.folder / "probe.py"
     program.write_text("#!/bin/sh\nexit 0\n")
     program.chmod(0o755)
-    text = own_place.config.read_text()
-    own_place.config.write_text(text.replace("/bin/echo", str(program)))
-    client = own_place.client()
+    text = own_launcher.config.read_text()
+    own_launcher.config.write_text(text.replace("/bin/echo", str(program)))
+    client = own_launcher.client()
     with acting(KEEPER):
         client.check_cluster(["submit", "cancel"])
     for path, verb, mode, reason in (
@@ -513,29 +532,31 @@ def test_a_program_that_no_user_can_run_is_a_fault_until_it_is_repaired(own_plac
         (script, "submit", 0o600, f"{script} is closed to the owners of jobs; chmod o+r it"),
     ):
         path.chmod(mode)
-        assert own_place.ask(message(verb=verb))["fault"] == reason
+        assert own_launcher.ask(message(verb=verb))["fault"] == reason
         with acting(KEEPER), pytest.raises(SiteFault, match=re.escape(reason)):
             client.check_cluster(["submit", "cancel"])
         path.chmod(0o755)
         with acting(KEEPER):
             client.check_cluster(["submit", "cancel"])
     program.unlink()
-    assert f"{program}: No such file" in own_place.ask(message())["fault"]
+    assert f"{program}: No such file" in own_launcher.ask(message())["fault"]
 
 
-def test_a_program_that_a_group_may_run_is_refused_to_others_alone(own_place: Place) -> None:
-    program = own_place.folder / "program"
+def test_a_program_that_a_group_may_run_is_refused_to_others_alone(
+    own_launcher: RunningLauncher,
+) -> None:
+    program = own_launcher.folder / "program"
     program.write_text("#!/bin/sh\nexit 0\n")
     program.chmod(0o750)
     os.chown(program, 0, pwd.getpwnam(B).pw_gid)
-    text = own_place.config.read_text().replace(f'deny = ["{B}"]', "deny = []")
-    own_place.config.write_text(text.replace("/bin/echo", str(program)))
-    assert own_place.ask(message())["refused"] == f"{program}: Permission denied"
-    assert own_place.ask(message(uid=uid(B))) == {"code": 0, "protocol": PROTOCOL}
+    text = own_launcher.config.read_text().replace(f'deny = ["{B}"]', "deny = []")
+    own_launcher.config.write_text(text.replace("/bin/echo", str(program)))
+    assert own_launcher.ask(message())["refused"] == f"{program}: Permission denied"
+    assert own_launcher.ask(message(uid=uid(B))) == {"code": 0, "protocol": PROTOCOL}
 
 
-def test_the_configuration_is_read_again_when_it_changes(own_place: Place) -> None:
-    text = own_place.config.read_text()
+def test_the_configuration_is_read_again_when_it_changes(own_launcher: RunningLauncher) -> None:
+    text = own_launcher.config.read_text()
     for wrong, reason in (
         (
             text.replace("cluster.alpha", "cluster.alhpa"),
@@ -545,54 +566,54 @@ def test_the_configuration_is_read_again_when_it_changes(own_place: Place) -> No
         (text.replace(KEEPER, A), "account has changed in"),
         (text.replace(f'deny = ["{B}"]', f'deny = ["{A}"]'), f"user {A} may not have jobs here"),
     ):
-        own_place.config.write_text(wrong)
-        answer = own_place.ask(message())
+        own_launcher.config.write_text(wrong)
+        answer = own_launcher.ask(message())
         assert reason in answer.get("fault", answer.get("refused")), answer
         assert ("refused" in answer) == ("may not" in reason)
-        own_place.config.write_text(text)
-        assert own_place.ask(message()) == {"code": 0, "protocol": PROTOCOL}
+        own_launcher.config.write_text(text)
+        assert own_launcher.ask(message()) == {"code": 0, "protocol": PROTOCOL}
 
 
 def test_members_of_privileged_groups_have_no_jobs_unless_the_site_says_so(
-    own_place: Place,
+    own_launcher: RunningLauncher,
 ) -> None:
     accounts.make_privileged()
     body = message(uid=uid(PRIVILEGED))
-    answer = own_place.ask(body)
+    answer = own_launcher.ask(body)
     assert answer["refused"] == (
         f"user {PRIVILEGED} is in group docker, which may not have jobs here "
         "(deny_groups of launcher.toml)"
     )
     assert not answer["retryable"]
-    own_place.config.write_text(f"deny_groups = []\n{own_place.config.read_text()}")
-    assert own_place.ask(body) == {"code": 0, "protocol": PROTOCOL}
+    own_launcher.config.write_text(f"deny_groups = []\n{own_launcher.config.read_text()}")
+    assert own_launcher.ask(body) == {"code": 0, "protocol": PROTOCOL}
 
 
-def test_no_program_gains_privileges_unless_the_site_says_so(own_place: Place) -> None:
-    assert probed_no_new_privs(own_place) == 1
-    text = own_place.config.read_text()
+def test_no_program_gains_privileges_unless_the_site_says_so(own_launcher: RunningLauncher) -> None:
+    assert probed_no_new_privs(own_launcher) == 1
+    text = own_launcher.config.read_text()
     setting = "[cluster.alpha]\nno_new_privs = false\n"
-    own_place.config.write_text(text.replace("[cluster.alpha]\n", setting))
-    assert probed_no_new_privs(own_place) == 0
+    own_launcher.config.write_text(text.replace("[cluster.alpha]\n", setting))
+    assert probed_no_new_privs(own_launcher) == 0
 
 
-def test_each_request_is_logged_in_one_line(own_place: Place) -> None:
+def test_each_request_is_logged_in_one_line(own_launcher: RunningLauncher) -> None:
     arguments = ["--x=1", "new\nline \x1b[31m", "w" * 3000]
     tag = "ms-0123abcd-7-1"
-    own_place.ask(message(verb="submit", arguments=arguments, job=tag, directory="/tmp"))
-    own_place.ask(message(arguments=["--help"]))
-    own_place.ask(b"nonsense\n2026-01-01T00:00:00Z verb=")
+    own_launcher.ask(message(verb="submit", arguments=arguments, job=tag, directory="/tmp"))
+    own_launcher.ask(message(arguments=["--help"]))
+    own_launcher.ask(b"nonsense\n2026-01-01T00:00:00Z verb=")
 
     def lines() -> list[str]:
-        return (own_place.folder / "log").read_text().splitlines()
+        return (own_launcher.folder / "log").read_text().splitlines()
 
     wait_for(lambda: len(lines()) >= 4)
     start, submitted, refused, nonsense = lines()
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", line) for line in lines())
-    assert start.endswith(f"listens at {own_place.socket}, protocol {PROTOCOL}")
-    who = f'verb="submit" cluster="alpha" uid={uid(A)} user="{A}" job="{tag}" directory="/tmp"'
+    assert start.endswith(f"listens at {own_launcher.socket}, protocol {PROTOCOL}")
+    subject = f'verb="submit" cluster="alpha" uid={uid(A)} user="{A}" job="{tag}" directory="/tmp"'
     shown = r'arguments=["--x=1", "new\nline \u001b[31m", "www'
-    assert f"{who} {shown}" in submitted
+    assert f"{subject} {shown}" in submitted
     assert '{"code": 0} after ' in submitted
     assert len(submitted) < 2000
     assert "argument '--help' is not permitted for cancel" in refused

@@ -46,9 +46,9 @@ FACTS = ClusterInfo(
 
 @pytest.fixture
 def ledger(database: Database) -> Iterator[Ledger]:
-    made = Ledger(database.open())
-    yield made
-    made.close()
+    new_ledger = Ledger(database.open())
+    yield new_ledger
+    new_ledger.close()
 
 
 def standing(name: str, total: int) -> LicenceStatus:
@@ -76,8 +76,8 @@ def with_attempts(database: Database, jobs: int) -> Engine:
                 {"job": id, "task_index": 0, "number": 1, "sending": 1, "cluster": "left"}
                 | {"state": "pending", "sent": NOW, "word": "", "node": "", "refused": False},
             )
-        told = {name: standing(name, TOTAL) for name in ("matlab", "ansys")}
-        leases.store(connection, Outcome(licence_statuses=told))
+        pools = {name: standing(name, TOTAL) for name in ("matlab", "ansys")}
+        leases.store(connection, Outcome(licence_statuses=pools))
     return engine
 
 
@@ -90,16 +90,18 @@ def race(database: Database, id: int, refused: multiprocessing.Queue[int]) -> No
     drawn = random.Random(id)
     denied = 0
     for turn in range(TURNS):
-        wants = {"matlab": drawn.randint(1, 4), "ansys": drawn.randint(1, 4)}
-        taken = Lease(id, 0, 1, wants, NOW + turn)
+        tokens = {"matlab": drawn.randint(1, 4), "ansys": drawn.randint(1, 4)}
+        new_lease = Lease(id, 0, 1, tokens, NOW + turn)
         try:
             with engine.begin() as connection:
-                leases.store(connection, Outcome(leases=[taken]))
+                leases.store(connection, Outcome(leases=[new_lease]))
         except IntegrityError:
             denied += 1
             continue
         with engine.begin() as connection:
-            leases.store(connection, Outcome(leases=[ReturnedLease(taken, NOW + turn, "ended")]))
+            leases.store(
+                connection, Outcome(leases=[ReturnedLease(new_lease, NOW + turn, "ended")])
+            )
     refused.put(denied)
     engine.dispose()
 
@@ -132,8 +134,8 @@ def test_processes_that_race_never_have_more_than_there_are(database: Database) 
     with engine.connect() as reading:
         assert [row.leased for row in reading.execute(select(licence))] == [0, 0]
         assert list(leases.find_mismatches(reading)) == []
-        taken = reading.execute(select(func.count()).select_from(lease)).scalar()
-    assert taken == 2 * (PROCESSES * TURNS - denied)  # refused leases left no rows
+        lease_count = reading.execute(select(func.count()).select_from(lease)).scalar()
+    assert lease_count == 2 * (PROCESSES * TURNS - denied)  # refused leases left no rows
     engine.dispose()
 
 
@@ -184,9 +186,9 @@ class Daemon:
         texts = {"s": "#!/bin/sh\n", "e": "{}"}
         self.ledger.record([(event, self.core.step(event))], stored, texts if stored else {})
 
-    def submit(self, id: int, many: int) -> None:
-        asked = Job(id=id, submitted=NOW, estimated=60.0, licences={"matlab": many})
-        self.take(JobSubmitted(NOW, asked))
+    def submit(self, id: int, count: int) -> None:
+        job = Job(id=id, submitted=NOW, estimated=60.0, licences={"matlab": count})
+        self.take(JobSubmitted(NOW, job))
 
     @property
     def ours(self) -> int:

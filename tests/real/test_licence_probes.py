@@ -71,7 +71,7 @@ def test_lmstat_runs_in_utc_and_english(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "message"),
     [
         ("yes 'Users of x: ' | head -c 20000000", "more than 8 MiB"),
         ("kill -9 $$", "lmutil was killed by signal 9"),
@@ -79,8 +79,8 @@ def test_lmstat_runs_in_utc_and_english(tmp_path: Path) -> None:
         ("echo no such host >&2; exit 1", "not the output of lmstat"),
     ],
 )
-def test_invalid_output(tmp_path: Path, body: str, words: str) -> None:
-    with pytest.raises(LicenceServerError, match=words):
+def test_invalid_output(tmp_path: Path, body: str, message: str) -> None:
+    with pytest.raises(LicenceServerError, match=message):
         asked(flexlm(tmp_path, body))
 
 
@@ -172,7 +172,7 @@ def test_a_plugin_is_queried(plugin: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "words"),
+    ("question", "message"),
     [
         (ServerQuery("mine", {"mood": "dies"}, 60.0), "the probe died with exit code 7"),
         (ServerQuery("mine", {"mood": "defect"}, 60.0), "a defect of the probe: ZeroDivisionError"),
@@ -181,8 +181,8 @@ def test_a_plugin_is_queried(plugin: Path) -> None:
         (ServerQuery("yours", {}, 60.0), "no kind of licence server 'yours'"),
     ],
 )
-def test_a_failing_plugin(plugin: Path, question: ServerQuery, words: str) -> None:
-    with pytest.raises(LicenceServerError, match=words):
+def test_a_failing_plugin(plugin: Path, question: ServerQuery, message: str) -> None:
+    with pytest.raises(LicenceServerError, match=message):
         asked(question)
 
 
@@ -197,10 +197,10 @@ def test_a_plugin_that_hangs_is_killed(plugin: Path) -> None:
 
 
 def command(
-    *words: str, code: int = 0, text: str = "", cwd: Path
+    *arguments: str, code: int = 0, text: str = "", cwd: Path
 ) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [Path(sys.executable).parent / "metasched", "licence", "probe", *words],
+        [Path(sys.executable).parent / "metasched", "licence", "probe", *arguments],
         input=text,
         capture_output=True,
         text=True,
@@ -213,9 +213,9 @@ def command(
 
 
 def test_the_command_parses_stored_output_without_a_configuration(tmp_path: Path) -> None:
-    (told,) = json.loads(command("--from", "-", "--json", text=ANSWER, cwd=tmp_path).stdout)
-    assert told["observed"] == "2026-03-10T09:29:00+00:00"
-    (feature,) = told["features"]
+    (output,) = json.loads(command("--from", "-", "--json", text=ANSWER, cwd=tmp_path).stdout)
+    assert output["observed"] == "2026-03-10T09:29:00+00:00"
+    (feature,) = output["features"]
     assert (feature["name"], feature["issued"], feature["used"]) == ("solver", 12, 1)
     assert feature["uses"][0]["since"] == "2026-03-10T08:15:00+00:00"
     shown = command("--from", "-", text=ANSWER, cwd=tmp_path).stdout
@@ -254,13 +254,13 @@ command = ["/bin/false"]
     assert (main["server"], main["error"], len(main["features"])) == ("main", "", 1)
     assert second["error"] == "/bin/false ended with 1: no explanation"
     assert "solver" in command("main", "-c", str(path), cwd=tmp_path).stdout
-    told = command("mian", "-c", str(path), code=2, cwd=tmp_path).stderr
-    assert 'no licence_server "mian"' in told
-    assert "main, second" in told
+    message = command("mian", "-c", str(path), code=2, cwd=tmp_path).stderr
+    assert 'no licence_server "mian"' in message
+    assert "main, second" in message
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "message"),
     [
         ('kind = "flexlm"\nservers = "1@a"\n', 'no key "name"'),
         ('name = "a"\nkind = "flexml"\n', 'write "flexlm"'),
@@ -279,11 +279,11 @@ command = ["/bin/false"]
         ),
     ],
 )
-def test_an_invalid_server_configuration(tmp_path: Path, table: str, told: str) -> None:
+def test_an_invalid_server_configuration(tmp_path: Path, table: str, message: str) -> None:
     path = configured(tmp_path, f"[[licence_server]]\n{table}")
     with pytest.raises(ConfigError) as caught:
         load_settings(path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert str(path) in str(caught.value)
     assert "; " in str(caught.value)
 

@@ -56,28 +56,28 @@ class Site:
         self.adapter = self.new()
 
     def order(
-        self, commands: str, *, indices: tuple[int, ...] = (0,), priority: int = 1, **wishes: Any
+        self, commands: str, *, indices: tuple[int, ...] = (0,), priority: int = 1, **fields: Any
     ) -> Submission:
         self._jobs += 1
-        of_payload = {key: wishes.pop(key) for key in Payload.__annotations__ if key in wishes}
+        of_payload = {key: fields.pop(key) for key in Payload.__annotations__ if key in fields}
         payload = Payload(
             script=f"#!/bin/sh\n{commands}\n",
             environment={"PATH": "/usr/bin:/bin"},
             directory=str(self.work),
             output=str(self.work / f"output-{self._jobs}"),
         )
-        wishes.setdefault("submitted", time.time())
-        wishes.setdefault("estimated", wishes.get("time_limit", 60.0))
+        fields.setdefault("submitted", time.time())
+        fields.setdefault("estimated", fields.get("time_limit", 60.0))
         return Submission(
             tag=tag_of(INSTANCE, self._jobs, 1),
             indices=indices,
             priority=priority,
-            job=Job(id=self._jobs, **wishes),
+            job=Job(id=self._jobs, **fields),
             payload=replace(payload, **of_payload),
         )
 
-    def submit(self, commands: str, **wishes: Any) -> Submission:
-        order = self.order(commands, **wishes)
+    def submit(self, commands: str, **fields: Any) -> Submission:
+        order = self.order(commands, **fields)
         self.adapter.submit(order)
         return order
 
@@ -106,9 +106,9 @@ class Site:
         return path.read_text()
 
     def claim(self, order: Submission) -> dict[str, str]:
-        found = read_record(self.job_folder(order), "claim")
-        assert found is not None
-        return found
+        record = read_record(self.job_folder(order), "claim")
+        assert record is not None
+        return record
 
     def job_folder(self, order: Submission) -> Path:
         return self.folder / "jobs" / self.row(order).native_id
@@ -128,13 +128,13 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    found = Site(tmp_path)
+    new_site = Site(tmp_path)
     try:
-        yield found
-        found.clear()
+        yield new_site
+        new_site.clear()
     finally:
-        found.adapter.close()
-        processes.kill(processes.of_cluster(found.folder))
+        new_site.adapter.close()
+        processes.kill(processes.of_cluster(new_site.folder))
 
 
 def gone(pid: int) -> bool:
@@ -171,7 +171,7 @@ def test_options_that_make_no_sense(options: dict[str, Any], text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "text"),
+    ("fields", "text"),
     [
         ({"cpus": 5}, "5 cpus requested; the cluster has 4"),
         ({"memory": 101}, "101 MiB of memory requested; the cluster has 100"),
@@ -191,10 +191,10 @@ def test_options_that_make_no_sense(options: dict[str, Any], text: str) -> None:
         ({"arguments": ("a\0b",)}, "NUL"),
     ],
 )
-def test_what_can_never_run_is_refused(site: Site, wishes: dict[str, Any], text: str) -> None:
+def test_what_can_never_run_is_refused(site: Site, fields: dict[str, Any], text: str) -> None:
     site.reopen(memory=100, gres={"gpu": 2}, max_time=500.0)
     with pytest.raises(Refused, match=text) as refusal:
-        site.submit("touch ran", **wishes)
+        site.submit("touch ran", **fields)
     assert not refusal.value.retryable
     assert site.adapter.poll().rows == ()
 
@@ -205,9 +205,9 @@ def test_native_options_are_refused(site: Site) -> None:
 
 
 def test_what_cannot_be_started_fails_with_a_word(site: Site) -> None:
-    here = site.wait_end(site.submit("true", output="/no/such/folder/out"))
-    assert (here.state, here.exit_code) == (State.FAILED, 127)
-    assert here.manager_reason == "/no/such/folder/out: No such file or directory"
+    missing = site.wait_end(site.submit("true", output="/no/such/folder/out"))
+    assert (missing.state, missing.exit_code) == (State.FAILED, 127)
+    assert missing.manager_reason == "/no/such/folder/out: No such file or directory"
     denied = site.wait_end(site.submit("true", error=str(site.work)))
     assert (denied.state, denied.exit_code) == (State.FAILED, 126)
     assert denied.manager_reason == f"{site.work}: Is a directory"
@@ -245,8 +245,8 @@ def test_gpus_in_use_are_given_to_no_other_job(site: Site) -> None:
     site.reopen(gres={"gpu": 3})
     show = "echo $CUDA_VISIBLE_DEVICES > gpus-$METASCHED_JOB_ID; exec sleep 60"
     orders = [site.submit(show, gres={"gpu": count}) for count in (1, 2)]
-    seen = [site.wait_file(f"gpus-{order.job.id}") for order in orders]
-    assert seen == ["0\n", "1,2\n"]
+    gpus = [site.wait_file(f"gpus-{order.job.id}") for order in orders]
+    assert gpus == ["0\n", "1,2\n"]
     site.reopen()
     site.cancel(orders[0])
     site.wait_end(orders[0])
@@ -311,8 +311,8 @@ def test_the_queue_is_ordered_by_aged_submission(site: Site) -> None:
     site.cancel(blocker)
     for order in orders:
         site.wait_end(order)
-    ran = [int(word) for word in (site.work / "order").read_text().split()]
-    assert ran == [orders[i].job.id for i in (3, 2, 1, 0, 4)]
+    started = [int(number) for number in (site.work / "order").read_text().split()]
+    assert started == [orders[i].job.id for i in (3, 2, 1, 0, 4)]
 
 
 def test_a_start_follows_an_end_at_once(site: Site) -> None:
@@ -421,12 +421,12 @@ def test_an_end_that_was_told_is_told_by_the_next_life_from_its_first_listing_on
 ) -> None:
     monkeypatch.setattr("metasched.adapters.local.scheduler.SAVE_DELAY", 600.0)
     order = site.submit("exit 5")
-    told = site.wait_end(order)
-    left = site.folder.with_name("as-a-kill-leaves-it")
-    shutil.copytree(site.folder, left)
-    site.folder, first = left, site.adapter
+    ended_row = site.wait_end(order)
+    killed = site.folder.with_name("as-a-kill-leaves-it")
+    shutil.copytree(site.folder, killed)
+    site.folder, first = killed, site.adapter
     site.adapter = site.new()
-    assert site.row(order) == told
+    assert site.row(order) == ended_row
     first.close()
 
 
@@ -512,16 +512,16 @@ def test_after_a_restart_of_the_host_nothing_runs_and_nothing_is_repeated(site: 
 def test_supervisors_that_never_come_to_their_claim_are_given_up(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Path] = []
+    forked: list[Path] = []
 
     def stillborn(fork_server: ForkServer, folders: Sequence[Path]) -> list[tuple[int, int]]:
-        asked.extend(folders)
+        forked.extend(folders)
         return [(os.getpid(), 0) for _ in folders]
 
     monkeypatch.setattr(ForkServer, "fork", stillborn)
     order = site.submit("true")
     row = site.wait_end(order)
-    assert len(asked) == 3
+    assert len(forked) == 3
     assert (row.state, row.started) == (State.NODE_FAIL, None)
     assert row.manager_reason.startswith("no supervisor can be started: see ")
     monkeypatch.undo()
@@ -605,7 +605,7 @@ time.sleep(60)
 def test_whenever_the_adapter_is_killed_each_job_runs_once(site: Site) -> None:
     """Kill the adapter repeatedly while it submits and starts jobs; then submit all again."""
     orders = [site.order(f"echo {n} >> ran; sleep 0.02; exit {n}") for n in range(60)]
-    told: list[str] = []
+    recorded: list[str] = []
     for after in (1, 7, 20, 35, 36, 60):
         with subprocess.Popen(
             [sys.executable, "-c", DYING, INSTANCE, str(site.folder)],
@@ -616,9 +616,9 @@ def test_whenever_the_adapter_is_killed_each_job_runs_once(site: Site) -> None:
             assert adapter.stdout is not None
             adapter.stdin.write(msgspec.json.encode(orders))
             adapter.stdin.close()
-            told = [adapter.stdout.readline().decode().strip() for _ in range(after)]
+            recorded = [adapter.stdout.readline().decode().strip() for _ in range(after)]
             adapter.kill()
-    assert told == [order.tag for order in orders]
+    assert recorded == [order.tag for order in orders]
     rows = [site.wait_end(order) for order in orders]
     assert [row.exit_code for row in rows] == list(range(60))
     assert sorted(map(int, (site.work / "ran").read_text().split())) == list(range(60))

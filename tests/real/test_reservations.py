@@ -49,9 +49,9 @@ POOLS = (LicencePool(name="matlab", total=4),)
 
 @pytest.fixture
 def ledger(database: Database) -> Iterator[Ledger]:
-    made = Ledger(database.open())
-    yield made
-    made.close()
+    new_ledger = Ledger(database.open())
+    yield new_ledger
+    new_ledger.close()
 
 
 def step(core: Core, ledger: Ledger, event: CoreEvent) -> Outcome:
@@ -82,7 +82,7 @@ def test_a_crash_after_any_step_loses_nothing_and_tells_managers_again(ledger: L
     core, _ = life(ledger)
     step(core, ledger, SURVEYED)
     step(core, ledger, asked(ledger))
-    for event, told, state in (
+    for event, expected, state in (
         (None, [Bind("alpha", 1)], ReservationState.REQUESTED),
         (
             ReservationBound(NOW, 1, core.reservations.by_id[1].nodes),
@@ -94,7 +94,7 @@ def test_a_crash_after_any_step_loses_nothing_and_tells_managers_again(ledger: L
         if event is not None:
             step(core, ledger, event)
         core, out = life(ledger)  # the previous core is gone, as after a crash
-        assert out.reservation_actions == told
+        assert out.reservation_actions == expected
         assert core.reservations.by_id[1].state is state
         assert ledger.reservation(1) == core.reservations.by_id[1]
     step(core, ledger, ReservationReleased(NOW, 1))
@@ -116,7 +116,7 @@ def test_two_daemons_that_decide_alike_cannot_promise_a_node_twice(ledger: Ledge
     step(first, ledger, asked(ledger, size=2))
     with pytest.raises(Overbooked, match="reservations 1 and 2 both want n1 of alpha"):
         step(second, ledger, asked(ledger, size=2))
-    assert [one.id for one in ledger.reservations_open_since(0.0)] == [1]
+    assert [reservation.id for reservation in ledger.reservations_open_since(0.0)] == [1]
 
 
 def race(database: Database, first: int, refused: multiprocessing.Queue[int]) -> None:
@@ -130,7 +130,7 @@ def race(database: Database, first: int, refused: multiprocessing.Queue[int]) ->
     for id in range(first, first + TURNS):
         start = NOW + drawn.randrange(100)
         nodes = tuple(sorted(drawn.sample(("n1", "n2", "n3"), drawn.randint(1, 2))))
-        one = Reservation(
+        reservation = Reservation(
             id=id,
             user="ada",
             cluster="alpha",
@@ -145,7 +145,7 @@ def race(database: Database, first: int, refused: multiprocessing.Queue[int]) ->
         try:
             with engine.begin() as connection:
                 lock_epoch(connection)
-                reservations.store(connection, [Outcome(reservations={id: one})])
+                reservations.store(connection, [Outcome(reservations={id: reservation})])
         except Overbooked:
             denied += 1
     refused.put(denied)
@@ -167,10 +167,10 @@ def test_processes_that_race_never_promise_a_node_twice(database: Database, ledg
     engine = database.open_existing()
     with engine.connect() as reading:
         assert list(reservations.find_conflicts(reading)) == []
-        made = reservations.open_since(reading, 0.0)
+        open_reservations = reservations.open_since(reading, 0.0)
     engine.dispose()
-    assert len(made) == PROCESSES * TURNS - denied
-    assert made
+    assert len(open_reservations) == PROCESSES * TURNS - denied
+    assert open_reservations
     assert denied
 
 
@@ -187,7 +187,7 @@ def test_nor_can_they_promise_a_licence_twice_for_two_clusters(ledger: Ledger) -
     step(third, ledger, BESIDE)
     step(third, ledger, asked(ledger, start=150.0, cluster="beta", matlab=1))
     third, _ = life(ledger)
-    assert [one.licences for one in third.reservations.by_id.values()] == [
+    assert [reservation.licences for reservation in third.reservations.by_id.values()] == [
         {"matlab": 3},
         {"matlab": 1},
         {"matlab": 1},
@@ -211,12 +211,12 @@ def test_a_window_or_a_state_that_makes_no_sense_is_not_stored(
 ) -> None:
     core, _ = life(ledger)
     step(core, ledger, SURVEYED)
-    one = step(core, ledger, asked(ledger)).reservations[1]
+    reservation = step(core, ledger, asked(ledger)).reservations[1]
     for wrong in (
-        structs.replace(one, id=2, end=one.start),
-        structs.replace(one, id=2, size=0),
-        structs.replace(one, id=2, closed=NOW),
-        structs.replace(one, id=2, state=ReservationState.ENDED),
+        structs.replace(reservation, id=2, end=reservation.start),
+        structs.replace(reservation, id=2, size=0),
+        structs.replace(reservation, id=2, closed=NOW),
+        structs.replace(reservation, id=2, state=ReservationState.ENDED),
     ):
         out = Outcome(reservations={2: wrong})
         engine = database.open()
@@ -236,7 +236,7 @@ def test_pruning_forgets_what_is_over_but_not_what_its_manager_may_know(ledger: 
         step(core, ledger, ReservationReleased(NOW + 5, id))
     while ledger.prune(NOW + 10, NOW):
         pass
-    assert [one.id for one in ledger.reservations_open_since(0.0)] == [2, 3, 4]
+    assert [reservation.id for reservation in ledger.reservations_open_since(0.0)] == [2, 3, 4]
     assert ledger.next_reservation() == 5
 
 
@@ -251,12 +251,14 @@ def test_who_is_to_be_told_is_known_after_a_crash_and_no_more_once_it_is_stored(
         for _ in range(refusals):
             step(core, ledger, ReservationRejected(NOW + id, id, "busy"))
     step(core, ledger, ReservationCancelled(NOW + 3, 3, "ada"))
-    assert [(one.id, one.mail) for one in ledger.unnotified_reservations(NOW)] == [
+    assert [
+        (reservation.id, reservation.mail) for reservation in ledger.unnotified_reservations(NOW)
+    ] == [
         (1, "ada@example.org"),
         (2, "ada@example.org"),
     ]
-    assert [one.id for one in ledger.unnotified_reservations(NOW + 2)] == [2]
+    assert [reservation.id for reservation in ledger.unnotified_reservations(NOW + 2)] == [2]
     core, _ = life(ledger)
     ledger.mark_notified(1, NOW + 5)
     step(core, ledger, ReservationReleased(NOW + 6, 1))  # writes the row again
-    assert [one.id for one in ledger.unnotified_reservations(NOW)] == [2]
+    assert [reservation.id for reservation in ledger.unnotified_reservations(NOW)] == [2]

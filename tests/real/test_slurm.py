@@ -59,8 +59,8 @@ class Client:
             options=tuple(options.split()),
         )
 
-    def submit(self, commands: str, **wishes: Any) -> Submission:
-        order = self.order(commands, **wishes)
+    def submit(self, commands: str, **fields: Any) -> Submission:
+        order = self.order(commands, **fields)
         self.adapter.submit(order)
         return order
 
@@ -145,14 +145,14 @@ def test_a_stopped_controller_is_unreachable_in_time_and_comes_back(
 def test_after_a_crash_a_listing_proves_nothing_of_the_time_before(
     alpha: SlurmCluster, client: Client
 ) -> None:
-    client.wait(lambda found: found.since < found.until)
+    client.wait(lambda listing: listing.since < listing.until)
     client.submit("true")
     accepted = time.time()
     alpha.kill_controller()
     alpha.start_controller()
     listing = client.adapter.poll()
     assert listing.since > accepted
-    settled = client.wait(lambda found: found.until > listing.since)
+    settled = client.wait(lambda listing: listing.until > listing.since)
     assert settled.since == pytest.approx(listing.since, abs=1.5)
 
 
@@ -186,8 +186,8 @@ Slurm(Cluster(name="alpha", adapter="slurm"), options, "abcd", Path("/")).poll()
         children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
 
         def command() -> Path | None:
-            found = [Path("/proc") / pid for pid in children.read_text().split()]
-            return next((p for p in found if (p / "comm").read_text() == "squeue\n"), None)
+            processes = [Path("/proc") / pid for pid in children.read_text().split()]
+            return next((p for p in processes if (p / "comm").read_text() == "squeue\n"), None)
 
         end = time.monotonic() + 10
         while (squeue := command()) is None:
@@ -239,15 +239,15 @@ def test_variables_say_which_task_runs(client: Client) -> None:
     order = client.submit(
         f"{show} $SLURM_SUBMIT_DIR > task.$METASCHED_TASK", indices=(2, 5), cpus=3
     )
-    listing = client.wait(lambda found: [row.state for row in found.rows] == ["completed"] * 2)
+    listing = client.wait(lambda listing: [row.state for row in listing.rows] == ["completed"] * 2)
     assert {row.task for row in listing.rows} == {2, 5}
     for task in (2, 5):
-        said = (client.folder / f"task.{task}").read_text().split()
-        assert said == [f"{order.job.id}", order.tag, "alpha", "3", *[str(client.folder)] * 2]
+        text = (client.folder / f"task.{task}").read_text().split()
+        assert text == [f"{order.job.id}", order.tag, "alpha", "3", *[str(client.folder)] * 2]
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "fields",
     [
         {"partition": "nope"},
         {"constraint": "nope"},
@@ -270,9 +270,9 @@ def test_variables_say_which_task_runs(client: Client) -> None:
         {"options": "--time=never"},
     ],
 )
-def test_what_slurm_cannot_do_is_refused_for_good(client: Client, wish: dict[str, Any]) -> None:
+def test_what_slurm_cannot_do_is_refused_for_good(client: Client, fields: dict[str, Any]) -> None:
     with pytest.raises(Refused) as refusal:
-        client.submit("true", **wish)
+        client.submit("true", **fields)
     assert refusal.value.retryable is False
     assert refusal.value.reason
     assert all(row.started is None for row in client.adapter.poll().rows)
@@ -291,8 +291,8 @@ def test_what_is_no_script_is_refused(client: Client, script: str) -> None:
 
 def test_native_options_are_passed_on(client: Client) -> None:
     order = client.submit("true", options="--begin now+1hour --nice=7 -w a2 -vH")
-    said = client.cluster.run("squeue", "-h", "-O", "nice:|,reqnodes:|,comment:|").strip()
-    assert said == f"7|a2|{order.tag}|"
+    output = client.cluster.run("squeue", "-h", "-O", "nice:|,reqnodes:|,comment:|").strip()
+    assert output == f"7|a2|{order.tag}|"
 
 
 def test_a_partition_that_is_down_may_take_the_job_later(client: Client) -> None:
@@ -331,8 +331,8 @@ def test_a_full_queue_refuses_for_now_and_at_once(tmp_path: Path) -> None:
 def test_a_job_longer_than_a_minute_keeps_its_limit_in_whole_minutes(client: Client) -> None:
     client.submit("true", options="--hold", time_limit=61.0)
     client.submit("true", options="--hold", time_limit=0.5)
-    said = client.cluster.run("squeue", "-h", "-S", "i", "-o", "%l").split()
-    assert said == ["2:00", "1:00"]
+    output = client.cluster.run("squeue", "-h", "-S", "i", "-o", "%l").split()
+    assert output == ["2:00", "1:00"]
 
 
 # Withdrawing.
@@ -364,32 +364,32 @@ def test_withdrawing_the_unstarted_never_ends_what_has_begun(client: Client) -> 
     dice = random.Random(3)
     for order in dice.sample(orders, len(orders)):
         client.withdraw(order, unstarted=True)
-    listing = client.wait(lambda found: all(row.state in ATTEMPT_FINAL for row in found.rows))
+    listing = client.wait(lambda listing: all(row.state in ATTEMPT_FINAL for row in listing.rows))
     rows = {row.tag: row for row in listing.rows}
-    ran = 0
+    started = 0
     for order in orders:
         story = client.folder / str(order.job.id)
         row = rows[order.tag]
         if story.exists():
-            ran += 1
+            started += 1
             assert story.read_text().split() == ["begun", "ended"], row
             assert (row.state, row.exit_code) == (State.COMPLETED, 0)
             assert row.started is not None
         else:
             assert (row.state, row.started) == (State.CANCELLED, None), row
-    assert 0 < ran < len(orders)
+    assert 0 < started < len(orders)
 
 
 def test_a_withdrawn_script_gets_term_and_time_and_then_kill(client: Client) -> None:
     trap = "trap 'sleep 0.3; echo bye > kind; exit 4' TERM"
-    kind = client.submit(f"{trap}; : > trapped; sleep 300 & wait")
+    obedient = client.submit(f"{trap}; : > trapped; sleep 300 & wait")
     stubborn = client.submit("trap '' TERM; : > stubborn; while :; do sleep 0.1; done")
     ready = [client.folder / "trapped", client.folder / "stubborn"]
     client.wait(lambda _: all(file.exists() for file in ready))
-    for order in (kind, stubborn):
+    for order in (obedient, stubborn):
         client.wait_row(order, State.RUNNING)
         client.withdraw(order)
-    row = client.wait_row(kind, State.CANCELLED)
+    row = client.wait_row(obedient, State.CANCELLED)
     assert (row.exit_code, row.signal) == (4, None)
     assert (client.folder / "kind").read_text() == "bye\n"
     row = client.wait_row(stubborn, State.CANCELLED)
@@ -463,8 +463,8 @@ def test_a_withdrawal_that_died_after_its_hold_is_finished_by_the_next(
     order = client.order("true", indices=(1, 2, 3), array="1,2,3", options="--begin=now+1hour")
     natives = client.adapter.submit(order)
     client.cluster.run("scontrol", "hold", f"{natives[1].partition('_')[0]}_[1-2]")
-    wish = Withdrawal(tag=order.tag, native_ids=dict.fromkeys(natives), only_pending=unstarted)
-    client.adapter.withdraw(wish)
+    request = Withdrawal(tag=order.tag, native_ids=dict.fromkeys(natives), only_pending=unstarted)
+    client.adapter.withdraw(request)
     states = {row.task: row.state for row in client.adapter.poll().rows}
     assert states == dict.fromkeys((1, 2, 3), State.CANCELLED)
 
@@ -477,7 +477,7 @@ def test_a_cluster_without_arrays_is_sent_tasks_one_by_one(tmp_path: Path) -> No
         client = Client(site["tiny"], tmp_path)
         natives = client.adapter.submit(client.order("true", indices=(1, 2), array="1-2"))
         assert all(native.isdecimal() for native in natives.values())
-        listing = client.wait(lambda found: all(row.ended for row in found.rows))
+        listing = client.wait(lambda listing: all(row.ended for row in listing.rows))
         assert {row.task: row.native_id for row in listing.rows} == natives
 
 
@@ -487,7 +487,7 @@ def test_a_cluster_without_arrays_is_sent_tasks_one_by_one(tmp_path: Path) -> No
 def test_other_peoples_work_is_in_the_facts(alpha: SlurmCluster, client: Client) -> None:
     for _ in range(4):
         batch(alpha, "--cpus-per-task=16", "--time=30")
-    client.wait(lambda found: found.info.used_cpus == 64)
+    client.wait(lambda listing: listing.info.used_cpus == 64)
     batch(alpha, "--ntasks=3", "--time=20", "--comment=a|b\nc, with\nlines")
     batch(alpha, "--array=1-9:2%2", "--ntasks=2", "--time=10")
     batch(alpha, "--ntasks=2")  # the partition's default: ten minutes
@@ -501,7 +501,7 @@ def test_other_peoples_work_is_in_the_facts(alpha: SlurmCluster, client: Client)
     ):
         batch(alpha, *cannot_start)
     client.submit("true", cpus=5, time_limit=1200.0)
-    listing = client.wait(lambda found: found.info.pending_jobs == 8)
+    listing = client.wait(lambda listing: listing.info.pending_jobs == 8)
     facts = listing.info
     assert [cpus for _, cpus in facts.running_jobs] == [16] * 4
     assert all(0 < end - time.time() <= 1800 for end, _ in facts.running_jobs)

@@ -41,7 +41,7 @@ class Client:
     cluster: SlurmCluster
     folder: Path
     tag_field: str = "comment"
-    kind: str = ""
+    accounting_source: str = ""
     instance: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     sent: dict[str, tuple[float, Mapping[int, str], float]] = field(default_factory=dict)
 
@@ -79,11 +79,12 @@ class Client:
 
     def missing(self, order: Submission, acknowledged: bool = True) -> list[MissingTask]:
         """Return the tasks as the core would query them, or as if no answer had come."""
-        begun, natives, taken = self.sent[order.tag]
+        begun, natives, accepted = self.sent[order.tag]
         if not acknowledged:
             return [MissingTask(order.tag, task, None, begun) for task in order.indices]
         return [
-            MissingTask(order.tag, task, native, begun, taken) for task, native in natives.items()
+            MissingTask(order.tag, task, native, begun, accepted)
+            for task, native in natives.items()
         ]
 
     def withdraw(self, order: Submission) -> None:
@@ -91,8 +92,8 @@ class Client:
 
     def boot(self) -> float:
         """Return when the controller started."""
-        found = self.cluster.run("scontrol", "show", "config", SLURM_TIME_FORMAT="%s")
-        return float(next(x.split()[2] for x in found.splitlines() if x.startswith("BOOT_TIME")))
+        output = self.cluster.run("scontrol", "show", "config", SLURM_TIME_FORMAT="%s")
+        return float(next(x.split()[2] for x in output.splitlines() if x.startswith("BOOT_TIME")))
 
     def up_for_a_while(self) -> None:
         """Wait until the controller has been up for longer than the clock tolerance."""
@@ -100,27 +101,29 @@ class Client:
             time.sleep(0.2)
 
     def wait_state(self, order: Submission, state: State) -> None:
-        self.wait(lambda found: any(r.tag == order.tag and r.state is state for r in found.rows))
+        self.wait(
+            lambda listing: any(r.tag == order.tag and r.state is state for r in listing.rows)
+        )
 
-    def wait(self, what: Callable[[Listing], bool]) -> Listing:
+    def wait(self, condition: Callable[[Listing], bool]) -> Listing:
         end = time.monotonic() + PATIENCE
-        while not what(listing := self.adapter.poll()):
+        while not condition(listing := self.adapter.poll()):
             assert time.monotonic() < end, listing
             time.sleep(0.1)
         return listing
 
     def forgotten(self, *orders: Submission) -> None:
         tags = {order.tag for order in orders}
-        self.wait(lambda found: tags.isdisjoint(row.tag for row in found.rows))
+        self.wait(lambda listing: tags.isdisjoint(row.tag for row in listing.rows))
 
-    def traced(self, asked: Sequence[MissingTask], rows: int) -> AccountingAnswer:
+    def traced(self, missing_tasks: Sequence[MissingTask], rows: int) -> AccountingAnswer:
         """Return the answer once it has that many rows: slurmdbd learns of an end a bit later."""
         end = time.monotonic() + PATIENCE
         while True:
-            found = self.adapter.query_accounting(asked)
-            if len(found.rows) == rows:
-                return found
-            assert time.monotonic() < end, found
+            answer = self.adapter.query_accounting(missing_tasks)
+            if len(answer.rows) == rows:
+                return answer
+            assert time.monotonic() < end, answer
             time.sleep(0.1)
 
 
@@ -159,13 +162,13 @@ KINDS = {
 @pytest.fixture(params=list(KINDS))
 def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
     cluster, tag_field = KINDS[request.param]
-    made = Client(request.getfixturevalue(cluster), tmp_path, tag_field, request.param)
-    made.cluster.empty()
-    made.up_for_a_while()
+    new_client = Client(request.getfixturevalue(cluster), tmp_path, tag_field, request.param)
+    new_client.cluster.empty()
+    new_client.up_for_a_while()
     try:
-        yield made
+        yield new_client
     finally:
-        made.adapter.close()
+        new_client.adapter.close()
 
 
 def test_each_end_is_told_as_the_listing_would_have(client: Client) -> None:
@@ -181,9 +184,15 @@ def test_each_end_is_told_as_the_listing_would_have(client: Client) -> None:
     client.withdraw(running)
     client.forgotten(*orders, array, running)
 
-    assert client.adapter.poll().info.accounting_source == client.kind
-    asked = [one for order in (*orders, array, running) for one in client.missing(order)]
-    rows = {(row.tag, row.task): row for row in client.traced(asked, len(asked)).rows}
+    assert client.adapter.poll().info.accounting_source == client.accounting_source
+    missing_tasks = [
+        missing_task
+        for order in (*orders, array, running)
+        for missing_task in client.missing(order)
+    ]
+    rows = {
+        (row.tag, row.task): row for row in client.traced(missing_tasks, len(missing_tasks)).rows
+    }
     for order, end in zip(orders, ends.values(), strict=True):
         row = rows[order.tag, 0]
         assert (row.state, row.exit_code, row.signal) == end
@@ -199,26 +208,28 @@ def test_each_end_is_told_as_the_listing_would_have(client: Client) -> None:
     # An id that another job has now does not identify the task.
     earlier = client.sent[orders[1].tag][0] - 60
     native = client.sent[orders[1].tag][1][0]
-    ours = MissingTask(tag_of(client.instance, 97, 1), 0, native, earlier, earlier + 1)
-    assert client.adapter.query_accounting([ours]).rows == ()
+    reused_id = MissingTask(tag_of(client.instance, 97, 1), 0, native, earlier, earlier + 1)
+    assert client.adapter.query_accounting([reused_id]).rows == ()
     # A running job has no end; slurmdbd has a record of it, the file has none.
     assert client.adapter.query_accounting(client.missing(runs_on)).rows == ()
     if client.cluster.inside:
         assert client.adapter.query_accounting(client.missing(runs_on)) == AccountingAnswer()
     # Without a native id, only a stored tag finds the job; without a record it never started.
     lost = MissingTask(tag_of(client.instance, 99, 1), 0, None, client.sent[orders[1].tag][0])
-    found = client.adapter.query_accounting([*client.missing(orders[1], acknowledged=False), lost])
-    if "time of submission" in client.kind:
-        assert found == AccountingAnswer()
+    matches = client.adapter.query_accounting(
+        [*client.missing(orders[1], acknowledged=False), lost]
+    )
+    if "time of submission" in client.accounting_source:
+        assert matches == AccountingAnswer()
     else:
-        assert [row.exit_code for row in found.rows] == [3]
-        assert found.never_started == ((lost.tag, 0),)
+        assert [row.exit_code for row in matches.rows] == [3]
+        assert matches.never_started == ((lost.tag, 0),)
     # Nothing is proved of the time before the controller's start: it may have been killed.
     before = MissingTask(tag_of(client.instance, 99, 1), 0, None, client.boot() - 1)
-    known = MissingTask(
+    acknowledged = MissingTask(
         tag_of(client.instance, 98, 1), 0, "424242", client.boot() - 1, client.boot()
     )
-    assert client.adapter.query_accounting([before, known]) == AccountingAnswer()
+    assert client.adapter.query_accounting([before, acknowledged]) == AccountingAnswer()
 
 
 @pytest.mark.parametrize("cluster", ["with_slurmdbd", "with_file"])
@@ -233,11 +244,11 @@ def test_what_was_cancelled_while_it_waited_never_began(
     client.withdraw(waiting)
     client.cluster.run("scancel", client.sent[array.tag][1][1].partition("_")[0])
     client.forgotten(waiting, array)
-    asked = [*client.missing(waiting), *client.missing(array)]
-    found = client.adapter.query_accounting(asked)
-    assert {row.started for row in found.rows} <= {None}
-    told = {(row.tag, row.task) for row in found.rows} | set(found.never_started)
-    assert told == {(one.tag, one.task) for one in asked}
+    missing_tasks = [*client.missing(waiting), *client.missing(array)]
+    answer = client.adapter.query_accounting(missing_tasks)
+    assert {row.started for row in answer.rows} <= {None}
+    recorded = {(row.tag, row.task) for row in answer.rows} | set(answer.never_started)
+    assert recorded == {(task.tag, task.task) for task in missing_tasks}
     client.adapter.close()
 
 
@@ -262,8 +273,8 @@ def test_a_file_that_cannot_be_read_is_no_accounting(
     with_file: SlurmCluster, tmp_path: Path
 ) -> None:
     client = Client(with_file, tmp_path)
-    said = with_file.run("scontrol", "show", "config")
-    path = Path(next(line.split()[2] for line in said.splitlines() if "JobCompLoc" in line))
+    output = with_file.run("scontrol", "show", "config")
+    path = Path(next(line.split()[2] for line in output.splitlines() if "JobCompLoc" in line))
     moved = path.rename(path.with_suffix(".rotated"))
     try:
         assert client.adapter.poll().info.accounting_source == ""

@@ -42,20 +42,20 @@ def _slurm() -> None:
 
 def processes_of(folder: Path) -> list[str]:
     """Return the processes that name the folder in their arguments or environment."""
-    found = []
+    processes = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            words = (process / "cmdline").read_bytes()
+            command_line = (process / "cmdline").read_bytes()
             variables = (process / "environ").read_bytes()
         except OSError:
             continue
-        if process.name != str(os.getpid()) and os.fsencode(folder) in words + variables:
-            found.append(words.replace(b"\0", b" ").decode(errors="replace"))
-    return found
+        if process.name != str(os.getpid()) and os.fsencode(folder) in command_line + variables:
+            processes.append(command_line.replace(b"\0", b" ").decode(errors="replace"))
+    return processes
 
 
-def seen(word: str, folder: Path) -> bool:
-    return any(word in process for process in processes_of(folder))
+def seen(argument: str, folder: Path) -> bool:
+    return any(argument in process for process in processes_of(folder))
 
 
 def wait_for(met: Callable[[], bool], seconds: float = 30.0) -> bool:
@@ -85,8 +85,8 @@ def test_nothing_survives_a_killed_test_run(tmp_path: Path, number: signal.Signa
         assert run.stdout is not None
         assert run.stdout.readline() == "up\n"
         # squeue reports RUNNING before the node has started anything
-        for word in ("slurmstepd", "sleep 1001", "sleep 1002"):
-            assert wait_for(partial(seen, word, tmp_path), 30), processes_of(tmp_path)
+        for argument in ("slurmstepd", "sleep 1001", "sleep 1002"):
+            assert wait_for(partial(seen, argument, tmp_path), 30), processes_of(tmp_path)
     finally:
         os.kill(run.pid, number)
         run.wait()

@@ -19,8 +19,8 @@ def test_answers_of_this_release(tmp_path: Path) -> None:
     completions.touch()
     settings = ("JobCompType=jobcomp/filetxt", f"JobCompLoc={completions}")
     with SlurmSite(tmp_path / "site", [replace(answers.CLUSTER, settings=settings)]) as site:
-        told = answers.record(site["alpha"], tmp_path, completions)
-    answers.check(told, os.geteuid())
+        recorded = answers.record(site["alpha"], tmp_path, completions)
+    answers.check(recorded, os.geteuid())
     if os.environ.get("METASCHED_RECORD"):
-        file = answers.RECORDED / f"{told['version'][0].replace(' ', '-')}.json"
-        file.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n")
+        file = answers.RECORDED / f"{recorded['version'][0].replace(' ', '-')}.json"
+        file.write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")

@@ -56,25 +56,28 @@ while (_HERE / "busy").exists():
 
 
 class JobSubmitDescription:
-    def __init__(self, **wishes: Any) -> None:
-        self._wishes = wishes
+    def __init__(self, **fields: Any) -> None:
+        self._fields = fields
 
     def submit(self) -> int:
-        wishes = self._wishes
-        words = ["sbatch", "--parsable", "--export=NONE", f"--comment={wishes['comment']}"]
-        words += [f"--output={wishes['standard_output']}", f"--chdir={wishes['working_directory']}"]
-        words += [f"--ntasks={wishes['ntasks']}", f"--time={wishes['time_limit']}"]
-        ran = subprocess.run(
-            words,
+        requests = self._fields
+        arguments = ["sbatch", "--parsable", "--export=NONE", f"--comment={requests['comment']}"]
+        arguments += [
+            f"--output={requests['standard_output']}",
+            f"--chdir={requests['working_directory']}",
+        ]
+        arguments += [f"--ntasks={requests['ntasks']}", f"--time={requests['time_limit']}"]
+        completed = subprocess.run(
+            arguments,
             env={"SLURM_CONF": _CONF, "PATH": os.environ["PATH"]},
-            input=Path(wishes["script"]).read_text(),
+            input=Path(requests["script"]).read_text(),
             capture_output=True,
             text=True,
         )
-        if ran.returncode != 0:
-            raise RPCError(ran.stderr.strip().rpartition(": ")[2])
+        if completed.returncode != 0:
+            raise RPCError(completed.stderr.strip().rpartition(": ")[2])
         _fail("submit")
-        return int(ran.stdout)
+        return int(completed.stdout)
 
 
 class Jobs:
