@@ -43,11 +43,12 @@ bench: .venv/stamp
 		$(PYTHON) -m tests.bench.figures && exit $$status
 
 # faults by the thousand, written to docs/reliability.md; what attacks of an account cost another;
-# then ten times as many new random examples
+# then ten times as many new random examples; then the search for defects that patches restore
 chaos: .venv/stamp
 	$(PYTHON) -m tests.chaos $(CHAOS_ARGS)
 	$(PYTHON) -m tests.hostile $(HOSTILE_ARGS)
 	$(PYTHON) -m pytest tests/property tests/hostile/test_schema.py -q --hypothesis-profile=explore --numprocesses=2 --timeout=3600
+	$(PYTHON) -m tests.chaos.mutants $(MUTANT_ARGS)
 
 .venv/stamp: pyproject.toml tests/venv
 	tests/venv

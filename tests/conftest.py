@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from sqlalchemy.engine import make_url
 
 from metasched.db.backends import database_from_url
@@ -25,6 +25,15 @@ from tests.harness import gridengine, postgresql, slurm
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fixed", PATIENT, derandomize=True, database=None)
 settings.register_profile("explore", PATIENT, max_examples=1000, print_blob=True)
+# for the mutants: new examples for each seed, and the first failure as it was drawn
+settings.register_profile(
+    "trial",
+    PATIENT,
+    max_examples=30,  # a third of those of `fixed`: a trial takes seconds
+    derandomize=False,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
+)
 settings.load_profile("fixed")
 
 # A shell's background job ignores SIGINT, and so would every command that a test interrupts.

@@ -38,9 +38,8 @@ from rich.progress import (
 from tests.chaos import report
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.points import ROOT
-from tests.chaos.round import Managers, Result, play, slurm_clusters
+from tests.chaos.round import Managers, Result, boot_managers, play
 from tests.chaos.site import STOP, Stopped, keep_temporaries_in
-from tests.harness import gridengine, postgresql
 
 NOTES = Path(ROOT) / ".chaos"
 REPORT = Path(ROOT) / "docs" / "reliability.md"
@@ -174,7 +173,7 @@ class _Run:
     def _lane(self, manager: str, lane: int, waiting: SimpleQueue[_Round]) -> None:
         with (
             contextlib.suppress(Empty, Stopped),
-            _managers(manager, self._folder(manager, lane)) as of,
+            boot_managers(manager, self._folder(manager, lane)) as of,
         ):
             while True:
                 self._one(waiting.get_nowait(), of)
@@ -259,22 +258,6 @@ def _portions(strikes: int, at_once: int) -> Iterator[tuple[int, int]]:
     """Yield (number of the first strike, number of strikes) for each round."""
     for first in range(0, strikes, at_once):
         yield first, min(at_once, strikes - first)
-
-
-@contextlib.contextmanager
-def _managers(manager: str, folder: Path) -> Iterator[Managers]:
-    match manager:
-        case "slurm":
-            with slurm_clusters(folder) as site:
-                yield Managers(slurm=site)
-        case "postgresql":
-            with postgresql.Server(folder, settings=()) as server:
-                yield Managers(server=server)
-        case "gridengine":
-            with gridengine.Cell(folder) as cell:
-                yield Managers(cell=cell)
-        case _:
-            yield Managers()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from statistics import median
 import psutil
 
 from tests.chaos.faults import FAULTS
+from tests.chaos.mutants.track_record import page_with, section
 from tests.chaos.round import Result
 
 _TITLES = {
@@ -57,7 +58,8 @@ loaded their modules. So recovery leaves out the time that Python takes to load 
 
 
 def text(results: Sequence[Result], command: str, seed: int) -> str:
-    return _HEAD + "\n".join(lines(results, command, seed)) + "\n" + _TAIL
+    page = _HEAD + "\n".join(lines(results, command, seed)) + "\n" + _TAIL
+    return page_with(section(), page)
 
 
 def lines(results: Sequence[Result], command: str, seed: int) -> Iterable[str]:

@@ -146,6 +146,23 @@ def slurm_clusters(folder: Path) -> SlurmSite:
 
 
 @contextlib.contextmanager
+def boot_managers(manager: str, folder: Path) -> Iterator[Managers]:
+    """Yield the clusters of a manager, booted in `folder`."""
+    match manager:
+        case "slurm":
+            with slurm_clusters(folder) as site:
+                yield Managers(slurm=site)
+        case "postgresql":
+            with Server(folder, settings=()) as server:
+                yield Managers(server=server)
+        case "gridengine":
+            with Cell(folder) as cell:
+                yield Managers(cell=cell)
+        case _:
+            yield Managers()
+
+
+@contextlib.contextmanager
 def running(folder: Path, managers: Managers, seed: str) -> Iterator[tuple[ChaosSite, Stream]]:
     """Yield a serving site and a stream of jobs through it."""
     inside = managers.cell.inside if managers.cell else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import sys
 import threading
 import time
@@ -25,7 +26,8 @@ from tests.e2e.conftest import Site
 _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload([*victim.MODULES, victim.__name__])
 STOP = threading.Event()  # set when the run is to end: every wait then raises `Stopped`
-PATIENCE = 300.0  # seconds; long enough for a machine that is busy with other things
+# seconds; long enough for a machine that is busy with other things
+PATIENCE = float(os.environ.get("METASCHED_PATIENCE", "300"))
 
 LOCAL = "".join(
     f'[[cluster]]\nname = "{name}"\nadapter = "local"\ncpus = {cpus}\nbenchmark = {speed}\n'

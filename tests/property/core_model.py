@@ -250,7 +250,9 @@ class Life(RuleBasedStateMachine):
             tasks=[task for _, task in sorted(tasks.items())],
             last_dispatches=last_sending,
             info=facts,
-            margins=[j for j in self.submitted.values() if (j.margin or -1) >= 0],
+            margins=[
+                job for job in self.submitted.values() if job.margin is not None and job.margin >= 0
+            ],
             drains=list(drains.values()),
             ended=ended,
             target_summaries={
