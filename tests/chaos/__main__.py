@@ -43,7 +43,14 @@ from tests.chaos.site import STOP, Stopped, keep_temporaries_in
 
 NOTES = Path(ROOT) / ".chaos"
 REPORT = Path(ROOT) / "docs" / "reliability.md"
-LANES = {"local": 3, "postgresql": 1, "slurm": 2, "gridengine": 1}  # rounds at a time
+LANES = {  # rounds at a time
+    "local": 3,
+    "local_site": 1,
+    "postgresql": 1,
+    "slurm": 2,
+    "slurm_site": 1,
+    "gridengine": 1,
+}
 KILLS = sum(fault.times for fault in FAULTS if fault.manager == "local" and fault.kills)
 
 

@@ -98,6 +98,11 @@ def _promises(
 ) -> None:
     began = stream.began()
     verdict.wrong += [f"{name} began and is not stored" for name in began.keys() - rows.keys()]
+    verdict.wrong += [
+        f"{name} began as uid {uid}, its owner is {promise.owner}"
+        for name, uid in sorted(stream.owners())
+        if (promise := stream.promises.get(name)) is not None and uid != promise.owner
+    ]
     for name, promise in stream.promises.items():
         row, times = rows.get(name), began[name]
         if row is None:

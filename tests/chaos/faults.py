@@ -25,21 +25,26 @@ import psutil
 
 from metasched.client.client import ClientError
 from metasched.db.postgresql import SILENCE_TIMEOUT as SILENT
+from tests.chaos import site_mode
 from tests.chaos.points import Orders, deaths_in
 from tests.chaos.site import PATIENCE, STOP, ChaosSite
+from tests.chaos.site_mode import MultiUserChaosSite
 from tests.chaos.stream import Stream
 from tests.harness import gridengine, postgresql, slurm
 from tests.harness.gridengine import Cell
+from tests.harness.root_launcher import RootLauncher
 from tests.harness.slurm import SlurmCluster, SlurmSite
 
 AT_ONCE = 3  # worker deaths for each daemon process
 LIFE = 3.0  # seconds until a daemon that does not reach its crash point is killed anyway
 WORK = 1.5  # maximum seconds until a daemon is killed at a random time
+LAUNCHER_SILENCE = 0.5  # seconds for which there is no launcher
 SILENCE = 3.0  # seconds for which a manager, a disk or a database is unavailable
 
 AT_WORK = 3  # jobs that a daemon accepts before it dies, so that it does not die at its start
 
-Manager = Literal["local", "postgresql", "slurm", "gridengine"]
+# of the clusters, or of the database; _site: in site mode
+Manager = Literal["local", "local_site", "postgresql", "slurm", "slurm_site", "gridengine"]
 
 
 @dataclass
@@ -96,6 +101,12 @@ class Trial:
         return self.cell
 
     @property
+    def launcher(self) -> RootLauncher:
+        """The launcher of a site in site mode."""
+        assert isinstance(self.site, MultiUserChaosSite)
+        return self.site.launcher
+
+    @property
     def postgresql(self) -> postgresql.Server:
         """The server that has the daemon's database."""
         assert self.server is not None
@@ -138,8 +149,10 @@ class Fault:
 
 _MISSING: dict[Manager, Callable[[], str | None]] = {
     "local": lambda: None,
+    "local_site": site_mode.missing,
     "postgresql": postgresql.missing,
     "slurm": slurm.missing,
+    "slurm_site": lambda: slurm.missing() or site_mode.missing(),
     "gridengine": gridengine.missing,
 }
 
@@ -412,6 +425,19 @@ def server_hung(trial: Trial) -> Mend:
     return trial.postgresql.wake
 
 
+def launcher_killed(trial: Trial) -> Mend:
+    """Kill the launcher, and with it the commands that it runs for users."""
+    trial.launcher.kill()
+    return trial.launcher.start
+
+
+def launcher_stopped(trial: Trial) -> Mend:
+    """Stop the launcher by SIGSTOP: it accepts no connection."""
+    process = trial.launcher.process
+    process.suspend()
+    return process.resume
+
+
 def controller_stopped(trial: Trial) -> Mend:
     """Shut slurmctld down in order."""
     cluster = trial.alpha
@@ -507,6 +533,9 @@ FAULTS = (
     Fault(
         "clock stepped by an hour", "local", clock_stepped, 4, 2, quick=False, needs=_no_faketime
     ),
+    Fault("daemon killed at a crash point", "local_site", daemon_at_a_point, 60, 20),
+    Fault("launcher killed", "local_site", outage(launcher_killed, LAUNCHER_SILENCE), 20, 10),
+    Fault("launcher stopped", "local_site", outage(launcher_stopped), 6, 3, quick=False),
     Fault("daemon killed at a crash point", "postgresql", daemon_at_a_point, 60, 20),
     Fault("PostgreSQL killed", "postgresql", outage(server_killed), 4, 4),
     Fault("PostgreSQL stopped", "postgresql", outage(server_stopped), 4, 4, quick=False),
@@ -532,6 +561,9 @@ FAULTS = (
     ),
     Fault("slurmd killed", "slurm", outage(node_killed), 4, 4, may_fail=True),
     Fault("munged killed", "slurm", outage(munge_killed), 4, 4),
+    Fault("daemon killed at a crash point", "slurm_site", daemon_at_a_point, 40, 20),
+    Fault("launcher killed", "slurm_site", outage(launcher_killed, LAUNCHER_SILENCE), 20, 10),
+    Fault("launcher stopped", "slurm_site", outage(launcher_stopped), 6, 3, quick=False),
     Fault("daemon killed at a crash point", "gridengine", daemon_at_a_point, 30, 15),
     Fault("daemon killed at a random time", "gridengine", daemon_at_random, 15, 15, quick=False),
     Fault("worker killed at a crash point", "gridengine", worker_at_a_point, 10, 10),

@@ -16,8 +16,10 @@ from tests.chaos.round import Result
 
 _TITLES = {
     "local": "local clusters",
+    "local_site": "local clusters, site mode",
     "postgresql": "local clusters, PostgreSQL",
     "slurm": "Slurm",
+    "slurm_site": "Slurm, site mode",
     "gridengine": "Grid Engine",
 }
 _HEAD = """# Reliability

@@ -19,7 +19,9 @@ from tests.chaos.audit import audit
 from tests.chaos.faults import Fault, Trial
 from tests.chaos.points import Orders, deaths_in, passed_in
 from tests.chaos.site import LOCAL, PATIENCE, STOP, ChaosSite, Stopped
+from tests.chaos.site_mode import MultiUserChaosSite
 from tests.chaos.stream import Stream, named, words
+from tests.e2e.multi_user_site import SUPERVISE, slurm_tables
 from tests.harness.gridengine import Cell
 from tests.harness.postgresql import Server
 from tests.harness.slurm import ALPHA, BETA, SlurmCluster, SlurmSite
@@ -30,7 +32,7 @@ FOR_OTHERS = ("dependency", "limit_array", "licence_busy")
 QUIET = 3.0  # seconds for which a task must have been unknown before it is resolved
 LET_GO = 30.0  # seconds for managers to end jobs and reservations that are over
 # mean number of passages until a death
-PASSAGES = {"local": 80, "postgresql": 80, "slurm": 60, "gridengine": 60}
+PASSAGES = {"local": 80, "local_site": 80, "postgresql": 80}  # 60 over real managers
 
 
 @dataclass
@@ -63,9 +65,10 @@ class Managers:
         slurm: SlurmSite | None = None,
         cell: Cell | None = None,
         server: Server | None = None,
+        site_mode: bool = False,
     ) -> None:
         """`server` hosts the databases of the sites; None: each site uses a file."""
-        self.slurm, self.cell, self.server = slurm, cell, server
+        self.slurm, self.cell, self.server, self.site_mode = slurm, cell, server, site_mode
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,9 +95,24 @@ class Managers:
         return LOCAL
 
     @property
+    def programs(self) -> str:
+        """The tables of launcher.toml."""
+        if self.slurm is not None:
+            return "".join(slurm_tables(cluster)[1] for cluster in self.slurm)
+        return "".join(f"[cluster.{name}]\n{SUPERVISE}" for name in self.names)
+
+    @property
     def reserve(self) -> bool:
-        """Whether these managers support reservations."""
-        return self.slurm is not None
+        """Whether these managers support reservations, and accept them from the daemon."""
+        return self.slurm is not None and not self.site_mode
+
+    def site(self, folder: Path) -> ChaosSite:
+        """Return a new site with these managers."""
+        if self.site_mode:
+            return MultiUserChaosSite(folder, self.tables, self.programs)
+        inside = self.cell.inside if self.cell else ()
+        url = self.server.create() if self.server else None
+        return ChaosSite(folder, self.tables, inside, url)
 
     def reserved(self) -> set[str]:
         """Return the names of the managers' reservations."""
@@ -152,6 +170,9 @@ def boot_managers(manager: str, folder: Path) -> Iterator[Managers]:
         case "slurm":
             with slurm_clusters(folder) as site:
                 yield Managers(slurm=site)
+        case "slurm_site":
+            with slurm_clusters(folder) as site:
+                yield Managers(slurm=site, site_mode=True)
         case "postgresql":
             with Server(folder, settings=()) as server:
                 yield Managers(server=server)
@@ -159,19 +180,18 @@ def boot_managers(manager: str, folder: Path) -> Iterator[Managers]:
             with Cell(folder) as cell:
                 yield Managers(cell=cell)
         case _:
-            yield Managers()
+            yield Managers(site_mode=manager == "local_site")
 
 
 @contextlib.contextmanager
 def running(folder: Path, managers: Managers, seed: str) -> Iterator[tuple[ChaosSite, Stream]]:
     """Yield a serving site and a stream of jobs through it."""
-    inside = managers.cell.inside if managers.cell else ()
-    url = managers.server.create() if managers.server else None
-    site = ChaosSite(folder, managers.tables, inside, url)
+    site = managers.site(folder)
     try:
         site.begin()
         stream = Stream(
-            site.client, site.run_log, managers.names, seed, managers.pause, managers.reserve
+            *(site.client, site.run_log, managers.names, seed, managers.pause, managers.reserve),
+            submitters=site.submitters,
         )
         stream.start()
         try:
@@ -195,7 +215,7 @@ def play(
     folder.mkdir(parents=True)
     result = Result(fault.name, fault.manager, seed, strikes, kills=strikes if fault.kills else 0)
     with running(folder, managers, seed) as (site, stream):
-        passages, server = PASSAGES[fault.manager], managers.server
+        passages, server = PASSAGES.get(fault.manager, 60), managers.server
         trial = Trial(site, stream, seed, passages, managers.slurm, managers.cell, server)
         try:
             for _ in range(strikes):

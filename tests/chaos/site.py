@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,13 @@ from metasched.db.backends import database_from_url
 from metasched.db.store import Database
 from tests.chaos import victim
 from tests.chaos.points import FOLDER, ROOT, Orders, arm
-from tests.chaos.stream import TOTALS
+from tests.chaos.stream import TOTALS, Stream
 from tests.e2e.conftest import Site
 
 _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload([*victim.MODULES, victim.__name__])
 STOP = threading.Event()  # set when the run is to end: every wait then raises `Stopped`
+CALL_TIMEOUT = 20.0  # seconds for an answer of the daemon
 # seconds; long enough for a machine that is busy with other things
 PATIENCE = float(os.environ.get("METASCHED_PATIENCE", "300"))
 
@@ -58,6 +59,8 @@ class Stopped(Exception):
 class ChaosSite(Site):
     """A site whose daemon and workers have crash points and obey `order`."""
 
+    account: str | None = None  # of the daemon; None: of this process
+
     def __init__(
         self,
         folder: Path,
@@ -73,33 +76,53 @@ class ChaosSite(Site):
         """
         super().__init__(folder)
         self.url = url or self.url
-        self.chaos = folder / "chaos"
-        self.chaos.mkdir(parents=True)
-        self.clusters = self.database.with_suffix(".clusters")
         self.run_log = folder / "ran"
-        self.run_log.touch()
+        self.prepare()
+        self.chaos = self.own_folder("chaos")
+        fence = self.own_folder("claims")
+        self.clusters = self.database.with_suffix(".clusters")
         self.log.touch()
         (folder / "policy.toml").write_text("pull_after = 0.5\npatience = 2\n")
-        fence = folder / "claims"
-        fence.mkdir()
         self.configure(
             clusters.replace("PYTHON", str(self._python(inside))).replace("FENCE", str(fence)),
             # API tokens exist only with [tcp]
             extra=f'[policy]\nfile = "policy.toml"\n[tcp]\nlisten = "127.0.0.1:0"\n{LICENCES}',
         )
         # no retries: a call that a death interrupts must stay uncertain
-        self.client = Client(folder / "ms.sock", timeout=20, retry_time=0)
+        self.client = Client(self.socket, timeout=CALL_TIMEOUT, retry_time=0)
         self.extra_environment: dict[str, str] = {}  # environment of daemons started later
         self.recoveries: list[float] = []  # seconds from a death to the first answer
         self._life: ForkServerProcess | None = None
         self._died: float | None = None
         self.order(Orders())
 
+    @property
+    def socket(self) -> Path:
+        """The daemon's socket."""
+        return self.folder / "ms.sock"
+
+    @property
+    def submitters(self) -> Mapping[int, Client]:
+        """The clients that submit jobs, by the uid of the jobs' owner."""
+        return {os.geteuid(): self.client}
+
+    def prepare(self) -> None:
+        """Make the site's folder, and the files to which payloads append."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in Stream.files(self.run_log):
+            path.touch()
+
+    def own_folder(self, name: str) -> Path:
+        """Make a folder of the daemon's account."""
+        path = self.folder / name
+        path.mkdir()
+        return path
+
     def _python(self, inside: tuple[str, ...]) -> Path:
         path = self.folder / "python"
         command = " ".join(f"'{argument}'" for argument in (*inside, sys.executable))
         path.write_text(f'#!/bin/sh\nexec {command} -m {victim.__name__} "$@"\n')
-        path.chmod(0o700)
+        path.chmod(0o755)
         return path
 
     @property
@@ -135,7 +158,9 @@ class ChaosSite(Site):
     def launch(self) -> None:
         """Start a daemon without waiting for it."""
         life = _FORKED.Process(
-            target=victim.daemon, args=(self.environment, str(self.log)), daemon=True
+            target=victim.daemon,
+            args=(self.environment, str(self.log), self.account),
+            daemon=True,
         )
         life.start()
         self._life = life

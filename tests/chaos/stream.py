@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from metasched.client.client import Client, ClientError
 from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.model.arrays import parse_array
 
-# Each start appends a line, so that a second start shows. A payload with licences also records the
-# begin and end of their use, in seconds since boot: no fault steps that clock.
+# Each start appends a line, so that a second start shows, and its uid to another file. A payload
+# with licences also records the begin and end of their use, in seconds since boot: no fault steps
+# that clock.
 SCRIPT = """#!/bin/sh
 name=$1${METASCHED_ARRAY_TASK_ID:+_$METASCHED_ARRAY_TASK_ID} ran=$2 seconds=$3 licences=$4
 note() {
@@ -31,6 +32,7 @@ note() {
   echo "$now $$ $name $1 $licences" >> "$ran.used"
 }
 echo "$name" >> "$ran"
+echo "$name $(id -u)" >> "$ran.owners"
 note begin
 sleep "$seconds"
 note end
@@ -83,6 +85,7 @@ class Promise:
     cancelled: bool = False  # may have been cancelled: it begins at most once
     refused: bool = False  # its manager will reject it: it never begins
     again: int = 0  # maximum number of requeues
+    owner: int = -1  # uid under which the payload must run; -1 before the submission
 
 
 @dataclass
@@ -113,11 +116,15 @@ class Stream:
         seed: str,
         pause: float = 0.02,
         reserving: bool = False,
+        submitters: Mapping[int, Client] | None = None,
     ) -> None:
         """`pause`: seconds between two calls. The first of `clusters` gets invalid native options.
 
-        `reserving`: the clusters support reservations.
+        `reserving`: the clusters support reservations. `submitters` submit the jobs, by the uid of
+        the owner; None: `client` does. All other calls are those of `client`.
         """
+        self._submitters = cycle((submitters or {os.geteuid(): client}).items())
+        self._submitter = next(self._submitters)  # a job and its dependents have the same owner
         self.promises: dict[str, Promise] = {}
         self._client, self._run_log, self.clusters, self._pause = client, run_log, clusters, pause
         self._draw = random.Random(seed)
@@ -163,6 +170,7 @@ class Stream:
 
     def act(self) -> None:
         """Make a call, or a few related calls."""
+        self._submitter = next(self._submitters)
         if self._number % 10 == 0 and len(self._client.jobs(state=_OPEN)) > OPEN_AT_MOST:
             return
         draw = self._draw.random()
@@ -330,6 +338,8 @@ class Stream:
         )
 
     def _hand_in(self, requests: tuple[JobRequest, ...], promise: Promise) -> list[int]:
+        owner, submitter = self._submitter
+        promise = replace(promise, owner=owner)
         promises = [_promises(request, promise) for request in requests]
         for of_job in promises:
             self.promises |= of_job
@@ -337,12 +347,22 @@ class Stream:
         submission = SubmitRequest(
             jobs=requests, scripts={"s": SCRIPT}, environments={"e": environment}
         )
-        answers = self._client.submit(to_builtins(submission))
+        answers = submitter.submit(to_builtins(submission))
         for of_job, answer in zip(promises, answers, strict=True):
             for promised in of_job.values():
                 promised.accepted = answer["job"]
         self.accepted += len(answers)
         return [answer["job"] for answer in answers]
+
+    @staticmethod
+    def files(run_log: Path) -> tuple[Path, Path, Path]:
+        """Return the files to which payloads append: starts, owners, licence use."""
+        return run_log, Path(f"{run_log}.owners"), Path(f"{run_log}.used")
+
+    def owners(self) -> set[tuple[str, int]]:
+        """Return the name of each task that has begun with the uid of its payload."""
+        lines = Path(f"{self._run_log}.owners").read_text().splitlines()
+        return {(name, int(uid)) for name, uid in map(str.split, lines)}
 
     def began(self) -> Counter[str]:
         """Return how often each task has begun."""
@@ -351,8 +371,7 @@ class Stream:
     def used(self) -> list[Use]:
         """Return the licence use that the payloads have recorded."""
         uses: dict[tuple[str, str], Use] = {}  # by task and process
-        notes = Path(f"{self._run_log}.used")
-        for line in notes.read_text().splitlines() if notes.exists() else ():
+        for line in Path(f"{self._run_log}.used").read_text().splitlines():
             moment, process, name, event, tokens = line.split(maxsplit=4)
             if event == "begin":
                 uses[name, process] = Use(name, json.loads(tokens), float(moment))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -44,6 +45,8 @@ class Ruined:
         self.run_log.write_text(site.run_log.read_text())
         self.used = folder / "ran.used"
         self.used.write_text(Path(f"{site.run_log}.used").read_text())
+        self.owners = folder / "ran.owners"
+        self.owners.write_text(Path(f"{site.run_log}.owners").read_text())
         self.stream = Stream(site.client, self.run_log, stream.clusters, "")
         self.stream.promises = stream.promises
 
@@ -81,6 +84,12 @@ def test_a_second_beginning_is_found(after: Ruined) -> None:
     with after.run_log.open("a") as run_log:
         run_log.write("t3\n")
     assert len(after.verdict().duplicated) == 1
+
+
+def test_a_start_under_another_account_is_found(after: Ruined) -> None:
+    uid = os.geteuid()
+    after.owners.write_text(after.owners.read_text().replace(f"t3 {uid}", "t3 4711"))
+    assert after.verdict().wrong == [f"t3 began as uid 4711, its owner is {uid}"]
 
 
 def test_a_job_that_never_began_is_found(after: Ruined) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos import site_mode
 from tests.chaos.audit import audit
 from tests.chaos.cover import missed, record, steps_of_local, steps_of_slurm
 from tests.chaos.faults import FAULTS, Fault, Manager, Trial
@@ -65,6 +66,24 @@ def test_over_slurm(may_fail: bool, tmp_path: Path, slurm_site: SlurmSite) -> No
         cluster.empty()
     points = struck(tmp_path, each_of("slurm", may_fail), Managers(slurm=slurm_site))
     assert may_fail or not missed(steps_of_slurm(), points)
+
+
+@pytest.mark.root
+def test_over_local_clusters_in_site_mode(common_folder: Path) -> None:
+    """Two accounts submit; the launcher and the daemon are killed."""
+    if (reason := site_mode.missing()) is not None:
+        pytest.skip(reason)
+    struck(common_folder / "local-site", each_of("local_site"), Managers(site_mode=True))
+
+
+@pytest.mark.root
+def test_over_slurm_in_site_mode(common_folder: Path, slurm_site: SlurmSite) -> None:
+    if (reason := site_mode.missing()) is not None:
+        pytest.skip(reason)
+    for cluster in slurm_site:
+        cluster.empty()
+    managers = Managers(slurm=slurm_site, site_mode=True)
+    struck(common_folder / "slurm-site", each_of("slurm_site"), managers)
 
 
 def test_over_postgresql(tmp_path: Path, common_folder: Path) -> None:

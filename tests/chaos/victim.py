@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pwd
 import signal
 import sys
 from collections.abc import Mapping
@@ -21,16 +22,27 @@ from tests.chaos import points
 # modules that a daemon loads before it serves
 MODULES = ("metasched.cli.app", "metasched.api.server", "alembic.command", "alembic.script")
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 
 
-def daemon(environment: Mapping[str, str], log: str) -> None:
-    """Become a daemon with that environment; standard error goes to `log`."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def daemon(environment: Mapping[str, str], log: str, account: str | None) -> None:
+    """Become a daemon with that environment, of another account unless `account` is None.
+
+    Standard error goes to `log`.
+    """
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     log_descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for descriptor, source in ((0, nothing), (1, log_descriptor), (2, log_descriptor)):
         os.dup2(source, descriptor)
+    prctl = ctypes.CDLL(None).prctl
+    if account is not None:
+        owner = pwd.getpwnam(account)
+        os.initgroups(account, owner.pw_gid)
+        os.setgid(owner.pw_gid)
+        os.setuid(owner.pw_uid)
+        prctl(_PR_SET_DUMPABLE, 1)  # else the files of the process in /proc belong to root
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of account resets it
     # an inherited pipe would keep the fork server alive, and so this process
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     if "LD_PRELOAD" in environment:  # it takes effect only in a new program

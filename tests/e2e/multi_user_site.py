@@ -5,28 +5,23 @@ from __future__ import annotations
 import copy
 import os
 import pwd
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from metasched import launcher
 from metasched.adapters import supervisor
 from tests.e2e.conftest import Site
 from tests.harness import accounts
 from tests.harness.gridengine import Cell
-from tests.harness.reaper import dying_with
+from tests.harness.root_launcher import PYTHON, RootLauncher
 from tests.harness.slurm import SlurmCluster
 
-PYTHON = "/usr/bin/python3"  # runs the launcher, which needs only the standard library
 SUPERVISE = f'supervise = ["{PYTHON}", "-I", "-S", "{supervisor.__file__}"]\n'
 
 
 class MultiUserSite(Site):
     """A site in site mode; `by(account)` returns it with that account as the caller."""
-
-    launcher_program = launcher.__file__
 
     def __init__(self, folder: Path, inside: Sequence[str] = ()) -> None:
         """Create `folder`; `inside` prefixes launcher and daemon, e.g. to enter a namespace."""
@@ -37,8 +32,7 @@ class MultiUserSite(Site):
         self.database = self.state / "metasched.db"
         self.url = f"sqlite:///{self.database}"
         self.before = (*inside, *accounts.become(accounts.KEEPER))
-        self._inside = inside
-        self._launcher: subprocess.Popen[bytes] | None = None
+        self.launcher = RootLauncher(folder, accounts.KEEPER, inside)
 
     def _folder_of(self, account: str, name: str, mode: int) -> Path:
         user_folder = self.folder / name
@@ -68,43 +62,22 @@ class MultiUserSite(Site):
     def set_up(self, clusters: str, programs: str, extra: str = "", policy: str = "") -> None:
         """Write both files and start the launcher; `programs` has its cluster tables.
 
-        `more` is appended to the table [site], `policy` to the launcher's top-level keys.
+        `extra` is appended to the table [site], `policy` to the launcher's top-level keys.
         """
-        socket = self.folder / "launcher" / "launcher.sock"
         self.config.write_text(
             f'[daemon]\ndatabase = "{self.url}"\nsocket = "state/ms.sock"\n'
-            f'[site]\nlauncher = "{socket}"\noperator_groups = ["{accounts.OPERATOR}"]\n'
-            f"{extra}{clusters}"
+            f'[site]\nlauncher = "{self.launcher.socket}"\n'
+            f'operator_groups = ["{accounts.OPERATOR}"]\n{extra}{clusters}'
         )
-        own = self.folder / "launcher.toml"
-        own.write_text(f'socket = "{socket}"\naccount = "{accounts.KEEPER}"\n{policy}{programs}')
-        with (self.folder / "launcher.log").open("wb") as log:
-            self._launcher = subprocess.Popen(
-                [*self._inside, PYTHON, "-I", "-S", self.launcher_program, "--config", str(own)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                preexec_fn=dying_with(os.getpid()),
-            )
-        self.until(socket.exists)
-
-    @property
-    def launcher_pid(self) -> int:
-        """The process id of the launcher."""
-        assert self._launcher is not None
-        return self._launcher.pid
-
-    def end_launcher(self) -> None:
-        if self._launcher is not None:
-            self._launcher.kill()
-            self._launcher.wait()
+        self.launcher.configure(f"{policy}{programs}")
+        self.launcher.start()
 
     def log_tail(self) -> str:
-        return super().log_tail() + (self.folder / "launcher.log").read_text()[-2000:]
+        return super().log_tail() + self.launcher.log.read_text()[-2000:]
 
     def close(self) -> None:
         super().close()
-        self.end_launcher()
+        self.launcher.kill()
 
 
 @contextmanager

@@ -201,7 +201,7 @@ def test_jobs_outlive_launcher_and_daemon(common_folder: Path) -> None:
         )
         a.until(lambda: a.row(job)["state"] == "running")
         site.stop()
-        site.end_launcher()
+        site.launcher.kill()
         go.touch()
         go.chmod(0o644)
         site.set_up(LOCAL, f"[cluster.left]\n{SUPERVISE}")

@@ -17,6 +17,7 @@ from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
 from tests.e2e.two_releases import LICENCE, LOCAL, UpgradedSite
 from tests.harness.accounts import KEEPER, A, B
 from tests.harness.previous_release import PreviousRelease
+from tests.harness.root_launcher import RootLauncher
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -135,9 +136,8 @@ class MixedSite(MultiUserSite):
 
     def use_launcher(self, program: Path | None = None) -> None:
         """Replace the launcher by `program`, or by the launcher of the present release."""
-        self.end_launcher()
-        (self.folder / "launcher" / "launcher.sock").unlink(missing_ok=True)
-        self.launcher_program = str(program or MultiUserSite.launcher_program)
+        self.launcher.kill()
+        self.launcher.program = str(program or RootLauncher.program)
         self.set_up(LOCAL, f"[cluster.left]\n{SUPERVISE}")
 
 

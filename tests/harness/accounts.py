@@ -17,6 +17,12 @@ PRIVILEGED = "metasched-test-p"  # see `make_privileged`
 
 def make(*names: str) -> None:
     """Create missing accounts. Skip the test if the first account cannot run this interpreter."""
+    if (reason := cannot_read_checkout(*names)) is not None:
+        pytest.skip(reason)
+
+
+def cannot_read_checkout(*names: str) -> str | None:
+    """Create missing accounts. Return why the first cannot run this interpreter, or None."""
     for name in names:
         try:
             pwd.getpwnam(name)
@@ -28,8 +34,9 @@ def make(*names: str) -> None:
         capture_output=True,
         check=False,
     )
-    if completed.returncode != 0:
-        pytest.skip(f"{names[0]} cannot run {sys.executable}: {completed.stderr.decode()[-200:]}")
+    if completed.returncode == 0:
+        return None
+    return f"{names[0]} cannot run {sys.executable}: {completed.stderr.decode()[-200:]}"
 
 
 def make_privileged() -> None:

@@ -391,7 +391,7 @@ class Attacker:
         """Return the processes of a that the launcher of this site has started."""
         uid = pwd.getpwnam(A).pw_uid
         processes = []
-        for process in psutil.Process(self.hostile.site.launcher_pid).children(recursive=True):
+        for process in self.hostile.site.launcher.process.children(recursive=True):
             with suppress(psutil.Error):
                 if process.uids().real == uid:
                     processes.append(process)

@@ -18,9 +18,10 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import Site
-from tests.e2e.multi_user_site import PYTHON, SUPERVISE, MultiUserSite
+from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
 from tests.harness.accounts import A, B
 from tests.harness.reaper import dying_with
+from tests.harness.root_launcher import PYTHON
 
 pytestmark = pytest.mark.root
 
