@@ -170,7 +170,7 @@ def test_a_job_sent_after_the_window_began_gets_the_remaining_time_as_its_limit(
 ) -> None:
     """Grid Engine rejects a job whose time limit ends after its reservation."""
     site = reserving_site
-    reservation = reserve(site, "--size", "2", "--start", "+3s", "--duration", "1m")
+    reservation = reserve(site, "--size", "2", "--start", "+15s", "--duration", "1m")
     within = ("--reservation", str(reservation["reservation"]))
     first = site.submit(*within, "--wrap", "sleep 2")
     after = ("--dependency", f"afterok:{first}")

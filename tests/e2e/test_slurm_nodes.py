@@ -266,7 +266,7 @@ def test_the_owner_of_one_that_breaks_is_told_why_and_what_is_free_instead(
     )
     site.start()
     window = ("--nodes", "--size", "3", "--duration", "1m")
-    reservation = reserve(site, *window, "--start", "+8s", "--mail", "ada@example.org")
+    reservation = reserve(site, *window, "--start", "+20s", "--mail", "ada@example.org")
     assert reservation["mail"] == "ada@example.org"
     cluster.disable("g2")
     site.until(
