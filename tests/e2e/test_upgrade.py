@@ -254,10 +254,10 @@ def test_jobs_outlive_the_upgrade_and_run_exactly_once(
     assert site.stop() == 0
 
 
-def test_jobs_outlive_a_rollback_and_run_exactly_once(site: UpgradedSite) -> None:
-    claims = site.folder / "claims"
-    claims.mkdir(mode=0o700)
-    site.configure(LICENCE + LOCAL + f'fence_dir = "{claims}"\n')
+def test_jobs_outlive_a_rollback_and_run_exactly_once(
+    site: UpgradedSite, manager: Manager
+) -> None:
+    site.configure(LICENCE + manager.table)
     site.upgrade()
     jobs = Jobs(site)
     before = jobs.submit("before", 3)
@@ -272,7 +272,8 @@ def test_jobs_outlive_a_rollback_and_run_exactly_once(site: UpgradedSite) -> Non
     dependent = jobs.submit("dependent", 0, "-d", f"afterany:{array}")
     unlicensed = jobs.submit("unlicensed", 8, "-L", "solver:1")
     held = jobs.submit("held", 4, "--hold")
-    waiting = jobs.submit("waiting", 2, "-n", "8")
+    waiting = jobs.submit("waiting", 2, "-n", str(manager.waiting_cpus))
+    site.until(lambda: site.row(waiting)["state"] == "pending")
 
     assert "is active on" in site.error("db", "downgrade", code=1)
     assert site.stop(signal.SIGKILL) == -signal.SIGKILL
