@@ -17,6 +17,7 @@ before kept claims at `fence_dir/17/<tag>.<task>`; these can still be revoked.
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import re
@@ -74,6 +75,10 @@ _END = re.compile(r"\nstarted (\d{1,11})\nended (\d{1,3}) (\d{1,11})\n\Z")
 _STARTED, _REVOKED = "began", "revoked"
 _FENCE_MODE, _DISPATCH_MODE = 0o711, 0o1733
 _GROUP = re.compile(r"(jobs-)?\d+")  # without a prefix: of the release before
+_MAPPED_ACCOUNTS = (
+    "root_squash and mapped uids cannot be used: "
+    "let a daemon with an account of its own serve that filesystem, or name another fence_dir"
+)
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -337,7 +342,7 @@ def _require_owner(status: os.stat_result, place: str) -> None:
     """Raise FenceError unless the daemon's account owns the folder."""
     if status.st_uid != os.geteuid():
         owner, daemon = _account_name(status.st_uid), _account_name(os.geteuid())
-        fix = f"`chown {daemon}` it; a filesystem with root_squash or mapped uids cannot be used"
+        fix = f"`chown {daemon}` it; {_MAPPED_ACCOUNTS}"
         raise FenceError(f"{place} belongs to {owner}, not to the daemon's account {daemon}", fix)
 
 
@@ -366,4 +371,7 @@ def _claim_errors(fence_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FenceError(f"the folder of claims {fence_dir}: {error.strerror}") from None
+        # a local filesystem denies root nothing
+        is_squashed = os.geteuid() == 0 and error.errno in (errno.EACCES, errno.EPERM)
+        fix = _MAPPED_ACCOUNTS if is_squashed else ""
+        raise FenceError(f"the folder of claims {fence_dir}: {error.strerror}", fix) from None
