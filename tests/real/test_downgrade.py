@@ -1,0 +1,206 @@
+"""A database with rows of every kind goes back to the previous schema and up again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, MetaData, insert, select
+
+from metasched.db.schema import PREVIOUS_REVISION, REVISION, metadata
+from metasched.db.store import Database
+
+WIDE = "zw\N{LATIN SMALL LETTER O WITH DIAERESIS}lf \N{ROCKET}"
+# A row of each table, in an order that foreign keys allow.
+ROWS: dict[str, dict[str, Any]] = {
+    "instance": {"name": "0a1b2c", "created": 1.5},
+    "epoch": {"number": 7},
+    "content": {"digest": "d" * 64, "text": f"#!/bin/sh\necho {WIDE}\n"},
+    "job": {
+        "id": 1 << 40,
+        "user": WIDE,
+        "name": WIDE,
+        "submitted": 1.5,
+        "margin": 0.25,
+        "array": "1-4%2",
+        "priority": 10,
+        "parts": "{}",
+        "job": "{}",
+        "script": "d" * 64,
+        "environment": "d" * 64,
+        "payload": "{}",
+        "changed": "{}",
+    },
+    "task": {
+        "job": 1 << 40,
+        "task_index": 4,
+        "state": "running",
+        "reason": "",
+        "held": False,
+        "target": "alpha",
+        "attempts": 1,
+        "moves": 2,
+        "ended": None,
+        "forgiven": 1,
+    },
+    "attempt": {
+        "job": 1 << 40,
+        "task_index": 4,
+        "number": 1,
+        "sending": 3,
+        "cluster": "alpha",
+        "state": "running",
+        "sent": 2.5,
+        "accepted": 3.5,
+        "tried": None,
+        "native_id": "17_4",
+        "intent": None,
+        "target": None,
+        "started": 4.5,
+        "ended": None,
+        "exit_code": None,
+        "signal": None,
+        "word": WIDE,
+        "node": "n1",
+        "cpu_seconds": 0.5,
+        "max_memory": 64,
+        "refused": False,
+        "rival": None,
+        "restarts": 1,
+        "begun": True,
+        "fence": "/claims/x",
+        "revoking": False,
+        "revoked": False,
+    },
+    "licence": {
+        "name": "solver",
+        "total": 4,
+        "leased": 2,
+        "excess": 0,
+        "chosen": 4,
+        "outside": 1,
+        "observed": 5.5,
+        "past_us": '{"alpha": 1}',
+    },
+    "lease": {
+        "id": 1,
+        "licence": "solver",
+        "job": 1 << 40,
+        "task_index": 4,
+        "attempt": 1,
+        "tokens": 2,
+        "since": 2.5,
+        "until": None,
+        "why": None,
+        "lingers": None,
+    },
+    "reservation": {
+        "id": 1,
+        "user": WIDE,
+        "cluster": "alpha",
+        "start": 10.0,
+        "end": 20.0,
+        "size": 1,
+        "cpus": 4,
+        "made": 1.0,
+        "state": "bound",
+        "cause": "",
+        "nodes": "[]",
+        "placed": "[]",
+        "held": True,
+        "tries": 1,
+        "closed": None,
+        "offers": "[]",
+        "let_run": 60.0,
+        "licences": '{"solver": 1}',
+        "mail": "a@example.org",
+        "told": None,
+    },
+    "dependency": {"job": 1 << 40, "target": 12},
+    "event": {"id": 1, "time": 1.5, "kind": "JobSubmitted", "data": f'{{"name": "{WIDE}"}}'},
+    "change": {
+        "id": 1,
+        "event": 1,
+        "time": 1.5,
+        "job": 1 << 40,
+        "task_index": 4,
+        "attempt": 1,
+        "what": "start",
+        "before": "pending",
+        "after": "running",
+        "cluster": "alpha",
+        "reason": "",
+        "cause": WIDE,
+    },
+    "cluster": {"name": "alpha", "facts": "{}", "time": 1.5},
+    "token": {
+        "id": 1,
+        "user": WIDE,
+        "digest": "e" * 64,
+        "created": 1.5,
+        "expires": 9.5,
+        "revoked": None,
+    },
+    "submission_key": {
+        "user": WIDE,
+        "key": "k1",
+        "body": "f" * 64,
+        "created": 1.5,
+        "answer": "{}",
+    },
+    "drain": {"cluster": "alpha", "time": 1.5, "by": WIDE, "reason": WIDE, "keep_pending": True},
+    "checkpoint": {"event": 1, "time": 1.5, "data": b"\x00\xff"},
+}
+
+
+def stored_rows(connection: Connection) -> dict[str, list[dict[str, Any]]]:
+    """Return all rows of the present tables, as the database reports both."""
+    present = MetaData()
+    present.reflect(connection)
+    rows = {
+        table.name: [dict(row._mapping) for row in connection.execute(select(table))]
+        for table in present.sorted_tables
+        if table.name != "alembic_version"
+    }
+    connection.rollback()
+    return rows
+
+
+def test_each_table_has_a_row() -> None:
+    assert {name: set(row) for name, row in ROWS.items()} == {
+        name: set(table.columns.keys()) for name, table in metadata.tables.items()
+    }
+
+
+def test_a_downgrade_keeps_what_the_previous_release_stores(database: Database) -> None:
+    engine = database.open()
+    with engine.begin() as connection:
+        for name, row in ROWS.items():
+            table = metadata.tables[name]
+            connection.execute(table.delete())
+            connection.execute(insert(table).values(row))
+    engine.dispose()
+    for _ in range(2):
+        with database.acquire_writer() as writer_lock:
+            connection = writer_lock.connection
+            assert database.read_revision(connection) == REVISION
+            before = stored_rows(connection)
+            database.downgrade(connection)
+            assert database.read_revision(connection) == PREVIOUS_REVISION
+            downgraded = stored_rows(connection)
+            kept = {
+                name: [{key: row[key] for key in downgraded[name][0]} for row in rows]
+                for name, rows in before.items()
+                if name in downgraded
+            }
+            assert downgraded == kept
+            assert all(downgraded.values())
+        upgraded = database.open()
+        with upgraded.connect() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+            after = stored_rows(connection)
+        upgraded.dispose()
+        assert {name: after[name] for name in downgraded} == {
+            name: before[name] for name in downgraded
+        }
