@@ -26,7 +26,10 @@ from metasched.adapters.errors import Refused, SiteFault, Unreachable
 PROTOCOL = 2  # of messages to the launcher, see `metasched/launcher.py`
 REPLY_TIMEOUT = 10.0  # seconds for a reply of the launcher that waits for no command
 
-_thread = threading.local()  # `deadline`: monotonic seconds, None: no deadline
+MAX_LOGGED_TAGS = 50  # of one request, for the launcher's log
+
+# `deadline`: monotonic seconds, None: no deadline; `job`: tags of the jobs that it works for
+_thread = threading.local()
 
 
 @contextmanager
@@ -55,6 +58,16 @@ def remaining_seconds(timeout: float) -> float:
     return min(timeout, remaining)
 
 
+@contextmanager
+def requests_for(tags: Sequence[str]) -> Iterator[None]:
+    """Name the dispatches for which this thread makes requests, for the launcher's log."""
+    _thread.job = " ".join(tags[:MAX_LOGGED_TAGS])
+    try:
+        yield
+    finally:
+        _thread.job = ""
+
+
 class LauncherClient:
     """The launcher, for the jobs of one cluster. Its methods are thread-safe."""
 
@@ -71,12 +84,10 @@ class LauncherClient:
         umask: int = 0o022,
         stdin: int | None = None,
         extra_fd: int | None = None,
-        job: str = "",
     ) -> LaunchedCommand:
         """Start the command of `verb` as `user`; `extra_fd` becomes its descriptor 3.
 
-        `job` is a tag for the launcher's log. Raises Refused if there is no such account,
-        Unreachable if no launcher listens.
+        Raises Refused if there is no such account, Unreachable if no launcher listens.
         """
         with ExitStack() as stack:
             read_ends, write_ends = zip(os.pipe(), os.pipe(), strict=True)
@@ -86,7 +97,7 @@ class LauncherClient:
                 stdin = stack.enter_context(open(os.devnull)).fileno()
             passed_fds = [stdin, *write_ends, *([] if extra_fd is None else [extra_fd])]
             try:
-                message = _message(user, verb, arguments, directory, umask, job)
+                message = _message(user, verb, arguments, directory, umask)
                 connection = self._send(message, passed_fds)
             except BaseException:
                 for descriptor in read_ends:
@@ -103,11 +114,10 @@ class LauncherClient:
         *,
         directory: str = "/",
         stdin: int | None = None,
-        job: str = "",
     ) -> CommandResult:
         """Run the command of `verb` to its end, within `timeout` seconds; see `run_command`."""
         timeout = remaining_seconds(timeout)
-        command = self.start(user, verb, arguments, directory=directory, stdin=stdin, job=job)
+        command = self.start(user, verb, arguments, directory=directory, stdin=stdin)
         return wait_for_result(command, verb, timeout)
 
     def start_detached(
@@ -161,7 +171,6 @@ def _message(
     arguments: Sequence[str],
     directory: str,
     umask: int,
-    job: str = "",
 ) -> dict[str, object]:
     """Return the message of a request as `user`. Raises Refused if there is no such account."""
     return {
@@ -170,7 +179,7 @@ def _message(
         "arguments": list(arguments),
         "directory": directory,
         "umask": umask,
-        "job": job,
+        "job": getattr(_thread, "job", ""),
     }
 
 

@@ -32,7 +32,7 @@ from metasched.adapters.claims import (
     revoke_claim,
 )
 from metasched.adapters.errors import Refused, SiteFault, Unreachable
-from metasched.adapters.launcher_client import LauncherClient, owner_deadline
+from metasched.adapters.launcher_client import LauncherClient, owner_deadline, requests_for
 from metasched.adapters.protocol import (
     WORKER_PROTOCOL,
     ListingDelta,
@@ -77,7 +77,7 @@ class AdapterHost:
         if call.chained and call.owner in self._broken_chains:
             reply = WorkerReply("untried")
         else:
-            with owner_deadline(call.time_limit):
+            with owner_deadline(call.time_limit), requests_for(_tags_of(call)):
                 reply = self._execute(call)
         if call.operation == "submit":
             if reply.retry_later or reply.error not in ("", "refused"):
@@ -200,6 +200,12 @@ class AdapterHost:
         self._rows, self._info, self._has_reported = rows, listing.info, True
         self._expected_starts = expected_starts
         return delta
+
+
+def _tags_of(call: WorkerCall) -> list[str]:
+    """Return the tags of the dispatches that a call submits or withdraws."""
+    submitted = [] if call.submission is None else [call.submission.tag]
+    return submitted + [withdrawal.tag for withdrawal in call.withdrawals]
 
 
 def _warn_about_fence(cluster: Cluster) -> None:

@@ -69,8 +69,8 @@ DENIED_GROUPS = (
     *("root", "sudo", "wheel", "admin", "adm", "shadow", "disk", "kmem"),
     *("docker", "lxd", "incus-admin", "libvirt", "microk8s"),
 )
-MAX_LOGGED = 1000  # characters of the arguments of a request in the log
-MAX_LOGGED_NAME = 200  # characters of a job or directory in the log
+MAX_LOGGED = 1000  # characters of the arguments or jobs of a request in the log
+MAX_LOGGED_NAME = 200  # characters of any other value in the log
 # Errors of execve that depend on the user: a program that only some groups may execute, the
 # number of the user's processes, the length of the user's options.
 _USERS_EXEC_ERRORS = (errno.EACCES, errno.EPERM, errno.E2BIG, errno.EAGAIN, errno.ENOMEM)
@@ -88,6 +88,7 @@ class Verb:
 
     allows: Callable[[str], bool]  # whether an argument is permitted
     detached: bool = False  # the command continues after the answer
+    for_denied: bool = False  # also for members of `deny_groups`, whose jobs may run already
 
 
 def _allow_any(_: str) -> bool:
@@ -107,9 +108,9 @@ ENTER = "enter"  # executes nothing: checks that the owner may enter a directory
 CHECK = "check"  # executes nothing: checks the configuration of a cluster, for no owner
 VERBS = {
     "submit": Verb(_allow_any),
-    "cancel": Verb(_allow_job_ids),
-    "hold": Verb(_allow_job_ids),
-    "release": Verb(_allow_job_ids),
+    "cancel": Verb(_allow_job_ids, for_denied=True),
+    "hold": Verb(_allow_job_ids, for_denied=True),
+    "release": Verb(_allow_job_ids, for_denied=True),
     "supervise": Verb(_allow_none, detached=True),
     ENTER: Verb(_allow_none),
 }
@@ -144,6 +145,7 @@ class LauncherPolicy:
     allow: tuple[str, ...] = ()  # user names; empty: all
     deny: tuple[str, ...] = ()  # user names
     deny_groups: tuple[str, ...] = DENIED_GROUPS  # names; absent groups have no members
+    known_groups: frozenset[str] = frozenset()  # of `deny_groups`: existed when the file was read
     # program and first arguments by (cluster, verb)
     programs: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by cluster
@@ -154,8 +156,11 @@ class LauncherPolicy:
         """The names of the configured clusters."""
         return sorted({cluster for cluster, _ in self.programs} | self.environments.keys())
 
-    def owner(self, uid: int) -> pwd.struct_passwd:
-        """Return the account with this uid. LauncherError if it may not own jobs."""
+    def owner(self, uid: int, may_be_denied: bool = False) -> pwd.struct_passwd:
+        """Return the account with this uid. LauncherError if it may not own jobs.
+
+        With `may_be_denied` its groups do not matter.
+        """
         if not max(self.min_uid, LOWEST_UID) <= uid <= self.max_uid or uid == self.account:
             raise LauncherError(f"user id {uid} may not have jobs here")
         try:
@@ -167,14 +172,34 @@ class LauncherPolicy:
             raise LauncherError(f"user {owner.pw_name} may not have jobs here")
         if owner.pw_uid != uid or owner.pw_gid == 0:
             raise LauncherError(f"user {owner.pw_name} has the group of root")
+        if may_be_denied:
+            return owner
+        denied = self.denied_group_ids()
         groups = set(os.getgrouplist(owner.pw_name, owner.pw_gid))
-        for name in self.deny_groups:
-            if _group_id(name) in groups:
+        for name, group_id in denied.items():
+            if group_id in groups:
                 raise LauncherError(
                     f"user {owner.pw_name} is in group {name}, which may not have jobs here "
                     "(deny_groups of launcher.toml)"
                 )
         return owner
+
+    def denied_group_ids(self) -> dict[str, int]:
+        """Return the ids of `deny_groups` by name. SiteFault if one cannot be looked up any more.
+
+        A directory service that is away hides its groups, and so who is denied.
+        """
+        ids: dict[str, int] = {}
+        for name in self.deny_groups:
+            group_id = _group_id(name)
+            if group_id is not None:
+                ids[name] = group_id
+            elif name in self.known_groups:
+                raise SiteFault(
+                    f"group {name} of deny_groups cannot be looked up; is the directory service "
+                    "away? If the group was deleted, restart the launcher"
+                )
+        return ids
 
     def program(self, cluster: str, verb: str) -> tuple[str, ...]:
         """Return the program and first arguments of a verb. SiteFault if no user can run it."""
@@ -270,6 +295,7 @@ def load_policy(path: str) -> LauncherPolicy:
         raise SiteFault(f"no such account, account in {path}; name that of the daemon") from None
     if account == 0:
         raise SiteFault("account is root; the daemon needs an ordinary one")
+    deny_groups = _deny_groups(table)
     policy = LauncherPolicy(
         socket=_require_type(table.pop("socket", None), str, "socket"),
         account=account,
@@ -277,7 +303,8 @@ def load_policy(path: str) -> LauncherPolicy:
         max_uid=_require_type(table.pop("max_uid", HIGHEST_UID), int, "max_uid"),
         allow=_require_strings(table.pop("allow", []), "allow"),
         deny=_require_strings(table.pop("deny", []), "deny"),
-        deny_groups=_deny_groups(table),
+        deny_groups=deny_groups,
+        known_groups=frozenset(name for name in deny_groups if _group_id(name) is not None),
         programs=programs,
         environments=environments,
         gains_privileges=frozenset(gains_privileges),
@@ -422,6 +449,7 @@ def parse_request(message: dict[str, Any], policy: LauncherPolicy) -> LauncherRe
         cluster = _require_request_type(message["cluster"], str, "cluster")
         for verb in _require_request_strings(message["arguments"], "arguments"):
             policy.program(cluster, verb)
+        policy.denied_group_ids()
         return None
     uid, umask = (
         _require_request_type(message["uid"], int, "uid"),
@@ -431,7 +459,7 @@ def parse_request(message: dict[str, Any], policy: LauncherPolicy) -> LauncherRe
         _require_request_type(message[key], str, key) for key in ("cluster", "verb", "directory")
     )
     arguments = _require_request_strings(message["arguments"], "arguments")
-    owner = policy.owner(uid)
+    owner = policy.owner(uid, may_be_denied=verb in VERBS and VERBS[verb].for_denied)
     program = () if verb == ENTER else policy.program(cluster, verb)
     if len(arguments) > MAX_ARGUMENTS:
         raise LauncherError(f"more than {MAX_ARGUMENTS} arguments")
@@ -557,6 +585,9 @@ def run_as_owner(
         reason = f"{subject}: {error.strerror}"
         if executing and error.errno not in _USERS_EXEC_ERRORS:
             _write_failure(failure_pipe, {"fault": reason})
+        elif error.errno == errno.ENOENT and _may_be_unmounted(request.directory):
+            reason += "; is its filesystem mounted?"
+            _write_failure(failure_pipe, {"refused": reason, "retryable": True})
         else:
             retryable = error.errno in _PASSING_ERRORS
             _write_failure(failure_pipe, {"refused": reason, "retryable": retryable})
@@ -565,6 +596,20 @@ def run_as_owner(
         _write_failure(failure_pipe, {"refused": reason, "retryable": False})
     finally:
         os._exit(1)
+
+
+def _may_be_unmounted(directory: str) -> bool:
+    """Return whether a missing directory may be on a filesystem that is not mounted now.
+
+    The nearest folder that exists is then the mount point: empty, and root's.
+    """
+    for folder in path_folders(directory):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            try:
+                return os.stat(folder).st_uid == 0 and not os.listdir(folder)
+            except PermissionError:
+                return False
+    return False
 
 
 def _write_failure(failure_pipe: int, answer: dict[str, Any]) -> None:
@@ -683,7 +728,7 @@ def describe(message: dict[str, Any]) -> str:
         "arguments": message.get("arguments"),
     }
     return " ".join(
-        f"{key}={shorten(value, MAX_LOGGED if key == 'arguments' else MAX_LOGGED_NAME)}"
+        f"{key}={shorten(value, MAX_LOGGED if key in ('job', 'arguments') else MAX_LOGGED_NAME)}"
         for key, value in values.items()
         if value not in (None, "", [])
     )

@@ -36,9 +36,13 @@ settings.register_profile(
 )
 settings.load_profile("fixed")
 
-# A shell's background job ignores SIGINT, and so would every command that a test interrupts.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell's background job ignores these signals, and so would every command of a test.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 def require(component: str, reason: str) -> NoReturn:

@@ -183,7 +183,6 @@ class GridEngine:
                 self._settings.timeout,
                 directory=submission.payload.directory,
                 stdin=file,
-                job=submission.tag,
             )
         if submitted := _SUBMITTED_MESSAGE.search(answer.stdout):
             return submitted[1]

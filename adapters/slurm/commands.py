@@ -92,7 +92,7 @@ class SlurmCommands:
     def _sbatch(
         self, submission: Submission, arguments: list[str], variables: bytes, script: bytes
     ) -> str:
-        payload, tag = submission.payload, submission.tag
+        payload = submission.payload
         with memory_file(variables) as environment_fd, memory_file(script) as script_fd:
             fd_number = environment_fd if self._launcher is None else 3
             result = self._run_as_owner(
@@ -101,7 +101,6 @@ class SlurmCommands:
                 *arguments,
                 files=(script_fd, environment_fd),
                 payload=payload,
-                job=tag,
             )
         if result.exit_code != 0:
             uncertain = Unreachable(f"sbatch: {error_message(result.stderr)}")
@@ -257,7 +256,6 @@ class SlurmCommands:
         *arguments: str,
         files: tuple[int, int] | None = None,
         payload: Payload | None = None,
-        job: str = "",
     ) -> CommandResult:
         """Run a command that changes a job, as the job's owner.
 
@@ -279,7 +277,6 @@ class SlurmCommands:
             umask=0o022 if payload is None else payload.umask,
             stdin=stdin,
             extra_fd=extra_fd,
-            job=job,
         )
         program = _PROGRAMS[verb][0]
         with _full_queue_is_refused():

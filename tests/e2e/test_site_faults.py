@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite, slurm_tables
 from tests.harness import accounts
-from tests.harness.accounts import KEEPER, PRIVILEGED, A, B
+from tests.harness.accounts import DENIED, DENIED_GROUP, KEEPER, A, B
 from tests.harness.slurm import SlurmSite
 
 pytestmark = pytest.mark.root
@@ -59,90 +59,95 @@ class FaultySite(MultiUserSite):
 
 @pytest.fixture(scope="module")
 def local(common_folder: Path) -> Iterator[FaultySite]:
-    """A site whose launcher.toml misspells the name of the cluster; the first test corrects it."""
-    accounts.make_privileged()
+    """A site with a local cluster, whose launcher.toml denies a group."""
+    accounts.make_denied()
     site = FaultySite(common_folder / "faults")
-    site.set_up(LOCAL, f"[cluster.lfet]\n{SUPERVISE}")
+    policy = f'deny_groups = ["{DENIED_GROUP}"]\n'
+    site.set_up(LOCAL, f"[cluster.left]\n{SUPERVISE}", policy=policy)
     try:
-        site.start("down:")
+        site.start()
         yield site
     finally:
         site.close()
 
 
-def test_a_misspelt_cluster_is_down_until_it_is_corrected(local: FaultySite) -> None:
+@pytest.fixture
+def healthy(local: FaultySite) -> FaultySite:
+    """The site, once it has recovered from the fault of the test before."""
+    local.until(lambda: not local.cause())
+    return local
+
+
+def test_a_misspelt_cluster_is_down_until_it_is_corrected(healthy: FaultySite) -> None:
     cause = "launcher.toml has no cluster 'left', only lfet"
-    local.until_down(cause)
-    a = local.by(A)
-    job = a.submit(*TRUE)
-    finding = local.findings()["launcher.toml for left"]
-    assert (finding["ok"], cause in finding["text"]) == (False, True)
-    assert finding["mend"] == "make the names agree with metasched.toml"
-    assert a.row(job)["state"] == "queued"
-    assert cause in local.cause()
-    local.launcher_file.write_text(local.launcher_file.read_text().replace("lfet", "left"))
-    local.completes(a, job)
-    assert local.by(KEEPER).run("doctor").returncode == 0
+    a = healthy.by(A)
+    job = a.submit("--hold", *TRUE)
+    with healthy.changed_launcher_file(lambda text: text.replace("cluster.left", "cluster.lfet")):
+        healthy.until_down(cause)
+        healthy.run("release", str(job))
+        finding = healthy.findings()["launcher.toml for left"]
+        assert (finding["ok"], cause in finding["text"]) == (False, True)
+        assert finding["mend"] == "make the names agree with metasched.toml"
+        assert a.row(job)["state"] == "queued"
+        assert cause in healthy.cause()
+    healthy.completes(a, job)
+    assert healthy.by(KEEPER).run("doctor").returncode == 0
 
 
 def test_an_invalid_launcher_file_closes_the_cluster_and_rejects_nothing(
-    local: FaultySite,
+    healthy: FaultySite,
 ) -> None:
-    a = local.by(A)
+    a = healthy.by(A)
     job = a.submit("--hold", *TRUE)
-    with local.changed_launcher_file(lambda text: f"{text}["):
-        local.until_down("correct that line")
-        local.run("release", str(job))
+    with healthy.changed_launcher_file(lambda text: f"{text}["):
+        healthy.until_down("correct that line")
+        healthy.run("release", str(job))
         assert "correct that line" in a.error("submit", *TRUE, code=4)
         assert a.row(job)["state"] == "queued"
-    local.completes(a, job)
+    healthy.completes(a, job)
 
 
-def test_a_state_folder_closed_to_users_ends_no_job(local: FaultySite) -> None:
-    a = local.by(A)
-    local.until(lambda: not local.cause())
+def test_a_state_folder_closed_to_users_ends_no_job(healthy: FaultySite) -> None:
+    a = healthy.by(A)
     job = a.submit("--hold", *TRUE)
-    local.state.chmod(0o700)
+    healthy.state.chmod(0o700)
     try:
-        local.run("release", str(job))
-        local.until_down(f"{local.state} is closed to the owners of jobs; chmod o+x it")
-        assert local.row(job)["state"] not in ("failed", "rejected")
+        healthy.run("release", str(job))
+        healthy.until_down(f"{healthy.state} is closed to the owners of jobs; chmod o+x it")
+        assert healthy.row(job)["state"] not in ("failed", "rejected")
     finally:
-        local.state.chmod(0o711)
-    local.completes(a, job)
+        healthy.state.chmod(0o711)
+    healthy.completes(a, job)
 
 
-def test_a_user_at_fault_closes_nothing_to_others(local: FaultySite) -> None:
+def test_a_user_at_fault_closes_nothing_to_others(healthy: FaultySite) -> None:
     """A missing directory and a denied group are refused; the jobs of other users continue."""
-    a, b = local.by(A), local.by(B)
-    local.until(lambda: not local.cause())
-    folder = local.folder / A / "gone"
-    a.run("submit", *TRUE)  # makes the folder of A
+    a, b = healthy.by(A), healthy.by(B)
+    folder = healthy.folder / A / "gone"
     folder.mkdir()
     shutil.chown(folder, A)
     job = a.submit("--hold", "--chdir", folder, *TRUE)
     folder.rmdir()
     a.run("release", str(job))
-    refused = local.by(PRIVILEGED).error("submit", *TRUE, code=3)
-    assert f"user {PRIVILEGED} is in group docker, which may not have jobs here" in refused
+    refused = healthy.by(DENIED).error("submit", *TRUE, code=3)
+    assert f"user {DENIED} is in group {DENIED_GROUP}, which may not have jobs here" in refused
     assert a.until_ended(job)[0]["state"] == "rejected"
-    local.completes(b, b.submit(*TRUE))
-    [row] = local.cluster_rows()
+    healthy.completes(b, b.submit(*TRUE))
+    [row] = healthy.cluster_rows()
     assert (row["state"], row["breaker"]["failures"]) == ("up", 0)
 
 
-def test_local_jobs_gain_no_privileges_unless_the_site_says_so(local: FaultySite) -> None:
-    def flag() -> str:
-        b = local.by(B)
-        command = "grep NoNewPrivs /proc/self/status"
-        local.completes(b, b.submit("-t", "5", "-o", "privileges", "--wrap", command))
-        return (local.folder / B / "privileges").read_text().split()[-1]
-
-    assert flag() == "1"
+def test_local_jobs_gain_no_privileges_unless_the_site_says_so(healthy: FaultySite) -> None:
+    b = healthy.by(B)
+    command = "grep NoNewPrivs /proc/self/status"
+    healthy.completes(b, b.submit("-t", "5", "-o", "privileges", "--wrap", command))
+    assert (healthy.folder / B / "privileges").read_text().split()[-1] == "1"
 
 
-def test_the_launcher_logs_who_did_what_for_which_job(local: FaultySite) -> None:
-    log = (local.folder / "launcher.log").read_text()
+def test_the_launcher_logs_who_did_what(healthy: FaultySite) -> None:
+    a = healthy.by(A)
+    healthy.completes(a, a.submit(*TRUE))
+    log = (healthy.folder / "launcher.log").read_text()
     time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
     started = re.compile(
         rf'{time} verb="supervise" cluster="left" uid=\d+ user="{A}" directory="/" {{"pid": \d+}}'
@@ -168,8 +173,13 @@ def test_a_fault_at_a_dispatch_keeps_the_job_queued(
             site.until_down("launcher.toml has no 'submit' for cluster 'beta'; add its program")
             assert a.row(job)["state"] == "queued"
         site.completes(a, job)
-        submitted = f'verb="submit" cluster="beta" uid=\\d+ user="{A}" job="ms-[0-9a-f]+-{job}-'
+        longer = a.submit("-t", "5", "-o", "/dev/null", "--wrap", "sleep 300")
+        site.until(lambda: a.row(longer)["state"] == "running")
+        a.run("cancel", str(longer))
+        a.until_ended(longer)
         log = (site.folder / "launcher.log").read_text()
-        assert re.search(submitted, log), log
+        for verb, logged in (("submit", job), ("cancel", longer)):
+            line = f'verb="{verb}" cluster="beta" uid=\\d+ user="{A}" job="ms-[0-9a-f]+-{logged}-'
+            assert re.search(line, log), log
     finally:
         site.close()

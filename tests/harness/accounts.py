@@ -12,7 +12,7 @@ import pytest
 KEEPER = "metasched-test-d"  # the daemon's
 A, B = "metasched-test-a", "metasched-test-b"
 OPERATOR = "metasched-test-o"  # by its group, which has the same name
-PRIVILEGED = "metasched-test-p"  # see `make_privileged`
+DENIED, DENIED_GROUP = "metasched-test-p", "metasched-test-denied"  # see `make_denied`
 
 
 def make(*names: str) -> None:
@@ -39,11 +39,14 @@ def cannot_read_checkout(*names: str) -> str | None:
     return f"{names[0]} cannot run {sys.executable}: {completed.stderr.decode()[-200:]}"
 
 
-def make_privileged() -> None:
-    """Create the account that could become root by its group, `docker`. It has no password."""
-    make(PRIVILEGED)
-    subprocess.run(["groupadd", "--force", "--system", "docker"], check=True)
-    subprocess.run(["usermod", "--append", "--groups", "docker", PRIVILEGED], check=True)
+def make_denied() -> None:
+    """Create the account whose only further group is `DENIED_GROUP`, for use in `deny_groups`.
+
+    No test puts an account into a group that could make it root, such as docker.
+    """
+    make(DENIED)
+    subprocess.run(["groupadd", "--force", "--system", DENIED_GROUP], check=True)
+    subprocess.run(["usermod", "--groups", DENIED_GROUP, DENIED], check=True)
 
 
 def as_(name: str) -> dict[str, Any]:

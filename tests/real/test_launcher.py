@@ -23,7 +23,7 @@ from metasched.adapters.commands import wait_for_result
 from metasched.adapters.errors import Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import PROTOCOL, LauncherClient
 from tests.harness import accounts
-from tests.harness.accounts import KEEPER, PRIVILEGED, A, B
+from tests.harness.accounts import DENIED, DENIED_GROUP, KEEPER, A, B
 from tests.harness.reaper import dying_with
 
 pytestmark = pytest.mark.root
@@ -574,19 +574,62 @@ def test_the_configuration_is_read_again_when_it_changes(own_launcher: RunningLa
         assert own_launcher.ask(message()) == {"code": 0, "protocol": PROTOCOL}
 
 
-def test_members_of_privileged_groups_have_no_jobs_unless_the_site_says_so(
+def test_members_of_denied_groups_start_nothing_but_may_cancel(
     own_launcher: RunningLauncher,
 ) -> None:
-    accounts.make_privileged()
-    body = message(uid=uid(PRIVILEGED))
+    accounts.make_denied()
+    text = own_launcher.config.read_text()
+    own_launcher.config.write_text(f'deny_groups = ["{DENIED_GROUP}"]\n{text}')
+    body = message(uid=uid(DENIED), verb="submit", directory="/tmp")
     answer = own_launcher.ask(body)
     assert answer["refused"] == (
-        f"user {PRIVILEGED} is in group docker, which may not have jobs here "
+        f"user {DENIED} is in group {DENIED_GROUP}, which may not have jobs here "
         "(deny_groups of launcher.toml)"
     )
     assert not answer["retryable"]
-    own_launcher.config.write_text(f"deny_groups = []\n{own_launcher.config.read_text()}")
+    # a job that runs since before the group was denied
+    cancel = own_launcher.ask(message(uid=uid(DENIED), verb="cancel", arguments=["17"]))
+    assert cancel == {"code": 0, "protocol": PROTOCOL}
+    own_launcher.config.write_text(f"deny_groups = []\n{text}")
     assert own_launcher.ask(body) == {"code": 0, "protocol": PROTOCOL}
+
+
+def test_a_denied_group_that_cannot_be_looked_up_is_a_fault(own_launcher: RunningLauncher) -> None:
+    """A directory service that is away hides its groups, and with them who is denied."""
+    group = "metasched-test-gone"
+    subprocess.run(["groupadd", "--force", "--system", group], check=True)
+    try:
+        text = own_launcher.config.read_text()
+        own_launcher.config.write_text(f'deny_groups = ["{group}"]\n{text}')
+        own_launcher.stop()
+        own_launcher.socket.unlink()
+        own_launcher.start()
+        body = message(verb="submit", directory="/tmp")
+        assert own_launcher.ask(body) == {"code": 0, "protocol": PROTOCOL}
+        subprocess.run(["groupdel", group], check=True)
+        assert (
+            f"group {group} of deny_groups cannot be looked up" in own_launcher.ask(body)["fault"]
+        )
+        with acting(KEEPER), pytest.raises(SiteFault, match="is the directory service away"):
+            own_launcher.client().check_cluster(["submit"])
+        subprocess.run(["groupadd", "--system", group], check=True)
+        assert own_launcher.ask(body) == {"code": 0, "protocol": PROTOCOL}
+    finally:
+        subprocess.run(["groupdel", "--force", group], check=False)
+
+
+def test_a_directory_of_a_missing_filesystem_may_come_back(own_launcher: RunningLauncher) -> None:
+    """An unmounted filesystem leaves an empty folder of root."""
+    mount_point = own_launcher.folder / "home"
+    mount_point.mkdir()
+    body = message(directory=str(mount_point / A / "project"))
+    unmounted = own_launcher.ask(body)
+    assert unmounted["retryable"]
+    assert unmounted["refused"].endswith("No such file or directory; is its filesystem mounted?")
+    (mount_point / B).mkdir()
+    missing = own_launcher.ask(body)
+    assert not missing["retryable"]
+    assert missing["refused"].endswith("No such file or directory")
 
 
 def test_no_program_gains_privileges_unless_the_site_says_so(own_launcher: RunningLauncher) -> None:
