@@ -254,9 +254,7 @@ def test_jobs_outlive_the_upgrade_and_run_exactly_once(
     assert site.stop() == 0
 
 
-def test_jobs_outlive_a_rollback_and_run_exactly_once(
-    site: UpgradedSite, manager: Manager
-) -> None:
+def test_jobs_outlive_a_rollback_and_run_exactly_once(site: UpgradedSite, manager: Manager) -> None:
     site.configure(LICENCE + manager.table)
     site.upgrade()
     jobs = Jobs(site)
