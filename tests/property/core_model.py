@@ -172,23 +172,23 @@ class Life(RuleBasedStateMachine):
     def has_come(self, job: Job, index: int) -> bool:
         any_of = "?" in (job.dependency or "")
         targets = [
-            self.term_has_come(job, index, word)
-            for word in (job.dependency or "").replace("?", ",").split(",")
+            self.term_has_come(job, index, term)
+            for term in (job.dependency or "").replace("?", ",").split(",")
         ]
         return any(targets) if any_of else all(targets)
 
-    def term_has_come(self, job: Job, index: int, word: str) -> bool:
-        kind, _, target = word.partition(":")
-        if kind == "singleton":
+    def term_has_come(self, job: Job, index: int, term: str) -> bool:
+        condition, _, target = term.partition(":")
+        if condition == "singleton":
             earlier = [j for j in self.jobs.values() if j.name == job.name and j.id < job.id]
             return all((j.id, i) in self.final for j in earlier for i in j.indices)
         target, _, minutes = target.partition("+")
-        id, _, one = target.partition("_")
-        places = [(int(id), i) for i in ([int(one)] if one else self.jobs[int(id)].indices)]
-        if kind == "aftercorr" and not one and job.array and self.jobs[int(id)].array:
+        id, _, task = target.partition("_")
+        places = [(int(id), i) for i in ([int(task)] if task else self.jobs[int(id)].indices)]
+        if condition == "aftercorr" and not task and job.array and self.jobs[int(id)].array:
             places = [(int(id), index)]
         ends = [self.final.get(task_id) for task_id in places]
-        match kind:
+        match condition:
             case "after":
                 begun = [self.begun_at.get(task_id, 1e12) for task_id in places]
                 return self.now >= max(begun) + 60 * int(minutes or 0)

@@ -77,7 +77,7 @@ class Deeds(Life):
         begin=st.one_of(st.none(), st.floats(0, 50)),
         held=st.booleans(),
         array=st.sampled_from([None, None, None, "0-2", "1-4%1", "1-6%2", "2,5%1", "3"]),
-        kinds=st.lists(st.sampled_from(KINDS), max_size=2),
+        dependency_types=st.lists(st.sampled_from(KINDS), max_size=2),
         any_of=st.booleans(),
         kill=st.booleans(),
         name=st.sampled_from(["mine", "yours"]),
@@ -92,14 +92,18 @@ class Deeds(Life):
         begin: float | None,
         held: bool,
         array: str | None,
-        kinds: list[str],
+        dependency_types: list[str],
         any_of: bool,
         kill: bool,
         name: str,
         wants: dict[str, int],
         data: Any,
     ) -> None:
-        terms = [term for kind in kinds if (term := self.some_term(kind, array, data)) is not None]
+        terms = [
+            term
+            for dependency_type in dependency_types
+            if (term := self.some_term(dependency_type, array, data)) is not None
+        ]
         job = Job(
             id=len(self.jobs) + 1,
             submitted=self.now,
@@ -120,28 +124,30 @@ class Deeds(Life):
         self.jobs[job.id] = self.submitted[job.id] = job
         self.step(JobSubmitted(self.now, job, fates))
 
-    def some_term(self, kind: str, array: str | None, data: Any) -> str | None:
-        if kind == "singleton":
-            return kind
+    def some_term(self, dependency_type: str, array: str | None, data: Any) -> str | None:
+        if dependency_type == "singleton":
+            return dependency_type
         jobs = sorted(self.jobs)
-        if kind == "aftercorr" and array is not None:  # an array target must have equal indices
+        if (
+            dependency_type == "aftercorr" and array is not None
+        ):  # an array target must have equal indices
             jobs = [j for j in jobs if self.jobs[j].array == array or not self.jobs[j].array]
         if not jobs:
             return None
         job = data.draw(st.sampled_from(jobs))
         index = data.draw(st.sampled_from((None, *self.jobs[job].indices)))
-        later = "+1" if kind == "after" and data.draw(st.booleans()) else ""
-        return f"{kind}:{job}{'' if index is None else f'_{index}'}{later}"
+        later = "+1" if dependency_type == "after" and data.draw(st.booleans()) else ""
+        return f"{dependency_type}:{job}{'' if index is None else f'_{index}'}{later}"
 
     @rule(data=st.data(), action=st.sampled_from(["cancel", "hold", "release"]))
     def ask(self, data: st.DataObject, action: str) -> None:
         if not self.jobs:
             return
         job = data.draw(st.sampled_from(sorted(self.jobs)))
-        some = tuple(data.draw(st.sets(st.sampled_from(self.jobs[job].indices))))
+        tasks = tuple(data.draw(st.sets(st.sampled_from(self.jobs[job].indices))))
         if action == "cancel":
-            self.cancelled |= {(job, i) for i in some or self.jobs[job].indices}
-        self.step(UserRequested(self.now, action, job, some or None, by="ada"))  # type: ignore[arg-type]
+            self.cancelled |= {(job, i) for i in tasks or self.jobs[job].indices}
+        self.step(UserRequested(self.now, action, job, tasks or None, by="ada"))  # type: ignore[arg-type]
 
     @rule(data=st.data())
     def requeue(self, data: st.DataObject) -> None:
@@ -285,17 +291,17 @@ class Deeds(Life):
                 self.now,
                 name,
                 rows=tuple(row for key, row in manager.rows.items() if key not in set_aside),
-                vanished=tuple(sorted(manager.told - manager.rows.keys())),
+                vanished=tuple(sorted(manager.listed - manager.rows.keys())),
                 info=manager.facts(),
                 full=full,
                 since=manager.up_since,
                 until=self.now,
-                previous_taken=manager.told_at,
+                previous_taken=manager.listed_at,
                 up_since=manager.boot,
                 quarantined=tuple(sorted(set_aside)),
             )
         )
-        manager.told, manager.told_at = set(manager.rows), self.now
+        manager.listed, manager.listed_at = set(manager.rows), self.now
 
     @rule(name=st.sampled_from(sorted(SIZES)))
     def silence(self, name: str) -> None:
@@ -416,10 +422,10 @@ class Deeds(Life):
         for manager in self.managers.values():
             manager.up_since += by
             manager.boot += by
-            manager.told_at += by
+            manager.listed_at += by
         self.lingering = [
-            structs.replace(back, returned=back.returned + by, until=back.until + by)
-            for back in self.lingering
+            structs.replace(returned, returned=returned.returned + by, until=returned.until + by)
+            for returned in self.lingering
         ]
         self.step(ClockSet(self.now, by))
 

@@ -37,8 +37,8 @@ class Manager:
     forgot: dict[Key, JobStatus] = field(default_factory=dict)
     licences: dict[str, ManagerLicences] = field(default_factory=dict)
     ids: int = 0
-    told: set[Key] = field(default_factory=set)
-    told_at: float = 0.0
+    listed: set[Key] = field(default_factory=set)
+    listed_at: float = 0.0
 
     def submit(self, tag: str, indices: Iterable[int], cpus: int) -> dict[int, str]:
         taken = {}
@@ -91,17 +91,17 @@ class Manager:
         """Restart the manager after a kill; its listings prove nothing of the time before."""
         self.up_since = self.boot = now
 
-    def trace(self, look: QueryAccounting, now: float) -> AccountingReceived:
-        known = self.rows.keys() | self.forgot.keys()
+    def trace(self, query: QueryAccounting, now: float) -> AccountingReceived:
+        recorded = self.rows.keys() | self.forgot.keys()
         return AccountingReceived(
             now,
-            look.cluster,
+            query.cluster,
             tuple(
                 self.forgot[m.tag, m.task]
-                for m in look.missing_tasks
+                for m in query.missing_tasks
                 if (m.tag, m.task) in self.forgot
             ),
-            tuple((m.tag, m.task) for m in look.missing_tasks if (m.tag, m.task) not in known),
+            tuple((m.tag, m.task) for m in query.missing_tasks if (m.tag, m.task) not in recorded),
         )
 
     def facts(self) -> ClusterInfo:

@@ -73,8 +73,8 @@ class CartsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.naive.reserved)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        place = data.draw(st.integers(0, len(self.naive.reserved) - 1))
-        start, end, size = self.naive.reserved.pop(place)
+        index = data.draw(st.integers(0, len(self.naive.reserved) - 1))
+        start, end, size = self.naive.reserved.pop(index)
         if end > self.carts.origin:
             self.carts.release(start, end, size)
 
@@ -97,8 +97,8 @@ class CartsMachine(RuleBasedStateMachine):
         begin = max(ready, self.carts.origin)
         deadline = None if slack is None else ready + duration + slack
         end = inf if deadline is None else deadline
-        found = self.carts.earliest_start(size, duration, ready, deadline)
-        assert found == self.naive.earliest(size, duration, begin, end)
+        earliest = self.carts.earliest_start(size, duration, ready, deadline)
+        assert earliest == self.naive.earliest(size, duration, begin, end)
         if deadline is not None:
             possible = {
                 start

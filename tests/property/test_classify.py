@@ -54,7 +54,11 @@ def test_always_within_range(
 
 @given(st.lists(jobs(), max_size=10), seconds, margins, margins, weights)
 def test_monotone_in_the_margin_within_one_window(
-    earlier: list[Job], estimated: float, one: float, other: float, weights: dict[str, float]
+    earlier: list[Job],
+    estimated: float,
+    first_margin: float,
+    second_margin: float,
+    weights: dict[str, float],
 ) -> None:
     meta = classifier(10, 5, weights)
     # a first job is measured by its own margin; two jobs share a mean only after an earlier job
@@ -62,7 +66,7 @@ def test_monotone_in_the_margin_within_one_window(
         meta.remember(job)
     tight, loose = (
         Job(id=1, submitted=0, estimated=estimated, deadline=estimated + margin)
-        for margin in sorted((one, other))
+        for margin in sorted((first_margin, second_margin))
     )
     assert meta.peek(tight) >= meta.peek(loose)
 

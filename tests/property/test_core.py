@@ -81,16 +81,16 @@ class World(Deeds):
             limit = job.parsed_array.limit if job.parsed_array else None
             if limit is None:
                 continue
-            ours = [t for t in self.core.tasks_of(job.id) if t.state not in QUEUED_OR_HELD]
-            back = sum(times for key, times in self.excused.items() if key[0] == job.id)
-            assert len(ours) <= limit + back, [t.name for t in ours]
-            theirs = [
+            dispatched = [t for t in self.core.tasks_of(job.id) if t.state not in QUEUED_OR_HELD]
+            excused = sum(times for key, times in self.excused.items() if key[0] == job.id)
+            assert len(dispatched) <= limit + excused, [t.name for t in dispatched]
+            started = [
                 key
                 for manager in self.managers.values()
                 for key, row in manager.rows.items()
                 if row.state not in ATTEMPT_FINAL and place_of(key)[0] == job.id
             ]
-            assert len(theirs) <= limit + back, theirs
+            assert len(started) <= limit + excused, started
 
     @invariant()
     def what_may_go_waits_for_a_cluster_only(self) -> None:
@@ -107,10 +107,10 @@ class World(Deeds):
     @invariant()
     def nothing_new_on_a_drained_cluster(self) -> None:
         out = self.outcomes[-1]
-        for what in out.actions:
+        for action in out.actions:
             assert not (
-                isinstance(what, Dispatch) and self.core.find_drain(what.cluster)
-            ) or isinstance(self.events[-1], DaemonStarted), what
+                isinstance(action, Dispatch) and self.core.find_drain(action.cluster)
+            ) or isinstance(self.events[-1], DaemonStarted), action
 
     @invariant()
     def loads_equal_a_recount(self) -> None:

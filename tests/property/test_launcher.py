@@ -79,8 +79,10 @@ def test_only_permitted_requests_are_executed(message: object) -> None:
     assert request.verb == ENTER or program
     assert request.command == (*program, *message["arguments"])
     if request.verb != "submit":
-        assert all(word[:1].isdigit() and "\n" not in word for word in message["arguments"])
-    assert not any("\0" in word for word in request.command)
+        assert all(
+            argument[:1].isdigit() and "\n" not in argument for argument in message["arguments"]
+        )
+    assert not any("\0" in argument for argument in request.command)
     assert os.path.isabs(request.directory)
     own = {"PATH", "LANG", "TZ", "HOME", "SHELL", "USER", "LOGNAME"}
     assert request.environment.keys() <= own | {"SLURM_CONF"}

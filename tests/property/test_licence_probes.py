@@ -80,12 +80,12 @@ def test_every_count_stands_in_the_answer(answer: str) -> None:
     report = understood(answer)
     if report is None:
         return
-    told = [int(number) for number in re.findall("[0-9]{1,9}", answer)]
+    numbers = [int(number) for number in re.findall("[0-9]{1,9}", answer)]
     for feature in report.features:
         counts = (feature.issued or 0, feature.used, feature.reserved, feature.queued)
-        assert all(0 <= count <= sum(told) + len(feature.uses or ()) for count in counts)
+        assert all(0 <= count <= sum(numbers) + len(feature.uses or ()) for count in counts)
         if answer.count("Users of ") == 1 and feature.issued:
-            assert {feature.issued, feature.used} <= set(told)
+            assert {feature.issued, feature.used} <= set(numbers)
     for trouble in report.troubles:
         assert trouble.line <= len(answer.splitlines())
 
@@ -104,8 +104,8 @@ def test_a_cut_answer_never_frees_a_token(answer: str) -> None:
                 continue
             assert feature.issued - feature.used <= max(all_of_it.issued, feature.issued)
             if feature.issued == all_of_it.issued and feature.used == all_of_it.used:
-                ours = [LeasedTokens("solver", None, 0.0, 3)]
-                assert count_outside(feature, ours) >= count_outside(all_of_it, ours)
+                leased = [LeasedTokens("solver", None, 0.0, 3)]
+                assert count_outside(feature, leased) >= count_outside(all_of_it, leased)
 
 
 json_values = st.recursive(
@@ -129,9 +129,9 @@ def test_any_json_is_read_or_refused(answer: str) -> None:
 
 
 @given(st.text())
-def test_what_is_told_is_one_printable_line(words: str) -> None:
-    assert str(LicenceServerError(words)).isprintable()
-    assert str(Trouble(1, words)).isprintable()
+def test_what_is_told_is_one_printable_line(text: str) -> None:
+    assert str(LicenceServerError(text)).isprintable()
+    assert str(Trouble(1, text)).isprintable()
 
 
 @given(st.text(max_size=40) | st.from_regex(r"[a-z,]*(\[[0-9,-]{0,9}\][a-z,]?){0,3}"))
@@ -161,17 +161,17 @@ hosts = st.sampled_from(["n1", "n2", "n3"])
     st.integers(0, 5),
 )
 def test_nothing_counts_twice_and_nothing_is_lost(
-    uses: list[LicenceUse], held: list[LeasedTokens], more: int
+    uses: list[LicenceUse], held: list[LeasedTokens], extra: int
 ) -> None:
-    used = sum(use.count for use in uses) + more
+    used = sum(use.count for use in uses) + extra
     remaining = count_outside(Feature("x", None, used, tuple(uses)), held)
-    ours = used - remaining
-    assert 0 <= ours <= sum(one.count for one in held)
-    assert remaining >= more
-    theirs = sum(u.count for u in uses if not any(one.may_match(u) for one in held))
-    assert remaining >= theirs + more
+    matched = used - remaining
+    assert 0 <= matched <= sum(tokens.count for tokens in held)
+    assert remaining >= extra
+    outside = sum(u.count for u in uses if not any(tokens.may_match(u) for tokens in held))
+    assert remaining >= outside + extra
     for user in ("ada", "bob"):  # tokens are never attributed to another user
-        alone = [one for one in held if one.user == user]
+        alone = [tokens for tokens in held if tokens.user == user]
         own = [use for use in uses if use.user == user]
         assert used - count_outside(Feature("x", None, used, tuple(uses)), alone) <= sum(
             use.count for use in own

@@ -188,7 +188,7 @@ class Line(RuleBasedStateMachine):
             dues += [window.until for window in self.windows.values()]
             dues += [window.start for window in starts]
             self.now = min([*dues, until])
-            self.lingering = [back for back in self.lingering if back[0] > self.now]
+            self.lingering = [returned for returned in self.lingering if returned[0] > self.now]
             self.line.expire_lingering(self.now)
             for window in starts:
                 if window.start == self.now:  # as the core does when a reservation begins
@@ -252,7 +252,7 @@ class Line(RuleBasedStateMachine):
 
     def moments(self) -> list[float]:
         """Return the times at which the number of free tokens may change."""
-        times = [self.now, *(back[0] for back in self.lingering)]
+        times = [self.now, *(returned[0] for returned in self.lingering)]
         for end in self.ends.values():
             times += [end, end + self.linger]
         for window in self.windows.values():
@@ -322,8 +322,10 @@ class Line(RuleBasedStateMachine):
             return
         for name in set(NAMES) - self.spoilt:
             begun = [id for id, window in self.windows.items() if window.start <= self.now]
-            back = [n for until, other, n in self.used_inside if other == name and until > self.now]
-            assert self.free(name) + sum(back) >= sum(self.claim(id, name) for id in begun)
+            returning = [
+                n for until, other, n in self.used_inside if other == name and until > self.now
+            ]
+            assert self.free(name) + sum(returning) >= sum(self.claim(id, name) for id in begun)
 
     def teardown(self) -> None:
         """Restore all totals; every waiting task must start as running tasks end."""

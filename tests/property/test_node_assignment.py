@@ -20,29 +20,31 @@ def needs(draw: st.DrawFn) -> list[NodeDemand]:
     return requests
 
 
-def most(some: list[NodeDemand]) -> int:
-    return max(sum(n.size for n in some if n.start <= t < n.end) for t in range(16))
+def most(demands: list[NodeDemand]) -> int:
+    return max(sum(n.size for n in demands if n.start <= t < n.end) for t in range(16))
 
 
 @given(needs())
-def test_found_whenever_amounts_allow_it(some: list[NodeDemand]) -> None:
-    places = assign_nodes(dict.fromkeys(NODES, ()), some)
-    assert (places is not None) == (most(some) <= len(NODES))
+def test_found_whenever_amounts_allow_it(demands: list[NodeDemand]) -> None:
+    places = assign_nodes(dict.fromkeys(NODES, ()), demands)
+    assert (places is not None) == (most(demands) <= len(NODES))
 
 
 @given(needs(), st.dictionaries(st.sampled_from(NODES), st.integers(1, 12)))
-def test_what_has_begun_is_in_nobodys_way(some: list[NodeDemand], running: dict[str, int]) -> None:
+def test_what_has_begun_is_in_nobodys_way(
+    demands: list[NodeDemand], running: dict[str, int]
+) -> None:
     """Running uses all overlap now, so moving bound reservations admits as much as late binding."""
     taken = {node: [(0.0, float(running[node]))] if node in running else () for node in NODES}
     begun = [NodeDemand(-1, 0, end, 1) for end in running.values()]
-    assert (assign_nodes(taken, some) is not None) == (most([*some, *begun]) <= len(NODES))
+    assert (assign_nodes(taken, demands) is not None) == (most([*demands, *begun]) <= len(NODES))
 
 
 @given(needs(), st.dictionaries(st.sampled_from(NODES), st.just([(3, 6)])), st.data())
 def test_no_node_twice_nor_where_it_is_taken(
-    some: list[NodeDemand], taken: dict[str, list[tuple[float, float]]], data: st.DataObject
+    demands: list[NodeDemand], taken: dict[str, list[tuple[float, float]]], data: st.DataObject
 ) -> None:
-    kept = [
+    fixed = [
         NodeDemand(
             n.id,
             n.start,
@@ -50,13 +52,13 @@ def test_no_node_twice_nor_where_it_is_taken(
             n.size,
             tuple(data.draw(st.sets(st.sampled_from(NODES), max_size=n.size))),
         )
-        for n in some
+        for n in demands
     ]
-    places = assign_nodes({node: taken.get(node, ()) for node in NODES}, kept)
+    places = assign_nodes({node: taken.get(node, ()) for node in NODES}, fixed)
     if places is None:
         return
     used = {node: list(taken.get(node, ())) for node in NODES}
-    for need in kept:
+    for need in fixed:
         assert len(set(places[need.id])) == need.size
         for node in places[need.id]:
             assert all(end <= need.start or need.end <= start for start, end in used[node])

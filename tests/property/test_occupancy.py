@@ -29,7 +29,7 @@ takes = st.tuples(
 )
 
 
-def cell(some: list[tuple[str, int, int, int, float | None]], running: int) -> Occupancy:
+def cell(specs: list[tuple[str, int, int, int, float | None]], running: int) -> Occupancy:
     """Return a cell with all uses that fit: the first `running` are jobs, others reservations."""
     memory = MemoryConsumable("h_vmem", 0.25 * GIB, TOTALS)
     hosts = [
@@ -37,22 +37,30 @@ def cell(some: list[tuple[str, int, int, int, float | None]], running: int) -> O
         for name, size in SIZES.items()
     ]
     occupancy = Occupancy((), hosts, NOW, SchedulingRules(memory, duration_offset=2.0))
-    for number, (host, begin, lasts, slots, each) in enumerate(some):
+    for number, (host, begin, lasts, slots, each) in enumerate(specs):
         where = f"all.q@{host}"
         if number < running:
             requests = {"h_rt": f"{begin + lasts}"}
             requests |= {} if each is None else {"h_vmem": f"{each * 1024:g}M"}
-            one = listing.QstatJob(
+            job = listing.QstatJob(
                 f"{number}", "x", "a", "r", slots, None, NOW - begin, where, "", requests
             )
-            then = replace(occupancy, jobs=(*occupancy.jobs, one))
+            then = replace(occupancy, jobs=(*occupancy.jobs, job))
         else:
-            much = {} if each is None else {"h_vmem": each * GIB}
+            requested_memory = {} if each is None else {"h_vmem": each * GIB}
             start = NOW + begin
-            kept = AdvanceReservation(
-                f"{number}", "x", "a", "w", start, start + lasts, {where: slots}, "", much
+            reservation = AdvanceReservation(
+                f"{number}",
+                "x",
+                "a",
+                "w",
+                start,
+                start + lasts,
+                {where: slots},
+                "",
+                requested_memory,
             )
-            then = replace(occupancy, reservations=(*occupancy.reservations, kept))
+            then = replace(occupancy, reservations=(*occupancy.reservations, reservation))
         if all(remaining >= 0 for moment in range(30) for remaining in both(then, host, moment)):
             occupancy = then
     return occupancy
@@ -70,19 +78,22 @@ def both(cell: Occupancy, host: str, moment: float) -> tuple[int, float]:
         end = max(start + float(job.requests["h_rt"]) + 2, NOW + 1)
         if job.host == host and start <= moment < end:
             slots, free_memory = slots - job.slots, free_memory - cell.rules.memory.of_job(job)
-    for one in cell.reservations:
-        count = one.slots.get(f"all.q@{host}", 0)
-        if one.start <= moment < one.end:
-            slots, free_memory = slots - count, free_memory - count * cell.rules.memory.of_slot(one)
+    for reservation in cell.reservations:
+        count = reservation.slots.get(f"all.q@{host}", 0)
+        if reservation.start <= moment < reservation.end:
+            slots, free_memory = (
+                slots - count,
+                free_memory - count * cell.rules.memory.of_slot(reservation),
+            )
     return slots, free_memory
 
 
 @given(st.lists(takes, max_size=12), st.integers(0, 8))
 @example([("n1", 0, 1, 1, None), ("n1", 0, 1, 1, 9.0)], 0)  # the default of h_vmem counts
 def test_a_slot_is_free_as_long_as_its_share_of_memory_is(
-    some: list[tuple[str, int, int, int, float | None]], running: int
+    specs: list[tuple[str, int, int, int, float | None]], running: int
 ) -> None:
-    occupancy = cell(some, running)
+    occupancy = cell(specs, running)
     assert share(occupancy) == 4096  # MiB: the smallest share, 24 GiB / 6 slots
     pools = occupancy.pools(spread=False)
     assert [pool.size for pool in pools] == [*SIZES.values()]
@@ -97,12 +108,12 @@ def test_a_slot_is_free_as_long_as_its_share_of_memory_is(
 
 @given(st.lists(takes, max_size=12), st.integers(0, 8))
 def test_what_may_move_keeps_no_memory_from_where_it_could_go(
-    some: list[tuple[str, int, int, int, float | None]], running: int
+    specs: list[tuple[str, int, int, int, float | None]], running: int
 ) -> None:
-    occupancy = cell(some, running)
+    occupancy = cell(specs, running)
     rest = replace(occupancy, reservations=())
     for moving in (
-        occupancy.pool_map(True, {one.id for one in occupancy.reservations}),
+        occupancy.pool_map(True, {reservation.id for reservation in occupancy.reservations}),
         rest.pool_map(True, ()),
     ):
         for host in SIZES:
@@ -125,9 +136,9 @@ def test_a_host_that_counts_no_memory_gives_any_amount() -> None:
         ),
     )
     assert (share(none), MemoryConsumable().share_per_slot(occupancy.hosts)) == (4352, 0)
-    one, *others = none.pools(spread=False)
-    assert one.uses == ((NOW, NOW + 9, 1), (NOW, NOW + 9, 2))
-    assert [pool.uses for pool in others] == [(), ()]
+    first, *rest = none.pools(spread=False)
+    assert first.uses == ((NOW, NOW + 9, 1), (NOW, NOW + 9, 2))
+    assert [pool.uses for pool in rest] == [(), ()]
     bare = replace(
         occupancy, rules=SchedulingRules(MemoryConsumable("h_vmem"), duration_offset=0.0)
     )
@@ -144,8 +155,8 @@ def test_a_slot_has_no_less_than_a_job_that_asks_for_no_memory() -> None:
     [(start, end, short)] = occupancy.pools(spread=False)[0].uses
     assert (start, short) == (NOW, 1)
     assert end > NOW + 10 * 365 * 86400
-    kept = AdvanceReservation("1", "x", "a", "w", NOW + 5, NOW + 9, {"all.q@n1": 2})
-    uses = replace(occupancy, reservations=(kept,)).pools(spread=False)[0].uses
+    reservation = AdvanceReservation("1", "x", "a", "w", NOW + 5, NOW + 9, {"all.q@n1": 2})
+    uses = replace(occupancy, reservations=(reservation,)).pools(spread=False)[0].uses
     assert (NOW + 5, NOW + 9, 2) in uses  # without -l it holds the default, too
     assert sum(count for start, end, count in uses if start <= NOW + 6 < end) == 3
 

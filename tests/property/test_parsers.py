@@ -158,8 +158,8 @@ def test_good_rows_amid_garbage_lines_are_returned(
 ) -> None:
     whole = slurm.parse_queue(queue, "~")
     lines = queue.splitlines(keepends=True)
-    for place, text in inserted:
-        lines.insert(min(place, len(lines)), text + "\n")
+    for position, text in inserted:
+        lines.insert(min(position, len(lines)), text + "\n")
     listed = slurm.parse_queue("".join(lines), "~")
     assert listed.lines == whole.lines
     assert bool(listed.unreadable) == bool(inserted)

@@ -209,16 +209,16 @@ def test_easy_keeps_its_promise_to_the_head_when_estimates_are_exact(jobs: list[
 class Forgetful:
     """Flexible Backfilling that remembers only which job holds the reservation of the head."""
 
-    def __init__(self, kind: type[FlexibleBackfilling], copies: dict[str, int]) -> None:
-        self.kind, self.copies = kind, copies
+    def __init__(self, policy_type: type[FlexibleBackfilling], copies: dict[str, int]) -> None:
+        self.policy_type, self.copies = policy_type, copies
         self.reserved: int | None = None
 
     def starts(
         self, now: float, queue: list[WaitingJob], running: list[RunningJob], free: FreeResources
     ) -> list[JobStart]:
-        ranks = self.kind(licences=self.copies).priorities(now, queue, free.rho)
+        ranks = self.policy_type(licences=self.copies).priorities(now, queue, free.rho)
         order = sorted(range(len(queue)), key=lambda n: (-ranks[n], n))
-        if self.kind is UnmodifiedFlexibleBackfilling:
+        if self.policy_type is UnmodifiedFlexibleBackfilling:
             order.sort(key=lambda n: queue[n].id != self.reserved)
         space = make_capacity(now, running, free)
         if queue and not space.full:
@@ -334,11 +334,11 @@ def free_resources(site: Site, running: Sequence[RunningJob], rho: float) -> Fre
 
 
 @pytest.mark.parametrize("machines", [False, True])
-@pytest.mark.parametrize("kind", [FlexibleBackfilling, UnmodifiedFlexibleBackfilling])
+@pytest.mark.parametrize("policy_type", [FlexibleBackfilling, UnmodifiedFlexibleBackfilling])
 @examples(200)
 @given(data=st.data(), passes=PASSES, punctual=st.booleans())
 def test_flexible_backfilling_decides_as_if_it_had_no_memory(
-    kind: type[FlexibleBackfilling],
+    policy_type: type[FlexibleBackfilling],
     machines: bool,
     data: st.DataObject,
     passes: list[Pass],
@@ -346,7 +346,7 @@ def test_flexible_backfilling_decides_as_if_it_had_no_memory(
 ) -> None:
     """Jobs end on time, early or late; some are withdrawn; sometimes the queue is sorted."""
     site = data.draw(SITES[machines])
-    policy, naive = kind(licences=site.copies), Forgetful(kind, site.copies)
+    policy, naive = policy_type(licences=site.copies), Forgetful(policy_type, site.copies)
     queue: list[WaitingJob] = []
     running: dict[int, tuple[RunningJob, float]] = {}  # job and true end
     lasts: dict[int, float] = {}

@@ -86,7 +86,7 @@ class Restored(World):
         self.engine = engine
         self.steps: list[tuple[CoreEvent, Outcome]] = []
         self.stored: list[StoredJob] = []
-        self.life, self.told = 1, 0  # its first event; its events sent to `other`
+        self.life, self.replayed_events = 1, 0  # its first event; its events sent to `other`
         self.other = Core()
         self.ledger.restore(Core(), 100)
         super().boot(pull, load, send, sizes, fences)
@@ -168,14 +168,14 @@ class Restored(World):
         core = Core()
         with patch.object(ledgers, "CHECKPOINT_AFTER", 0):
             self.ledger.restore(core, self.policy.window)
-        self.life, self.told = self.ledger._next_event, 0
+        self.life, self.replayed_events = self.ledger._next_event, 0
         return core
 
     def catch_up(self) -> None:
         """Pass the events since the last restart to the second core; it must decide the same."""
         for number, event in enumerate(self.ledger.events(self.life)):
-            if number >= self.told:
-                self.told += 1
+            if number >= self.replayed_events:
+                self.replayed_events += 1
                 same(self.other.step(event), self.outcomes[self.life - 1 + number], event)
 
     # Licences that managers count
@@ -197,12 +197,17 @@ class Restored(World):
             NodeUsage(nodes[:1], 4, not down, spans),
             NodeUsage(nodes[1:], 4, True),
         )
-        kept = tuple(
-            ManagerReservation(manager_name(INSTANCE, one.id), one.start, one.end, one.bound_nodes)
-            for one in self.core.reservations.by_id.values()
-            if held and one.cluster == name and one.bound_nodes
+        reservations = tuple(
+            ManagerReservation(
+                manager_name(INSTANCE, reservation.id),
+                reservation.start,
+                reservation.end,
+                reservation.bound_nodes,
+            )
+            for reservation in self.core.reservations.by_id.values()
+            if held and reservation.cluster == name and reservation.bound_nodes
         )
-        self.step(SurveyReceived(self.now, name, Survey(self.now, uses, kept)))
+        self.step(SurveyReceived(self.now, name, Survey(self.now, uses, reservations)))
 
     @rule(
         size=st.integers(1, 2),
@@ -217,7 +222,7 @@ class Restored(World):
         self.store()
         id, clusters = self.ledger.next_reservation(), tuple(self.configured)
         request = ReservationRequest.fixed(size, self.now + start, self.now + start + lasts)
-        asked = ReservationRequested(
+        requested = ReservationRequested(
             time=self.now,
             id=id,
             user="ada",
@@ -228,39 +233,42 @@ class Restored(World):
             let_run=let_run,
             licences=wants,
         )
-        self.step(asked)
+        self.step(requested)
 
-    @rule(data=st.data(), what=st.sampled_from(["bound", "bound", "declined", "cancel", "release"]))
-    def tell_of_reservation(self, data: Any, what: str) -> None:
-        known = self.core.reservations.by_id
-        there = [id for id, one in known.items() if one.cluster in self.configured]
+    @rule(
+        data=st.data(),
+        event_type=st.sampled_from(["bound", "bound", "declined", "cancel", "release"]),
+    )
+    def tell_of_reservation(self, data: Any, event_type: str) -> None:
+        by_id = self.core.reservations.by_id
+        there = [id for id, reservation in by_id.items() if reservation.cluster in self.configured]
         if not there:
             return
-        one = known[data.draw(st.sampled_from(there))]
-        match what:
-            case "bound" if one.nodes:
-                self.step(ReservationBound(self.now, one.id, one.nodes))
+        reservation = by_id[data.draw(st.sampled_from(there))]
+        match event_type:
+            case "bound" if reservation.nodes:
+                self.step(ReservationBound(self.now, reservation.id, reservation.nodes))
             case "declined":
-                self.step(ReservationRejected(self.now, one.id, "no"))
+                self.step(ReservationRejected(self.now, reservation.id, "no"))
             case "cancel":
-                self.step(ReservationCancelled(self.now, one.id, "ada"))
-            case "release" if one.state not in OPEN_STATES:
-                self.step(ReservationReleased(self.now, one.id))
+                self.step(ReservationCancelled(self.now, reservation.id, "ada"))
+            case "release" if reservation.state not in OPEN_STATES:
+                self.step(ReservationReleased(self.now, reservation.id))
 
     @rule(data=st.data(), wants=st.sampled_from([{}, {"a": 1}, {"a": 2}]))
     def submit_reserved(self, data: Any, wants: dict[str, int]) -> None:
-        known = self.core.reservations.by_id
-        if not known:
+        by_id = self.core.reservations.by_id
+        if not by_id:
             return
-        one = known[data.draw(st.sampled_from(sorted(known)))]
+        reservation = by_id[data.draw(st.sampled_from(sorted(by_id)))]
         job = Job(
             id=len(self.jobs) + 1,
             submitted=self.now,
             estimated=10.0,
             time_limit=10.0,
             licences=wants,
-            clusters=(one.cluster,),
-            reservation=one.id,
+            clusters=(reservation.cluster,),
+            reservation=reservation.id,
         )
         self.jobs[job.id] = self.submitted[job.id] = job
         self.step(JobSubmitted(self.now, job))
@@ -282,8 +290,8 @@ class Restored(World):
 
 def same(again: Outcome, first: Outcome, event: CoreEvent) -> None:
     for part in fields(Outcome):
-        one, other = getattr(again, part.name), getattr(first, part.name)
-        mismatches = list(differences(one, other, part.name))
+        restored, other = getattr(again, part.name), getattr(first, part.name)
+        mismatches = list(differences(restored, other, part.name))
         assert not mismatches, (event, mismatches[:5])
 
 
@@ -293,7 +301,9 @@ def differences(a: Any, b: Any, at: str, met: set[tuple[int, int]] | None = None
     if a is b or (id(a), id(b)) in met:
         return
     met.add((id(a), id(b)))
-    alike = any(isinstance(a, kind) and isinstance(b, kind) for kind in (Mapping, str))
+    alike = any(
+        isinstance(a, container) and isinstance(b, container) for container in (Mapping, str)
+    )
     if type(a) is not type(b) and not alike:
         yield f"{at}: {a!r} and {b!r}"
     elif isinstance(a, Mapping):
@@ -309,11 +319,11 @@ def differences(a: Any, b: Any, at: str, met: set[tuple[int, int]] | None = None
         if a != b and not callable(a):
             yield f"{at}: {a!r} and {b!r}"
     elif isinstance(a, Iterable):
-        one, other = list(a), list(b)
-        if len(one) != len(other):
-            yield f"{at}: {one!r} and {other!r}"
+        left_items, other = list(a), list(b)
+        if len(left_items) != len(other):
+            yield f"{at}: {left_items!r} and {other!r}"
             return
-        for task_id, (x, y) in enumerate(zip(one, other, strict=True)):
+        for task_id, (x, y) in enumerate(zip(left_items, other, strict=True)):
             yield from differences(x, y, f"{at}[{task_id}]", met)
     else:
         for name in parts_of(a):

@@ -32,8 +32,8 @@ def requests(draw: st.DrawFn) -> ReservationRequest:
     window = draw(st.integers(1, END))
     duration = draw(st.integers(1, window))
     size = draw(SIZES)
-    more = draw(st.sampled_from(["fixed", "flexible", "size", "time"]))
-    match more:
+    form = draw(st.sampled_from(["fixed", "flexible", "size", "time"]))
+    match form:
         case "fixed":
             return ReservationRequest.fixed(size, ready, ready + window)
         case "flexible":

@@ -58,17 +58,17 @@ def workload(planned: list[Plan]) -> Workload:
         tuple(
             WorkloadEntry(
                 Job(
-                    id=place,
+                    id=number,
                     submitted=p.submitted,
                     estimated=p.estimated,
                     cpus=p.cpus,
-                    user=f"u{place % 3}",
-                    owner_priority=place % 4,
+                    user=f"u{number % 3}",
+                    owner_priority=number % 4,
                 ),
                 p.ran,
-                place,
+                number,
             )
-            for place, p in enumerate(planned, 1)
+            for number, p in enumerate(planned, 1)
         ),
     )
 
@@ -160,17 +160,17 @@ def check(schedule: Schedule, planned: list[Plan]) -> None:
         assert p.start >= p.job.submitted
     for moment in {p.start for p in schedule.jobs}:
         there = [p for p in schedule.jobs if p.start <= moment < p.end]
-        for place, cluster in enumerate(schedule.clusters):
-            here = [p for p in there if p.cluster == place]
-            assert sum(p.cpus for p in here) <= cluster.cpus
+        for index, cluster in enumerate(schedule.clusters):
+            on_cluster = [p for p in there if p.cluster == index]
+            assert sum(p.cpus for p in on_cluster) <= cluster.cpus
             for name, copies in cluster.licences.items():
-                assert sum(p.job.licences.get(name, 0) for p in here) <= copies
+                assert sum(p.job.licences.get(name, 0) for p in on_cluster) <= copies
             for pool in schedule.pools:
                 assert not (pool.clusters and cluster.name not in pool.clusters) or not any(
-                    pool.name in p.job.licences for p in here
+                    pool.name in p.job.licences for p in on_cluster
                 )
             for number, machine in enumerate(cluster.machines):
-                on_it = [p for p in here if p.machine == number]
+                on_it = [p for p in on_cluster if p.machine == number]
                 assert sum(p.job.cpus for p in on_it) <= machine.cpus
                 assert cluster.shared or len(on_it) <= 1
                 for p in on_it:
@@ -220,8 +220,8 @@ def test_nothing_is_used_twice_on_machines(
 ) -> None:
     copies = {"l1": 1, "l2": 2}
     clusters = tuple(
-        SimulatedCluster.of_machines(f"c{n}", some, shared=shared, licences=copies)
-        for n, some in enumerate(drawn)
+        SimulatedCluster.of_machines(f"c{n}", drawn_job, shared=shared, licences=copies)
+        for n, drawn_job in enumerate(drawn)
     )
     jobs = workload(planned)
     requests = [
@@ -365,7 +365,10 @@ def test_conservative_backfilling_delays_nobody_behind_fcfs(planned: list[Plan])
     """With exact estimates jobs start as planned at submission, never later than under FCFS."""
     conservative = run(planned, lambda: make_policy("conservative")).jobs
     fcfs = run(planned, lambda: make_policy("fcfs")).jobs
-    assert all(ours.start <= theirs.start for ours, theirs in zip(conservative, fcfs, strict=True))
+    assert all(
+        unreserved.start <= in_order.start
+        for unreserved, in_order in zip(conservative, fcfs, strict=True)
+    )
 
 
 class Watched:
@@ -399,10 +402,10 @@ def test_a_planned_start_is_the_one_that_conservative_backfilling_keeps(
 ) -> None:
     """All jobs are submitted at once with exact estimates; each is planned behind earlier jobs."""
     together = [plan._replace(submitted=0.0) for plan in planned]
-    kept = [p.start for p in run(together, lambda: make_policy("conservative")).jobs]
+    starts = [p.start for p in run(together, lambda: make_policy("conservative")).jobs]
     queue = [WaitingJob(n, plan.cpus, plan.estimated) for n, plan in enumerate(together)]
-    for place, job in enumerate(queue):
-        assert planned_start(0.0, queue[:place], [], FreeResources(CPUS), job) == kept[place]
+    for index, job in enumerate(queue):
+        assert planned_start(0.0, queue[:index], [], FreeResources(CPUS), job) == starts[index]
 
 
 # EASY on machines, compared with a naive version.
@@ -416,9 +419,9 @@ def naive_on_machines(
     begun: list[tuple[int, int]] = []
 
     def left(machine: int, moment: float) -> int:
-        back = sum(cpus for end, m, cpus in held if m == machine and now < end <= moment)
+        returned = sum(cpus for end, m, cpus in held if m == machine and now < end <= moment)
         taken = sum(cpus for _, m, cpus in held[len(running) :] if m == machine)
-        return free[machine] + back - taken
+        return free[machine] + returned - taken
 
     def start(job: WaitingJob, machine: int) -> None:
         held.append((now + job.machines[machine], machine, job.cpus))
@@ -433,17 +436,17 @@ def naive_on_machines(
     if not waiting:
         return begun
     head = waiting.pop(0)
-    shadow, theirs = min(
+    shadow, shadow_free = min(
         (end, m) for end, _, _ in held for m in head.machines if left(m, end) >= head.cpus
     )
-    spare = left(theirs, shadow) - head.cpus
+    spare = left(shadow_free, shadow) - head.cpus
     for job in waiting:
         for machine in sorted(job.machines):
             if left(machine, now) < job.cpus:
                 continue
             in_time = now + job.machines[machine] <= shadow
-            if in_time or machine != theirs or job.cpus <= spare:
-                spare -= job.cpus if machine == theirs and not in_time else 0
+            if in_time or machine != shadow_free or job.cpus <= spare:
+                spare -= job.cpus if machine == shadow_free and not in_time else 0
                 start(job, machine)
                 break
     return begun

@@ -16,28 +16,28 @@ SIZES = {"h1": 2, "h2": 2, "h3": 1}
 TIMES = range(12)
 
 
-def anywhere(place: str) -> str:
+def anywhere(queue: str) -> str:
     return ""
 
 
-def one_host(place: str) -> str:
-    return place
+def one_host(queue: str) -> str:
+    return queue
 
 
 GROUPS = st.sampled_from((anywhere, one_host))
 
 
-def free(uses: list[SlotUse], place: str, window: SlotUse | NodeDemand) -> int:
+def free(uses: list[SlotUse], queue: str, window: SlotUse | NodeDemand) -> int:
     """Return the slots of a host that are free throughout a window."""
     times = [t for t in TIMES if window.start <= t < window.end]
-    taken = [sum(u.slots.get(place, 0) for u in uses if u.start <= t < u.end) for t in times]
-    return SIZES[place] - max(taken)
+    taken = [sum(u.slots.get(queue, 0) for u in uses if u.start <= t < u.end) for t in times]
+    return SIZES[queue] - max(taken)
 
 
 def fits(uses: list[SlotUse], need: NodeDemand, group: Callable[[str], str]) -> bool:
     remaining: dict[str, int] = {}
-    for place in SIZES:
-        remaining[group(place)] = remaining.get(group(place), 0) + free(uses, place, need)
+    for queue in SIZES:
+        remaining[group(queue)] = remaining.get(group(queue), 0) + free(uses, queue, need)
     return max(remaining.values()) >= need.size
 
 
@@ -45,9 +45,9 @@ def choices(
     uses: list[SlotUse], need: NodeDemand, group: Callable[[str], str]
 ) -> Iterator[SlotCounts]:
     """Yield every choice of slots for a reservation."""
-    for many in product(*(range(free(uses, place, need) + 1) for place in SIZES)):
-        slots = {place: n for place, n in zip(SIZES, many, strict=True) if n}
-        if sum(many) == need.size and len({group(place) for place in slots}) == 1:
+    for counts in product(*(range(free(uses, queue, need) + 1) for queue in SIZES)):
+        slots = {queue: n for queue, n in zip(SIZES, counts, strict=True) if n}
+        if sum(counts) == need.size and len({group(queue) for queue in slots}) == 1:
             yield slots
 
 
@@ -62,8 +62,8 @@ def cells(draw: st.DrawFn) -> PoolMap:
     """Draw running jobs, and reservations that a manager granted on random slots."""
     group = draw(GROUPS)
     fixed = []
-    for place in draw(st.sets(st.sampled_from([*SIZES]))):
-        fixed.append(SlotUse(0, draw(st.integers(1, 10)), {place: 1}))
+    for queue in draw(st.sets(st.sampled_from([*SIZES]))):
+        fixed.append(SlotUse(0, draw(st.integers(1, 10)), {queue: 1}))
     movable: dict[int, SlotUse] = {}
     for need in draw(st.lists(needs(), max_size=5)):
         ways = [*choices([*fixed, *movable.values()], need, group)]
@@ -85,9 +85,9 @@ def test_who_moves_has_its_new_slots_beside_the_old_and_there_is_room_then(
     for id, slots in moves:
         old = where[id]
         assert sum(slots.values()) == sum(old.slots.values())
-        assert len({cell.group(place) for place in slots}) == 1
+        assert len({cell.group(queue) for queue in slots}) == 1
         uses = [*cell.fixed, *where.values()]
-        assert all(count <= free(uses, place, old) for place, count in slots.items())
+        assert all(count <= free(uses, queue, old) for queue, count in slots.items())
         where[id] = replace(old, slots=slots)
     assert fits([*cell.fixed, *where.values()], new, cell.group)
 

@@ -58,7 +58,7 @@ class Windows(RuleBasedStateMachine):
         self.now, self.core = 0.0, Core()
         self.rows: dict[int, JobStatus] = {}  # the manager's row of each job
         self.withdrawals: list[Withdraw] = []
-        self.told: Counter[tuple[int, int]] = Counter()  # by job and attempt
+        self.reported: Counter[tuple[int, int]] = Counter()  # by job and attempt
         self.windows: dict[int, Reservation] = {}
         self.step(DaemonStarted(self.now, "i", Policy(), (ALPHA,)))
         self.poll()
@@ -86,10 +86,10 @@ class Windows(RuleBasedStateMachine):
         for change in out.changes:
             if change.cause.endswith(TOLD):
                 assert self.over(change.job, event.time)
-                self.told[change.job, change.attempt] += 1
-        assert set(self.told.values()) <= {1}
+                self.reported[change.job, change.attempt] += 1
+        assert set(self.reported.values()) <= {1}
         for task, attempt in out.closed_attempts:
-            ended = (task.job.id, attempt.number) in self.told
+            ended = (task.job.id, attempt.number) in self.reported
             assert attempt.state is not (State.CANCELLED if ended else State.TIMEOUT)
 
     def over(self, job: int, now: float) -> bool:
@@ -114,9 +114,9 @@ class Windows(RuleBasedStateMachine):
         if self.rows[job].state is State.RUNNING:
             self.becomes(job, State.COMPLETED, ended=self.now)
 
-    def becomes(self, job: int, state: State, **more: float) -> None:
+    def becomes(self, job: int, state: State, **fields: float) -> None:
         before = self.rows[job]
-        reported = {"started": before.started, "ended": before.ended, **more}
+        reported = {"started": before.started, "ended": before.ended, **fields}
         self.rows[job] = JobStatus(before.tag, 0, before.native_id, state, **reported)  # type: ignore[arg-type]
 
     @rule()
@@ -132,9 +132,13 @@ class Windows(RuleBasedStateMachine):
             )
         )
         for task in self.core.tasks_on("alpha"):
-            known = task.job.reservation in self.core.reservations.by_id
-            if known and task.live_attempt.has_started and self.over(task.job.id, self.now):
-                assert self.told[task.job.id, task.live_attempt.number] == 1
+            has_reservation = task.job.reservation in self.core.reservations.by_id
+            if (
+                has_reservation
+                and task.live_attempt.has_started
+                and self.over(task.job.id, self.now)
+            ):
+                assert self.reported[task.job.id, task.live_attempt.number] == 1
 
     @rule()
     def act(self) -> None:
@@ -160,15 +164,15 @@ class Windows(RuleBasedStateMachine):
 
     @rule(id=st.integers(1, 3))
     def cancel(self, id: int) -> None:
-        one = self.core.reservations.by_id.get(id)
-        if one is not None and one.state in OPEN_STATES:
+        reservation = self.core.reservations.by_id.get(id)
+        if reservation is not None and reservation.state in OPEN_STATES:
             self.step(ReservationCancelled(self.now, id, "ada"))
 
     @rule(id=st.integers(1, 3))
     def is_forgotten(self, id: int) -> None:
         """The manager deletes a closed reservation unless it has live jobs."""
-        one = self.core.reservations.by_id.get(id)
-        if one is None or one.state in OPEN_STATES:
+        reservation = self.core.reservations.by_id.get(id)
+        if reservation is None or reservation.state in OPEN_STATES:
             return
         live = {job for job, row in self.rows.items() if row.ended is None}
         inside = [t for t in self.core.tasks.values() if t.job.reservation == id]
@@ -186,7 +190,7 @@ class Windows(RuleBasedStateMachine):
                 self.act()
         for job, row in self.rows.items():
             task = self.core.tasks.get((job, 0))
-            if (job, 1) in self.told:
+            if (job, 1) in self.reported:
                 assert row.state in (State.CANCELLED, State.COMPLETED)
                 assert task is None
             elif task is not None and task.job.reservation is not None:

@@ -22,14 +22,14 @@ from metasched.policies.policy import Policy
 NOW = 1_000_000.0
 
 
-def facts(cpus: int, free: int | None = None, **more: object) -> ClusterInfo:
+def facts(cpus: int, free: int | None = None, **fields: object) -> ClusterInfo:
     free = cpus if free is None else free
     partition = Partition("main", (NodeCapacity(1, cpus, free),), default=True)
-    return ClusterInfo(cpus=cpus, used_cpus=cpus - free, partitions=(partition,), **more)  # type: ignore[arg-type]
+    return ClusterInfo(cpus=cpus, used_cpus=cpus - free, partitions=(partition,), **fields)  # type: ignore[arg-type]
 
 
-def job(id: int = 1, cpus: int = 1, **more: object) -> Job:
-    return Job(id=id, submitted=NOW, estimated=100.0, cpus=cpus, **more)  # type: ignore[arg-type]
+def job(id: int = 1, cpus: int = 1, **fields: object) -> Job:
+    return Job(id=id, submitted=NOW, estimated=100.0, cpus=cpus, **fields)  # type: ignore[arg-type]
 
 
 class Site:
@@ -37,7 +37,7 @@ class Site:
 
     def __init__(
         self,
-        seen: bool = True,
+        listed: bool = True,
         move_after: float | None = None,
         fence_dir: str = "",
         pools: tuple[LicencePool, ...] | None = None,
@@ -52,7 +52,7 @@ class Site:
         policy = {"pull_after": 5.0, **policy}
         booted = DaemonStarted(NOW, "cafe", Policy(**policy), clusters, pools=pools)  # type: ignore[arg-type]
         self.step(booted)
-        if seen:
+        if listed:
             self.seen("left", facts(8))
             self.seen("right", facts(4))
 
@@ -66,10 +66,10 @@ class Site:
         now: ClusterInfo | None = None,
         *rows: JobStatus,
         at: float = NOW,
-        **more: object,
+        **fields: object,
     ) -> list[Action]:
-        more = {"since": 0.0, "until": at, **more}
-        return self.step(ListingReceived(at, name, rows, info=now, **more))  # type: ignore[arg-type]
+        fields = {"since": 0.0, "until": at, **fields}
+        return self.step(ListingReceived(at, name, rows, info=now, **fields))  # type: ignore[arg-type]
 
     def state(self, id: int = 1) -> State:
         return self.core.tasks[id, 0].state
@@ -78,5 +78,5 @@ class Site:
         self.step(DispatchStarted(NOW, id, sending))
         self.step(DispatchAccepted(NOW, id, sending, {0: native}))
 
-    def row(self, state: State, id: int = 1, sending: int = 1, **more: object) -> JobStatus:
-        return JobStatus(tag_of("cafe", id, sending), 0, "7", state, **more)  # type: ignore[arg-type]
+    def row(self, state: State, id: int = 1, sending: int = 1, **fields: object) -> JobStatus:
+        return JobStatus(tag_of("cafe", id, sending), 0, "7", state, **fields)  # type: ignore[arg-type]

@@ -83,7 +83,9 @@ def test_no_change_of_state_is_dropped() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef)
         and node.returns is not None
-        and any(kind in ast.unparse(node.returns) for kind in ("StateChange", "Consequence"))
+        and any(
+            type_name in ast.unparse(node.returns) for type_name in ("StateChange", "Consequence")
+        )
     }
     assert {"apply", "apply_status", "apply_listing", "place_tasks"} <= changing
     assert {"apply_bound", "assign_nodes", "reassign_nodes", "apply_time"} <= changing

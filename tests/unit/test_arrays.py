@@ -56,8 +56,8 @@ def test_ranges_that_are_none(text: str) -> None:
 
 
 @given(st.sets(st.integers(0, 60), min_size=1))
-def test_folding_is_undone_by_reading(some: set[int]) -> None:
-    assert parse_array(format_indices(sorted(some))).indices == tuple(sorted(some))
+def test_folding_is_undone_by_reading(indices: set[int]) -> None:
+    assert parse_array(format_indices(sorted(indices))).indices == tuple(sorted(indices))
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_words_for_jobs_and_tasks() -> None:
     assert parse_task_selector("17") == (17, None)
     assert parse_task_selector("17_3") == (17, (3,))
     assert parse_task_selector("17_[3-5,9]") == (17, (3, 4, 5, 9))
-    for word in ("", "x", "17_", "_3", "17_[3", "17_[]", "17_3-5", "17_[5-3]", "١", "17_[a]"):
+    for text in ("", "x", "17_", "_3", "17_[3", "17_[]", "17_3-5", "17_[5-3]", "١", "17_[a]"):
         with pytest.raises(ParseError, match="is no job"):
-            parse_task_selector(word)
+            parse_task_selector(text)
 
 
 def test_a_job_fills_in_what_it_knows_and_leaves_the_rest_to_its_tasks() -> None:

@@ -135,8 +135,8 @@ def test_an_association_added_later_is_seen_at_the_next_listing() -> None:
     site.seen("right", facts(8, associations=added))
     assert (task.state, task.live_attempt.cluster) == (State.DISPATCHING, "right")
     assert site.core.rejection_reason(eve) is None
-    [left, right] = site.core.assess_clusters(task)
-    assert (left.account, right.account) == (None, "x")
+    [first, second] = site.core.assess_clusters(task)
+    assert (first.account, second.account) == (None, "x")
 
 
 def test_associations_are_stored_with_the_cluster() -> None:

@@ -412,8 +412,8 @@ def test_what_was_withdrawn_is_revoked_lest_it_come_back() -> None:
     assert site.out.actions == [Revoke("left", (TaskClaim("/fence", *claimed()),))]
     site.step(ClaimsRevoked(NOW, (claimed(),)))
     site.step(UserRequested(NOW, "release", 1))
-    back = JobStatus(*claimed(), "7", State.PENDING)
-    assert [type(action).__name__ for action in site.seen("left", None, back)] == ["Withdraw"]
+    listed = JobStatus(*claimed(), "7", State.PENDING)
+    assert [type(action).__name__ for action in site.seen("left", None, listed)] == ["Withdraw"]
     assert site.seen("left", None, site.row(State.RUNNING, started=NOW)) == []
     assert site.core.tasks[1, 0].attempt.intent is None  # type: ignore[union-attr]
 

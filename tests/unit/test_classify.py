@@ -19,10 +19,10 @@ from metasched.policies.classify import (
 from metasched.policies.heuristic import Heuristic
 
 
-def job(margin: float | None = None, estimated: float = 1e6, **asked: Any) -> Job:
+def job(margin: float | None = None, estimated: float = 1e6, **fields: Any) -> Job:
     """Build a job with `margin` seconds of slack; its estimate keeps r below 1."""
     deadline = None if margin is None else 100 + estimated + margin
-    return Job(id=1, submitted=100, estimated=estimated, deadline=deadline, **asked)
+    return Job(id=1, submitted=100, estimated=estimated, deadline=deadline, **fields)
 
 
 def near(margin: float) -> Job:
@@ -133,19 +133,20 @@ def test_restored_window_classifies_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "urgency"), [(0, 1), (1, 1), (2, 2), (5, 3), (18, 10), (19, 10), (20, 10), (25, 10)]
+    ("requested", "urgency"),
+    [(0, 1), (1, 1), (2, 2), (5, 3), (18, 10), (19, 10), (20, 10), (25, 10)],
 )
-def test_licences_of_twenty(asked: int, urgency: int) -> None:
-    assert Licence(total=20).contribution(job(licences=licences(asked))) == urgency
+def test_licences_of_twenty(requested: int, urgency: int) -> None:
+    assert Licence(total=20).contribution(job(licences=licences(requested))) == urgency
 
 
 def test_licences_are_counted_by_kind_not_by_copies() -> None:
     assert Licence(total=20).contribution(job(licences={"matlab": 9})) == 1
 
 
-@pytest.mark.parametrize(("total", "asked", "urgency"), [(3, 1, 4), (3, 3, 10), (0, 0, 1)])
-def test_licences_of_small_sites(total: int, asked: int, urgency: int) -> None:
-    assert Licence(total=total).contribution(job(licences=licences(asked))) == urgency
+@pytest.mark.parametrize(("total", "requested", "urgency"), [(3, 1, 4), (3, 3, 10), (0, 0, 1)])
+def test_licences_of_small_sites(total: int, requested: int, urgency: int) -> None:
+    assert Licence(total=total).contribution(job(licences=licences(requested))) == urgency
 
 
 @pytest.mark.parametrize(
@@ -153,8 +154,8 @@ def test_licences_of_small_sites(total: int, asked: int, urgency: int) -> None:
     [("gold", 3, 10), ("gold", 0, 7), ("silver", 1, 5), ("regular", 0, 1), ("guest", 2, 3)],
 )
 def test_user_classes(user_class: str, owner_priority: int, urgency: float) -> None:
-    asked = job(user_class=user_class, owner_priority=owner_priority)
-    assert User().contribution(asked) == urgency
+    classified = job(user_class=user_class, owner_priority=owner_priority)
+    assert User().contribution(classified) == urgency
 
 
 def test_mean_rounds_half_up() -> None:
@@ -173,8 +174,8 @@ def test_weights_that_floats_cannot_hold_still_round_half_up(
 ) -> None:
     # the means are 3.5 and 1.5, but 3.4999999999999996 and 1.4999999999999998 in floats
     classifier = Classifier(weights={"deadline": weight, "licence": weight, "user": 2 * weight})
-    asked = job(user_class=user_class, owner_priority=owner_priority)
-    assert classifier.priority(asked) == expected
+    classified = job(user_class=user_class, owner_priority=owner_priority)
+    assert classifier.priority(classified) == expected
 
 
 def test_weights_decide_what_counts() -> None:

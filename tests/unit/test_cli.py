@@ -52,7 +52,7 @@ class Fake:
     path: Path
     protocol: str = str(API_PROTOCOL)
     answers: dict[str, list[Any]] = field(default_factory=dict)
-    asked: list[tuple[str, str, dict[str, list[str]], Any]] = field(default_factory=list)
+    requests: list[tuple[str, str, dict[str, list[str]], Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)  # Idempotency-Key of each request in `asked`
 
     def answer(self, path: str, *answers: Any) -> None:
@@ -70,16 +70,16 @@ class _Handler(BaseHTTPRequestHandler):
         fake, url = self.server.fake, urlsplit(self.path)
         body = self.rfile.read(int(self.headers["Content-Length"]))
         query = parse_qs(url.query)
-        fake.asked.append((self.command, url.path, query, json.loads(body) if body else None))
+        fake.requests.append((self.command, url.path, query, json.loads(body) if body else None))
         fake.keys.append(self.headers.get("Idempotency-Key", ""))
-        left = fake.answers.get(url.path, [(404, {"error": "no such path"})])
-        given = left.pop(0) if len(left) > 1 else left[0]
-        if given is None:
+        answers = fake.answers.get(url.path, [(404, {"error": "no such path"})])
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if answer is None:
             self.server.released.wait(30)
-        elif isinstance(given, bytes):
-            self.wfile.write(given)
+        elif isinstance(answer, bytes):
+            self.wfile.write(answer)
         else:
-            status, value = given if isinstance(given, tuple) else (200, given)
+            status, value = answer if isinstance(answer, tuple) else (200, answer)
             content = json.dumps(value).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
@@ -144,24 +144,24 @@ Run = Callable[..., Done]
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run `metasched` with these arguments in this process."""
 
-    def run(*words: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["metasched", *words])
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["metasched", *arguments])
         capsys.readouterr()
         code = cli.main()
-        told = capsys.readouterr()
-        return Done(code, told.out, told.err)
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
 
     return run
 
 
-def started(*words: str, **options: Any) -> subprocess.Popen[bytes]:
+def started(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     """Start `metasched` as a subprocess."""
     source = "import sys; from metasched.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", source, *words]
+    command = [sys.executable, "-c", source, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 
-def row(job: int = 17, state: str = "running", **more: object) -> dict[str, object]:
+def row(job: int = 17, state: str = "running", **fields: object) -> dict[str, object]:
     return {
         "job": job,
         "array": None,
@@ -178,12 +178,12 @@ def row(job: int = 17, state: str = "running", **more: object) -> dict[str, obje
         "started": None,
         "ended": None,
         "exit_code": None,
-        **more,
+        **fields,
     }
 
 
-def accepted(**more: object) -> dict[str, object]:
-    return {"jobs": [{"job": 17, "priority": 7, "cluster": "left", "warnings": [], **more}]}
+def accepted(**fields: object) -> dict[str, object]:
+    return {"jobs": [{"job": 17, "priority": 7, "cluster": "left", "warnings": [], **fields}]}
 
 
 # submit
@@ -191,14 +191,26 @@ def accepted(**more: object) -> dict[str, object]:
 
 def test_submit_sends_a_complete_request(daemon: Fake, run: Run, home: Path) -> None:
     daemon.answer("/jobs", accepted())
-    words = ("-n", "2", "-t", "10", "--native", "left:-x", "--export", "A=ü", "job.sh", "-n", "ü")
+    arguments = (
+        "-n",
+        "2",
+        "-t",
+        "10",
+        "--native",
+        "left:-x",
+        "--export",
+        "A=ü",
+        "job.sh",
+        "-n",
+        "ü",
+    )
     (home / "job.sh").write_text("#!/bin/sh\n#MS --urgency 2\n")
-    done = run("submit", *words)
+    done = run("submit", *arguments)
     assert (done.code, done.err) == (0, "")
     assert done.out == "Job 17: priority 7, cluster left\n"
-    [(method, path, _, body)] = daemon.asked
+    [(method, path, _, body)] = daemon.requests
     assert (method, path) == ("POST", "/jobs")
-    expected, _ = prepare_submission(*parse_command_line(words), environ={}, now=time.time())
+    expected, _ = prepare_submission(*parse_command_line(arguments), environ={}, now=time.time())
     assert body == json.loads(json.dumps(expected))
     assert msgspec.convert(body, SubmitRequest).jobs[0].arguments == ("-n", "ü")
 
@@ -229,7 +241,7 @@ def test_strict_refuses_warnings(daemon: Fake, run: Run, home: Path) -> None:
     assert done.code == 2
     assert done.err.count("\n") == 1
     assert done.err.endswith("--nice; fix it, or leave out --strict\n")
-    assert daemon.asked == []
+    assert daemon.requests == []
 
 
 def test_dry_run_explains_the_outcome(daemon: Fake, run: Run) -> None:
@@ -239,7 +251,7 @@ def test_dry_run_explains_the_outcome(daemon: Fake, run: Run) -> None:
     }
     daemon.answer("/jobs", accepted(job=None, why=why))
     done = run("submit", "--dry-run", "--wait", "--wrap", "x")
-    assert (done.code, daemon.asked[0][3]["dry_run"]) == (0, True)
+    assert (done.code, daemon.requests[0][3]["dry_run"]) == (0, True)
     assert done.out.startswith("Dry run, nothing submitted. Outcome: priority 7, cluster left\n")
     assert ["deadline", "0.1235", "2"] in [line.split() for line in done.out.splitlines()]
     assert json.loads(run("submit", "--dry-run", "--json", "--wrap", "x").out)["why"] == why
@@ -250,7 +262,7 @@ def test_submit_wait_exits_with_the_code_of_the_job(daemon: Fake, run: Run) -> N
     daemon.answer("/jobs/wait", [row()], [row(state="failed", exit_code=9)])
     done = run("submit", "--wait", "--parsable", "--wrap", "x")
     assert (done.code, done.out) == (9, "17\n")
-    assert [path for _, path, _, _ in daemon.asked] == ["/jobs", "/jobs/wait", "/jobs/wait"]
+    assert [path for _, path, _, _ in daemon.requests] == ["/jobs", "/jobs/wait", "/jobs/wait"]
 
 
 def test_typer_and_argparse_agree_on_submit(
@@ -258,19 +270,29 @@ def test_typer_and_argparse_agree_on_submit(
 ) -> None:
     daemon.answer("/jobs", accepted())
     (home / "job.sh").write_text("#!/bin/sh\n")
-    words = ["submit", "-n", "2", "--hold", "--native", "a:-x", "--native", "b:-y", "--export=NONE"]
-    words += ["--mem", "4G", "job.sh", "--mem", "x"]
-    run(*words)
-    cli_app.build_app()(words, standalone_mode=False)
-    assert len(daemon.asked) == 2
-    assert daemon.asked[0] == daemon.asked[1]
+    arguments = [
+        "submit",
+        "-n",
+        "2",
+        "--hold",
+        "--native",
+        "a:-x",
+        "--native",
+        "b:-y",
+        "--export=NONE",
+    ]
+    arguments += ["--mem", "4G", "job.sh", "--mem", "x"]
+    run(*arguments)
+    cli_app.build_app()(arguments, standalone_mode=False)
+    assert len(daemon.requests) == 2
+    assert daemon.requests[0] == daemon.requests[1]
 
 
 # Errors
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["sttus"], 'unknown command "sttus", metasched; did you mean status?'),
         (["frobnicate"], 'unknown command "frobnicate", metasched; see `metasched --help`'),
@@ -322,14 +344,14 @@ def test_typer_and_argparse_agree_on_submit(
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_2(
-    daemon: Fake, run: Run, words: list[str], told: str
+    daemon: Fake, run: Run, arguments: list[str], message: str
 ) -> None:
-    done = run(*words)
+    done = run(*arguments)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("metasched: error: ")
-    assert told in done.err
+    assert message in done.err
     assert done.err.count("\n") == 1
-    assert daemon.asked == []
+    assert daemon.requests == []
 
 
 @pytest.mark.parametrize(
@@ -337,8 +359,8 @@ def test_wrong_usage_is_one_line_and_exit_2(
 )
 def test_exit_code_by_http_status(daemon: Fake, run: Run, status: int, code: int) -> None:
     daemon.answer("/jobs", (status, {"error": "problem, place; remedy"}))
-    for words in (["status"], ["submit", "--wrap", "x"]):
-        done = run(*words)
+    for arguments in (["status"], ["submit", "--wrap", "x"]):
+        done = run(*arguments)
         assert (done.code, done.out) == (code, "")
         assert done.err == "metasched: error: problem, place; remedy\n"
 
@@ -368,8 +390,8 @@ def test_an_error_response_without_a_message(daemon: Fake, run: Run) -> None:
 
 
 def test_no_daemon(run: Run) -> None:
-    for words in (["status"], ["submit", "--wrap", "x"]):
-        done = run(*words)
+    for arguments in (["status"], ["submit", "--wrap", "x"]):
+        done = run(*arguments)
         assert (done.code, done.out) == (4, "")
         assert str(personal_socket()) in done.err
         assert "start it with `metasched serve`" in done.err
@@ -412,8 +434,8 @@ def test_a_path_too_long_for_a_socket(daemon: Fake, run: Run) -> None:
 )
 def test_an_incomplete_response(daemon: Fake, run: Run, answer: object) -> None:
     daemon.answer("/jobs", answer)
-    for words in (["status"], ["submit", "--wrap", "x"]):
-        done = run(*words)
+    for arguments in (["status"], ["submit", "--wrap", "x"]):
+        done = run(*arguments)
         assert (done.code, done.out) == (1, "")
         assert done.err.count("\n") == 1
         assert "Traceback" not in done.err
@@ -426,7 +448,7 @@ def test_a_daemon_without_keys_gets_no_submission_twice(
     daemon.answer("/jobs", b"")
     daemon.answer("/health", health)
     assert "check with `metasched status`" in run("submit", "--wrap", "x").err
-    assert [path for _, path, _, _ in daemon.asked] == ["/jobs", "/health"]
+    assert [path for _, path, _, _ in daemon.requests] == ["/jobs", "/health"]
 
 
 def test_a_submission_without_answer_is_repeated_with_its_key(
@@ -439,7 +461,7 @@ def test_a_submission_without_answer_is_repeated_with_its_key(
     assert run("submit", "--parsable", "--wrap", "x").out == "7\n"
     sent = [
         (key, body)
-        for key, (_, path, _, body) in zip(daemon.keys, daemon.asked, strict=True)
+        for key, (_, path, _, body) in zip(daemon.keys, daemon.requests, strict=True)
         if path == "/jobs"
     ]
     assert len(sent) == 4
@@ -462,7 +484,7 @@ def test_a_submission_is_repeated_for_a_time(daemon: Fake) -> None:
     daemon.answer("/health", {"idempotency_keys": True})
     with pytest.raises(ResponseLost, match="check with"):
         Client(daemon.path, retry_time=0).submit({})
-    assert len(daemon.asked) == 1
+    assert len(daemon.requests) == 1
     with pytest.raises(BadRequest, match="no idempotency key"):
         Client(daemon.path).submit({}, "k\r\nX: y")
 
@@ -552,14 +574,14 @@ def test_status_sends_its_filters(daemon: Fake, run: Run) -> None:
     before = time.time()
     run("status", "17", "18_3", "--user", "a&b", "--state", "held,queued", "--all")
     run("status", "--since", "2h")
-    assert daemon.asked[0][2] == {
+    assert daemon.requests[0][2] == {
         "job": ["17", "18_3"],
         "user": ["a&b"],
         "state": ["held,queued"],
         "all": ["true"],
     }
-    assert daemon.asked[1][2].keys() == {"since"}
-    assert float(daemon.asked[1][2]["since"][0]) == pytest.approx(before - 7200, abs=60)
+    assert daemon.requests[1][2].keys() == {"since"}
+    assert float(daemon.requests[1][2]["since"][0]) == pytest.approx(before - 7200, abs=60)
 
 
 def test_tables_contain_no_control_characters(daemon: Fake, run: Run) -> None:
@@ -604,17 +626,17 @@ def test_a_reservation_for_another_user(daemon: Fake, run: Run) -> None:
     where = {"cluster": "alpha", "nodes": 1, "processors": None, "starts": []}
     offer: dict[str, Any] = where | times
     daemon.answer("/reservations", {"offers": [offer]})
-    words = ("reserve", "-n", "1", "--duration", "1h", "--dry-run")
-    assert run(*words).code == 0
-    assert run(*words, "--user", "ada").code == 0
-    asked = [body for _, path, _, body in daemon.asked if path == "/reservations"]
-    assert [body.get("user") for body in asked] == [None, "ada"]
+    arguments = ("reserve", "-n", "1", "--duration", "1h", "--dry-run")
+    assert run(*arguments).code == 0
+    assert run(*arguments, "--user", "ada").code == 0
+    requests = [body for _, path, _, body in daemon.requests if path == "/reservations"]
+    assert [body.get("user") for body in requests] == [None, "ada"]
 
 
 def test_reservations_on_a_terminal_are_shown_over_time(
     daemon: Fake, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = {
+    reservation = {
         "reservation": 7,
         "user": "ada",
         "cluster": "alpha",
@@ -625,27 +647,27 @@ def test_reservations_on_a_terminal_are_shown_over_time(
         "nodes": ["n1"],
         "cause": "asked for",
     }  # as reported by a daemon of an earlier release
-    daemon.answer("/reservations", [one])
+    daemon.answer("/reservations", [reservation])
     assert "7 alpha 4 ada" not in run("reservations").out
-    daemon.answer("/reservations", [one | {"licences": {"matlab": 2, "ansys": 1}}])
+    daemon.answer("/reservations", [reservation | {"licences": {"matlab": 2, "ansys": 1}}])
     assert "matlab:2,ansys:1" in run("reservations").out
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    told = run("reservations").out
-    assert "7 alpha 4 ada ......" in told
-    assert "2090-01-31" in told.splitlines()[-1]
+    output = run("reservations").out
+    assert "7 alpha 4 ada ......" in output
+    assert "2090-01-31" in output.splitlines()[-1]
 
 
-@pytest.mark.parametrize("wish", ["cancel", "hold", "release"])
-def test_actions(daemon: Fake, run: Run, wish: str) -> None:
+@pytest.mark.parametrize("command", ["cancel", "hold", "release"])
+def test_actions(daemon: Fake, run: Run, command: str) -> None:
     rows = [{"job": 17, "task": None, "was": "held", "state": "queued", "note": "soon"}]
-    daemon.answer(f"/jobs/{wish}", {"jobs": rows})
-    done = run(wish, "17", "18_3", "--state", "held")
+    daemon.answer(f"/jobs/{command}", {"jobs": rows})
+    done = run(command, "17", "18_3", "--state", "held")
     assert done.code == 0
     assert done.out.splitlines()[1].split() == ["17", "held", "queued", "soon"]
-    assert daemon.asked[0][3] == {"jobs": ["17", "18_3"], "user": None, "state": "held"}
-    assert json.loads(run(wish, "--user", "ada", "--json").out) == rows
-    assert daemon.asked[1][3] == {"jobs": [], "user": "ada", "state": None}
+    assert daemon.requests[0][3] == {"jobs": ["17", "18_3"], "user": None, "state": "held"}
+    assert json.loads(run(command, "--user", "ada", "--json").out) == rows
+    assert daemon.requests[1][3] == {"jobs": [], "user": "ada", "state": None}
 
 
 @pytest.mark.parametrize(
@@ -670,8 +692,8 @@ def test_wait_exits_with_the_highest_code(
     daemon.answer("/jobs/wait", [row()], [row(state="unknown")], ended)
     done = run("wait", "17", "18")
     assert (done.code, done.err) == (code, "")
-    assert len(daemon.asked) == 3
-    assert daemon.asked[0][2]["job"] == ["17", "18"]
+    assert len(daemon.requests) == 3
+    assert daemon.requests[0][2]["job"] == ["17", "18"]
     assert len(done.out.splitlines()) == 1 + len(states)
 
 
@@ -738,9 +760,9 @@ def test_following_a_job_that_never_wrote(daemon: Fake, run: Run, home: Path) ->
 
 def test_story_is_a_line_per_event(daemon: Fake, run: Run) -> None:
     event = {"time": "2026-01-31T10:00:00+00:00", "task": None, "attempt": None, "event": "queued"}
-    more = {"from": None, "to": "queued", "cluster": None, "reason": None, "cause": "submitted"}
+    fields = {"from": None, "to": "queued", "cluster": None, "reason": None, "cause": "submitted"}
     sent = {"task": 3, "attempt": 1, "event": "send", "from": "queued", "to": "dispatching"}
-    events = [event | more, event | more | sent | {"cluster": "left", "reason": "priority"}]
+    events = [event | fields, event | fields | sent | {"cluster": "left", "reason": "priority"}]
     daemon.answer("/jobs/17/story", {"job": 17, "events": events})
     done = run("story", "17")
     assert done.out.splitlines() == [
@@ -751,9 +773,9 @@ def test_story_is_a_line_per_event(daemon: Fake, run: Run) -> None:
     assert json.loads(run("story", "17", "--json").out) == events
 
 
-def verdict(cluster: str, **more: object) -> dict[str, object]:
-    told = {"eligible": True, "reason": None, "text": "", "load": 120.0, "count": 2}
-    return {"cluster": cluster, **told, "chosen": False, **more}
+def verdict(cluster: str, **fields: object) -> dict[str, object]:
+    answer = {"eligible": True, "reason": None, "text": "", "load": 120.0, "count": 2}
+    return {"cluster": cluster, **answer, "chosen": False, **fields}
 
 
 def test_explain(daemon: Fake, run: Run) -> None:
@@ -796,8 +818,8 @@ def test_clusters(daemon: Fake, run: Run) -> None:
         }
     ]
     daemon.answer("/clusters", rows)
-    told = run("clusters").out.splitlines()[1].split()
-    assert told == ["left", "slurm", "by", "commands", "up", "8", "3", "2", "1235", "4"]
+    fields = run("clusters").out.splitlines()[1].split()
+    assert fields == ["left", "slurm", "by", "commands", "up", "8", "3", "2", "1235", "4"]
     assert json.loads(run("clusters", "--json").out) == rows
 
 
@@ -805,8 +827,8 @@ def test_clusters(daemon: Fake, run: Run) -> None:
 
 
 def test_help_names_every_command(run: Run) -> None:
-    for words in ([], ["--help"], ["-h"]):
-        done = run(*words)
+    for arguments in ([], ["--help"], ["-h"]):
+        done = run(*arguments)
         assert done.code == 0
         assert all(f"\n  {name} " in done.out for name in cli_app.COMMANDS)
 
@@ -819,25 +841,25 @@ def test_help_has_examples(run: Run, command: str) -> None:
 
 
 def test_help_of_submit_names_every_option(run: Run) -> None:
-    told = run("submit", "-h").out
-    assert all(name in told for option in OPTIONS for name in option.names)
+    output = run("submit", "-h").out
+    assert all(name in output for option in OPTIONS for name in option.names)
     public = "ntasks cpus-per-task nodes mem mem-per-cpu gpus gres exclusive time begin deadline"
     public += " licence urgency cluster account partition qos constraint native reservation array"
     public += " dependency name output error chdir export requeue hold dry-run wrap parsable wait"
-    told = told.replace(",", " ")
-    assert all(f"--{name} " in told for name in [*public.split(), "json", "strict", "config"])
+    output = output.replace(",", " ")
+    assert all(f"--{name} " in output for name in [*public.split(), "json", "strict", "config"])
 
 
 def test_version(run: Run) -> None:
-    told = run("--version").out
-    assert told.startswith("metasched ")
-    assert "compiled" not in told  # the source tree is never compiled
+    output = run("--version").out
+    assert output.startswith("metasched ")
+    assert "compiled" not in output  # the source tree is never compiled
 
 
 def test_completion_knows_commands_and_options() -> None:
-    def completed(*words: str) -> list[str]:
-        asked = {"_METASCHED_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words)}
-        environ = {**os.environ, **asked, "COMP_CWORD": str(len(words) - 1)}
+    def completed(*arguments: str) -> list[str]:
+        environment = {"_METASCHED_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(arguments)}
+        environ = {**os.environ, **environment, "COMP_CWORD": str(len(arguments) - 1)}
         out, _ = started(env=environ).communicate()
         return out.decode().split()
 
@@ -873,12 +895,12 @@ def test_a_listing_in_a_pipe_imports_no_rich(daemon: Fake) -> None:
     )
 
 
-@pytest.mark.parametrize("words", [["wait", "17"], ["submit", "--wrap", "x"]])
-def test_an_interrupt_is_quiet(daemon: Fake, words: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["wait", "17"], ["submit", "--wrap", "x"]])
+def test_an_interrupt_is_quiet(daemon: Fake, arguments: list[str]) -> None:
     daemon.answer("/jobs", None)
     daemon.answer("/jobs/wait", None)
-    process = started(*words)
-    while not daemon.asked:
+    process = started(*arguments)
+    while not daemon.requests:
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
@@ -886,12 +908,12 @@ def test_an_interrupt_is_quiet(daemon: Fake, words: list[str]) -> None:
     assert process.returncode == 130
 
 
-@pytest.mark.parametrize("words", [["status"], ["output", "17"]])
-def test_a_closed_pipe_is_no_error(daemon: Fake, home: Path, words: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["status"], ["output", "17"]])
+def test_a_closed_pipe_is_no_error(daemon: Fake, home: Path, arguments: list[str]) -> None:
     daemon.answer("/jobs", [row(i) for i in range(3000)])
     (home / "out").write_text("x\n" * 1_000_000)
     paths(daemon, home / "out")
-    process = started(*words)
+    process = started(*arguments)
     assert process.stdout is not None
     assert process.stdout.readline()
     process.stdout.close()

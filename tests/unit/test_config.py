@@ -66,10 +66,10 @@ def test_a_complete_configuration(file: Path) -> None:
     assert settings.socket == file.parent / "run/ms.sock"
     assert settings.state_folder == file.parent / "data/ms.clusters"
     assert settings.policy == Policy(age=7200.0, pull_after=7.0, weights={"user": 2.0})
-    left, alpha = settings.clusters
-    assert (left.cluster.name, left.cluster.benchmark, left.poll_interval) == ("left", 300, 2)
-    assert left.options["gres"] == {"gpu": 2}
-    assert left.cluster.maps == {"account": {"*": "*"}}
+    local, alpha = settings.clusters
+    assert (local.cluster.name, local.cluster.benchmark, local.poll_interval) == ("left", 300, 2)
+    assert local.options["gres"] == {"gpu": 2}
+    assert local.cluster.maps == {"account": {"*": "*"}}
     assert (alpha.poll_interval, alpha.call_timeout) == (5, 60)
     assert alpha.cluster.filesystems == ("home",)
     assert alpha.environment == {**Slurm.environment, "A": "b"}
@@ -79,7 +79,9 @@ def test_capabilities_may_depend_on_options(tmp_path: Path) -> None:
     path = tmp_path / "metasched.toml"
     cell = '[[cluster]]\nname = "cell"\nadapter = "drmaa"\nlibrary = "/lib/drmaa.so"\n'
     path.write_text(f'{cell}profile = "generic"\ncpus = 4\n{cell.replace("cell", "grid")}')
-    assert [one.cluster.supports_reservations for one in load_settings(path).clusters] == [
+    assert [
+        configured.cluster.supports_reservations for configured in load_settings(path).clusters
+    ] == [
         False,
         True,
     ]
@@ -152,7 +154,7 @@ def test_search_order_of_the_configuration(
 
 
 @pytest.mark.parametrize(
-    ("adapter", "more", "send", "message"),
+    ("adapter", "extra", "send", "message"),
     [
         ('"slurm"\nconfig = "/x"', "exclusive = true", "late", ""),
         ('"slurm"\nconfig = "/x"', "", "late", "write exclusive = true"),
@@ -165,11 +167,11 @@ def test_search_order_of_the_configuration(
     ],
 )
 def test_late_binding_needs_an_exclusive_cluster_and_late_sending(
-    tmp_path: Path, adapter: str, more: str, send: str, message: str
+    tmp_path: Path, adapter: str, extra: str, send: str, message: str
 ) -> None:
     (tmp_path / "policy.toml").write_text(f'send = "{send}"\n')
     path = tmp_path / "metasched.toml"
-    late = f'adapter = {adapter}\nbinding = "late"\nlead = "2m"\n{more}\n'
+    late = f'adapter = {adapter}\nbinding = "late"\nlead = "2m"\n{extra}\n'
     path.write_text(f'[policy]\nfile = "policy.toml"\n[[cluster]]\nname = "alpha"\n{late}')
     if message:
         with pytest.raises(ConfigError, match=message):

@@ -111,9 +111,10 @@ def test_when_each_kind_has_come(
     for index in range(1, begun + 1):
         if index not in progress.start_times:
             progress.update(index, None, NOW)
-    kinds = ("after", "afterany", "afterok", "afternotok")
+    conditions = ("after", "afterany", "afterok", "afternotok")
     matches = tuple(
-        progress.status_and_due(DependencyTerm(kind, target), None, NOW)[0] for kind in kinds
+        progress.status_and_due(DependencyTerm(condition, target), None, NOW)[0]
+        for condition in conditions
     )
     assert matches == prospects
 
@@ -150,8 +151,8 @@ def test_all_or_any() -> None:
     assert combine_statuses([NEVER, NEVER], any_of=True) is NEVER
 
 
-def fate(id: int, size: int = 1, **more: object) -> TargetSummary:
-    return TargetSummary(DependencyTarget(id), size, **more)  # type: ignore[arg-type]
+def fate(id: int, size: int = 1, **fields: object) -> TargetSummary:
+    return TargetSummary(DependencyTarget(id), size, **fields)  # type: ignore[arg-type]
 
 
 def test_every_task_of_an_array_is_cancelled_that_can_never_begin() -> None:

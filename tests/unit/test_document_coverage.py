@@ -78,7 +78,7 @@ def test_every_command_state_and_reason() -> None:
 
 
 def test_every_local_policy_its_parameters_and_the_rules_of_simulate() -> None:
-    words = {*named.POLICIES, *(p for own in named.PARAMETERS.values() for p in own)}
-    words |= {field.name for field in fields(Overlay)} | set(GENERATORS)
-    for word in words:
-        assert f"`{word}`" in POLICY, word
+    names = {*named.POLICIES, *(p for own in named.PARAMETERS.values() for p in own)}
+    names |= {field.name for field in fields(Overlay)} | set(GENERATORS)
+    for name in names:
+        assert f"`{name}`" in POLICY, name

@@ -55,7 +55,7 @@ def sentences(text: str) -> Iterator[str]:
 def test_sentences_are_short(page: Path) -> None:
     lengths = {text: len(text.split()) for text in sentences(without_code(page.read_text()))}
     assert fmean(lengths.values()) < MEAN_SENTENCE
-    assert {text for text, words in lengths.items() if words > LONGEST_SENTENCE} == set()
+    assert {text for text, length in lengths.items() if length > LONGEST_SENTENCE} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
@@ -104,22 +104,22 @@ def application() -> Any:
 
 def unknown_words(line: str) -> Iterator[str]:
     """Yield commands and options of a command line that `metasched` does not have."""
-    words = _words(line)
+    arguments = _words(line)
     command: Any = application()
     alternatives: list[Any] = []
-    while words and hasattr(command, "commands") and not words[0].startswith("-"):
-        names = [words.pop(0)]
-        while len(words) > 1 and words[0] == "|":
-            names.append(words[1])
-            del words[:2]
+    while arguments and hasattr(command, "commands") and not arguments[0].startswith("-"):
+        names = [arguments.pop(0)]
+        while len(arguments) > 1 and arguments[0] == "|":
+            names.append(arguments[1])
+            del arguments[:2]
         unknown = [name for name in names if name not in command.commands]
         yield from unknown
         if unknown:
             return
         alternatives = [command.commands[name] for name in names]
         command = alternatives[0]
-    for word in words:
-        option = re.match(r"\[?(--?[a-z][\w-]*)", word)
+    for argument in arguments:
+        option = re.match(r"\[?(--?[a-z][\w-]*)", argument)
         for each in alternatives or [command]:
             options = {"--help", "-h", "--install-completion", "--show-completion"}
             options |= {name for param in each.params for name in param.opts}
@@ -130,11 +130,13 @@ def unknown_words(line: str) -> Iterator[str]:
 def _words(line: str) -> list[str]:
     """Return the words of a command line up to the script; the script's arguments follow it."""
     try:
-        words = shlex.split(line)
+        arguments = shlex.split(line)
     except ValueError:
-        words = line.split()
-    script = next((n for n, word in enumerate(words) if word.endswith(".sh")), len(words))
-    return words[: script + 1]
+        arguments = line.split()
+    script = next(
+        (n for n, argument in enumerate(arguments) if argument.endswith(".sh")), len(arguments)
+    )
+    return arguments[: script + 1]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
@@ -167,12 +169,14 @@ def test_names_of_the_code_in_the_design_exist() -> None:
         for folder in ("metasched", "adapters", "policies", "db", "tests")
         for path in (ROOT / folder).resolve().rglob("*.py")
     ]
-    words = {word for path in files for word in re.findall(r"\w+", path.read_text())}
+    identifiers = {
+        identifier for path in files for identifier in re.findall(r"\w+", path.read_text())
+    }
     prose = without_code((ROOT / "docs/design.md").read_text())
     names = [name for name in re.findall(r"`([\w./]+)`", prose) if re.search(r"[A-Z_./]", name)]
     assert len(names) > 40
     for name in names:
         *folders, last = name.rstrip("/").split("/")
-        assert set(re.findall(r"\w+", last)) <= words | {"py", "tests", "metasched"}, name
+        assert set(re.findall(r"\w+", last)) <= identifiers | {"py", "tests", "metasched"}, name
         for folder in folders:
             assert any(folder in path.parts for path in files), name

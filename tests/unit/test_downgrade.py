@@ -42,11 +42,11 @@ def test_a_downgrade_gives_the_schema_of_the_previous_release(tmp_path: Path) ->
         previous.begin_upgrade(connection)
         command.upgrade(config, PREVIOUS_REVISION)
         connection.commit()
-        wanted = schema_of(connection)
+        expected = schema_of(connection)
     engine.dispose()
     with present.acquire_writer() as writer_lock:
         assert present.read_revision(writer_lock.connection) == REVISION
         present.downgrade(writer_lock.connection)
         assert present.read_revision(writer_lock.connection) == PREVIOUS_REVISION
-        assert schema_of(writer_lock.connection) == wanted
+        assert schema_of(writer_lock.connection) == expected
     present.open().dispose()  # upgrades again

@@ -17,12 +17,12 @@ from metasched.policies.eligible import (
 )
 
 
-def job(**more: Any) -> Job:
-    return Job(id=1, submitted=0.0, estimated=60.0, **more)
+def job(**fields: Any) -> Job:
+    return Job(id=1, submitted=0.0, estimated=60.0, **fields)
 
 
-def cluster(**more: Any) -> Cluster:
-    return Cluster(name="c", adapter="slurm", **more)
+def cluster(**fields: Any) -> Cluster:
+    return Cluster(name="c", adapter="slurm", **fields)
 
 
 def facts(*nodes: NodeCapacity, **partition: Any) -> ClusterInfo:
@@ -95,9 +95,9 @@ def test_words_become_the_clusters_own() -> None:
         "feature": {"fast": "cascade", "big": "fat"},
     }
     requested = job(partition="long", account="aero", qos="high", constraint="fast&big|fast")
-    here = translate_job(requested, cluster(maps=maps), None)
-    assert (here.partition, here.account, here.qos) == ("week", "a12", "high")
-    assert here.constraint == "cascade&fat|cascade"
+    translated = translate_job(requested, cluster(maps=maps), None)
+    assert (translated.partition, translated.account, translated.qos) == ("week", "a12", "high")
+    assert translated.constraint == "cascade&fat|cascade"
     with pytest.raises(UnmappedNameError, match="slow"):
         translate_job(job(constraint="fast&slow"), cluster(maps=maps), None)
 
@@ -156,8 +156,8 @@ def test_where_the_managers_own_counter_is_smaller_it_is_respected(
 def test_a_manager_is_asked_for_the_licences_that_it_counts_by_its_names() -> None:
     site = cluster(maps={"licence": {"abaqus": "abq@flex"}})
     requested = job(licences={"matlab": 1, "abaqus": 2, "ansys": 3})
-    here = translate_job(requested, site, structs.replace(facts(), licences=COUNTED))
-    assert here.licences == {"matlab": 1, "abq@flex": 2}
+    translated = translate_job(requested, site, structs.replace(facts(), licences=COUNTED))
+    assert translated.licences == {"matlab": 1, "abq@flex": 2}
     assert translate_job(requested, site, facts()).licences == {}
 
 
@@ -188,10 +188,10 @@ ASKED: dict[str, Any] = {
 
 def test_the_needs_of_a_job_are_all_that_its_clusters_depend_on() -> None:
     assert set(Job.__struct_fields__) == ELSEWHERE | set(ASKED)
-    asked = [
+    requested = [
         structs.replace(job(cpus=4), **{name: value}).requirements for name, value in ASKED.items()
     ]
-    assert len({job(cpus=4).requirements, *asked}) == len(ASKED) + 1
+    assert len({job(cpus=4).requirements, *requested}) == len(ASKED) + 1
     other = Job(id=2, submitted=1.0, estimated=2.0, cpus=4, user="ada", deadline=9.0)
     assert other.requirements == job(cpus=4).requirements
 
@@ -202,14 +202,14 @@ def test_a_licence_and_a_gres_of_the_same_name_are_different_requirements() -> N
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("constraint", "message"),
     [(None, "cad&cfd"), ("fast", "fast&cad&cfd"), ("fast|big", "fast&cad&cfd|big&cad&cfd")],
 )
 def test_node_locked_licences_ask_for_the_machines_that_have_them(
-    asked: str | None, message: str
+    constraint: str | None, message: str
 ) -> None:
     site = cluster(licence_features={"nx": "cad", "catia": "cad", "star": "cfd", "other": "gpu"})
-    requested = job(licences={"star": 1, "nx": 1, "catia": 2, "matlab": 1}, constraint=asked)
+    requested = job(licences={"star": 1, "nx": 1, "catia": 2, "matlab": 1}, constraint=constraint)
     features = ("fast", "big", "cad", "cfd")
     there = facts(
         NodeCapacity(1, 8, 8, features=features), NodeCapacity(1, 16, 16, features=features[:3])

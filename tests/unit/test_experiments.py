@@ -44,9 +44,9 @@ def test_intervals_of_paired_differences() -> None:
     result = FigureResult("row", "easy", "late", (10.0, 14.0), 10.0, None)
     assert (result.mean, result.difference) == (12.0, 20.0)
     assert (result.paired, result.ratio) == (None, None)
-    beside = FigureResult("row", "fcfs", "late", (11.0, 17.0), None, (10.0, 14.0))
-    assert beside.paired == pytest.approx((2.0, 12.706))
-    assert beside.ratio == 14 / 12
+    paired = FigureResult("row", "fcfs", "late", (11.0, 17.0), None, (10.0, 14.0))
+    assert paired.paired == pytest.approx((2.0, 12.706))
+    assert paired.ratio == 14 / 12
 
 
 # Federations

@@ -35,8 +35,10 @@ def test_the_shortest_job_gets_the_whole_boost() -> None:
 def test_a_deadline_presses_from_lead_run_times_before_it() -> None:
     """Run 100, deadline 1000, k 1.4: T = 860. A start by 760 ends by T; after 900 it is late."""
     job = WaitingJob(1, 1, 100.0, deadline=1000.0)
-    seen = [ranks(now, job, least=0.1, most=20.0, lead=1.4)[0] for now in (0, 760, 830, 900, 900.1)]
-    assert seen == pytest.approx([0.1, 0.1, 10.05, 20.0, 0.0])
+    urgencies = [
+        ranks(now, job, least=0.1, most=20.0, lead=1.4)[0] for now in (0, 760, 830, 900, 900.1)
+    ]
+    assert urgencies == pytest.approx([0.1, 0.1, 10.05, 20.0, 0.0])
     assert ranks(901.0, job, least=0.1, most=20.0, late="least") == [0.1]
     assert ranks(901.0, WaitingJob(1, 1, 100.0), least=0.1, most=20.0) == [0.0]
 
@@ -76,9 +78,9 @@ def test_how_critical_the_licences_of_the_whole_site_are_is_told() -> None:
 
 def test_who_has_left_the_queue_asks_for_nothing() -> None:
     policy = FlexibleBackfilling(Weights(**{**NONE, "licence": 1.0}), {"a": 1})  # type: ignore[arg-type]
-    one, two = WaitingJob(1, 1, 10.0, {"a": 1}), WaitingJob(2, 1, 10.0, {"a": 1})
-    assert policy.priorities(0.0, [one, two])[0] == 2.0
-    assert policy.priorities(0.0, [one])[0] == 1.0
+    first, second = WaitingJob(1, 1, 10.0, {"a": 1}), WaitingJob(2, 1, 10.0, {"a": 1})
+    assert policy.priorities(0.0, [first, second])[0] == 2.0
+    assert policy.priorities(0.0, [first])[0] == 1.0
 
 
 def started(
@@ -90,18 +92,18 @@ def started(
 
 def test_the_reservation_is_kept_or_goes_to_who_comes_first() -> None:
     """Job 1 was the head and is blocked; the shorter job 2 is the head now and is blocked, too."""
-    one, two = WaitingJob(1, 2, 100.0), WaitingJob(2, 3, 10.0)
+    first, second = WaitingJob(1, 2, 100.0), WaitingJob(2, 3, 10.0)
     three = WaitingJob(3, 1, 201.0)
     weights = Weights(**{**NONE, "boost": 2.0})  # type: ignore[arg-type]
-    kept, given_up = UnmodifiedFlexibleBackfilling(weights), FlexibleBackfilling(weights)
-    for policy in (kept, given_up):
-        assert started(policy, 0.0, [one], 1) == []
-    assert kept._head_id == 1
-    assert started(kept, 100.0, [one, two, three], 1) == [3]
-    assert started(given_up, 100.0, [one, two, three], 1) == [3]
-    assert kept._head_id == 1
-    assert started(kept, 200.0, [one, two], 4) == [1]
-    assert started(given_up, 200.0, [one, two], 4) == [2]
+    keeping, releasing = UnmodifiedFlexibleBackfilling(weights), FlexibleBackfilling(weights)
+    for policy in (keeping, releasing):
+        assert started(policy, 0.0, [first], 1) == []
+    assert keeping._head_id == 1
+    assert started(keeping, 100.0, [first, second, three], 1) == [3]
+    assert started(releasing, 100.0, [first, second, three], 1) == [3]
+    assert keeping._head_id == 1
+    assert started(keeping, 200.0, [first, second], 4) == [1]
+    assert started(releasing, 200.0, [first, second], 4) == [2]
 
 
 def test_a_promise_is_made_anew_when_another_job_runs_in_place_of_what_ended_early() -> None:

@@ -15,14 +15,14 @@ from metasched.cli.gantt import draw_picture, render_chart, stack_boxes
 NOW = 1_900_000_000.0
 
 
-def row(id: int, start: float, end: float, **more: Any) -> dict[str, Any]:
+def row(id: int, start: float, end: float, **fields: Any) -> dict[str, Any]:
     """Build a row of `reservations --json`; times are in seconds from now."""
     times = {
         name: datetime.fromtimestamp(NOW + at, UTC).isoformat()
         for name, at in (("start", start), ("end", end))
     }
     named = {"reservation": id, "user": "ada", "cluster": "alpha", "size": 4, "state": "bound"}
-    return {**named, **times, **more}
+    return {**named, **times, **fields}
 
 
 def test_bars_match_their_windows() -> None:
@@ -39,7 +39,7 @@ def test_bars_match_their_windows() -> None:
         "3 beta 4 ada  " + "." * 41 + "#",
     ]
     assert len(lines) == 4
-    assert [len(word) for word in lines[3].split()] == [10, 5, 10, 5]
+    assert [len(bar) for bar in lines[3].split()] == [10, 5, 10, 5]
     assert max(map(len, lines)) == 56
 
 
@@ -67,9 +67,9 @@ def test_labels_of_narrow_boxes_are_rotated(
     draw_picture([row(10, 0, 150), row(11, 150, 300), row(12, 1800, 7200)], tmp_path / "a.png")
     [figure] = figures
     figure.draw_without_rendering()
-    boxes = [words.get_window_extent() for words in figure.axes[0].texts]
+    boxes = [label.get_window_extent() for label in figure.axes[0].texts]
     assert len(boxes) == 3
-    assert not any(one.overlaps(other) for one, other in pairwise(boxes))
+    assert not any(box.overlaps(other) for box, other in pairwise(boxes))
 
 
 def test_pictures_with_and_without_open_reservations(tmp_path: Path) -> None:

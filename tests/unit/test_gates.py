@@ -21,16 +21,16 @@ def test_a_large_array_is_let_go_in_portions_and_others_go_between_them() -> Non
         assert len(sent) < 10
         sent.append(site.step(TimerExpired(NOW - 3600)))
     portions = [
-        [index for what in some if isinstance(what, Dispatch) for index in what.indices]
-        for some in sent
+        [index for action in actions if isinstance(action, Dispatch) for index in action.indices]
+        for actions in sent
     ]
     assert max(map(len, portions)) == MAX_RELEASED_PER_STEP
-    assert [sorted(some)[0] for some in portions if some] == [
+    assert [sorted(actions)[0] for actions in portions if actions] == [
         1,
         MAX_RELEASED_PER_STEP + 1,
         2 * MAX_RELEASED_PER_STEP + 1,
     ]
-    assert sorted(i for some in portions for i in some) == list(
+    assert sorted(i for actions in portions for i in actions) == list(
         range(1, 2 * MAX_RELEASED_PER_STEP + 501)
     )
 

@@ -220,11 +220,11 @@ def test_a_job_that_cannot_be_read_is_set_aside_alone() -> None:
     listed = listing.parse_jobs(broken)
     assert listed.jobs == listing.parse_jobs(QSTAT).jobs[1:]
     assert own.set_aside(listed.unreadable).keys() == {(TAG, 0, "")}
-    others = listing.OwnJobs(INSTANCE, "bob")
-    assert others.set_aside(listed.unreadable) == {}
+    own_jobs = listing.OwnJobs(INSTANCE, "bob")
+    assert own_jobs.set_aside(listed.unreadable) == {}
     nameless = re.sub(r"<full_job_name>ms[^<]*<", r"<full_job_name><", QSTAT)
     assert own.set_aside(listing.parse_jobs(nameless).unreadable).keys() == {("", -1, "")}
-    assert others.set_aside(listing.parse_jobs(nameless).unreadable) == {}
+    assert own_jobs.set_aside(listing.parse_jobs(nameless).unreadable) == {}
 
 
 def test_characters_that_xml_excludes_harm_no_other_job() -> None:
@@ -542,18 +542,18 @@ def test_options_that_make_no_sense(wrong: dict[str, object], message: str) -> N
 
 
 def test_consumables_of_the_whole_cell() -> None:
-    known = {
-        name: listing.ComplexAttribute(name, kind)
-        for name, kind in (("lic", "JOB"), ("arch", "NO"))
+    complexes = {
+        name: listing.ComplexAttribute(name, consumable)
+        for name, consumable in (("lic", "JOB"), ("arch", "NO"))
     }
-    known |= {
+    complexes |= {
         "memory": listing.ComplexAttribute("memory", "YES"),
         "lic2": listing.ComplexAttribute("lic2", "JOB"),
     }
     host = "complex_values  lic=4,arch=7, \\\n    other=3,lic2=INFINITY,memory=1.5T\n"
-    assert listing.parse_host_totals(host, known) == {"lic": 4, "memory": 1.5 * 2**40}
+    assert listing.parse_host_totals(host, complexes) == {"lic": 4, "memory": 1.5 * 2**40}
     totals = {"lic": 4.0}
-    assert listing.parse_host_totals("complex_values NONE\n", known) == {}
+    assert listing.parse_host_totals("complex_values NONE\n", complexes) == {}
     xml = (
         "<qhost><host name='h'><resourcevalue name='lic' dominance='gc'>9</resourcevalue></host>"
         "<host name='global'><resourcevalue name='lic' dominance='gc'>1.000000</resourcevalue>"
@@ -564,7 +564,7 @@ def test_consumables_of_the_whole_cell() -> None:
 
 
 def kept(
-    id: int, name: str, state: str, *slots: tuple[str, int], owner: str = "root", more: str = ""
+    id: int, name: str, state: str, *slots: tuple[str, int], owner: str = "root", extra: str = ""
 ) -> str:
     granted = "".join(
         f'<granted_slots queue_instance="all.q@{host}" slots="{count}"/>' for host, count in slots
@@ -572,7 +572,7 @@ def kept(
     return (
         f"<ar_summary><id>{id}</id><name>{name}</name><owner>{owner}</owner>"
         f"<state>{state}</state><start_time>1970-01-01T01:00:00</start_time>"
-        f"<end_time>1970-01-01T02:00:00</end_time>{more}<granted_slots_list>{granted}"
+        f"<end_time>1970-01-01T02:00:00</end_time>{extra}<granted_slots_list>{granted}"
         '</granted_slots_list><acl_list><acl user="ada"/></acl_list></ar_summary>'
     )
 
@@ -586,12 +586,12 @@ def test_reservations_are_read_and_those_that_end_are_left_out() -> None:
     )
     xml = f"<qrstat>{''.join(rows)}<ar_unknown><id>9</id></ar_unknown></qrstat>"
     reservations = reservation_listing.parse_reservations(xml)
-    assert [(one.id, one.usable) for one in reservations] == [
+    assert [(reservation.id, reservation.usable) for reservation in reservations] == [
         ("1", True),
         ("3", False),
         ("4", True),
     ]
-    assert {one.user for one in reservations} == {"ada"}
+    assert {reservation.user for reservation in reservations} == {"ada"}
     assert reservation_listing.parse_reservation_ids(xml) == ["1", "2", "3", "4"]
     assert reservation_listing.own_reservations(reservations, "root", INSTANCE) == (
         ManagerReservation("ms-k3f9-r1", 3600.0, 7200.0, ("n1", "n2"), 3),
@@ -643,12 +643,12 @@ def test_reservations_are_read_and_those_that_end_are_left_out() -> None:
 def test_what_each_slot_of_a_reservation_has_is_read_and_what_of_it_is_unused_is_kept_free() -> (
     None
 ):
-    asked = "".join(
-        f'<resource name="{name}" type="{much}"/>'
-        for name, much in (("h_vmem", "2G"), ("h_rt", "0:10:00"))
+    requested = "".join(
+        f'<resource name="{name}" type="{value}"/>'
+        for name, value in (("h_vmem", "2G"), ("h_rt", "0:10:00"))
     )
-    held = f"<resource_list>{asked}</resource_list>"
-    rows = kept(1, "ms-k3f9-r1", "r", ("n1", 3), ("n2", 1), more=held)
+    held = f"<resource_list>{requested}</resource_list>"
+    rows = kept(1, "ms-k3f9-r1", "r", ("n1", 3), ("n2", 1), extra=held)
     reservations = reservation_listing.parse_reservations(f"<qrstat>{rows}</qrstat>")
     assert reservations[0].per_slot == {"h_vmem": 2.0 * 2**30}
     hosts = [
@@ -684,9 +684,9 @@ def test_a_job_has_its_slots_as_long_as_the_qmaster_takes_it_to_run() -> None:
         "qname a.q\nh_rt 1:0:0\ns_rt 0:50:0\nqname b.q\nh_rt INFINITY\n"
     )
     assert (limits["b.q"].hard_time, limits["b.q"].memory) == (None, {})
-    given = "qname c.q\nh_rt 9\nh_vmem INFINITY,[n1=4G], \\\n  [@few=2G]\ns_data INFINITY\n"
+    configuration = "qname c.q\nh_rt 9\nh_vmem INFINITY,[n1=4G], \\\n  [@few=2G]\ns_data INFINITY\n"
     memory = {"h_vmem": 2.0 * 2**30, "s_data": math.inf}
-    assert listing.parse_queue_limits(given)["c.q"].memory == memory
+    assert listing.parse_queue_limits(configuration)["c.q"].memory == memory
     rules = reservation_listing.SchedulingRules(limits=limits, duration_offset=60.0)
     for queue, requests, lasts in (
         ("a.q", {"h_rt": "300"}, 360.0),
@@ -719,7 +719,7 @@ def test_queues_are_places_of_their_own_unless_their_host_has_fewer_slots() -> N
         listing.ExecutionHost("n2", None, {"slots": 6.0}, both),
         listing.ExecutionHost("n3", None, {}, (listing.QueueInstance("all.q", 4, 0, 0, "d"),)),
     ]
-    here = [
+    queues = [
         reservation_listing.AdvanceReservation(
             "1", "x", "root", "w", 100.0, 200.0, {"all.q@n2": 2, "second.q@n2": 1}
         ),
@@ -732,7 +732,7 @@ def test_queues_are_places_of_their_own_unless_their_host_has_fewer_slots() -> N
         limits={"all.q": listing.QueueLimits(50.0)}, duration_offset=10.0
     )
     for spread, groups in ((True, {""}), (False, {"n1", "n2"})):
-        cell = reservation_listing.Occupancy(jobs, hosts, 100.0, rules, here).pool_map(
+        cell = reservation_listing.Occupancy(jobs, hosts, 100.0, rules, queues).pool_map(
             spread, {"1"}
         )
         assert cell.slots == {"all.q@n1": 4, "second.q@n1": 4, "n2": 6}
@@ -741,12 +741,12 @@ def test_queues_are_places_of_their_own_unless_their_host_has_fewer_slots() -> N
             SlotUse(50.0, 110.0, {"all.q@n1": 2}),
             SlotUse(100.0, 200.0, {"all.q@n1": 3}),
         ]
-        assert {cell.group(place) for place in cell.slots} == groups
+        assert {cell.group(queue_instance) for queue_instance in cell.slots} == groups
 
 
 def test_only_windows_that_have_begun_keep_slots_from_others_and_the_rest_are_coming() -> None:
     hosts = [listing.ExecutionHost("n1", None, {}, (listing.QueueInstance("all.q", 8, 5, 7, ""),))]
-    here = [
+    reservations = [
         reservation_listing.AdvanceReservation("1", "x", "ada", "r", 0.0, 1000.0, {"all.q@n1": 3}),
         reservation_listing.AdvanceReservation("2", "x", "ada", "w", 500.0, 900.0, {"all.q@n1": 4}),
         reservation_listing.AdvanceReservation(
@@ -761,7 +761,7 @@ def test_only_windows_that_have_begun_keep_slots_from_others_and_the_rest_are_co
     rules = reservation_listing.SchedulingRules(
         limits={"all.q": listing.QueueLimits(60.0)}, duration_offset=5.0
     )
-    cell = reservation_listing.Occupancy(jobs, hosts, 100.0, rules, here, {"7": "1"})
+    cell = reservation_listing.Occupancy(jobs, hosts, 100.0, rules, reservations, {"7": "1"})
     [now] = cell.hosts_without_reserved()
     assert [(queue.running, queue.reserved) for queue in now.queues] == [(5, 1)]
     # at 500, reservations 1 and 2 have 3 + 4 of 8 slots, and job 8 still runs
@@ -792,7 +792,7 @@ def test_who_waits_in_a_reservation_is_not_the_head_of_the_line() -> None:
 
 
 def test_a_job_that_is_queued_in_a_window_may_ask_for_what_is_left_of_it() -> None:
-    one = reservation_listing.AdvanceReservation("1", "x", "root", "w", 100.0, 200.0, {})
+    reservation = reservation_listing.AdvanceReservation("1", "x", "root", "w", 100.0, 200.0, {})
     for now, remaining in (
         (10.0, 100),
         (99.5, 99),
@@ -801,29 +801,33 @@ def test_a_job_that_is_queued_in_a_window_may_ask_for_what_is_left_of_it() -> No
         (198.9, 0),
         (300.0, -101),
     ):
-        assert one.remaining_seconds(now) == remaining
+        assert reservation.remaining_seconds(now) == remaining
 
 
 def test_a_job_in_a_reservation_names_it_once() -> None:
-    one = reservation_listing.AdvanceReservation(
+    reservation = reservation_listing.AdvanceReservation(
         "7", "x", "root", "w", 100.0, 200.0, {"all.q@n1": 4}
     )
-    assert "-ar 7" in native_specification(order(), 0, "smp", None, {}, one)
+    assert "-ar 7" in native_specification(order(), 0, "smp", None, {}, reservation)
     with pytest.raises(Refused, match="beside --reservation"):
-        native_specification(order(options=("-ar", "3")), 0, "smp", None, {}, one)
+        native_specification(order(options=("-ar", "3")), 0, "smp", None, {}, reservation)
 
 
 def test_a_job_may_have_the_licences_of_its_reservation_and_no_others() -> None:
     each = {"lic": 2.0, "gpu": 1.0}  # per slot; the reservation has two slots
-    one = reservation_listing.AdvanceReservation(
+    reservation = reservation_listing.AdvanceReservation(
         "7", "x", "root", "w", 0.0, 9.0, {"a@n1": 2}, per_slot=each
     )
     wants = order(cpus=2, licences={"lic": 4}, gres={"gpu": 1})
-    assert "-l gpu=1,lic=2 -ar 7" in native_specification(wants, 0, "smp", None, COUNTED, one)
+    assert "-l gpu=1,lic=2 -ar 7" in native_specification(
+        wants, 0, "smp", None, COUNTED, reservation
+    )
     with pytest.raises(Refused, match="5 lic requested, but its reservation has 4"):
-        native_specification(order(cpus=1, licences={"lic": 5}), 0, "smp", None, COUNTED, one)
+        native_specification(
+            order(cpus=1, licences={"lic": 5}), 0, "smp", None, COUNTED, reservation
+        )
     with pytest.raises(Refused, match="2 gpu requested, but its reservation has 1"):
-        native_specification(order(gres={"gpu": 2}), 0, "smp", None, COUNTED, one)
+        native_specification(order(gres={"gpu": 2}), 0, "smp", None, COUNTED, reservation)
 
 
 def test_a_reservation_asks_for_its_licences_that_the_cell_counts() -> None:
@@ -840,13 +844,13 @@ def test_a_reservation_asks_for_its_licences_that_the_cell_counts() -> None:
 
 
 def test_a_job_may_have_the_memory_of_its_reservation_and_no_more() -> None:
-    one = reservation_listing.AdvanceReservation(
+    reservation = reservation_listing.AdvanceReservation(
         "7", "x", "root", "w", 0.0, 9.0, {"a@n1": 2}, per_slot={"h_vmem": 2.0 * 2**30}
     )
     assert "h_vmem=4096M -ar 7" in native_specification(
-        order(memory=4096), 0, "smp", "h_vmem", COUNTED, one
+        order(memory=4096), 0, "smp", "h_vmem", COUNTED, reservation
     )
     with pytest.raises(Refused, match="5000 MiB requested, but its reservation has 4096 MiB"):
-        native_specification(order(memory=5000), 0, "smp", "h_vmem", COUNTED, one)
-    none = replace(one, per_slot={})  # hosts that do not count memory allow any amount
+        native_specification(order(memory=5000), 0, "smp", "h_vmem", COUNTED, reservation)
+    none = replace(reservation, per_slot={})  # hosts that do not count memory allow any amount
     assert "h_vmem=1M" in native_specification(order(memory=1), 0, "smp", "h_vmem", COUNTED, none)

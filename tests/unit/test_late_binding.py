@@ -73,15 +73,17 @@ class Site:
         return [(a.job, a.cluster) for a in self.out.actions if isinstance(a, Dispatch)]
 
     def seen(
-        self, cluster: str = "alpha", used: int = 0, *rows: JobStatus, **more: object
+        self, cluster: str = "alpha", used: int = 0, *rows: JobStatus, **fields: object
     ) -> Outcome:
         nodes = [NodeCapacity(1, 4, min(max(12 - used - 4 * n, 0), 4)) for n in range(3)]
         partition = Partition("main", tuple(nodes), default=True)
-        told = ClusterInfo(12, used, (partition,), **more)  # type: ignore[arg-type]
-        return self.step(ListingReceived(self.now, cluster, rows, info=told, until=self.now))
+        info = ClusterInfo(12, used, (partition,), **fields)  # type: ignore[arg-type]
+        return self.step(ListingReceived(self.now, cluster, rows, info=info, until=self.now))
 
-    def submit(self, id: int, limit: float, cpus: int = 4, **more: object) -> list[tuple[int, str]]:
-        job = Job(id=id, submitted=T + id, estimated=limit, time_limit=limit, cpus=cpus, **more)  # type: ignore[arg-type]
+    def submit(
+        self, id: int, limit: float, cpus: int = 4, **fields: object
+    ) -> list[tuple[int, str]]:
+        job = Job(id=id, submitted=T + id, estimated=limit, time_limit=limit, cpus=cpus, **fields)  # type: ignore[arg-type]
         self.step(JobSubmitted(self.now, job))
         return self.sent()
 
@@ -103,8 +105,8 @@ class Site:
 
     def reserve(self, id: int, start: float, end: float, size: int) -> ReservationState | None:
         request = ReservationRequest.fixed(size, T + start, T + end)
-        asked = ReservationRequested(self.now, id, "ada", request, True, ("alpha",), T + 1e6)
-        self.step(asked)
+        requested = ReservationRequested(self.now, id, "ada", request, True, ("alpha",), T + 1e6)
+        self.step(requested)
         made = self.core.reservations.by_id.get(id)
         return None if made is None else made.state
 

@@ -63,10 +63,10 @@ def test_licences_of_a_forgotten_task_are_free_after_its_time_limit() -> None:
     assert site.core.unchanged_listing_matters("left", end)
     [send] = site.seen("left", at=end, since=end - 1)
     assert (send.job, site.state()) == (2, State.UNKNOWN)  # type: ignore[union-attr]
-    [back, lease] = site.out.leases
-    assert isinstance(back, ReturnedLease)
+    [returned, lease] = site.out.leases
+    assert isinstance(returned, ReturnedLease)
     assert isinstance(lease, Lease)
-    assert (back.lease.job, lease.job) == (1, 2)
+    assert (returned.lease.job, lease.job) == (1, 2)
     # job 1 still runs: its tokens count again, and no other job gets any
     site.seen("left", None, site.row(State.RUNNING, started=NOW), at=end + 1)
     assert [(lease.job, lease.forced) for lease in site.out.leases] == [(1, True)]  # type: ignore[union-attr]
@@ -117,9 +117,9 @@ def test_licences_come_back_with_the_end_of_an_attempt(
     begun = NOW if state is State.COMPLETED else None  # unused tokens do not linger
     ended = site.row(state, started=begun, ended=NOW + 10)
     site.seen("left", None, ended, at=NOW + 10)
-    [back] = site.out.leases
-    assert isinstance(back, ReturnedLease)
-    assert (back.reason, back.lingering_until) == (state, lingers)
+    [returned] = site.out.leases
+    assert isinstance(returned, ReturnedLease)
+    assert (returned.reason, returned.lingering_until) == (state, lingers)
     site.step(JobSubmitted(NOW + 10, job(2, licences={"matlab": 4})))
     assert site.core.next_due == (NOW + 40 if lingers else None)
     assert ((2, 0) in site.core.licences) == bool(lingers)
@@ -140,8 +140,8 @@ def test_a_refusal_gives_licences_back_and_a_requeue_takes_them_anew() -> None:
     site.seen("right", None, site.row(State.RUNNING, sending=2, started=NOW))
     site.step(UserRequested(NOW, "requeue", 1))
     site.seen("right", None, site.row(State.CANCELLED, sending=2, started=NOW, ended=NOW))
-    [back] = site.out.leases  # the used tokens linger
-    assert isinstance(back, ReturnedLease)
+    [returned] = site.out.leases  # the used tokens linger
+    assert isinstance(returned, ReturnedLease)
     site.step(TimerExpired(NOW + 30))
     [lease] = site.out.leases
     assert isinstance(lease, Lease)
@@ -158,9 +158,9 @@ def test_a_pull_passes_licences_on_before_anybody_else() -> None:
     assert isinstance(withdraw, Withdraw)
     gone = site.row(State.CANCELLED, ended=NOW + 3)
     assert site.seen("left", None, gone, at=NOW + 3) == [Dispatch(1, 2, "right", (0,))]
-    back, lease = site.out.leases
-    assert isinstance(back, ReturnedLease)
-    assert back.reason == "passed on"
+    returned, lease = site.out.leases
+    assert isinstance(returned, ReturnedLease)
+    assert returned.reason == "passed on"
     assert lease == Lease(1, 0, 2, {"matlab": 4}, NOW + 3, forced=True)
     assert site.core.tasks[2, 0].reason == Reason.LICENCE_BUSY
 
@@ -229,22 +229,22 @@ def test_nothing_gives_way_if_that_serves_nobody() -> None:
     assert site.seen("left", None, site.row(State.PENDING), at=NOW + 1000) == []
 
 
-@pytest.mark.parametrize(("state", "others"), [(State.RUNNING, 1), (State.PENDING, 3)])
-def test_what_a_manager_has_given_past_us_is_outside_use(state: State, others: int) -> None:
+@pytest.mark.parametrize(("state", "outside"), [(State.RUNNING, 1), (State.PENDING, 3)])
+def test_what_a_manager_has_given_past_us_is_outside_use(state: State, outside: int) -> None:
     """The manager's count does not yet include a pending job of metasched."""
     site = Site(pools=MATLAB, pull=False)
     site.step(JobSubmitted(NOW, job(1, licences={"matlab": 2})))
     site.sent()
-    told = facts(8, licences={"matlab": ManagerLicences(total=9, used=3)})
+    info = facts(8, licences={"matlab": ManagerLicences(total=9, used=3)})
     row = site.row(state, started=NOW if state is State.RUNNING else None)
-    site.seen("left", told, row)
+    site.seen("left", info, row)
     standing = site.out.licence_statuses["matlab"]
-    assert (standing.leased_tokens, standing.outside, standing.observed) == (2, others, NOW)
-    assert standing.free == 2 - others
+    assert (standing.leased_tokens, standing.outside, standing.observed) == (2, outside, NOW)
+    assert standing.free == 2 - outside
     site.step(JobSubmitted(NOW, job(2, licences={"matlab": 2})))
     assert site.core.tasks[2, 0].reason == Reason.LICENCE_BUSY
     site.step(ClusterUnreachable(NOW + 1, "left", "no answer"))
-    assert site.core.licences.status("matlab", NOW + 1).outside == others
+    assert site.core.licences.status("matlab", NOW + 1).outside == outside
     sent = site.seen("left", facts(8, licences={"matlab": ManagerLicences(9, 2)}), row, at=NOW + 2)
     assert len(sent) == (state is State.RUNNING)
 
@@ -273,23 +273,23 @@ def test_what_a_server_tells_as_well_counts_once() -> None:
     site = Site(pools=(pool,))
     site.seen("left", facts(8, licences={"matlab": ManagerLicences(9, 3)}))
     site.seen("right", facts(4, licences={"matlab": ManagerLicences(5, 5)}))  # outside the pool
-    for outside, told in ((2, 3), (4, 4), (0, 3)):
+    for outside, expected in ((2, 3), (4, 4), (0, 3)):
         site.step(LicencesCounted(NOW, (LicenceCount("matlab", 9, outside, NOW),)))
-        assert site.out.licence_statuses["matlab"].outside == told
+        assert site.out.licence_statuses["matlab"].outside == expected
 
 
 def test_only_where_its_licences_can_be_used() -> None:
     site = Site(pools=(LicencePool(name="m", total=1, clusters=("right",)),))
     assert site.step(JobSubmitted(NOW, job(licences={"m": 1}))) == [Dispatch(1, 1, "right", (0,))]
-    told = site.core.rejection_reason(job(2, licences={"m": 1}, clusters=("left",)))
-    assert told == (
+    reason = site.core.rejection_reason(job(2, licences={"m": 1}, clusters=("left",)))
+    assert reason == (
         "no cluster can run the job (left: licence m cannot be used there); change what it asks for"
     )
 
 
-@pytest.mark.parametrize(("known", "urgency"), [(2, 10), (20, 2)])
-def test_the_licence_heuristic_knows_how_many_licences_there_are(known: int, urgency: int) -> None:
-    site = Site(pools=tuple(LicencePool(name=f"l{n}", total=1) for n in range(known)))
+@pytest.mark.parametrize(("total", "urgency"), [(2, 10), (20, 2)])
+def test_the_licence_heuristic_knows_how_many_licences_there_are(total: int, urgency: int) -> None:
+    site = Site(pools=tuple(LicencePool(name=f"l{n}", total=1) for n in range(total)))
     parts = site.core.classifier.contributions(job(licences={"l0": 1, "l1": 1}))
     assert [p.contribution for p in parts if p.heuristic == "licence"] == [urgency]
 

@@ -17,7 +17,7 @@ def held(count: int = 1, hosts: frozenset[str] | None = N1, since: float = 1000.
 
 
 @pytest.mark.parametrize(
-    ("uses", "ours", "expected"),
+    ("uses", "leased", "expected"),
     [
         ([LicenceUse("ada", "n1", 2, 1005.0)], [held(2)], 0),
         ([LicenceUse("ada", "N1.site.example", 2, 1005.0)], [held(2)], 0),
@@ -42,12 +42,12 @@ def held(count: int = 1, hosts: frozenset[str] | None = N1, since: float = 1000.
     ],
 )
 def test_uses_of_jobs_are_not_outside(
-    uses: list[LicenceUse], ours: list[LeasedTokens], expected: int
+    uses: list[LicenceUse], leased: list[LeasedTokens], expected: int
 ) -> None:
     used = sum(use.count for use in uses)
-    assert count_outside(Feature("x", 9, used, tuple(uses)), ours) == expected
+    assert count_outside(Feature("x", 9, used, tuple(uses)), leased) == expected
     assert (
-        count_outside(Feature("x", 9, used + 4, tuple(uses)), ours) == expected + 4
+        count_outside(Feature("x", 9, used + 4, tuple(uses)), leased) == expected + 4
     )  # uses without a user: reserved or shared
 
 

@@ -51,8 +51,8 @@ MATLAB = LicencePool(name="matlab", total=4)
 def test_what_is_ahead_of_a_licence() -> None:
     first = TokenWindow(1, 10.0, 30.0, {"matlab": 3})
     second = TokenWindow(2, 20.0, 40.0, {"matlab": 1})
-    back = [(15.0, 2), (inf, 1)]
-    slots = tokens_over_time(0.0, 1, back, [(first, 3), (second, 1)])
+    returning = [(15.0, 2), (inf, 1)]
+    slots = tokens_over_time(0.0, 1, returning, [(first, 3), (second, 1)])
     assert slots == [(0.0, 1), (10.0, -2), (15.0, 0), (20.0, -1), (30.0, 2), (40.0, 3)]
     assert [min_tokens(slots, *span) for span in ((0.0, 10.0), (0.0, 11.0), (15.0, 20.0))] == [
         1,
@@ -106,13 +106,13 @@ class Site:
     ) -> ReservationState | None:
         """Request a node and licences for that window; return the reservation's state."""
         self.step(self.event(id, ReservationRequest.fixed(1, T + start, T + end), now, **licences))
-        one = self.core.reservations.by_id.get(id)
-        if one is not None:
-            self.step(ReservationBound(T + now, id, one.nodes))
-        return None if one is None else self.core.reservations.by_id[id].state
+        reservation = self.core.reservations.by_id.get(id)
+        if reservation is not None:
+            self.step(ReservationBound(T + now, id, reservation.nodes))
+        return None if reservation is None else self.core.reservations.by_id[id].state
 
     def submit(
-        self, id: int, count: int, limit: float | None, at: float = 0.0, **more: int
+        self, id: int, count: int, limit: float | None, at: float = 0.0, **fields: int
     ) -> bool:
         """Submit a job with `count` tokens; return whether it is dispatched at once."""
         job = Job(
@@ -121,7 +121,7 @@ class Site:
             estimated=limit or 100.0,
             time_limit=limit,
             licences={"matlab": count},
-            **more,  # type: ignore[arg-type]
+            **fields,  # type: ignore[arg-type]
         )
         return any(isinstance(a, Dispatch) for a in self.step(JobSubmitted(T + at, job)).actions)
 
@@ -207,10 +207,10 @@ def test_windows_are_promised_where_all_their_licences_are_free() -> None:
     assert site.submit(2, 1, None)
     assert site.reserve(6, 3000, 3100, matlab=4) is None  # job 2 has no time limit
     assert site.reserve(7, 3000, 3100, matlab=3) is ReservationState.BOUND
-    asked = site.event(8, ReservationRequest.flexible(1, 50, T, T + 4000), matlab=2)
+    requested = site.event(8, ReservationRequest.flexible(1, 50, T, T + 4000), matlab=2)
     book = site.core.reservations
-    assert book.offer_finder.offers(asked) == {"alpha": Offer(T + 1200, T + 1250, 1)}
-    assert book.offer_finder.possible_starts(asked, "alpha", Offer(T + 1200, T + 1250, 1)) == [
+    assert book.offer_finder.offers(requested) == {"alpha": Offer(T + 1200, T + 1250, 1)}
+    assert book.offer_finder.possible_starts(requested, "alpha", Offer(T + 1200, T + 1250, 1)) == [
         (T + 1200, T + 2950),
         (T + 3100, T + 3950),
     ]

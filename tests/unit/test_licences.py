@@ -52,9 +52,9 @@ def test_counts_that_make_no_sense(
 NOW = 1000.0
 
 
-def pools(*given: LicencePool) -> LicenceQueue:
+def pools(*configured: LicencePool) -> LicenceQueue:
     line = LicenceQueue()
-    line.configure(given, patience=600.0)
+    line.configure(configured, patience=600.0)
     return line
 
 

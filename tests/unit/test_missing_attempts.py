@@ -98,13 +98,13 @@ def missed(
     action: Literal["hold"] | None = None,
     row: State = State.PENDING,
     records: str = "",
-    **more: object,
+    **fields: object,
 ) -> Site:
     """Return a site whose task was listed and is missing from the next listing."""
     site = Site()
     site.step(JobSubmitted(NOW, job()))
     site.sent()
-    site.seen("left", facts(8, accounting_source=records), site.row(row, **more))  # type: ignore[arg-type]
+    site.seen("left", facts(8, accounting_source=records), site.row(row, **fields))  # type: ignore[arg-type]
     if action is not None:
         site.step(UserRequested(NOW, action, 1))
     gone = ((tag_of("cafe", 1, 1), 0),)
@@ -120,13 +120,13 @@ def test_what_listings_lack_is_looked_for_in_accounting_later_and_later() -> Non
     site = missed(NOW + 5, NOW + 9, NOW, row=State.RUNNING, started=NOW, records="sacct")
     missing = MissingTask(tag_of("cafe", 1, 1), 0, "7", NOW, NOW)
     assert site.out.actions == [QueryAccounting("left", (missing,))]
-    asked = [NOW + 9]
+    query_times = [NOW + 9]
     for second in range(10, 60):
         if site.core.unchanged_listing_matters("left", NOW + second):
             site.step(ListingReceived(NOW + second, "left", since=NOW + second, until=NOW + second))
             assert site.out.actions == [QueryAccounting("left", (missing,))]
-            asked.append(NOW + second)
-    assert asked == [NOW + 9, NOW + 14, NOW + 24, NOW + 44]
+            query_times.append(NOW + second)
+    assert query_times == [NOW + 9, NOW + 14, NOW + 24, NOW + 44]
     assert site.state() is State.UNKNOWN
     ended = site.row(State.FAILED, started=NOW, ended=NOW + 2, exit_code=3)
     site.step(AccountingReceived(NOW + 61, "left", rows=(ended,)))

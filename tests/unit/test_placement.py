@@ -27,7 +27,7 @@ def test_sent_at_once_to_the_first_empty_cluster() -> None:
 
 
 def test_waits_until_some_cluster_has_been_heard_from() -> None:
-    site = Site(seen=False)
+    site = Site(listed=False)
     assert site.step(JobSubmitted(NOW, job())) == []
     assert site.core.tasks[1, 0].reason == Reason.CLUSTER_DOWN
     assert site.seen("right", facts(4)) == [Dispatch(1, 1, "right", (0,))]
@@ -46,7 +46,7 @@ def test_only_where_it_fits() -> None:
 
 
 def test_what_can_never_run_is_refused_before_any_cluster_has_been_heard_from() -> None:
-    site = Site(seen=False, pools=(LicencePool(name="m", total=1, clusters=("right",)),))
+    site = Site(listed=False, pools=(LicencePool(name="m", total=1, clusters=("right",)),))
     assert site.core.rejection_reason(job(clusters=("left",), licences={"m": 1})) == (
         "no cluster can run the job (left: licence m cannot be used there); change what it asks for"
     )

@@ -9,9 +9,9 @@ from metasched.policies.pull import BackfillCapacity
 NOW = 1000.0
 
 
-def facts(used: int = 0, **more: object) -> ClusterInfo:
+def facts(used: int = 0, **fields: object) -> ClusterInfo:
     partition = Partition("p", (NodeCapacity(1, 8, 8 - used),), default=True)
-    return ClusterInfo(**{"cpus": 8, "used_cpus": used, "partitions": (partition,), **more})  # type: ignore[arg-type]
+    return ClusterInfo(**{"cpus": 8, "used_cpus": used, "partitions": (partition,), **fields})  # type: ignore[arg-type]
 
 
 def job(cpus: int, limit: float) -> Job:
@@ -35,12 +35,12 @@ def test_what_is_left_beside_a_window_is_given_once() -> None:
 
 
 def test_the_head_of_the_queue_and_a_window_both_keep_what_they_need() -> None:
-    more = {
+    fields = {
         "running_jobs": ((NOW + 50, 6),),
         "queue_head": (4, 60.0),
         "upcoming_windows": ((NOW + 80, 1),),
     }
-    room = BackfillCapacity(facts(6, **more), NOW)
+    room = BackfillCapacity(facts(6, **fields), NOW)
     assert room.can_start(job(2, 50))  # ends before the head starts
     assert room.can_start(job(2, 80))  # runs beside the head, ends before the window
     assert not room.can_start(job(2, 81))

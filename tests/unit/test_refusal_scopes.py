@@ -70,13 +70,13 @@ def test_grid_engine_rejections_have_a_scope(message: str, retryable: bool, scop
 
 def test_a_scope_selects_jobs() -> None:
     refused = job(1, user="a", account="x", qos="high", partition="p")
-    others = {
+    other_scopes = {
         "user": job(2, user="b", account="x", qos="high", partition="p"),
         "account": job(3, user="a", account="y", qos="high", partition="p"),
         "qos": job(4, user="a", account="x", partition="p"),
         "partition": job(5, user="a", account="x", qos="high"),
     }
-    for name, other in others.items():
+    for name, other in other_scopes.items():
         for scope in ("cluster", "user", "account", "user+account", "user+qos", "partition"):
             jobs = jobs_in_scope(scope, refused)
             assert jobs.includes(refused)

@@ -105,8 +105,8 @@ def test_several_policies_side_by_side(
 ) -> None:
     out = tmp_path / "out.html"
     arguments = ["--policy", "easy", "--policy", "fcfs", "--set", "jobs=80", "--seed", 4]
-    more = ["--runs", 3, "--report", out, "--json"]
-    assert command(monkeypatch, "simulate", "table1", *arguments, *more) == 0
+    options = ["--runs", 3, "--report", out, "--json"]
+    assert command(monkeypatch, "simulate", "table1", *arguments, *options) == 0
     rows = json.loads(capsys.readouterr().out)
     of = {(row["policy"], row["figure"]): row for row in rows}
     single = []

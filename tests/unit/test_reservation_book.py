@@ -66,8 +66,8 @@ class Desk:
     ) -> Outcome:
         return self.step(SurveyReceived(now, "alpha", Survey(now, nodes, held)))
 
-    def ask(self, id: int, start: float, end: float, **more: float) -> Outcome:
-        return self.step(self.asked(id, start, end, **more))
+    def ask(self, id: int, start: float, end: float, **fields: float) -> Outcome:
+        return self.step(self.asked(id, start, end, **fields))
 
     def asked(
         self, id: int, start: float, end: float, size: float = 1, now: float = T, let_run: float = 0
@@ -345,8 +345,8 @@ def test_while_its_jobs_may_go_on_nobody_else_is_promised_its_nodes() -> None:
     [offer] = desk.book.offer_finder.alternatives(event)["alpha"]
     assert offer == Offer(T + 25, T + 31, 1)
     desk.bind(1)
-    for id, start, end, given in ((2, 24, 30, False), (3, 25, 30, True)):
-        assert (id in desk.ask(id, start, end).reservations) == given
+    for id, start, end, granted in ((2, 24, 30, False), (3, 25, 30, True)):
+        assert (id in desk.ask(id, start, end).reservations) == granted
     passed(desk, T + 12)
     assert desk.ask(4, 24, 25, now=T + 12).reservations == {}
 
@@ -398,8 +398,8 @@ def test_what_its_manager_lost_is_bound_again() -> None:
 def test_what_nobody_has_is_forgotten() -> None:
     desk = Desk(UP)
     lost = ManagerReservation(manager_name("i", 9), T, T + 5, ("n1",))
-    others = ManagerReservation(manager_name("j", 9), T, T + 5, ("n1",))
-    assert desk.tell(T, UP, held=(lost, others)).reservation_actions == [Unbind("alpha", 9)]
+    foreign = ManagerReservation(manager_name("j", 9), T, T + 5, ("n1",))
+    assert desk.tell(T, UP, held=(lost, foreign)).reservation_actions == [Unbind("alpha", 9)]
     assert desk.step(ReservationReleased(T, 9)).reservations == {}
 
 

@@ -16,7 +16,7 @@ HOUR = 3600.0
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("fields", "message"),
     [
         ((0, 10, 0, 1, 5, 5), "size 0 is too small"),
         ((0, 10, 2, 1, 5, 5), "at most 1 is below at least 2"),
@@ -31,9 +31,9 @@ HOUR = 3600.0
         ((0, inf, 1, 1, 5, 5), "deadline is inf"),
     ],
 )
-def test_requests_that_make_no_sense(asked: tuple[float, ...], message: str) -> None:
+def test_requests_that_make_no_sense(fields: tuple[float, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ReservationRequest(*asked)  # type: ignore[arg-type]
+        ReservationRequest(*fields)  # type: ignore[arg-type]
 
 
 def test_what_is_offered_instead_of_a_window_that_is_taken() -> None:

@@ -123,10 +123,10 @@ def test_a_window_that_has_passed_when_it_is_decided_is_late() -> None:
 
 
 def windows_begin(
-    tasks: list[WorkloadEntry], asked: dict[int, tuple[float, float]]
+    tasks: list[WorkloadEntry], requested: dict[int, tuple[float, float]]
 ) -> list[list[float]]:
     """Return the starts of tasks on two processors, for each binding."""
-    windows = {id: Reservation.fixed(1, *window) for id, window in asked.items()}
+    windows = {id: Reservation.fixed(1, *window) for id, window in requested.items()}
     return [
         [start for start, _ in starts(run(tasks, windows, "2", binding=binding))]
         for binding in get_args(ProcessorBinding)
@@ -134,10 +134,10 @@ def windows_begin(
 
 
 def test_a_window_that_names_leave_no_room_for_and_amounts_do() -> None:
-    asked = {1: (0.0, 1.0), 2: (2.0, 3.0), 3: (0.0, 2.0), 4: (1.0, 3.0)}
-    tasks = [task(id, 0, 1, end - start, end - start) for id, (start, end) in asked.items()]
+    requested = {1: (0.0, 1.0), 2: (2.0, 3.0), 3: (0.0, 2.0), 4: (1.0, 3.0)}
+    tasks = [task(id, 0, 1, end - start, end - start) for id, (start, end) in requested.items()]
     # with fixed processors, neither is free for all of window 4: the first two windows share one
-    assert windows_begin(tasks, asked) == [[0, 2, 0, 1], [0, 2, 0, 2], [0, 2, 0, 2]]
+    assert windows_begin(tasks, requested) == [[0, 2, 0, 1], [0, 2, 0, 2], [0, 2, 0, 2]]
 
 
 def test_batch_jobs_apart_take_the_processors_that_reservations_want_last() -> None:
@@ -197,10 +197,10 @@ def test_never_more_than_there_is_and_each_reservation_is_kept(
     )
     result = schedule_reservations(workload, clusters, windows, strategy)
     assert [placed.job.id for placed in result.jobs] == [t.job.id for t in tasks]
-    for place in BOTH:
-        here = [placed for placed in result.jobs if placed.cluster == place]
-        for moment in {placed.start for placed in here}:
-            assert sum(p.cpus for p in here if p.start <= moment < p.end) <= 4
+    for provider in BOTH:
+        on_provider = [placed for placed in result.jobs if placed.cluster == provider]
+        for moment in {placed.start for placed in on_provider}:
+            assert sum(p.cpus for p in on_provider if p.start <= moment < p.end) <= 4
     for placed in result.jobs:
         window = windows.get(placed.job.id)
         assert placed.end - placed.start == placed.entry.run_time
@@ -235,7 +235,7 @@ def test_more_hours_are_booked_where_units_are_chosen_late() -> None:
     )
     assert late.scenario(1) == early.scenario(1) != late.scenario(2)
     booked = [[experiment.figures["booked"](c.run(s)) for s in range(1, 6)] for c in (late, early)]
-    assert all(more > less for more, less in zip(*booked, strict=True))
+    assert all(larger > smaller for larger, smaller in zip(*booked, strict=True))
     refused = [experiment.figures["refused"](case.run(1)) for case in (late, early)]
     assert [round(share, 3) for share in refused] == [0.216, 0.227]
 

@@ -18,10 +18,15 @@ PUSH = Policy(load="paper", pull=False)
 
 
 def request(
-    place: int, submitted: float, cpus: int, estimated: float, ran: float | None = None, **more: str
+    number: int,
+    submitted: float,
+    cpus: int,
+    estimated: float,
+    ran: float | None = None,
+    **fields: str,
 ) -> WorkloadEntry:
-    job = Job(id=place, submitted=submitted, estimated=estimated, cpus=cpus)
-    return WorkloadEntry(job, estimated if ran is None else ran, place, more.get("home", ""))
+    job = Job(id=number, submitted=submitted, estimated=estimated, cpus=cpus)
+    return WorkloadEntry(job, estimated if ran is None else ran, number, fields.get("home", ""))
 
 
 def run(
@@ -119,24 +124,26 @@ def test_what_is_sent_late_goes_by_the_aged_key_and_keeps_a_place_for_the_first(
 
 
 def test_the_core_hears_of_other_peoples_jobs_in_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[CoreEvent] = []
+    events: list[CoreEvent] = []
     step = Simulation._step_core
 
     def watched(engine: Simulation, event: CoreEvent) -> Outcome | None:
-        seen.append(event)
+        events.append(event)
         return step(engine, event)
 
     monkeypatch.setattr(Simulation, "_step_core", watched)
-    theirs = [request(n, 0, 4, 10, home="c1")._replace(direct=True) for n in (1, 2)]
-    placed = run(SubmissionScheme(), *theirs, request(3, 1, 4, 10), policy=Policy())
+    direct = [request(n, 0, 4, 10, home="c1")._replace(direct=True) for n in (1, 2)]
+    placed = run(SubmissionScheme(), *direct, request(3, 1, 4, 10), policy=Policy())
     assert where(placed) == [(0, 0), (0, 10), (1, 1)]
-    assert [e.job.id for e in seen if isinstance(e, JobSubmitted)] == [3]
+    assert [e.job.id for e in events if isinstance(e, JobSubmitted)] == [3]
     facts = [
-        e.info for e in seen if isinstance(e, ListingReceived) and e.cluster == "c1" and e.info
+        e.info for e in events if isinstance(e, ListingReceived) and e.cluster == "c1" and e.info
     ]
     assert max(f.owed_by_others for f in facts) == 40
     assert facts[-1].owed_by_others == 0
-    assert not any(row.tag == "" for e in seen if isinstance(e, ListingReceived) for row in e.rows)
+    assert not any(
+        row.tag == "" for e in events if isinstance(e, ListingReceived) for row in e.rows
+    )
 
 
 def test_an_unknown_choice_is_told() -> None:

@@ -43,13 +43,13 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def jobs(*given: tuple[float, int, float]) -> Workload:
+def jobs(*specs: tuple[float, int, float]) -> Workload:
     """A workload of (submitted, cpus, seconds); estimates are exact."""
     return Workload(
         "small",
         tuple(
-            WorkloadEntry(Job(id=place, submitted=s, estimated=t, cpus=c), t, place)
-            for place, (s, c, t) in enumerate(given, 1)
+            WorkloadEntry(Job(id=number, submitted=s, estimated=t, cpus=c), t, number)
+            for number, (s, c, t) in enumerate(specs, 1)
         ),
     )
 
@@ -64,18 +64,18 @@ def run(workload: Workload, clusters: str = "4", name: str = "easy", **policy: o
 
 
 def test_every_event_passes_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[CoreEvent] = []
+    events: list[CoreEvent] = []
     step = Core.step
 
     def watched(core: Core, event: CoreEvent) -> Outcome:
-        seen.append(event)
+        events.append(event)
         return step(core, event)
 
     monkeypatch.setattr(Core, "step", watched)
     schedule = run(jobs((0, 2, 30), (1, 4, 10), (2, 1, 9), (2, 3, 9), (50, 4, 1)), "4,2")
-    assert schedule.event_count == len(seen)
-    assert sum(isinstance(event, JobSubmitted) for event in seen) == 5
-    rows = [row for event in seen if isinstance(event, ListingReceived) for row in event.rows]
+    assert schedule.event_count == len(events)
+    assert sum(isinstance(event, JobSubmitted) for event in events) == 5
+    rows = [row for event in events if isinstance(event, ListingReceived) for row in event.rows]
     assert sum(row.state == "running" for row in rows) == 5
     assert sum(row.state == "completed" for row in rows) == 5
     starts = {row.started for row in rows if row.state == "running"}
@@ -275,18 +275,18 @@ def test_usage_is_of_processors_where_machines_are_shared(shared: bool, usage: f
 
 
 @pytest.mark.parametrize(
-    ("word", "sizes"), [("128", [128]), ("2x64", [64, 64]), ("64, 2x32,1", [64, 32, 32, 1])]
+    ("text", "sizes"), [("128", [128]), ("2x64", [64, 64]), ("64, 2x32,1", [64, 32, 32, 1])]
 )
-def test_clusters_by_their_sizes(word: str, sizes: list[int]) -> None:
-    clusters = parse_clusters(word)
+def test_clusters_by_their_sizes(text: str, sizes: list[int]) -> None:
+    clusters = parse_clusters(text)
     assert [c.cpus for c in clusters] == sizes
     assert [c.name for c in clusters] == [f"c{n}" for n in range(1, len(sizes) + 1)]
 
 
-@pytest.mark.parametrize("word", ["", "0", "x", "-4", "1,,2", "2x", "0x4", "9999x9", "1e3", "٣"])
-def test_impossible_clusters(word: str) -> None:
+@pytest.mark.parametrize("text", ["", "0", "x", "-4", "1,,2", "2x", "0x4", "9999x9", "1e3", "٣"])
+def test_impossible_clusters(text: str) -> None:
     with pytest.raises(ClusterError, match="--clusters"):
-        parse_clusters(word)
+        parse_clusters(text)
 
 
 def test_clusters_of_a_file(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_licences_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "word", "message"),
+    ("policy", "setting", "message"),
     [
         ("esy", None, 'write "easy"'),
         ("easy", "period=3", 'unknown key "period"'),
@@ -361,9 +361,9 @@ def test_licences_of_a_file(tmp_path: Path) -> None:
         ("easy", "deadlines", "write it as"),
     ],
 )
-def test_wrong_words_are_told(policy: str, word: str | None, message: str) -> None:
+def test_wrong_words_are_told(policy: str, setting: str | None, message: str) -> None:
     with pytest.raises(SettingError) as error:
-        read_settings(policy, [word] if word else [], 0)
+        read_settings(policy, [setting] if setting else [], 0)
     assert message in str(error.value)
 
 
@@ -493,7 +493,7 @@ def test_wrong_usage_is_one_line(
     arguments: list[str],
     message: str,
 ) -> None:
-    assert command(monkeypatch, *(word.format(trace=trace) for word in arguments)) == 2
+    assert command(monkeypatch, *(argument.format(trace=trace) for argument in arguments)) == 2
     out, err = capsys.readouterr()
     assert message in err
     assert err.startswith("metasched: error: ")

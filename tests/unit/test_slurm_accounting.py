@@ -28,13 +28,13 @@ class Slurmdbd:
 
     def __init__(self, *records: SlurmRecord) -> None:
         self.records = list(records)
-        self.asked: list[tuple[str, ...]] = []
+        self.calls: list[tuple[str, ...]] = []
 
     def controller(self) -> ControllerInfo:
         return ControllerInfo(now=time.time(), boot=SENT - 10, min_job_age=300.0, slurmdbd=True)
 
     def sacct(self, *filters: str) -> list[SlurmRecord]:
-        self.asked.append(filters)
+        self.calls.append(filters)
         return self.records
 
     def unsent_messages(self) -> int:
@@ -64,4 +64,4 @@ def test_nothing_is_said_of_a_job_whose_owner_has_no_account_any_more() -> None:
     answers = Slurmdbd()
     gone = MissingTask(TAG, 0, None, SENT, user="no-such-account")
     assert SlurmAccounting(answers, "comment", None).query([gone]).never_started == ()
-    assert answers.asked == []
+    assert answers.calls == []

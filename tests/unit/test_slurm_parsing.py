@@ -125,17 +125,17 @@ def test_recorded_rows_of_ours() -> None:
 
 def test_recorded_facts() -> None:
     lines = text.parse_queue(QUEUE, "~").lines
-    seen = cluster_info.build_cluster_info(lines, text.parse_nodes(NODES, "~"), TAKEN, {"85"})
-    assert (seen.cpus, seen.used_cpus) == (48, 35)
-    assert seen.running_jobs == (
+    info = cluster_info.build_cluster_info(lines, text.parse_nodes(NODES, "~"), TAKEN, {"85"})
+    assert (info.cpus, info.used_cpus) == (48, 35)
+    assert info.running_jobs == (
         (1795228696.0, 1),
         (1795228696.0, 2),
         (1795228696.0, 16),
         (1795229296.0, 16),
     )
-    assert seen.pending_jobs == 4 + 1
-    assert seen.owed_by_others == 4 * 16 * 1200
-    assert seen.queue_head == (16, 1200.0)
+    assert info.pending_jobs == 4 + 1
+    assert info.owed_by_others == 4 * 16 * 1200
+    assert info.queue_head == (16, 1200.0)
 
 
 def test_recorded_partitions() -> None:
@@ -167,8 +167,8 @@ def test_recorded_configuration() -> None:
     [("associations,limits", True), ("limits,associations", True), ("none", False), ("qos", False)],
 )
 def test_whether_jobs_need_an_association(enforced: str, required: bool) -> None:
-    more = f"AccountingStorageEnforce = {enforced}\nClusterName             = alpha\n"
-    controller = text.parse_controller(CONFIG + more)
+    settings = f"AccountingStorageEnforce = {enforced}\nClusterName             = alpha\n"
+    controller = text.parse_controller(CONFIG + settings)
     assert (controller.cluster, controller.requires_associations) == ("alpha", required)
 
 
@@ -351,7 +351,7 @@ def test_ids_of_tasks_are_folded_for_commands() -> None:
     assert list(text.job_arguments(["7_5", "7_1", "7_3"])) == [["7_[1,3,5]"]]  # not 7_[1-5:2]
     for scattered in ([str(i) for i in range(1200)], [f"7_{i}" for i in range(0, 2400, 2)]):
         calls = list(text.job_arguments(scattered))
-        assert [" ".join(some).count(",") + len(some) for some in calls] == [500, 500, 200]
+        assert [" ".join(ids).count(",") + len(ids) for ids in calls] == [500, 500, 200]
 
 
 def test_no_array_is_held_as_a_whole() -> None:
@@ -363,7 +363,7 @@ def test_no_array_is_held_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "state"),
+    ("slurm_state", "state"),
     [
         *((w, State.PENDING) for w in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED")),
         *((w, State.PENDING) for w in ("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")),
@@ -380,8 +380,8 @@ def test_no_array_is_held_as_a_whole() -> None:
         *((w, State.UNKNOWN) for w in ("REVOKED", "SOMETHING_NEW")),
     ],
 )
-def test_every_state_of_slurm(word: str, state: State) -> None:
-    assert row(state=word).state is state
+def test_every_state_of_slurm(slurm_state: str, state: State) -> None:
+    assert row(state=slurm_state).state is state
 
 
 @pytest.mark.parametrize(
@@ -428,13 +428,13 @@ def test_begun_or_certainly_not(changed: dict[str, str], started: float | None) 
 def test_how_it_ended(
     state: str, status: str, ended: float | None, code: int | None, signal: int | None
 ) -> None:
-    seen = row(state=state, status=status)
-    assert (seen.ended, seen.exit_code, seen.signal) == (ended, code, signal)
+    parsed = row(state=state, status=status)
+    assert (parsed.ended, parsed.exit_code, parsed.signal) == (ended, code, signal)
 
 
 def test_what_never_began_has_no_exit_code() -> None:
-    seen = row(state="CANCELLED", nodes="", status="0", reason="Resources")
-    assert (seen.exit_code, seen.signal, seen.manager_reason) == (None, None, "Resources")
+    parsed = row(state="CANCELLED", nodes="", status="0", reason="Resources")
+    assert (parsed.exit_code, parsed.signal, parsed.manager_reason) == (None, None, "Resources")
 
 
 # Small forms.
@@ -527,9 +527,9 @@ def test_generic_resources(written: str, counts: dict[str, int]) -> None:
 )
 def test_what_others_wait_for(changed: dict[str, str], owed: float) -> None:
     usual = {"state": "PENDING", "nodes": "", "start": "N/A", "end": "N/A", "tag": "(null)"}
-    seen = facts(line(**{**usual, **changed}))
-    assert seen.owed_by_others == owed
-    assert (seen.pending_jobs > 0, seen.queue_head is not None) == (owed > 0, owed > 0)
+    info = facts(line(**{**usual, **changed}))
+    assert info.owed_by_others == owed
+    assert (info.pending_jobs > 0, info.queue_head is not None) == (owed > 0, owed > 0)
 
 
 def test_the_head_is_the_first_in_slurms_own_order() -> None:
@@ -573,11 +573,11 @@ def test_when_running_work_ends(state: str, changed: dict[str, str], end: float)
 )
 def test_which_nodes_are_usable(state: str, up: bool) -> None:
     (first, *_) = text.parse_nodes(NODES, "~")
-    seen = cluster_info.build_cluster_info(
+    info = cluster_info.build_cluster_info(
         [], [first._replace(state=state, cpus="0/16/0/16")], TAKEN, set()
     )
-    assert seen.cpus == (16 if up else 0)
-    assert [n.up for n in seen.partitions[0].nodes] == [up]
+    assert info.cpus == (16 if up else 0)
+    assert [n.up for n in info.partitions[0].nodes] == [up]
 
 
 # Submissions.
@@ -618,11 +618,13 @@ def test_every_wish_is_said_in_words_of_its_own() -> None:
         *("--constraint=a&b", "--input=/dev/null", "--open-mode=truncate", "--chdir=/home/ada"),
     }
     assert specification[-4:] == ["--nice=5", "/dev/stdin", "-z", ""]
-    assert all(word.startswith("--") for word in specification[:-4])
+    assert all(argument.startswith("--") for argument in specification[:-4])
 
 
 def test_what_is_not_wished_is_not_said() -> None:
-    names = {word.partition("=")[0] for word in batch.sbatch_arguments(order(), 0, "comment")}
+    names = {
+        argument.partition("=")[0] for argument in batch.sbatch_arguments(order(), 0, "comment")
+    }
     assert names.isdisjoint(
         {"--nodes", "--mem", "--mem-per-cpu", "--gres", "--exclusive", "--time", "--error"}
         | {"--account", "--partition", "--qos", "--constraint", "--requeue"}

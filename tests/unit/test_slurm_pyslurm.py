@@ -23,10 +23,10 @@ class Squeue:
     """An squeue with prepared answers; `asked` records the job ids of each call."""
 
     def __init__(self, *answers: list[text.QueueLine]) -> None:
-        self._answers, self.asked = list(answers), list[Sequence[str]]()
+        self._answers, self.calls = list(answers), list[Sequence[str]]()
 
     def jobs(self, *, ids: Sequence[str] = (), **_: Any) -> text.QueueListing:
-        self.asked.append(ids)
+        self.calls.append(ids)
         return text.QueueListing(self._answers.pop(0))
 
 
@@ -46,7 +46,7 @@ def test_a_failed_job_is_asked_for_until_squeue_tells_its_end_and_then_no_more(
     assert access._correct_lines([TOLD]) == ([completing], "")
     assert access._correct_lines([TOLD]) == ([ENDED], "")
     assert access._correct_lines([TOLD]) == ([ENDED], "")
-    assert squeue.asked == [["77"], ["77"]]
+    assert squeue.calls == [["77"], ["77"]]
 
 
 def test_what_squeue_does_not_know_is_not_listed(
@@ -57,4 +57,4 @@ def test_what_squeue_does_not_know_is_not_listed(
     running = TOLD._replace(id="78", state="RUNNING")
     assert access._correct_lines([TOLD, running]) == ([running], "")
     assert access._correct_lines([TOLD, running]) == ([running], "")
-    assert squeue.asked == [["77"]]
+    assert squeue.calls == [["77"]]

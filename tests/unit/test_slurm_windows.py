@@ -56,10 +56,10 @@ def test_the_cores_of_a_reservation_are_told_after_a_while() -> None:
     assert (early.cores, early.cores_by_node, early.cores_on_nodes(FOUR)) == (6, {}, None)
     assert (reservation.cores, reservation.cores_by_node) == (6, {"a1": 4, "a2": 2})
     assert reservation.cores_on_nodes(FOUR) == {"a1": 4, "a2": 2}
-    one, whole = (
+    partial, whole = (
         SlurmReservation("x", 0, 9, nodes, n, {}) for nodes, n in ((("a1",), 3), (("a1", "a2"), 8))
     )
-    assert one.cores_on_nodes(FOUR) == {"a1": 3}
+    assert partial.cores_on_nodes(FOUR) == {"a1": 3}
     assert whole.cores_on_nodes(FOUR) == {"a1": 4, "a2": 4}
 
 
@@ -95,7 +95,7 @@ def test_other_jobs_have_what_is_left_of_a_node_that_is_reserved_in_part() -> No
         cpus = f"{allocated}/{8 - allocated}/0/8"
         return line._replace(name=name, state="mixed+reserved", cpus=cpus)
 
-    kept = [
+    reservations = [
         SlurmReservation("now", 0, 99, ("a1",), 2, {}),
         SlurmReservation("told", 0, 99, ("a1", "a2"), 2, {"a1": 1, "a2": 1}),
         SlurmReservation("later", 50, 99, ("a1",), 4, {}),
@@ -106,7 +106,7 @@ def test_other_jobs_have_what_is_left_of_a_node_that_is_reserved_in_part() -> No
         [place("a1", 4), place("a2", 2), place("a3", 0)],
         FOUR,
         jobs,
-        kept,
+        reservations,
         {"1": "now", "2": "told"},
         10,
     )
@@ -119,7 +119,7 @@ def test_other_jobs_have_what_is_left_of_a_node_that_is_reserved_in_part() -> No
 
 def test_windows_to_come_leave_what_neither_they_nor_jobs_have_when_they_begin() -> None:
     usable = {"a1": 8, "a2": 8, "a3": 8}
-    kept = [
+    reservations = [
         SlurmReservation("now", 0, 200, ("a3",), 1, {}),
         SlurmReservation("part", 100, 300, ("a1", "a2"), 3, {"a1": 2, "a2": 1}),
         SlurmReservation("whole", 250, 400, ("a1", "gone"), 8, {}),
@@ -127,22 +127,22 @@ def test_windows_to_come_leave_what_neither_they_nor_jobs_have_when_they_begin()
     ]
     jobs = [job("1", 2, "a1", end=150), job("2", 3, "a2", end=90), job("3", 1, "a1", end=900)]
     # 24, less 2 of `now` on a3, 4 + 2 of `part` on a1 and a2, and 2 + 1 of jobs that still run
-    assert upcoming_windows(usable, FOUR, jobs, kept, 10) == ((100, 13), (250, 14))
-    assert upcoming_windows(usable, FOUR, [], kept, 10)[1] == (
+    assert upcoming_windows(usable, FOUR, jobs, reservations, 10) == ((100, 13), (250, 14))
+    assert upcoming_windows(usable, FOUR, [], reservations, 10)[1] == (
         250,
         14,
     )
-    assert upcoming_windows({"a1": 8}, FOUR, [job("1", 8, "a1", end=999)], kept, 10) == (
+    assert upcoming_windows({"a1": 8}, FOUR, [job("1", 8, "a1", end=999)], reservations, 10) == (
         (100, 0),
         (250, 0),
     )
-    assert upcoming_windows(usable, FOUR, jobs, kept[:1], 10) == ()
+    assert upcoming_windows(usable, FOUR, jobs, reservations[:1], 10) == ()
 
 
 def test_what_is_being_replaced_is_one_with_the_cores_of_both() -> None:
     names = ["ms-aa-r1", "ms-aa-r1-again", "ms-aa-r2-again", "ms-bb-r1", "ms-aa-r1x"]
-    kept = [SlurmReservation(name, 0, 9, (f"n{i}",), 3, {}) for i, name in enumerate(names)]
-    assert own_reservations(kept, "aa") == (
+    reservations = [SlurmReservation(name, 0, 9, (f"n{i}",), 3, {}) for i, name in enumerate(names)]
+    assert own_reservations(reservations, "aa") == (
         ManagerReservation("ms-aa-r1", 0, 9, ("n1",), 6),
         ManagerReservation("ms-aa-r2", 0, 9, ("n2",), 3),
     )

@@ -174,8 +174,8 @@ def test_a_cancel_that_the_manager_forgot_is_told_again(state: State) -> None:
     site.step(UserRequested(NOW, "cancel", 1))
     site.seen("left", None, site.row(State.CANCELLED, ended=NOW))
     assert not site.core.tasks
-    back = site.row(state, started=None if state is State.PENDING else NOW)
-    assert site.seen("left", None, back) == [
+    listed = site.row(state, started=None if state is State.PENDING else NOW)
+    assert site.seen("left", None, listed) == [
         Withdraw(1, 1, "left", {0: "7"}, only_pending=state is State.PENDING)
     ]
     assert [(c.before, c.after) for c in site.out.changes] == [(State.CANCELLED, State.CANCELLED)]
@@ -375,8 +375,8 @@ def test_what_was_seen_only_before_a_restart_and_is_lost_by_its_manager_is_sent_
     again.core.restore(
         RecoveredState(tasks=tasks, last_dispatches={1: 1}, info={}, margins=[], drains=[])
     )
-    left = Cluster(name="left", adapter="local")
-    again.step(DaemonStarted(NOW + 60, "cafe", Policy(pull=False), (left,)))
+    cluster = Cluster(name="left", adapter="local")
+    again.step(DaemonStarted(NOW + 60, "cafe", Policy(pull=False), (cluster,)))
     again.seen("left", facts(8), at=NOW + 70, full=True, up_since=NOW + 50)
     assert again.out.actions == [Dispatch(1, 2, "left", (0,))]
 

@@ -617,7 +617,7 @@ SURROUNDINGS = {
 
 
 @pytest.mark.parametrize(
-    ("export", "kept"),
+    ("export", "expected"),
     [
         (None, {"PATH": "/bin", "A": "1", "SLURMLESS": "kept"}),
         ("ALL", {"PATH": "/bin", "A": "1", "SLURMLESS": "kept"}),
@@ -628,10 +628,10 @@ SURROUNDINGS = {
         ("SLURM_JOB_ID", {"SLURM_JOB_ID": "5"}),
     ],
 )
-def test_environment(export: str | None, kept: dict[str, str]) -> None:
+def test_environment(export: str | None, expected: dict[str, str]) -> None:
     arguments = [] if export is None else ["--export", export]
     submission, warnings = submitted(*arguments, "--wrap", "x", environ=SURROUNDINGS)
-    assert list(submission.environments.values()) == [kept]
+    assert list(submission.environments.values()) == [expected]
     assert warnings == []
 
 

@@ -108,8 +108,8 @@ def test_rules_laid_over_a_trace_are_seeded(tmp_path: Path) -> None:
     assert all(30 <= (job.margin or 0) <= 480 for job in bound)
     classes = {(r.job.user, r.job.user_class) for r in laid.entries}
     assert len(classes) == 7, "a user is in one class"
-    asked = sum(len(r.job.licences) for r in laid.entries)
-    assert 180 < asked < 300
+    with_licence = sum(len(r.job.licences) for r in laid.entries)
+    assert 180 < with_licence < 300
     # a subset of the workload draws the same deadlines
     part = overlay.apply(workload.subset(100, None), 1)
     assert [r.job.deadline is None for r in part.entries] == [

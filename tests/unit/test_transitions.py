@@ -43,12 +43,12 @@ def test_a_live_task_shares_the_state_of_its_attempt() -> None:
 
 
 def test_only_what_has_not_begun_comes_back_to_us() -> None:
-    back = {
+    returned = {
         state
         for (state, event), step in TABLE.items()
         if step.task is State.QUEUED and event is not TaskEvent.REQUEUE
     }
-    assert back == {State.HELD, State.DISPATCHING, State.PENDING, State.UNKNOWN}
+    assert returned == {State.HELD, State.DISPATCHING, State.PENDING, State.UNKNOWN}
 
 
 def test_every_state_is_reached_and_every_event_used() -> None:
@@ -65,7 +65,7 @@ def test_an_illegal_transition_tells_the_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "listed", "event"),
+    ("stored", "listed", "event"),
     [
         (State.PENDING, State.PENDING, None),
         (State.PENDING, State.RUNNING, TaskEvent.START),
@@ -76,11 +76,11 @@ def test_an_illegal_transition_tells_the_task() -> None:
         (State.RUNNING, State.NODE_FAIL, TaskEvent.LOSE_NODE),
     ],
 )
-def test_what_a_listed_state_means(known: State, listed: State, event: TaskEvent | None) -> None:
-    assert event_for_listed_state(known, listed) is event
+def test_what_a_listed_state_means(stored: State, listed: State, event: TaskEvent | None) -> None:
+    assert event_for_listed_state(stored, listed) is event
 
 
 def test_every_listed_state_can_follow_every_live_one() -> None:
-    for known in LIVE:
+    for stored in LIVE:
         for listed in ATTEMPT_FINAL:
-            assert event_for_listed_state(known, listed) is not None
+            assert event_for_listed_state(stored, listed) is not None

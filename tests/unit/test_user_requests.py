@@ -35,11 +35,11 @@ def test_cancel_is_told_once_and_again_if_it_shows_no_effect() -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job()))
     site.sent()
-    wish = Withdraw(1, 1, "left", {0: "7"}, only_pending=False)
-    assert site.step(UserRequested(NOW, "cancel", 1)) == [wish]
+    withdrawal = Withdraw(1, 1, "left", {0: "7"}, only_pending=False)
+    assert site.step(UserRequested(NOW, "cancel", 1)) == [withdrawal]
     row = site.row(State.RUNNING, started=NOW)
     assert site.seen("left", None, row, at=NOW + 5) == []
-    assert site.seen("left", None, row, at=NOW + 61) == [wish]
+    assert site.seen("left", None, row, at=NOW + 61) == [withdrawal]
     ended = site.row(State.CANCELLED, started=NOW, ended=NOW + 70)
     site.seen("left", None, ended, at=NOW + 70)
     assert site.out.changes[-1].after is State.CANCELLED
@@ -50,8 +50,8 @@ def test_hold_recalls_a_pending_task_and_leaves_a_running_one() -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job()))
     site.sent()
-    wish = Withdraw(1, 1, "left", {0: "7"}, only_pending=True)
-    assert site.step(UserRequested(NOW, "hold", 1)) == [wish]
+    withdrawal = Withdraw(1, 1, "left", {0: "7"}, only_pending=True)
+    assert site.step(UserRequested(NOW, "hold", 1)) == [withdrawal]
     assert site.seen("left", None, site.row(State.CANCELLED, ended=NOW)) == []
     assert site.state() is State.HELD
     assert site.step(UserRequested(NOW, "release", 1)) == [Dispatch(1, 2, "left", (0,))]
@@ -63,18 +63,18 @@ def test_hold_recalls_a_pending_task_and_leaves_a_running_one() -> None:
     assert site.out.changes[-1].after is State.FAILED
 
 
-@pytest.mark.parametrize(("word", "after"), [("lost", State.QUEUED), ("ran", State.COMPLETED)])
-def test_an_operator_resolves_what_is_unknown(word: str, after: State) -> None:
+@pytest.mark.parametrize(("answer", "after"), [("lost", State.QUEUED), ("ran", State.COMPLETED)])
+def test_an_operator_resolves_what_is_unknown(answer: str, after: State) -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job()))
     site.sent()
-    assert site.step(UserRequested(NOW, word, 1, by="root")) == []  # type: ignore[arg-type]
+    assert site.step(UserRequested(NOW, answer, 1, by="root")) == []  # type: ignore[arg-type]
     assert site.state() is State.PENDING
     site.seen("left", since=NOW + 1)
-    actions = site.step(UserRequested(NOW, word, 1, by="root"))  # type: ignore[arg-type]
+    actions = site.step(UserRequested(NOW, answer, 1, by="root"))  # type: ignore[arg-type]
     assert site.out.changes[0].after is after
     assert "root" in site.out.changes[0].cause
-    assert actions == ([Dispatch(1, 2, "left", (0,))] if word == "lost" else [])
+    assert actions == ([Dispatch(1, 2, "left", (0,))] if answer == "lost" else [])
 
 
 @pytest.mark.parametrize(("code", "after"), [(0, State.COMPLETED), (3, State.FAILED)])
@@ -128,13 +128,13 @@ def test_of_a_cancel_and_a_requeue_the_last_counts_though_the_first_is_under_way
         (("cancel", "requeue"), [Dispatch(1, 2, "left", (0,))]),
         (("requeue", "cancel"), []),
     )
-    for wishes, sent in orders:
+    for commands, sent in orders:
         site = Site()
         site.step(JobSubmitted(NOW, job()))
         site.sent()
         site.seen("left", None, site.row(State.RUNNING, started=NOW))
-        for wish in wishes:
-            site.step(UserRequested(NOW, wish, 1))
+        for command in commands:
+            site.step(UserRequested(NOW, command, 1))
         ended = site.row(State.CANCELLED, started=NOW, ended=NOW)
         assert site.seen("left", None, ended) == sent
 

@@ -79,10 +79,10 @@ class Site:
         natives = {index: f"{id}_{index}" for index in sent.indices}  # type: ignore[union-attr]
         self.step(DispatchAccepted(T, id, 1, natives))
 
-    def row(self, state: State, id: int = 1, index: int = 0, **more: object) -> JobStatus:
+    def row(self, state: State, id: int = 1, index: int = 0, **fields: object) -> JobStatus:
         started = None if state is State.PENDING else START
         row = JobStatus(tag_of("i", id, 1), index, f"{id}_{index}", state, started=started)
-        return structs.replace(row, **more)
+        return structs.replace(row, **fields)
 
     def due(self, now: float) -> list[Withdraw]:
         self.step(TimerExpired(now))

@@ -87,10 +87,10 @@ def test_pull_delays_nobody(there: ClusterInfo, pulled: bool) -> None:
 def test_those_who_ask_for_the_same_are_decided_once_while_a_cluster_keeps_its_shape(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
+    requests = []
 
     def counted(job: Job, cluster: Cluster, facts: ClusterInfo | None) -> Ineligibility | None:
-        asked.append((job.time_limit, cluster.name))
+        requests.append((job.time_limit, cluster.name))
         return find_ineligibility(job, cluster, facts)
 
     def right(hours: int, free: int) -> ClusterInfo:
@@ -103,18 +103,18 @@ def test_those_who_ask_for_the_same_are_decided_once_while_a_cluster_keeps_its_s
     for id in range(1, 201):  # all exceed right's limit of 1 h, half also its later limit of 3 h
         site.step(JobSubmitted(NOW, job(id, time_limit=7200.0 if id % 2 else 14400.0)))
         site.sent(id)
-    assert sorted(asked) == [
+    assert sorted(requests) == [
         (hours * 3600.0, name) for hours in (2, 4) for name in ("left", "right")
     ]
     waiting = [site.row(State.PENDING, id) for id in range(1, 201)]
     site.seen("left", facts(8, free=0), *waiting, at=NOW + 1)
-    asked.clear()
+    requests.clear()
     for free in (1, 4, 2):
         assert site.seen("right", right(1, free), at=NOW + 2) == []
-    assert asked == []
+    assert requests == []
     withdrawn = site.seen("right", right(3, 2), at=NOW + 3)
     assert [w.job for w in withdrawn if isinstance(w, Withdraw)] == [1, 3]
-    assert sorted(asked) == [(7200.0, "right"), (14400.0, "right")]
+    assert sorted(requests) == [(7200.0, "right"), (14400.0, "right")]
 
 
 def test_no_pull_when_the_policy_pushes() -> None:
@@ -234,8 +234,8 @@ def test_what_has_not_begun_leaves_a_cluster_that_was_silent_for_long(
 ) -> None:
     site = silent_site(move_after)
     site.seen("right", facts(4), at=NOW + 60)
-    back = [site.row(State.PENDING, 1), site.row(State.RUNNING, 2, started=NOW)]
-    away = site.seen("left", None, *back, full=True, at=NOW + 100)
+    listed = [site.row(State.PENDING, 1), site.row(State.RUNNING, 2, started=NOW)]
+    away = site.seen("left", None, *listed, full=True, at=NOW + 100)
     assert away == ([Withdraw(1, 1, "left", {0: "7"}, only_pending=True)] if moves else [])
     if moves:
         gone = site.row(State.CANCELLED, 1, ended=NOW)
@@ -245,8 +245,8 @@ def test_what_has_not_begun_leaves_a_cluster_that_was_silent_for_long(
 def test_a_silence_of_all_clusters_is_ours_and_does_not_count() -> None:
     site = silent_site(90.0)
     site.step(ClusterUnreachable(NOW, "right", "no answer"))
-    back = [site.row(State.PENDING, 1), site.row(State.RUNNING, 2, started=NOW)]
-    assert site.seen("left", None, *back, full=True, at=NOW + 1000) == []
+    listed = [site.row(State.PENDING, 1), site.row(State.RUNNING, 2, started=NOW)]
+    assert site.seen("left", None, *listed, full=True, at=NOW + 1000) == []
 
 
 def test_patience_stands_still_while_a_cluster_is_silent() -> None:
