@@ -62,7 +62,7 @@ def test_they_are_named_everywhere_and_broken_only_when_they_would_begin(site: S
     write(
         site,
         on_gone(1, ReservationState.ACTIVE, now - 60),
-        on_gone(2, ReservationState.BOUND, now + 10),
+        on_gone(2, ReservationState.BOUND, now + 20),
         on_gone(3, ReservationState.BOUND, now + 3600),
     )
     site.start()
