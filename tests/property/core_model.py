@@ -246,6 +246,8 @@ class Life(RuleBasedStateMachine):
                 self.core.licences.leases,
             )
         )
+        for task_id, task in tasks.items():  # the database has it, a copy of a struct loses it
+            task.classified_priority = books.tasks[task_id].classified_priority
         recovered = RecoveredState(
             tasks=[task for _, task in sorted(tasks.items())],
             last_dispatches=last_sending,

@@ -9,11 +9,13 @@ import pytest
 
 from tests.chaos.mutants import track_record
 from tests.chaos.mutants.harnesses import (
+    STRIKES,
     ChaosHarness,
     HarnessError,
     HostileHarness,
     Output,
     PytestHarness,
+    Trials,
     harness_named,
 )
 from tests.chaos.mutants.mutant import (
@@ -106,22 +108,24 @@ def test_harnesses() -> None:
     )
 
 
-def test_findings(tmp_path: Path) -> None:
+def test_trials_and_findings(tmp_path: Path) -> None:
     """A skipped test or a harness that cannot run is no clean trial."""
     chaos, test = ChaosHarness("local", "disk full"), PytestHarness("tests/x.py")
-    assert chaos.finding(Output(0, '{"found": "t1 began twice"}', "", tmp_path)) == "t1 began twice"
+    found = chaos.trials(Output(0, '{"found": "t1 began twice"}', "", tmp_path))
+    assert found == Trials(STRIKES, "t1 began twice")
     with pytest.raises(HarnessError, match="no slurmctld"):
-        chaos.finding(Output(2, "", "no slurmctld\n", tmp_path))
+        chaos.trials(Output(2, "", "no slurmctld\n", tmp_path))
     with pytest.raises(HarnessError, match="no tests ran"):
-        test.finding(Output(5, "no tests ran\n", "", tmp_path))
+        test.trials(Output(5, "no tests ran\n", "", tmp_path))
     report = tmp_path / "result.xml"
     report.write_text('<s><testcase/><testcase><failure message="assert 1 == 2"/></testcase></s>')
-    assert test.finding(Output(1, "", "", tmp_path)) == "assert 1 == 2"
+    statistics = "  - 12 passing, 1 failing, and 3 invalid test cases\n"
+    assert test.trials(Output(1, statistics, "", tmp_path)) == Trials(13, "assert 1 == 2")
     report.write_text("<s><testcase/><testcase><skipped/></testcase></s>")
-    assert test.finding(Output(0, "", "", tmp_path)) == ""
+    assert test.trials(Output(0, "", "", tmp_path)) == Trials(1, "")
     report.write_text("<s><testcase><skipped/></testcase></s>")
     with pytest.raises(HarnessError, match="is skipped"):
-        test.finding(Output(0, "", "", tmp_path))
+        test.trials(Output(0, "", "", tmp_path))
 
 
 def test_the_page_shows_the_stored_results() -> None:

@@ -71,13 +71,12 @@ def main(arguments: Sequence[str]) -> int:
         for result in run(chosen, options.seed, options.trials, console):
             good &= result.found and result.clean
             print(msgspec.json.encode(result).decode() if options.json else result, flush=True)
-            if options.trials >= TRIALS:
+            if result.found or options.trials >= TRIALS:
                 track_record.store(result)
     except KeyboardInterrupt:
-        console.print("interrupted; results of earlier mutants are stored")
+        console.print("interrupted; the results so far are kept")
         good = False
-    if options.trials >= TRIALS:
-        track_record.render_page()
+    track_record.render_page()
     return 0 if good else 1
 
 
@@ -102,19 +101,48 @@ def run(mutants: Sequence[Mutant], seed: int, trials: int, console: Console) -> 
                 def advance(number: int, task: object = task) -> None:
                     bar.advance(task, number)  # type: ignore[arg-type]
 
-                taken, finding = _search(base, tree, mutant.harness, seed, range(trials), advance)
+                search = _Search(base, tree, mutant.harness, seed)
+                search.run(trials, advance)
+                taken = search.made
                 bar.update(
                     task, total=taken, completed=taken, description=f"{mutant.name}: control"
                 )
-                clean, false_finding = controls.run(mutant.harness, max(taken, CONTROLS))
+                control = controls.run(mutant.harness, max(taken, CONTROLS))
             except (HarnessError, MutantError) as error:
                 yield Result.failed(mutant, str(error))
             else:
                 seconds = time.monotonic() - begun
-                yield Result.measured(mutant, taken, finding, clean, false_finding, seconds)
+                yield Result.measured(
+                    mutant, taken, search.finding, control.made, control.finding, seconds
+                )
             finally:
                 shutil.rmtree(tree, ignore_errors=True)
             bar.update(task, description=mutant.name)
+
+
+class _Search:
+    """Trials of a harness in a copy of the checkout, until they find a defect."""
+
+    def __init__(self, base: Path, tree: Path, harness: Harness, seed: int) -> None:
+        self._base, self._tree, self._harness, self._seed = base, tree, harness, seed
+        self._processes = 0
+        self.made = 0
+        self.finding = ""
+
+    def run(self, trials: int, advance: Callable[[int], None] = lambda number: None) -> None:
+        """Make that many trials in all, a few more, or fewer if they find a defect."""
+        while self.made < trials and not self.finding:
+            with tempfile.TemporaryDirectory(
+                prefix="t", dir=self._base, ignore_cleanup_errors=True
+            ) as name:
+                folder = Path(name)
+                folder.chmod(0o711)
+                arguments = self._harness.arguments(folder, f"{self._seed}-{self._processes}")
+                done = self._harness.trials(_execute(self._tree, arguments, folder))
+            self._processes += 1
+            self.made += done.made
+            self.finding = done.finding
+            advance(done.made)
 
 
 class _Controls:
@@ -123,46 +151,16 @@ class _Controls:
     def __init__(self, base: Path, seed: int) -> None:
         self._base, self._seed = base, seed
         self._tree = base / "control"
-        self._made: dict[Harness, int] = {}  # clean trials
-        self._findings: dict[Harness, str] = {}
+        self._searches: dict[Harness, _Search] = {}
 
-    def run(self, harness: Harness, trials: int) -> tuple[int, str]:
-        """Make at least that many trials in all; return (trials, finding or "")."""
+    def run(self, harness: Harness, trials: int) -> _Search:
+        """Make at least that many trials in all."""
         if not self._tree.exists():
             copy_checkout(self._tree)
-        made = self._made.get(harness, 0)
-        if made < trials and harness not in self._findings:
-            taken, finding = _search(
-                *(self._base, self._tree, harness, self._seed, range(made, trials)),
-                advance=lambda number: None,
-            )
-            self._made[harness] = made + taken
-            if finding:
-                self._findings[harness] = finding
-        return self._made[harness], self._findings.get(harness, "")
-
-
-def _search(
-    base: Path,
-    tree: Path,
-    harness: Harness,
-    seed: int,
-    trials: range,
-    advance: Callable[[int], None],
-) -> tuple[int, str]:
-    """Make trials until a finding; return the number of trials made, and the finding or ""."""
-    made = 0
-    for first in range(trials.start, trials.stop, harness.size):
-        with tempfile.TemporaryDirectory(prefix="t", dir=base, ignore_cleanup_errors=True) as name:
-            folder = Path(name)
-            folder.chmod(0o711)
-            arguments = harness.arguments(folder, f"{seed}-{first}")
-            finding = harness.finding(_execute(tree, arguments, folder))
-        made += harness.size
-        advance(harness.size)
-        if finding:
-            return made, finding
-    return made, ""
+        if harness not in self._searches:
+            self._searches[harness] = _Search(self._base, self._tree, harness, self._seed)
+        self._searches[harness].run(trials)
+        return self._searches[harness]
 
 
 def _execute(tree: Path, arguments: Sequence[str], folder: Path) -> Output:

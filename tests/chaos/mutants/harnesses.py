@@ -1,11 +1,11 @@
-"""The harnesses that look for a restored defect, each as a command that makes a few trials.
+"""The harnesses that look for a restored defect, each as a process that makes a few trials.
 
 A harness is written in the header of a mutant as one of
 
     chaos MANAGER: FAULT         a round of tests/chaos, a trial is a strike of the fault
     chaos MANAGER: FAULT xN      the same with N strikes in each round
     hostile KIND: ATTACK         tests/hostile, a trial is a contest
-    pytest PATH[::TEST]          a trial is a run of the test; Hypothesis draws new examples
+    pytest PATH[::TEST]          a trial is an example of Hypothesis, or a run of a plain test
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +24,7 @@ STRIKES = 5  # of a chaos round: few, since a round shows its findings at its en
 STARTS = 20  # of jobs of b in a contest
 _CHAOS = re.compile(r"chaos (?P<manager>\w+): (?P<fault>.+?)(?: x(?P<strikes>\d+))?")
 _HOSTILE = re.compile(r"hostile (?P<kind>\w+): (?P<attack>.+)")
+_EXAMPLES = re.compile(r"- (\d+) passing(?: examples)?, (\d+) failing")  # as releases differ
 _PYTEST = re.compile(r"pytest (?P<node>tests/\S+)")
 
 
@@ -45,18 +47,22 @@ class Output:
         return lines[-1].strip() if lines else f"exit code {self.code} without a message"
 
 
+@dataclass(frozen=True)
+class Trials:
+    """What the trials of a process have found."""
+
+    made: int
+    finding: str  # the defect that it reports; "": none
+
+
 class Harness(Protocol):
     """Makes trials in a process of its own, in a copy of the checkout."""
-
-    @property
-    def size(self) -> int:
-        """The number of trials of a process."""
 
     def arguments(self, folder: Path, seed: str) -> list[str]:
         """Return the arguments of Python; `folder` is empty and may be written to."""
 
-    def finding(self, output: Output) -> str:
-        """Return the defect that the process reports, "" for none. Raises HarnessError."""
+    def trials(self, output: Output) -> Trials:
+        """Return the trials of the process. Raises HarnessError if it could make none."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +71,20 @@ class ChaosHarness:
 
     manager: str
     fault: str
-    size: int = STRIKES
+    strikes: int = STRIKES  # of a round
 
     def __str__(self) -> str:
         return f"chaos {self.manager}: {self.fault}"
 
     def arguments(self, folder: Path, seed: str) -> list[str]:
-        words = [self.manager, self.fault, seed, str(self.size), str(folder)]
+        words = [self.manager, self.fault, seed, str(self.strikes), str(folder)]
         return ["-m", "tests.chaos.one_round", *words]
 
-    def finding(self, output: Output) -> str:
+    def trials(self, output: Output) -> Trials:
         if output.code == 0 and output.out:
-            return str(json.loads(output.out)["found"])
+            return Trials(self.strikes, str(json.loads(output.out)["found"]))
         if output.code == 1:  # neither the site nor the stream expected it
-            return output.last_line
+            return Trials(self.strikes, output.last_line)
         raise HarnessError(output.last_line)
 
 
@@ -88,7 +94,6 @@ class HostileHarness:
 
     kind: str
     attack: str
-    size: int = 1
 
     def __str__(self) -> str:
         return f"hostile {self.kind}: {self.attack}"
@@ -97,14 +102,14 @@ class HostileHarness:
         options = ["--kind", self.kind, "--only", self.attack, "--starts", str(STARTS)]
         return ["-m", "tests.hostile", *options, "--seed", seed, "--json"]
 
-    def finding(self, output: Output) -> str:
+    def trials(self, output: Output) -> Trials:
         results = [json.loads(line) for line in output.out.splitlines() if line.startswith("{")]
         if output.code == 1:
             harm = [line for result in results for line in result["harm"]]
             delays = [f"median {r['median']}, worst {r['worst']}" for r in results]
-            return "; ".join(harm or delays) or output.last_line
+            return Trials(1, "; ".join(harm or delays) or output.last_line)
         if output.code == 0 and results:
-            return ""
+            return Trials(1, "")
         raise HarnessError(output.last_line)
 
 
@@ -113,7 +118,6 @@ class PytestHarness:
     """Runs of a test. A property test draws other examples in each."""
 
     node: str
-    size: int = 1
 
     def __str__(self) -> str:
         return f"pytest {self.node}"
@@ -123,21 +127,27 @@ class PytestHarness:
         return [
             *("-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"),
             *("--hypothesis-profile=trial", f"--hypothesis-seed={number}"),
+            "--hypothesis-show-statistics",
             *(f"--basetemp={folder}/t", f"--junitxml={folder}/result.xml", self.node),
         ]
 
-    def finding(self, output: Output) -> str:
+    def trials(self, output: Output) -> Trials:
         path = output.folder / "result.xml"
         if output.code not in (0, 1) or not path.exists():
             raise HarnessError(output.last_line)
         cases = list(ET.parse(path).iter("testcase"))
         if all(case.find("skipped") is not None for case in cases):
             raise HarnessError(f"{self.node} is skipped")
-        for case in cases:
-            for kind in ("failure", "error"):
-                if (failure := case.find(kind)) is not None:
-                    return " ".join(str(failure.get("message")).split())
-        return ""
+        counts = [int(passing) + int(failing) for passing, failing in _EXAMPLES.findall(output.out)]
+        return Trials(sum(counts) or 1, _first_failure(cases))
+
+
+def _first_failure(cases: Sequence[ET.Element]) -> str:
+    for case in cases:
+        for kind in ("failure", "error"):
+            if (failure := case.find(kind)) is not None:
+                return " ".join(str(failure.get("message")).split())
+    return ""
 
 
 def harness_named(text: str) -> Harness:

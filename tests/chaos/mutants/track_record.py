@@ -22,8 +22,8 @@ Each row is a defect that was repaired. A patch in `tests/chaos/mutants` restore
 code. The harness then makes trials with new seeds, at most 100, until it finds the defect. The same
 trials of the unchanged code, at least three, are the control. They must find nothing.
 
-A trial of chaos is a strike, in rounds of a few. A trial of pytest is a run of the test, for which
-Hypothesis draws new examples. A trial of hostile is a contest of two accounts.
+A trial of chaos is a strike, in rounds of a few. A trial of pytest is a random example of a
+property test, or a run of a plain test. A trial of hostile is a contest of two accounts.
 `python -m tests.chaos.mutants NAME` repeats a row; `make chaos` repeats all.
 """
 
