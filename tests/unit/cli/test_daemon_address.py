@@ -1,0 +1,67 @@
+"""The address of the daemon: environment, configuration files, defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from metasched.paths import (
+    DaemonAddressError,
+    configured_socket,
+    daemon_socket,
+    personal_data,
+    personal_socket,
+)
+
+
+def test_paths_follow_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "relative/paths/are/ignored")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert personal_data() == home / ".local/share/metasched"
+    assert personal_socket() == home / ".local/state/metasched/metasched.sock"
+
+
+def test_precedence_of_daemon_addresses(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--config`, METASCHED_CONFIG, METASCHED_SOCKET, the personal configuration and path."""
+
+    def config(name: str) -> str:
+        path = home / f"{name}.toml"
+        path.write_text(f'[daemon]\nsocket = "/{name}"\n')
+        return str(path)
+
+    assert daemon_socket() == personal_socket()
+    own = home / "XDG_CONFIG_HOME/metasched"
+    own.mkdir(parents=True)
+    (own / "metasched.toml").write_text('[daemon]\nsocket = "own.sock"\n')
+    assert daemon_socket() == own / "own.sock"
+    monkeypatch.setenv("METASCHED_SOCKET", "/by-socket")
+    assert daemon_socket() == Path("/by-socket")
+    monkeypatch.setenv("METASCHED_CONFIG", config("by-config"))
+    assert daemon_socket() == Path("/by-config")
+    assert daemon_socket(config("by-option")) == Path("/by-option")
+
+
+def test_the_site_daemon_is_the_fallback(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = home / "site.sock"
+    monkeypatch.setattr("metasched.paths.site_socket", lambda: site)
+    assert daemon_socket() == personal_socket()
+    site.touch()
+    assert daemon_socket() == site
+    personal_socket().parent.mkdir(parents=True)
+    personal_socket().touch()
+    assert daemon_socket() == personal_socket()
+
+
+@pytest.mark.parametrize(
+    "text", ["[daemon", "daemon = 3", "[daemon]\nsocket = 3", '[daemon]\nsocket = ""', "x = '\xff'"]
+)
+def test_configurations_that_name_no_socket(home: Path, text: str) -> None:
+    (home / "bad.toml").write_text(text, encoding="latin-1")
+    with pytest.raises(DaemonAddressError, match=r"bad\.toml.*; "):
+        configured_socket(home / "bad.toml")
+
+
+def test_a_configuration_without_a_socket_means_the_default_socket(home: Path) -> None:
+    (home / "a.toml").write_text("[policy]\nfile = 'p.toml'\n")
+    assert configured_socket(home / "a.toml") == personal_socket()

@@ -1,0 +1,79 @@
+"""Commands on clusters, licences and reservations."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.fake_daemon import FakeDaemon, Run
+
+
+def test_licences_with_reservations(daemon: FakeDaemon, run: Run) -> None:
+    start, end = "2090-01-31T10:00:00+00:00", "2090-01-31T11:00:00+00:00"
+    row = {"licence": "matlab", "total": 4, "ours": 1, "outside": 0, "free": 3, "waiting": 0}
+    row |= {"rho": 0.0, "state": "ok"}
+    daemon.answer("/licences", [row])
+    assert "RESERVATION" not in run("licences").out
+    window = {"reservation": 7, "count": 2, "start": start, "end": end}
+    daemon.answer("/licences", [row | {"reserved": 0, "windows": [window]}])
+    assert run("licences").out.splitlines()[-1].split()[:3] == ["7", "matlab", "2"]
+
+
+def test_a_reservation_for_another_user(daemon: FakeDaemon, run: Run) -> None:
+    times = {"start": "2090-01-31T10:00:00+00:00", "end": "2090-01-31T11:00:00+00:00"}
+    where = {"cluster": "alpha", "nodes": 1, "processors": None, "starts": []}
+    offer: dict[str, Any] = where | times
+    daemon.answer("/reservations", {"offers": [offer]})
+    arguments = ("reserve", "-n", "1", "--duration", "1h", "--dry-run")
+    assert run(*arguments).code == 0
+    assert run(*arguments, "--user", "ada").code == 0
+    requests = [body for _, path, _, body in daemon.requests if path == "/reservations"]
+    assert [body.get("user") for body in requests] == [None, "ada"]
+
+
+def test_reservations_on_a_terminal_are_shown_over_time(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reservation = {
+        "reservation": 7,
+        "user": "ada",
+        "cluster": "alpha",
+        "size": 4,
+        "state": "bound",
+        "start": "2090-01-31T10:00:00+00:00",
+        "end": "2090-01-31T11:00:00+00:00",
+        "nodes": ["n1"],
+        "cause": "asked for",
+    }  # as reported by a daemon of an earlier release
+    daemon.answer("/reservations", [reservation])
+    assert "7 alpha 4 ada" not in run("reservations").out
+    daemon.answer("/reservations", [reservation | {"licences": {"matlab": 2, "ansys": 1}}])
+    assert "matlab:2,ansys:1" in run("reservations").out
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    output = run("reservations").out
+    assert "7 alpha 4 ada ......" in output
+    assert "2090-01-31" in output.splitlines()[-1]
+
+
+def test_clusters(daemon: FakeDaemon, run: Run) -> None:
+    rows = [
+        {
+            "cluster": "left",
+            "adapter": "slurm",
+            "access": "commands",
+            "state": "up",
+            "cpus": 8,
+            "used": 3,
+            "pending": 2,
+            "load": [1234.5678, 0.0],
+            "count": [4, 0],
+        }
+    ]
+    daemon.answer("/clusters", rows)
+    fields = run("clusters").out.splitlines()[1].split()
+    assert fields == ["left", "slurm", "by", "commands", "up", "8", "3", "2", "1235", "4"]
+    assert json.loads(run("clusters", "--json").out) == rows
