@@ -13,6 +13,7 @@ import psutil
 from tests.chaos.faults import FAULTS
 from tests.chaos.mutants.track_record import page_with, section
 from tests.chaos.round import Result
+from tests.hostile.report import page_with_attacks
 
 _TITLES = {
     "local": "local clusters",
@@ -61,7 +62,7 @@ loaded their modules. So recovery leaves out the time that Python takes to load 
 
 def text(results: Sequence[Result], command: str, seed: int) -> str:
     page = _HEAD + "\n".join(lines(results, command, seed)) + "\n" + _TAIL
-    return page_with(section(), page)
+    return page_with(section(), page_with_attacks(page))
 
 
 def lines(results: Sequence[Result], command: str, seed: int) -> Iterable[str]:

@@ -22,10 +22,11 @@ from typing import Any
 
 import psutil
 
+from metasched.paths import PROTOCOL_HEADER
 from tests.e2e.conftest import COMMAND, ENDED
 from tests.harness import accounts
 from tests.harness.accounts import A, B
-from tests.hostile.sites import FREE_ACCOUNT, HostileSite
+from tests.hostile.sites import CELL_LIMIT, FREE_ACCOUNT, HostileSite
 
 MAX_STALLED = 3  # stalled dispatches at a time
 HALF_OPEN = 150  # connections at a time
@@ -70,6 +71,23 @@ IN_FENCE = (
     "rm -rf ./* jobs-0/* jobs-0",
     "chmod -R 777 . jobs-0; chmod 0 . jobs-0",
     "ls -la . jobs-0; for i in 0 1 2 3; do echo x >jobs-0/task.$i; ln -sf $VICTIM jobs-0/l$i; done",
+)
+# Finds the folder of claims of the job that runs this script: its shell has read the path.
+FIND_CLAIM = """#!/bin/sh
+for file in $(tr '\\0' ' ' </proc/$PPID/cmdline); do
+  [ -f "$file" ] && folder=$(grep -ahos "/[^'\\" ]*/claims-[0-9a-f]*" "$file" | head -n 1)
+  [ -n "$folder" ] && break
+done
+cd "${folder:-/nowhere}" || exit
+"""
+IN_CLAIMS = (
+    "echo ended 0 99999999999 >>task.0; exit 9",
+    "rm -f task.0; exit 9",
+    "rm -f task.0; mkfifo task.0 task.1 task.2",
+    "rm -f task.0; ln -s /etc/passwd task.0",
+    "rm -f task.0; mkdir -m 0 task.0",
+    "head -c 3000000 /dev/zero >>task.0",
+    "for i in $(seq 300); do : >task.$i; done",
 )
 HOSTILE_TEXTS = (
     "ms-{instance}-{job}-1",
@@ -144,9 +162,11 @@ class Attacker:
         self.start(*command, data=data, folder=folder)
         self.finish()
 
-    def send(self, method: str, path: str, body: bytes = b"", times: int = 1) -> None:
-        """Send a request to the daemon; ignore its answer."""
-        head = f"{method} {path} HTTP/1.0\r\nContent-Type: application/json\r\n"
+    def send(
+        self, method: str, path: str, body: bytes = b"", times: int = 1, fields: str = ""
+    ) -> None:
+        """Send a request to the daemon, with further header `fields`; ignore its answer."""
+        head = f"{method} {path} HTTP/1.0\r\nContent-Type: application/json\r\n{fields}"
         head += f"Content-Length: {len(body)}\r\n\r\n"
         data = head.encode(errors="replace") + body
         self.start(sys.executable, "-I", "-S", "-c", SEND, self.socket, str(times), data=data)
@@ -272,7 +292,12 @@ class Attacker:
 
     def exhaust_limit(self) -> None:
         """Submit more jobs than the manager accepts from a."""
-        self.submit(array="0-19", script="#!/bin/sh\nsleep 0.2\n")
+        self.submit(array=f"1-{2 * CELL_LIMIT}", script="#!/bin/sh\nsleep 0.2\n")
+
+    def forge_end(self) -> None:
+        """Write false ends and other entries into the folder of a job's own claims."""
+        self.submit(script=f"{FIND_CLAIM}{self.draw.choice(IN_CLAIMS)}\n")
+        self.finish()
 
     def half_open(self) -> None:
         """Open connections and send half a request, or nothing, over each."""
@@ -332,6 +357,24 @@ class Attacker:
         if self.draw.random() < 0.3:
             fields["time_limit"] = self.draw.choice((-1.0, 0.0, 1e300, 60.0))
         self.submit(**fields)
+        self.finish()
+
+    def reuse_key(self) -> None:
+        """Submit under a key that was used for another job, under odd keys and odd versions."""
+        draw, jobs = self.draw, []
+        for _ in range(draw.choice((1, 1, 50))):
+            jobs.append(
+                {"script": "s", "environment": "e", "directory": "/", "output": "/dev/null"}
+            )
+        body = {
+            "jobs": jobs,
+            "scripts": {"s": f"#!/bin/sh\n: {draw.random()}\n"},
+            "environments": {"e": {}},
+        }
+        key = draw.choice(("a", "b", "k" * 128, "k" * 60_000, "\u00e9\u0661", "a b", "", ".."))
+        version = draw.choice(("1", "2", "-1", "9" * 5000, "NaN", ""))
+        fields = f"Idempotency-Key: {key}\r\n{PROTOCOL_HEADER}: {version}\r\n"
+        self.send("POST", "/jobs", json.dumps(body).encode(), times=3, fields=fields)
         self.finish()
 
     def meddle(self) -> None:
@@ -421,11 +464,13 @@ ATTACKS = (
     Attack("forged tags", Attacker.forge_tag, Attacker.submit_bare_held, ("slurm", "gridengine")),
     Attack("claims folder", Attacker.attack_claims, Attacker.list_bare),
     Attack("stalled command", Attacker.stall, Attacker.submit_bare),
-    Attack("own limit", Attacker.exhaust_limit, Attacker.submit_bare, ("slurm",)),
+    Attack("forged ends", Attacker.forge_end, Attacker.submit_bare),
+    Attack("own limit", Attacker.exhaust_limit, Attacker.submit_bare, ("slurm", "gridengine")),
     Attack("half requests", Attacker.half_open, Attacker.list_bare),
     Attack("nested body", Attacker.nest_body, Attacker.list_bare),
     Attack("flood of requests", Attacker.flood, Attacker.list_bare),
     Attack("odd jobs", Attacker.submit_odd, Attacker.submit_bare),
+    Attack("submission keys", Attacker.reuse_key, Attacker.submit_bare),
     Attack("jobs of others", Attacker.meddle, Attacker.list_bare),
 )
 

@@ -23,6 +23,8 @@ from tests.hostile.sites import HostileSite
 from tests.hostile.stream import Stream
 
 ROOT = str(Path(__file__).resolve().parents[2])
+STARTS = 100  # of b in a large contest, in each attack and in each control
+MAX_RATIO = 3.0  # of the median and of the worst delay to those of the control
 PAUSE = 0.1  # seconds between two strikes
 RANDOM = "all, in random order"
 
@@ -77,6 +79,11 @@ class Result:
         """How much longer the median and the worst start took."""
         attacked, control = self.attacked, self.control
         return attacked.median / control.median, attacked.worst / control.worst
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the median or the worst start took too long."""
+        return not all(ratio <= MAX_RATIO for ratio in self.ratios)  # NaN: nothing has started
 
     def __str__(self) -> str:
         attacked, control = self.attacked, self.control

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from tests.harness import gridengine, slurm
 from tests.harness.accounts import KEEPER, A, B
 
 LIMIT = 4  # jobs that a may have in the default Slurm account of a
+CELL_LIMIT = 20  # jobs of each user in the cell, twice what b needs
 FREE_ACCOUNT = "free"  # another account of a, without a limit
 LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 16\npoll_interval = 0.2\n'
 
@@ -85,6 +87,7 @@ def gridengine_site(folder: Path) -> Iterator[HostileSite]:
     """A site over a Grid Engine cell."""
     with (
         gridengine.Cell(folder / "m", slots=16) as cell,
+        _limited_jobs(cell),
         _running(
             *("gridengine", folder, *gridengine_tables(cell), (cell.name,)),
             inside=cell.inside,
@@ -96,6 +99,16 @@ def gridengine_site(folder: Path) -> Iterator[HostileSite]:
         ) as site,
     ):
         yield site
+
+
+@contextmanager
+def _limited_jobs(cell: gridengine.Cell) -> Iterator[None]:
+    """Limit the jobs that each user may have in the cell."""
+    file = cell.folder / "global"
+    settings = re.sub(r"(?m)^(max_u_jobs +).*", rf"\g<1>{CELL_LIMIT}", cell.run("qconf", "-sconf"))
+    file.write_text(settings)
+    cell.run("qconf", "-Mconf", str(file))
+    yield
 
 
 SITES: Mapping[str, Callable[[Path], AbstractContextManager[HostileSite]]] = {

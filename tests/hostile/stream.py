@@ -16,7 +16,7 @@ import msgspec
 
 from metasched.client.client import Client, ClientError
 
-OPEN_AT_MOST = 4  # jobs
+OPEN_AT_MOST = 10  # jobs
 POLL = 0.1  # seconds between two queries of the jobs
 PATIENCE = 240.0  # seconds without an end of any job, after which the rest counts as lost
 ENDED = {"completed", "failed", "timeout", "cancelled", "rejected"}
