@@ -47,6 +47,7 @@ or be queued with a reason.
 - an end that the payload did not have
 - an attempt without its licence lease, or a lease that outlived its attempt
 - more licences in use than exist
+- a payload that ran under another account than that of its job's owner
 
 A slurmctld that lost its last seconds may list an ended job as running. That is not counted: it
 runs nowhere. Rounds run side by side, so recovery is that of a busy host.
