@@ -193,7 +193,7 @@ def test_a_step_without_a_point_is_found() -> None:
     assert ".CommandExecutor._store  [DispatchAccepted] before the commit" in remaining
 
 
-def test_an_end_that_the_fault_made_is_told_apart(after: Ruined) -> None:
+def test_an_end_that_the_fault_made_is_counted_apart(after: Ruined) -> None:
     after.sql("UPDATE task SET state = 'failed' WHERE job = 3")
     assert any("did not fail" in wrong for wrong in after.verdict().wrong)
     verdict = audit(Sqlite(after.database), after.stream, may_fail=True)

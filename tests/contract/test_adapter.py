@@ -101,12 +101,12 @@ def test_what_waits_is_expected_to_begin_when_the_first_place_is_free(manager: M
 
 
 @pytest.mark.parametrize("code", [1, 3, 255])
-def test_a_failing_job_tells_its_exit_code(manager: Manager, code: int) -> None:
+def test_a_failing_job_reports_its_exit_code(manager: Manager, code: int) -> None:
     row = manager.wait_end(manager.submit(f"exit {code}"))
     assert (row.state, row.exit_code, row.signal) == (State.FAILED, code, None)
 
 
-def test_a_job_ended_by_a_signal_tells_which(manager: Manager) -> None:
+def test_a_job_ended_by_a_signal_reports_the_signal(manager: Manager) -> None:
     row = manager.wait_end(manager.submit("kill -KILL $$"))
     assert (row.state, row.exit_code, row.signal) == (State.FAILED, None, signal.SIGKILL)
 
@@ -359,7 +359,7 @@ def test_a_new_adapter_finds_tasks_by_their_tags(manager: Manager) -> None:
     assert manager.wait_end(running).state is State.CANCELLED
 
 
-def test_a_job_that_ends_while_no_adapter_looks_tells_its_true_end(manager: Manager) -> None:
+def test_a_job_that_ends_without_an_adapter_reports_its_true_end(manager: Manager) -> None:
     order = manager.submit("while [ ! -e go ]; do sleep 0.05; done; exit 6")
     manager.wait_state(order, State.RUNNING)
     manager.adapter.close()
@@ -370,7 +370,7 @@ def test_a_job_that_ends_while_no_adapter_looks_tells_its_true_end(manager: Mana
     assert (row.state, row.exit_code) == (State.FAILED, 6)
 
 
-def test_another_instance_is_somebody_else(manager: Manager) -> None:
+def test_jobs_of_another_instance_are_foreign(manager: Manager) -> None:
     blockers = manager.fill()
     manager.submit("true", cpus=2, time_limit=1200.0)
     manager.reconnect("another1")
@@ -410,7 +410,7 @@ def test_facts_of_an_idle_manager(manager: Manager) -> None:
     assert 0 < partition.free_cpus <= facts.cpus
 
 
-def test_facts_tell_what_runs_and_what_is_free(manager: Manager) -> None:
+def test_cluster_info_counts_running_jobs_and_free_processors(manager: Manager) -> None:
     idle = manager.wait_facts(lambda facts: facts.used_cpus == 0)
     order = manager.submit("exec sleep 300", cpus=2, time_limit=600.0)
     row = manager.wait_state(order, State.RUNNING)
@@ -426,7 +426,7 @@ def test_facts_tell_what_runs_and_what_is_free(manager: Manager) -> None:
     assert now.free_cpus == before.free_cpus - 2
 
 
-def test_facts_tell_what_waits(manager: Manager) -> None:
+def test_cluster_info_counts_pending_jobs(manager: Manager) -> None:
     blockers = manager.fill()
     facts = manager.adapter.poll().info
     assert [cpus for _, cpus in facts.running_jobs] == [order.job.cpus for order in blockers]

@@ -62,7 +62,7 @@ LISTINGS = {
 }
 
 
-def test_clusters_whose_listings_cannot_be_read_say_why_and_the_others_go_on(site: Site) -> None:
+def test_clusters_with_unreadable_listings_report_the_cause_and_others_go_on(site: Site) -> None:
     tables = [table(name, site.folder, commands) for name, (commands, _) in LISTINGS.items()]
     site.configure(TWO_LOCAL + "".join(tables))
     site.start("down:")

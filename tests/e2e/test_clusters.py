@@ -63,7 +63,7 @@ def test_what_waits_stays_if_asked_and_bad_input_changes_nothing(running: Site) 
     assert running.until_ended(waiting)[0]["cluster"] == "left"
 
 
-def test_a_worker_that_dies_again_and_again_is_started_less_often_and_it_says_so(
+def test_a_worker_that_dies_repeatedly_is_started_less_often_and_logged(
     running: Site,
 ) -> None:
     def dies() -> Any:

@@ -102,7 +102,7 @@ def test_time_limit_ends_the_whole_tree_of_a_job(running: Site) -> None:
     )
 
 
-def test_story_tells_each_step_with_its_cause(running: Site) -> None:
+def test_story_lists_each_step_with_its_cause(running: Site) -> None:
     job = running.submit("--wrap", "true")
     running.until_ended(job)
     events = running.json("story", str(job))
@@ -113,7 +113,7 @@ def test_story_tells_each_step_with_its_cause(running: Site) -> None:
     assert "dispatching" in running.run("story", str(job)).stdout
 
 
-def test_explain_says_why_not(running: Site) -> None:
+def test_explain_gives_the_cause_of_a_refusal(running: Site) -> None:
     job = running.submit("--wrap", "sleep 300", "-n", "6")
     running.until(lambda: running.row(job)["state"] == "running")
     explained = running.json("explain", str(job))

@@ -97,7 +97,7 @@ def test_every_module_named_is_compiled(compiled: Path) -> None:
         ({"METASCHED_COMPILE": "false"}, "'false' is not 0 or 1, METASCHED_COMPILE; say 1 or 0"),
     ],
 )
-def test_says_at_once_what_is_wrong(
+def test_a_wrong_build_setting_is_reported_at_once(
     tmp_path: Path, environment: dict[str, str], message: str
 ) -> None:
     build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", str(ROOT)]

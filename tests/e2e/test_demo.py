@@ -67,7 +67,7 @@ def test_ctrl_c_ends_the_demo_its_daemon_and_its_jobs(folder: Path) -> None:
     assert not left_behind(folder)
 
 
-def test_a_chart_that_cannot_be_drawn_is_told_before_the_run(tmp_path: Path) -> None:
+def test_a_chart_that_cannot_be_drawn_is_refused_before_the_run(tmp_path: Path) -> None:
     for chart, message in ((tmp_path / "x.doc", ".png"), (tmp_path / "no" / "x.png", "folder")):
         done = subprocess.run(
             [COMMAND, "demo", "--plot", chart], capture_output=True, text=True, timeout=100

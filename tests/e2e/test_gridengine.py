@@ -30,7 +30,7 @@ def over_cell(site: Site, gridengine_cell: Cell) -> Site:
 
 
 @pytest.mark.slow
-def test_jobs_run_exactly_once_each_and_tell_their_exit_codes(over_cell: Site) -> None:
+def test_jobs_run_exactly_once_each_and_report_their_exit_codes(over_cell: Site) -> None:
     run_log = over_cell.folder / "ran"
     script = over_cell.folder / "job.sh"
     script.write_text(f'#!/bin/sh\n#$ -l h_rt=60\necho $METASCHED_JOB_ID >> "{run_log}"\nexit $1\n')

@@ -135,7 +135,7 @@ def test_a_local_queue_lets_first_go_who_has_leased_a_licence_that_others_wait_f
     assert site.row(holder)["started"] < site.row(earlier)["started"]
 
 
-def test_what_is_told_of_licences(licensed: Site) -> None:
+def test_listings_and_explanations_of_licences(licensed: Site) -> None:
     first = licensed.submit("-L", "matlab:3", "--wrap", "sleep 60", "-t", "5")
     licensed.until(lambda: licensed.row(first)["state"] == "running")
     second = licensed.submit("-L", "matlab:2,ansys", "--wrap", "true", "-t", "5")

@@ -38,7 +38,7 @@ def waiting(site: Site) -> tuple[int, str, Path]:
     return job, site.row(job)["native_id"], run_log
 
 
-def until_told(site: Site, job: int, text: str) -> None:
+def until_explained(site: Site, job: int, text: str) -> None:
     site.until(lambda: any(text in line["cause"] for line in site.json("story", str(job))))
 
 
@@ -51,14 +51,14 @@ def ended_once(site: Site, cluster: SlurmCluster, job: int, run_log: Path) -> No
     site.replayed()
 
 
-def test_a_withdrawal_that_the_controller_forgot_is_told_again(
+def test_a_withdrawal_that_the_controller_forgot_is_repeated(
     over_slurm: Site, beta: SlurmCluster
 ) -> None:
     job, native, run_log = waiting(over_slurm)
     with beta.forgetting():
         over_slurm.run("hold", str(job))
         over_slurm.until(lambda: over_slurm.row(job)["state"] == "held")
-    until_told(over_slurm, job, "it was considered lost, but its manager lists it again")
+    until_explained(over_slurm, job, "it was considered lost, but its manager lists it again")
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "held")
     assert state(beta, "-j", native) == "CANCELLED"
     over_slurm.run("release", str(job))
@@ -73,21 +73,21 @@ def test_a_cancelled_job_that_comes_back_is_cancelled_again(
     with beta.forgetting():
         over_slurm.run("cancel", str(job))
         over_slurm.until_ended(job)
-    until_told(over_slurm, job, "dispatch 1 on beta is listed again: withdrawing it")
+    until_explained(over_slurm, job, "dispatch 1 on beta is listed again: withdrawing it")
     over_slurm.until(lambda: state(beta, "-j", native) == "CANCELLED")
     assert over_slurm.row(job)["state"] == "cancelled"
     assert over_slurm.stop() == 0
     over_slurm.replayed()
 
 
-def test_an_id_given_again_is_not_taken_for_ours_and_what_was_lost_runs_once(
+def test_a_reused_id_is_not_taken_for_a_task_and_a_lost_task_runs_once(
     over_slurm: Site, beta: SlurmCluster
 ) -> None:
     with beta.forgetting():
         job, native, run_log = waiting(over_slurm)
     other = beta.run("sbatch", "--parsable", "--job-name=another", "--wrap", "sleep 600").strip()
     assert other == native
-    until_told(over_slurm, job, "the manager no longer lists it")
+    until_explained(over_slurm, job, "the manager no longer lists it")
     assert over_slurm.row(job)["state"] == "unknown"
     over_slurm.run("resolve", str(job), "lost")
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "pending")
@@ -106,7 +106,7 @@ def test_a_restart_by_the_manager_is_an_attempt_of_its_own(
     native = over_slurm.row(job)["native_id"]
     beta = slurm_site["beta"]
     beta.run("scontrol", "requeue", native)
-    until_told(over_slurm, job, "the manager restarted it by itself (restart 1)")
+    until_explained(over_slurm, job, "the manager restarted it by itself (restart 1)")
     over_slurm.until(lambda: state(beta, "-j", native) == "PENDING")
     beta.run("scontrol", "update", f"JobId={native}", "StartTime=now+3")  # instead of in a minute
     over_slurm.until(lambda: run_log.read_text() == "x\nx\n")
@@ -143,7 +143,7 @@ def test_what_the_controller_lost_is_sent_again_and_can_never_begin_twice(
         script = beta.run(
             "scontrol", "write", "batch_script", behind_fence.row(job)["native_id"], "-"
         )
-    until_told(behind_fence, job, "its claim is revoked: it can never start")
+    until_explained(behind_fence, job, "its claim is revoked: it can never start")
     behind_fence.until(lambda: behind_fence.row(job)["state"] == "pending")
     variables = "--export=ALL,METASCHED_TASK=0"
     beta.run("sbatch", "--job-name=again", "-o", "again.out", variables, stdin=script)
@@ -153,7 +153,7 @@ def test_what_the_controller_lost_is_sent_again_and_can_never_begin_twice(
     assert run_log.read_text() == "x\n"
 
 
-def test_what_its_manager_reruns_against_our_wish_does_not_begin_again(
+def test_a_rerun_against_a_request_does_not_begin_again(
     behind_fence: Site, slurm_site: SlurmSite
 ) -> None:
     run_log, go = behind_fence.folder / "ran", behind_fence.folder / "go"
@@ -193,7 +193,7 @@ def test_what_ended_before_its_controller_forgot_it_is_settled_by_its_claim(
     [row] = behind_fence.until_ended(job)
     assert (row["state"], row["exit_code"]) == ("failed", 6)
     assert row["ended"]
-    until_told(behind_fence, job, "its manager has forgotten it; its claim records the end")
+    until_explained(behind_fence, job, "its manager has forgotten it; its claim records the end")
     assert run_log.read_text() == "x\n"
     assert behind_fence.stop() == 0
     behind_fence.replayed()

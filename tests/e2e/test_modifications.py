@@ -156,7 +156,7 @@ def test_a_job_whose_dependency_is_forgotten_cannot_be_requeued(running: Site) -
     assert running.row(never)["state"] == "cancelled"
 
 
-def test_of_what_its_cluster_begins_again_it_is_said_why_nothing_happens(
+def test_a_request_for_a_task_that_its_cluster_restarts_is_explained(
     over_slurm: Site, slurm_site: SlurmSite
 ) -> None:
     job = over_slurm.submit("--requeue", "--wrap", "sleep 600", "--cluster", "beta", "-t", "5")

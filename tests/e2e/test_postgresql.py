@@ -139,9 +139,7 @@ def test_a_standby_takes_over_and_the_first_can_write_nothing_more(
     pg.replayed()
 
 
-def test_what_is_wrong_with_a_database_is_told_in_one_line(
-    pg: Site, postgresql_server: Server
-) -> None:
+def test_a_database_fault_is_reported_in_one_line(pg: Site, postgresql_server: Server) -> None:
     server = postgresql_server
     name = pg.url.partition("/ms")[2].partition("?")[0]
     server.sql(

@@ -60,7 +60,7 @@ def causes(site: Site, job: int) -> list[str]:
     return [line["cause"] for line in site.json("story", str(job))]
 
 
-def test_clusters_and_story_say_which_access_was_used(
+def test_clusters_and_story_name_the_access_used(
     site: Site, slurm_site: SlurmSite, python_path: tuple[str, str]
 ) -> None:
     python, path = python_path

@@ -228,7 +228,7 @@ def test_a_reservation_that_its_manager_lost_is_created_again(
 
 
 @pytest.mark.parametrize("reservable", ["slurm-nodes", "slurm-processors"], indirect=True)
-def test_a_manager_that_forgets_is_told_again(
+def test_a_request_that_a_manager_forgets_is_repeated(
     cluster: SlurmReservations, reserving_site: Site
 ) -> None:
     """Slurm only: Grid Engine stores each change before it answers."""

@@ -137,7 +137,7 @@ def test_a_user_at_fault_closes_nothing_to_others(healthy: FaultySite) -> None:
     assert (row["state"], row["breaker"]["failures"]) == ("up", 0)
 
 
-def test_local_jobs_gain_no_privileges_unless_the_site_says_so(healthy: FaultySite) -> None:
+def test_local_jobs_gain_no_privileges_unless_the_site_allows_it(healthy: FaultySite) -> None:
     b = healthy.by(B)
     command = "grep NoNewPrivs /proc/self/status"
     healthy.completes(b, b.submit("-t", "5", "-o", "privileges", "--wrap", command))

@@ -108,7 +108,7 @@ def test_users_see_their_own_jobs_and_operators_all(local: MultiUserSite) -> Non
     assert a.run("cancel", "--state", "completed", "--json").stdout.strip() == "[]"
 
 
-def test_licences_are_set_by_operators_and_who_has_one_is_told_by_permission(
+def test_licences_are_set_by_operators_and_holders_shown_by_permission(
     local: MultiUserSite,
 ) -> None:
     a, b, operator = local.by(A), local.by(B), local.by(OPERATOR)
@@ -151,7 +151,7 @@ def test_root_may_have_no_jobs(local: MultiUserSite) -> None:
     assert "user id 0 may not have jobs here" in local.error("submit", "--wrap", "true", code=3)
 
 
-def test_a_user_who_spoils_a_jobs_folder_harms_nobody_else(local: MultiUserSite) -> None:
+def test_a_user_who_spoils_a_jobs_folder_harms_no_other_user(local: MultiUserSite) -> None:
     a, b = local.by(A), local.by(B)
     job = a.submit("-o", "/dev/null", "--wrap", "sleep 600")
     a.until(lambda: a.row(job)["state"] == "running")
@@ -403,7 +403,7 @@ def test_keys_of_two_users_are_independent(local: MultiUserSite) -> None:
     assert [local.row(job)["user"] for job in jobs[:2]] == [A, B]
 
 
-def test_forged_headers_make_nobody_else(local: MultiUserSite) -> None:
+def test_forged_headers_change_no_identity(local: MultiUserSite) -> None:
     for account in (A, B):
         account_options: dict[str, Any] = accounts.as_(account)
         done = subprocess.run(

@@ -19,7 +19,7 @@ JOBS = 200
 
 
 @pytest.mark.slow
-def test_200_jobs_run_exactly_once_each_where_the_core_says(over_slurm: Site) -> None:
+def test_200_jobs_run_once_each_on_the_cluster_that_the_core_chose(over_slurm: Site) -> None:
     run_log = over_slurm.folder / "ran"
     script = over_slurm.folder / "job.sh"
     script.write_text(f'#!/bin/sh\n#SBATCH -t 1\necho $METASCHED_JOB_ID >> "{run_log}"\nexit $1\n')
@@ -77,7 +77,7 @@ def test_hold_takes_a_pending_job_back_and_release_sends_it_again(over_slurm: Si
     assert (row["state"], row["exit_code"]) == ("completed", 0)
 
 
-def test_when_the_manager_expects_a_job_to_begin_is_told_and_makes_no_story(
+def test_the_managers_expected_start_is_explained_and_makes_no_story(
     over_slurm: Site, slurm_site: SlurmSite
 ) -> None:
     full = over_slurm.submit("--wrap", "sleep 600", "-n", "24", "--cluster", "beta", "-t", "10")

@@ -251,7 +251,7 @@ def test_late_binding_keeps_nodes_free_by_what_is_sent_and_chooses_them_last(
     assert "wrong" not in site.run("db", "check").stdout
 
 
-def test_the_owner_of_one_that_breaks_is_told_why_and_what_is_free_instead(
+def test_the_owner_of_a_broken_reservation_is_notified_of_cause_and_free_windows(
     reserving_site: Site, cluster: SlurmReservations
 ) -> None:
     site = reserving_site

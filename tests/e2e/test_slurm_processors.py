@@ -23,7 +23,7 @@ WITHOUT_CORES = ClusterSpec(
 
 
 @ON_PROCESSORS
-def test_a_reservation_that_somebody_made_smaller_is_replaced(
+def test_a_reservation_that_an_admin_made_smaller_is_replaced(
     cluster: SlurmReservations, reserving_site: Site
 ) -> None:
     """The replacement with another name is created first: the owner always has a reservation."""
@@ -90,7 +90,7 @@ def test_the_daemon_refuses_another_unit_while_a_reservation_is_open(
         site.start()
 
 
-def test_a_cluster_that_reserves_no_cores_says_what_to_write(
+def test_a_cluster_that_reserves_no_cores_names_the_setting(
     site: Site, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     if (reason := missing()) is not None:

@@ -120,7 +120,7 @@ def over_slurm(common_folder: Path, beta: SlurmCluster) -> Iterator[MultiUserSit
             beta.run("scancel", "--user", account)
 
 
-def test_the_name_of_a_claims_folder_is_shown_to_nobody(
+def test_the_name_of_a_claims_folder_is_secret(
     over_slurm: MultiUserSite, beta: SlurmCluster
 ) -> None:
     a = over_slurm.by(A)

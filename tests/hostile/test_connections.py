@@ -116,7 +116,7 @@ def check_service(site: Guarded) -> None:
 
 
 @pytest.mark.parametrize("family", ["AF_UNIX", "AF_INET"])
-def test_half_requests_of_an_account_stop_nobody(site: Guarded, family: str) -> None:
+def test_half_requests_of_an_account_stop_no_other(site: Guarded, family: str) -> None:
     before = site.log.stat().st_size
     with site.flooded(family, A):
         check_service(site)

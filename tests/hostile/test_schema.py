@@ -157,7 +157,7 @@ def check_operation(victim: Victim, account: str, operation: Any) -> None:
 
 
 @pytest.mark.parametrize("account", [A, B, OPERATOR], ids=["owner", "stranger", "operator"])
-def test_every_drawn_request_is_answered_as_the_document_says(victim: Victim, account: str) -> None:
+def test_every_drawn_request_is_answered_as_documented(victim: Victim, account: str) -> None:
     before = victim.rows()
     for result in victim.schema.get_all_operations():
         check_operation(victim, account, result.ok())

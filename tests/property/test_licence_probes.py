@@ -129,7 +129,7 @@ def test_any_json_is_read_or_refused(answer: str) -> None:
 
 
 @given(st.text())
-def test_what_is_told_is_one_printable_line(text: str) -> None:
+def test_a_message_is_one_printable_line(text: str) -> None:
     assert str(LicenceServerError(text)).isprintable()
     assert str(Trouble(1, text)).isprintable()
 

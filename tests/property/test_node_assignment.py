@@ -31,7 +31,7 @@ def test_found_whenever_amounts_allow_it(demands: list[NodeDemand]) -> None:
 
 
 @given(needs(), st.dictionaries(st.sampled_from(NODES), st.integers(1, 12)))
-def test_what_has_begun_is_in_nobodys_way(
+def test_running_reservations_cost_only_their_nodes(
     demands: list[NodeDemand], running: dict[str, int]
 ) -> None:
     """Running uses all overlap now, so moving bound reservations admits as much as late binding."""

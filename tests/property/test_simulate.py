@@ -361,7 +361,7 @@ def test_flexible_backfilling_with_equal_priorities_is_easy(planned: list[Plan])
 
 
 @given(exact_plans)
-def test_conservative_backfilling_delays_nobody_behind_fcfs(planned: list[Plan]) -> None:
+def test_conservative_backfilling_delays_no_job_behind_fcfs(planned: list[Plan]) -> None:
     """With exact estimates jobs start as planned at submission, never later than under FCFS."""
     conservative = run(planned, lambda: make_policy("conservative")).jobs
     fcfs = run(planned, lambda: make_policy("fcfs")).jobs

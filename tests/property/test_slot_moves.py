@@ -93,7 +93,7 @@ def test_who_moves_has_its_new_slots_beside_the_old_and_there_is_room_then(
 
 
 @given(cells(), needs())
-def test_nobody_moves_where_there_is_room(cell: PoolMap, new: NodeDemand) -> None:
+def test_no_reservation_moves_where_there_is_room(cell: PoolMap, new: NodeDemand) -> None:
     if fits([*cell.fixed, *cell.movable.values()], new, cell.group):
         assert cell.find_moves(new) == []
 

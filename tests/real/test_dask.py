@@ -89,7 +89,7 @@ def test_an_experiment_on_dask_gives_the_same_figures(
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense", "ftp://x:3"])
-def test_a_scheduler_that_does_not_answer_is_told_in_one_line(
+def test_a_scheduler_that_does_not_answer_is_reported_in_one_line(
     address: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(experiments, "DASK_TIMEOUT", 1.0)
@@ -101,7 +101,7 @@ def test_a_scheduler_that_does_not_answer_is_told_in_one_line(
     assert (out, err.count("\n")) == ("", 1)
 
 
-def test_without_dask_it_is_told_how_to_install_it(
+def test_without_dask_the_message_names_the_installation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)

@@ -415,7 +415,7 @@ def test_who_is_cut_and_comes_back_second_ends(served: Database, postgresql_serv
             assert len(other.status()) == 1
 
 
-def test_a_server_that_says_nothing_is_away_and_what_it_was_asked_is_not_done(
+def test_a_silent_server_is_away_and_its_request_is_not_done(
     served: Database, postgresql_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgresql, "SILENCE_TIMEOUT", 1.0)
@@ -439,7 +439,7 @@ def test_a_server_that_says_nothing_is_away_and_what_it_was_asked_is_not_done(
         assert len(ledger.status()) == 1
 
 
-def test_a_commit_whose_answer_is_lost_is_told_as_such(
+def test_a_commit_whose_answer_is_lost_is_reported_as_such(
     served: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import psycopg

@@ -47,9 +47,7 @@ def manager(
 
 
 @pytest.mark.parametrize("code", [99, 100])
-def test_exit_codes_with_a_meaning_of_their_own_run_once_and_are_told(
-    manager: Manager, code: int
-) -> None:
+def test_special_exit_codes_run_once_and_are_reported(manager: Manager, code: int) -> None:
     """Grid Engine alone would rerun the job after 99, despite -r n, and keep it in error at 100."""
     row = manager.wait_end(manager.submit(f"echo ran >> ran; exit {code}"))
     assert (row.state, row.exit_code, row.signal, row.manager_reason) == (
@@ -109,7 +107,7 @@ def test_what_was_withdrawn_while_it_waited_is_still_known_to_a_new_adapter(
     assert manager.wait_end(blocker).state is State.CANCELLED
 
 
-def test_a_job_deleted_by_others_before_it_began_is_not_told_to_have_failed(
+def test_a_job_deleted_by_others_before_it_began_has_not_failed(
     manager: Manager, gridengine_cell: Cell
 ) -> None:
     manager.fill()

@@ -632,7 +632,9 @@ def test_a_directory_of_a_missing_filesystem_may_come_back(own_launcher: Running
     assert missing["refused"].endswith("No such file or directory")
 
 
-def test_no_program_gains_privileges_unless_the_site_says_so(own_launcher: RunningLauncher) -> None:
+def test_no_program_gains_privileges_unless_the_site_allows_it(
+    own_launcher: RunningLauncher,
+) -> None:
     assert probed_no_new_privs(own_launcher) == 1
     text = own_launcher.config.read_text()
     setting = "[cluster.alpha]\nno_new_privs = false\n"

@@ -235,7 +235,7 @@ def test_what_lingers_is_stored_anew_when_the_clock_is_set(ledger: Ledger) -> No
     assert lingering() == daemon.core.licences.status("matlab", NOW).lingering == 0
 
 
-def test_what_a_manager_gave_past_us_counts_after_a_restart_until_it_is_heard(
+def test_outside_use_counts_after_a_restart_until_the_manager_answers(
     ledger: Ledger,
 ) -> None:
     daemon = Daemon(ledger)

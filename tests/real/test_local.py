@@ -255,7 +255,7 @@ def test_gpus_in_use_are_given_to_no_other_job(site: Site) -> None:
     assert site.wait_file(f"gpus-{again.job.id}") == "0\n"
 
 
-def test_usage_is_told(site: Site) -> None:
+def test_usage_is_reported(site: Site) -> None:
     script = f"#!{PYTHON}\nb = bytearray(80 << 20)\nfor i in range(10**6): b[i] = 1\n"
     row = site.wait_end(site.submit("", script=script))
     assert row.exit_code == 0
@@ -402,7 +402,7 @@ def test_a_job_over_its_memory_is_ended(site: Site) -> None:
     assert row.max_memory > 60
 
 
-def test_limits_hold_and_ends_are_known_though_nobody_was_there(site: Site) -> None:
+def test_limits_hold_and_ends_are_known_without_an_adapter(site: Site) -> None:
     late = site.submit("exec sleep 60", time_limit=1.0)
     code = site.submit("while [ ! -e go ]; do sleep 0.02; done; exit 5")
     site.wait(lambda: all(row.started is not None for row in site.rows().values()))
@@ -419,7 +419,7 @@ def test_limits_hold_and_ends_are_known_though_nobody_was_there(site: Site) -> N
     assert row.started <= row.ended <= all_gone
 
 
-def test_an_end_that_was_told_is_told_by_the_next_life_from_its_first_listing_on(
+def test_a_reported_end_is_reported_by_the_next_start_from_its_first_listing_on(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("metasched.adapters.local.scheduler.SAVE_DELAY", 600.0)
@@ -437,7 +437,7 @@ def test_an_end_that_was_told_is_told_by_the_next_life_from_its_first_listing_on
 
 
 @pytest.mark.parametrize("watched", [True, False])
-def test_a_job_without_its_supervisor_is_ended_and_told(site: Site, watched: bool) -> None:
+def test_a_job_without_its_supervisor_is_ended_and_reported(site: Site, watched: bool) -> None:
     order = site.submit(f"echo $$ > main; {ESCAPEE}; sleep 60")
     pids = [int(site.wait_file("main")), int(site.wait_file("escaped"))]
     claim = site.claim(order)
@@ -461,7 +461,7 @@ def test_a_job_that_signals_its_whole_group_ends_itself_only(site: Site) -> None
     assert (row.state, row.signal, row.manager_reason) == (State.FAILED, signal.SIGTERM, "")
 
 
-def test_a_supervisor_told_to_stop_ends_its_job(site: Site) -> None:
+def test_a_supervisor_that_is_stopped_ends_its_job(site: Site) -> None:
     order = site.submit("exec sleep 60")
     site.wait(lambda: site.row(order).state is State.RUNNING)
     os.kill(int(site.claim(order)["pid"]), signal.SIGTERM)

@@ -78,7 +78,7 @@ def asked(
     )
 
 
-def test_a_crash_after_any_step_loses_nothing_and_tells_managers_again(ledger: Ledger) -> None:
+def test_a_crash_after_any_step_loses_nothing_and_repeats_requests(ledger: Ledger) -> None:
     core, _ = life(ledger)
     step(core, ledger, SURVEYED)
     step(core, ledger, asked(ledger))
@@ -240,7 +240,7 @@ def test_pruning_forgets_what_is_over_but_not_what_its_manager_may_know(ledger: 
     assert ledger.next_reservation() == 5
 
 
-def test_who_is_to_be_told_is_known_after_a_crash_and_no_more_once_it_is_stored(
+def test_pending_notifications_survive_a_crash_until_delivery_is_stored(
     ledger: Ledger,
 ) -> None:
     core, _ = life(ledger)

@@ -234,7 +234,7 @@ def test_any_name_is_carried_as_far_as_slurm_can(client: Client, name: str) -> N
     assert client.wait_row(order, State.COMPLETED).exit_code == 0
 
 
-def test_variables_say_which_task_runs(client: Client) -> None:
+def test_variables_name_the_running_task(client: Client) -> None:
     show = "echo $METASCHED_JOB_ID $METASCHED_TAG $METASCHED_CLUSTER $METASCHED_CPUS $PWD"
     order = client.submit(
         f"{show} $SLURM_SUBMIT_DIR > task.$METASCHED_TASK", indices=(2, 5), cpus=3
@@ -339,7 +339,7 @@ def test_a_job_longer_than_a_minute_keeps_its_limit_in_whole_minutes(client: Cli
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING"])
-def test_a_native_id_that_slurm_gave_to_somebody_else_is_left_alone(
+def test_a_native_id_that_slurm_gave_to_another_user_is_left_alone(
     client: Client, state: str
 ) -> None:
     lost = client.order("true")

@@ -171,7 +171,7 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
         new_client.adapter.close()
 
 
-def test_each_end_is_told_as_the_listing_would_have(client: Client) -> None:
+def test_each_end_is_reported_as_in_a_listing(client: Client) -> None:
     ends = {
         "exit 0": (State.COMPLETED, 0, None),
         "exit 3": (State.FAILED, 3, None),

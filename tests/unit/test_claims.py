@@ -146,7 +146,7 @@ def test_a_dispatch_that_no_manager_confirmed_is_revoked_without_its_folder(
     assert run(order(fence, "#!/bin/sh\necho begun\n")).stdout == b""
 
 
-def test_nobody_else_can_list_or_guess_a_dispatchs_claims(tmp_path: Path, fence: str) -> None:
+def test_no_other_user_can_list_or_guess_a_dispatchs_claims(tmp_path: Path, fence: str) -> None:
     tmp_path.chmod(0o1777)  # the mode that the previous release required
     order(fence, "#!/bin/sh\n")
     folders = (tmp_path, Path(fence).parent, Path(fence))

@@ -44,7 +44,7 @@ FACTS = st.builds(
 
 
 @given(FACTS, FACTS)
-def test_what_is_stored_tells_the_facts_again(before: ClusterInfo, now: ClusterInfo) -> None:
+def test_stored_cluster_info_is_decoded_unchanged(before: ClusterInfo, now: ClusterInfo) -> None:
     stored = msgspec.json.decode(msgspec.json.encode(changed_fields(before, now)))
     assert apply_changes(before, stored) == now
     assert changed_fields(now, now) == {}

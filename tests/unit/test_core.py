@@ -110,7 +110,7 @@ def test_a_restart_gives_priorities_back_that_another_policy_had_cut() -> None:
         assert site.core.tasks[1, 0].priority == min(classified, most)
 
 
-def test_a_restored_core_tells_the_story_that_one_replayed_tells() -> None:
+def test_a_restored_core_has_the_story_of_a_replayed_core() -> None:
     site = Site()
     for id in (1, 2):
         site.step(JobSubmitted(NOW, job(id, clusters=("left",))))

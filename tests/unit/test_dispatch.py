@@ -63,7 +63,7 @@ def test_among_equal_loads_the_fewest_jobs() -> None:
     assert dispatch.choose(job(), 5) == "right"
 
 
-def test_tolerance_says_what_is_equal() -> None:
+def test_tolerance_defines_equality() -> None:
     queued: dict[str, list[tuple[float, int]]] = {
         "left": [(100, 5), (4.9, 5)],
         "right": [(50, 5), (25, 5), (25, 5)],
@@ -124,7 +124,7 @@ def test_paper_load_is_blind_to_what_is_observed() -> None:
     assert dispatch.choose(job(), 5) == "left"
 
 
-def test_what_is_looked_at_can_be_told() -> None:
+def test_loads_and_orderings_can_be_read() -> None:
     dispatch = LoadOrdering(["left", "right"])
     queue(dispatch, "left", (10, 5), (8, 7))
     assert dispatch.cluster_loads(job(), 5) == {"left": (18, 2), "right": (0, 0)}

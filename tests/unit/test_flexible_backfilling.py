@@ -62,7 +62,7 @@ def test_critical_licences_count_more() -> None:
     assert ranks(0.0, *queue, licences=copies, licence=1.0) == [4.0, 4.5, 0.25, 0.0]
 
 
-def test_how_critical_the_licences_of_the_whole_site_are_is_told() -> None:
+def test_the_licences_of_the_whole_site_have_a_criticality() -> None:
     """a is critical, b and own are not: d = 2. The cluster's count of `own` overrides its rho."""
     policy = FlexibleBackfilling(Weights(**{**NONE, "licence": 1.0}), {"own": 1})  # type: ignore[arg-type]
     queue = [

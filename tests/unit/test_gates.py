@@ -49,7 +49,7 @@ def test_tasks_whose_portion_has_yet_to_come_are_held_and_cancelled_like_all() -
     assert again.indices == (last - 1,)
 
 
-def test_begin_time_and_hold_wait_with_us() -> None:
+def test_begin_time_and_hold_wait_in_metasched() -> None:
     site = Site()
     assert site.step(JobSubmitted(NOW, job(1, begin=NOW + 60))) == []
     assert site.core.next_due == NOW + 60

@@ -161,7 +161,7 @@ def test_an_end_by_a_signal_that_we_asked_for_is_a_cancellation() -> None:
     assert ended(line("0", 0), killed=True) == (State.COMPLETED, 0, None)
 
 
-def test_a_record_tells_times_and_usage() -> None:
+def test_a_record_holds_times_and_usage() -> None:
     row = listing.ended_status(listing.parse_accounting_line(line("0", 0)), TAG, 0, False)
     assert row is not None
     assert (row.started, row.ended, row.native_id) == (1795230191, 1795230194, "5")
@@ -701,7 +701,7 @@ def test_a_job_has_its_slots_as_long_as_the_qmaster_takes_it_to_run() -> None:
         assert rules.job_duration(job) == lasts
 
 
-def test_one_that_is_being_replaced_is_told_with_the_slots_of_both() -> None:
+def test_a_reservation_under_replacement_is_listed_with_the_slots_of_both() -> None:
     rows = (kept(1, "ms-k3f9-r1", "w", ("n1", 2)), kept(5, "ms-k3f9-r1", "w", ("n2", 2)))
     reservations = reservation_listing.parse_reservations(f"<qrstat>{''.join(rows)}</qrstat>")
     assert reservation_listing.own_reservations(reservations, "root", INSTANCE) == (

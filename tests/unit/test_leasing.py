@@ -220,7 +220,7 @@ def test_a_cancelled_job_that_runs_again_is_recalled_as_soon_as_at_first() -> No
     assert site.core.recall_wait(task) == 60.0
 
 
-def test_nothing_gives_way_if_that_serves_nobody() -> None:
+def test_no_task_gives_way_to_a_job_that_can_never_run() -> None:
     site = Site(pools=(*MATLAB, LicencePool(name="none", total=0)), pull=False, patience=60.0)
     site.step(JobSubmitted(NOW, job(1, licences={"matlab": 3})))
     site.sent()
@@ -230,7 +230,7 @@ def test_nothing_gives_way_if_that_serves_nobody() -> None:
 
 
 @pytest.mark.parametrize(("state", "outside"), [(State.RUNNING, 1), (State.PENDING, 3)])
-def test_what_a_manager_has_given_past_us_is_outside_use(state: State, outside: int) -> None:
+def test_tokens_given_by_a_manager_itself_are_outside_use(state: State, outside: int) -> None:
     """The manager's count does not yet include a pending job of metasched."""
     site = Site(pools=MATLAB, pull=False)
     site.step(JobSubmitted(NOW, job(1, licences={"matlab": 2})))
@@ -249,7 +249,7 @@ def test_what_a_manager_has_given_past_us_is_outside_use(state: State, outside: 
     assert len(sent) == (state is State.RUNNING)
 
 
-def test_the_end_of_a_job_of_ours_makes_no_outside_use() -> None:
+def test_the_end_of_an_own_job_makes_no_outside_use() -> None:
     site = Site(pools=(LicencePool(name="matlab", total=4),))
     site.step(JobSubmitted(NOW, job(licences={"matlab": 2})))
     site.sent()
@@ -258,7 +258,7 @@ def test_the_end_of_a_job_of_ours_makes_no_outside_use() -> None:
     assert site.core.licences.status("matlab", NOW).free == 4
 
 
-def test_use_past_us_outlasts_a_restart_until_the_cluster_tells_anew() -> None:
+def test_outside_use_outlasts_a_restart_until_the_cluster_reports_again() -> None:
     site = Site(pools=MATLAB)
     site.seen("left", facts(8, licences={"matlab": ManagerLicences(4, 3)}))
     clusters = tuple(view.cluster for view in site.core.state.views.values())
@@ -268,7 +268,7 @@ def test_use_past_us_outlasts_a_restart_until_the_cluster_tells_anew() -> None:
     assert site.out.licence_statuses["matlab"].outside == 0
 
 
-def test_what_a_server_tells_as_well_counts_once() -> None:
+def test_use_that_a_server_reports_too_counts_once() -> None:
     pool = LicencePool(name="matlab", total=9, server="s", clusters=("left",))
     site = Site(pools=(pool,))
     site.seen("left", facts(8, licences={"matlab": ManagerLicences(9, 3)}))

@@ -141,7 +141,7 @@ def test_rho_counts_who_waits_per_copy_and_not_how_many_they_want() -> None:
         ({"ansys": MAX_TOKENS + 1}, f"the maximum is {MAX_TOKENS}; ask for fewer"),
     ],
 )
-def test_what_nobody_can_ever_have(wants: dict[str, int], message: str | None) -> None:
+def test_requests_that_can_never_be_met(wants: dict[str, int], message: str | None) -> None:
     line = pools(
         LicencePool(name="matlab", total=9, headroom=2),
         LicencePool(name="ansys", server="s"),

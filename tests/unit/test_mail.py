@@ -32,7 +32,7 @@ BROKEN = Reservation(
 )
 
 
-def test_the_owner_is_told_what_broke_why_and_what_is_free_instead() -> None:
+def test_the_owner_is_notified_of_the_break_its_cause_and_free_windows() -> None:
     subject, text = mail.message_for(BROKEN)
     assert subject == "metasched: reservation 3 is broken"
     assert text.splitlines() == [
@@ -54,7 +54,7 @@ def test_reservations_without_nodes_are_given_in_processors() -> None:
     assert "--size 8 --start" in mail.message_for(structs.replace(BROKEN, nodes=()))[1]
 
 
-def test_a_window_of_another_cluster_is_told_in_processors_with_its_name() -> None:
+def test_a_window_of_another_cluster_is_offered_in_processors_with_its_name() -> None:
     offer = Offer(1_007_200.0, 1_010_800.0, 8, "beta")
     _, text = mail.message_for(structs.replace(BROKEN, offers=(offer,)))
     assert "Free instead: 8 processors of beta from" in text

@@ -116,7 +116,7 @@ def missed(
     return site
 
 
-def test_what_listings_lack_is_looked_for_in_accounting_later_and_later() -> None:
+def test_missing_tasks_are_queried_in_accounting_with_growing_delay() -> None:
     site = missed(NOW + 5, NOW + 9, NOW, row=State.RUNNING, started=NOW, records="sacct")
     missing = MissingTask(tag_of("cafe", 1, 1), 0, "7", NOW, NOW)
     assert site.out.actions == [QueryAccounting("left", (missing,))]

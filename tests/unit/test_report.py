@@ -127,7 +127,7 @@ def test_several_policies_side_by_side(
     assert "longest_wait" in capsys.readouterr().out
 
 
-def test_cells_tell_intervals_differences_and_what_was_published() -> None:
+def test_cells_show_intervals_differences_and_published_values() -> None:
     results = [
         FigureResult("1 x 128", "FCFS", "U", (0.5,), 0.587, None),
         FigureResult("1 x 128", "LSF", "U", (0.25,), None, (0.5,)),

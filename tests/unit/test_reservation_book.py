@@ -104,7 +104,7 @@ def test_every_state_is_reached_and_none_that_is_over_is_left() -> None:
     assert {stage for stage, _ in TRANSITIONS} == OPEN_STATES
 
 
-def test_what_cannot_happen_is_a_defect_of_ours() -> None:
+def test_an_impossible_transition_is_a_defect() -> None:
     desk = Desk(UP)
     desk.ask(1, 10, 20)
     with pytest.raises(
@@ -113,13 +113,13 @@ def test_what_cannot_happen_is_a_defect_of_ours() -> None:
         next_state(desk[1], ReservationTransition.END)
 
 
-def test_names_of_other_instances_are_not_ours() -> None:
+def test_names_of_other_instances_are_foreign() -> None:
     assert reservation_id(manager_name("i", 7), "i") == 7
     assert reservation_id(manager_name("j", 7), "i") is None
     assert reservation_id("ms-i-rx", "i") is None
 
 
-def test_a_promise_is_stored_with_the_wish_to_bind_it() -> None:
+def test_a_promise_is_stored_with_the_intent_to_bind_it() -> None:
     desk = Desk(UP)
     out = desk.ask(1, 10, 20)
     assert out.reservation_actions == [Bind("alpha", 1)]
@@ -336,7 +336,7 @@ def test_a_node_that_fails_after_the_start_is_replaced_if_another_is_free() -> N
     assert 2 not in desk.book.by_id
 
 
-def test_while_its_jobs_may_go_on_nobody_else_is_promised_its_nodes() -> None:
+def test_while_its_jobs_may_go_on_its_nodes_are_promised_to_no_other() -> None:
     desk = Desk(NodeUsage(("n1",), 4, True))
     assert desk.ask(1, 10, 20, let_run=5).reservations[1].end == T + 20
     assert desk.ask(2, 24, 30).reservations == {}
@@ -395,7 +395,7 @@ def test_what_its_manager_lost_is_bound_again() -> None:
     assert desk.state(1) is ReservationState.BOUND
 
 
-def test_what_nobody_has_is_forgotten() -> None:
+def test_an_unknown_reservation_of_the_instance_is_deleted() -> None:
     desk = Desk(UP)
     lost = ManagerReservation(manager_name("i", 9), T, T + 5, ("n1",))
     foreign = ManagerReservation(manager_name("j", 9), T, T + 5, ("n1",))
@@ -403,7 +403,7 @@ def test_what_nobody_has_is_forgotten() -> None:
     assert desk.step(ReservationReleased(T, 9)).reservations == {}
 
 
-def test_a_deletion_that_its_manager_forgot_is_told_again() -> None:
+def test_a_deletion_that_its_manager_forgot_is_repeated() -> None:
     desk = Desk(UP)
     desk.ask(1, 10, 20)
     desk.bind(1)
@@ -465,7 +465,7 @@ def test_a_broken_one_is_offered_the_next_window_that_is_free() -> None:
     assert [offer.start - T for offer in desk[2].offers] == [200]
 
 
-def test_after_a_restart_each_manager_is_told_again_what_it_may_lack() -> None:
+def test_after_a_restart_each_manager_is_sent_its_unconfirmed_requests() -> None:
     desk = Desk(UP)
     for id in (1, 2, 3):
         desk.ask(id, 10 * id, 10 * id + 10)
@@ -564,7 +564,7 @@ def test_a_pool_of_cores_with_two_processors_rounds_up_to_cores() -> None:
     assert (desk[3].size, desk[3].cpus) == (5, 10)
 
 
-def test_one_that_somebody_has_made_smaller_is_asked_for_again() -> None:
+def test_a_reservation_that_an_admin_made_smaller_is_requested_again() -> None:
     desk = Desk()
     pool = ProcessorPool(("a",), 4)
     desk.step(pooled(pool))

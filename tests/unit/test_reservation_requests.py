@@ -93,7 +93,7 @@ class Desk:
         return asyncio.run(create(caller, cast(SchedulerService, self), request))
 
 
-def test_a_window_has_its_licences_and_the_next_one_is_told_who_has_them() -> None:
+def test_a_window_has_its_licences_and_the_next_request_learns_the_holder() -> None:
     desk = Desk()
     assert desk.reserve(True, matlab=3)["offers"]
     made = desk.reserve(matlab=2)

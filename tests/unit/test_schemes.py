@@ -146,7 +146,7 @@ def test_the_core_hears_of_other_peoples_jobs_in_sums(monkeypatch: pytest.Monkey
     )
 
 
-def test_an_unknown_choice_is_told() -> None:
+def test_an_unknown_choice_is_reported() -> None:
     with pytest.raises(ValueError, match="must be one of home, random"):
         SubmissionScheme(user_choice="best")
     assert set(USER_CHOICES) == {"home", "random", "duplicates", "slurm", "foreseen"}

@@ -361,7 +361,7 @@ def test_licences_of_a_file(tmp_path: Path) -> None:
         ("easy", "deadlines", "write it as"),
     ],
 )
-def test_wrong_words_are_told(policy: str, setting: str | None, message: str) -> None:
+def test_wrong_settings_are_reported(policy: str, setting: str | None, message: str) -> None:
     with pytest.raises(SettingError) as error:
         read_settings(policy, [setting] if setting else [], 0)
     assert message in str(error.value)
@@ -500,7 +500,7 @@ def test_wrong_usage_is_one_line(
     assert (out, err.count("\n")) == ("", 1)
 
 
-def test_a_picture_without_matplotlib_is_told_before_the_run(
+def test_a_picture_without_matplotlib_is_refused_before_the_run(
     trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -60,7 +60,7 @@ def test_a_forged_record_is_no_end_and_hides_no_absence() -> None:
     assert (answer.rows, answer.never_started) == ((), ((TAG, 0),))
 
 
-def test_nothing_is_said_of_a_job_whose_owner_has_no_account_any_more() -> None:
+def test_no_mail_for_a_job_whose_owner_has_no_account_any_more() -> None:
     answers = Slurmdbd()
     gone = MissingTask(TAG, 0, None, SENT, user="no-such-account")
     assert SlurmAccounting(answers, "comment", None).query([gone]).never_started == ()

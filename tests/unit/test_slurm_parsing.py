@@ -99,7 +99,7 @@ def facts(*jobs: text.QueueLine) -> ClusterInfo:
 # Recorded listings.
 
 
-def test_recorded_rows_of_ours() -> None:
+def test_recorded_rows_of_own_jobs() -> None:
     rows, set_aside = statuses.job_statuses(text.parse_queue(QUEUE, "~"), OURS, 0)
     assert set_aside == []
     recorded = [(r.tag, r.task, r.native_id, r.state, r.started, r.ended) for r in rows]
@@ -319,7 +319,7 @@ def test_a_configuration_without_times_is_none(config: str) -> None:
         {"tag": "ms-abcd1234-1"},
     ],
 )
-def test_rows_of_others_are_not_ours(changed: dict[str, str]) -> None:
+def test_rows_of_other_users_are_foreign(changed: dict[str, str]) -> None:
     assert rows_of([line(**changed)]) == []
 
 
@@ -339,7 +339,7 @@ def test_marks_are_read_back() -> None:
         ("7", []),  # all pending tasks were cancelled at once: the id does not name them
     ],
 )
-def test_the_tasks_of_an_array_are_told_by_their_ids(id: str, tasks: list[int]) -> None:
+def test_the_tasks_of_an_array_are_selected_by_their_ids(id: str, tasks: list[int]) -> None:
     expected = {("ms-a-1-2", task): f"7_{task}" for task in tasks}
     assert text.parse_mark(text.format_mark("ms-a-1-2", None), id) == expected
 
@@ -592,7 +592,7 @@ def order(options: tuple[str, ...] = (), arguments: tuple[str, ...] = (), **job:
     )
 
 
-def test_every_wish_is_said_in_words_of_its_own() -> None:
+def test_every_request_has_its_own_argument() -> None:
     request = order(
         name="-x",
         cpus=8,
@@ -621,7 +621,7 @@ def test_every_wish_is_said_in_words_of_its_own() -> None:
     assert all(argument.startswith("--") for argument in specification[:-4])
 
 
-def test_what_is_not_wished_is_not_said() -> None:
+def test_what_is_not_requested_is_no_argument() -> None:
     names = {
         argument.partition("=")[0] for argument in batch.sbatch_arguments(order(), 0, "comment")
     }
@@ -710,7 +710,7 @@ def test_native_options_are_the_users_own_but_never_a_script(
     assert tuple(arguments[-len(expected) - 1 : -1]) == expected
 
 
-def test_with_the_tag_in_the_name_the_name_is_ours() -> None:
+def test_with_the_tag_in_the_name_the_job_is_own() -> None:
     for option in ("--job-name=x", "-Jx", "--job=x"):
         with pytest.raises(Refused):
             batch.sbatch_arguments(order(options=(option,)), 0, "name")

@@ -37,7 +37,7 @@ def access() -> PyslurmAccess:
     return made
 
 
-def test_a_failed_job_is_asked_for_until_squeue_tells_its_end_and_then_no_more(
+def test_a_failed_job_is_queried_only_until_squeue_reports_its_end(
     access: PyslurmAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     completing = ENDED._replace(state="COMPLETING")

@@ -51,7 +51,7 @@ def test_one_that_is_cut_is_not_read_by_half() -> None:
         parse_reservations(SHOWN[:60])
 
 
-def test_the_cores_of_a_reservation_are_told_after_a_while() -> None:
+def test_the_cores_of_a_reservation_are_listed_after_a_while() -> None:
     [early], [reservation] = (parse_reservations(_CORES.format(ids)) for ids in ("", _IDS))
     assert (early.cores, early.cores_by_node, early.cores_on_nodes(FOUR)) == (6, {}, None)
     assert (reservation.cores, reservation.cores_by_node) == (6, {"a1": 4, "a2": 2})

@@ -66,7 +66,7 @@ def causes(site: Site) -> list[str]:
     return [change.cause for change in site.out.changes]
 
 
-def test_one_that_waits_is_withdrawn_and_told_again() -> None:
+def test_a_withdrawal_of_a_pending_task_is_repeated() -> None:
     site = sent_twice()
     withdrawal = [Withdraw(1, 1, "left", {0: "7"}, only_pending=True)]
     assert site.seen("left", facts(8), site.row(State.PENDING), full=True) == withdrawal
@@ -96,7 +96,7 @@ def test_one_that_has_begun_goes_before_a_newer_one_that_has_not() -> None:
     assert not site.core.tasks
 
 
-def test_two_that_have_begun_go_on_and_are_told_loudly() -> None:
+def test_duplicates_that_have_begun_go_on_and_are_reported() -> None:
     site = sent_twice()
     site.seen("right", None, JobStatus(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
     assert site.seen("left", facts(8), site.row(State.RUNNING, started=NOW), full=True) == []
@@ -133,7 +133,7 @@ def test_what_was_seen_to_run_goes_before_a_newer_one_that_has_not(state: State)
     assert site.seen("left", facts(8), site.row(state, started=NOW), full=True) == []  # only once
 
 
-def test_what_was_seen_to_run_and_a_newer_one_that_runs_are_told_once() -> None:
+def test_a_running_task_and_its_newer_attempt_are_reported_once() -> None:
     site = ran_and_called_lost(again_on="right")
     site.seen("right", None, JobStatus(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
     message = "DUPLICATE: dispatch 1 on left has started, too"
@@ -150,7 +150,7 @@ def test_a_newer_one_that_began_before_it_could_yield_makes_two() -> None:
     assert site.core.tasks[1, 0].attempt.intent is None  # type: ignore[union-attr]
 
 
-def test_one_that_waits_while_its_task_waits_with_us_is_only_taken_back() -> None:
+def test_a_stale_pending_attempt_is_recalled_while_its_task_is_queued() -> None:
     site = Site(pull=False)
     site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.sent()
@@ -167,7 +167,7 @@ def test_one_that_waits_while_its_task_waits_with_us_is_only_taken_back() -> Non
 
 
 @pytest.mark.parametrize("state", [State.PENDING, State.RUNNING])
-def test_a_cancel_that_the_manager_forgot_is_told_again(state: State) -> None:
+def test_a_cancel_that_the_manager_forgot_is_repeated(state: State) -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job()))
     site.sent()
@@ -181,7 +181,7 @@ def test_a_cancel_that_the_manager_forgot_is_told_again(state: State) -> None:
     assert [(c.before, c.after) for c in site.out.changes] == [(State.CANCELLED, State.CANCELLED)]
 
 
-def test_a_tag_that_nobody_sent_is_only_warned_of() -> None:
+def test_an_unknown_tag_causes_only_a_warning() -> None:
     site = Site()
     row = JobStatus(tag_of("cafe", 99, 1), 0, "4", State.RUNNING, started=NOW)
     assert site.seen("left", None, row) == []
@@ -211,7 +211,7 @@ def test_a_restart_by_the_manager_is_a_new_attempt() -> None:
     assert not site.core.tasks
 
 
-def test_what_a_manager_lost_with_its_last_seconds_is_sent_again_if_accounting_lacks_it() -> None:
+def test_a_task_lost_with_a_managers_last_seconds_is_sent_again_without_record() -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job()))
     site.sent()
@@ -223,7 +223,7 @@ def test_what_a_manager_lost_with_its_last_seconds_is_sent_again_if_accounting_l
     ]
 
 
-def test_what_somebody_cancelled_without_a_record_is_not_sent_again() -> None:
+def test_a_task_cancelled_without_a_record_is_not_sent_again() -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job()))
     site.sent()
@@ -249,7 +249,7 @@ def test_a_doubtful_send_does_not_wait_out_a_set_clock(by: float) -> None:
 
 
 @pytest.mark.parametrize("by", [-3600.0, 3600.0])
-def test_a_wish_is_told_again_as_soon_as_if_the_clock_had_not_been_set(by: float) -> None:
+def test_a_request_is_repeated_as_soon_as_if_the_clock_had_not_been_set(by: float) -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job()))
     site.sent()
@@ -273,7 +273,7 @@ def test_a_set_clock_is_no_time_for_which_a_cluster_has_been_watched() -> None:
     ]
 
 
-def test_what_ran_as_an_operator_said_is_no_duplicate() -> None:
+def test_a_task_that_ran_by_an_operators_answer_is_no_duplicate() -> None:
     site = Site(pull=False)
     site.step(JobSubmitted(NOW, job()))
     site.sent()

@@ -74,7 +74,7 @@ def test_jobs_that_cannot_be_run_are_dropped_and_counted(tmp_path: Path) -> None
         (["\0" * 40 + " 1" * 20], "not a number, {path} line 1"),
     ],
 )
-def test_a_broken_trace_is_told_with_its_line(
+def test_a_broken_trace_is_reported_with_its_line(
     tmp_path: Path, lines: list[str], message: str
 ) -> None:
     path = written(tmp_path, *lines)
@@ -84,7 +84,7 @@ def test_a_broken_trace_is_told_with_its_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_damaged_gzip_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_damaged_gzip_is_reported_with_its_line(tmp_path: Path) -> None:
     whole = gzip.compress("\n".join([LINES[5]] * 5000).encode())
     cut, bad = tmp_path / "cut.swf.gz", tmp_path / "bad.swf.gz"
     cut.write_bytes(whole[: len(whole) // 2])

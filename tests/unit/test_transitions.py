@@ -42,7 +42,7 @@ def test_a_live_task_shares_the_state_of_its_attempt() -> None:
             assert step.attempt not in LIVE
 
 
-def test_only_what_has_not_begun_comes_back_to_us() -> None:
+def test_only_unstarted_tasks_return_to_the_queue() -> None:
     returned = {
         state
         for (state, event), step in TABLE.items()
@@ -57,7 +57,7 @@ def test_every_state_is_reached_and_every_event_used() -> None:
     assert {event for _, event in TABLE} == set(TaskEvent)
 
 
-def test_an_illegal_transition_tells_the_task() -> None:
+def test_an_illegal_transition_names_the_task() -> None:
     with pytest.raises(
         IllegalTransition, match="task 17_3: start is impossible in state completed"
     ):

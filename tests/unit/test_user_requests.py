@@ -31,7 +31,7 @@ def test_cancel_before_the_send_was_tried_needs_no_manager() -> None:
     assert site.step(DispatchSkipped(NOW, ((1, 1),))) == []
 
 
-def test_cancel_is_told_once_and_again_if_it_shows_no_effect() -> None:
+def test_cancel_is_sent_once_and_repeated_without_effect() -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job()))
     site.sent()
@@ -139,7 +139,7 @@ def test_of_a_cancel_and_a_requeue_the_last_counts_though_the_first_is_under_way
         assert site.seen("left", None, ended) == sent
 
 
-def test_a_rejected_job_that_is_requeued_is_refused_by_nobody_yet() -> None:
+def test_a_rejected_job_that_is_requeued_starts_without_refusals() -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.step(DispatchStarted(NOW, 1, 1))
@@ -184,7 +184,7 @@ def test_what_only_we_need_to_know_is_changed_in_place_even_while_it_runs() -> N
     assert site.core.load_ordering.count("left") == [0] * 10
 
 
-def test_a_job_that_leaves_a_cluster_by_its_owners_wish() -> None:
+def test_a_job_that_leaves_a_cluster_by_its_owners_request() -> None:
     site = Site(pull=False)
     site.step(JobSubmitted(NOW, job()))
     site.sent()

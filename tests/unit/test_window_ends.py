@@ -99,7 +99,7 @@ class Site:
         return [change.cause for change in self.out.changes]
 
 
-def test_what_runs_in_it_is_ended_once_and_is_told_as_out_of_time() -> None:
+def test_a_job_in_an_ended_window_is_ended_once_and_timed_out() -> None:
     site = Site()
     site.submit(1)
     site.submit(2, within=None)
@@ -163,7 +163,7 @@ def test_it_is_done_at_the_start_if_no_daemon_was_there_and_again_if_one_died_of
     assert site.core.next_due is None
 
 
-def test_a_silent_manager_is_told_of_what_ran_when_it_was_seen_last() -> None:
+def test_tasks_last_listed_as_running_are_ended_on_a_silent_manager() -> None:
     site = Site()
     site.submit(1)
     site.submit(2)
@@ -179,7 +179,7 @@ def test_a_silent_manager_is_told_of_what_ran_when_it_was_seen_last() -> None:
     }
 
 
-def test_the_wish_of_a_user_goes_before_and_after() -> None:
+def test_a_user_request_has_precedence_before_and_after() -> None:
     site = Site()
     for id in (1, 2, 3):
         site.submit(id)
@@ -207,7 +207,7 @@ def test_one_that_is_cancelled_lets_run_until_its_end_and_nothing_is_ended_for_o
         assert len(site.due(END)) == ended
 
 
-def test_where_no_listing_saw_it_run_its_claim_tells_that_it_did() -> None:
+def test_a_claim_proves_a_start_that_no_listing_showed() -> None:
     """Grid Engine keeps no record of jobs that it kills at the end of a reservation."""
     site = Site(fence_dir="/claims")
     site.submit()

@@ -78,7 +78,7 @@ def test_cancel_wins_over_a_pull_under_way() -> None:
         ),
     ],
 )
-def test_pull_delays_nobody(there: ClusterInfo, pulled: bool) -> None:
+def test_pull_delays_no_other_job(there: ClusterInfo, pulled: bool) -> None:
     site = Site()
     pending_on_left(site)
     assert bool(site.seen("right", there, at=NOW + 6)) is pulled
@@ -180,7 +180,7 @@ def test_a_silent_cluster_that_is_drained_gives_back_what_has_not_begun() -> Non
     ]
 
 
-def test_a_recall_that_nobody_was_told_of_is_forgotten_when_the_cluster_resumes() -> None:
+def test_an_undelivered_recall_is_forgotten_when_the_cluster_resumes() -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job(1)))
     site.sent(1)
@@ -242,7 +242,7 @@ def test_what_has_not_begun_leaves_a_cluster_that_was_silent_for_long(
         assert site.seen("left", None, gone, at=NOW + 101) == [Dispatch(1, 2, "right", (0,))]
 
 
-def test_a_silence_of_all_clusters_is_ours_and_does_not_count() -> None:
+def test_a_silence_of_all_clusters_does_not_count() -> None:
     site = silent_site(90.0)
     site.step(ClusterUnreachable(NOW, "right", "no answer"))
     listed = [site.row(State.PENDING, 1), site.row(State.RUNNING, 2, started=NOW)]
