@@ -31,7 +31,7 @@ from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, remaining_seconds, uid_of
 from metasched.adapters.local.host import FORK_SERVER_TIMEOUT, require_open_path
 from metasched.adapters.local.options import LocalOptions
-from metasched.adapters.local.queue_store import QueueStore, Requirements
+from metasched.adapters.local.queue_store import NewSubmission, QueueStore, Requirements
 from metasched.adapters.local.scheduler import LocalScheduler
 from metasched.adapters.local.spec import shared_header
 from metasched.adapters.local.task_table import MEMORY_RESOURCE, LocalTask, TaskTable
@@ -85,11 +85,13 @@ class Local(Adapter):
             kill_wait = self.options.kill_wait
             with self._open_scheduler() as scheduler:
                 scheduler.submit(
-                    submission.tag,
-                    shared_header(submission, self.cluster.name, requirements, kill_wait),
-                    submission.payload.script.encode(errors="surrogateescape"),
-                    submission.indices,
-                    requirements,
+                    NewSubmission(
+                        submission.tag,
+                        shared_header(submission, self.cluster.name, requirements, kill_wait),
+                        submission.payload.script.encode(errors="surrogateescape"),
+                        submission.indices,
+                        requirements,
+                    )
                 )
                 native_ids = scheduler.table.native_ids(submission.tag) or {}
         elif not set(submission.indices) <= native_ids.keys():

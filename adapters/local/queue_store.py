@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +42,16 @@ class Requirements(msgspec.Struct, frozen=True):
     user: str = ""
     uid: int = 0  # of `user`, in site mode
     licences: tuple[str, ...] = ()  # the site's licences that are leased to the task
+
+
+class NewSubmission(NamedTuple):
+    """A submission that is not in the queue yet; its tasks share the requirements."""
+
+    tag: str
+    header: bytes  # what all supervisors of the submission are sent, see `spec.shared_header`
+    script: bytes
+    indices: tuple[int, ...]  # of the tasks in their array
+    requirements: Requirements
 
 
 class StoredTask(NamedTuple):
@@ -101,20 +111,16 @@ class QueueStore:
                 msgspec.json.decode(status, type=JobStatus) if status else None,
             )
 
-    def insert(
-        self,
-        tag: str,
-        header: bytes,
-        script: bytes,
-        indices: Sequence[int],
-        requirements: Requirements,
-    ) -> list[int]:
+    def insert(self, submission: NewSubmission) -> list[int]:
         """Store a submission and its tasks; return the native ids of the tasks."""
-        needs = msgspec.json.encode(requirements).decode()
+        tag = submission.tag
+        needs = msgspec.json.encode(submission.requirements).decode()
         native_ids = []
         with self._db:
-            self._db.execute("INSERT INTO orders VALUES (?, ?, ?)", (tag, header, script))
-            for index in indices:
+            self._db.execute(
+                "INSERT INTO orders VALUES (?, ?, ?)", (tag, submission.header, submission.script)
+            )
+            for index in submission.indices:
                 native_id = self._db.execute(
                     "INSERT INTO tasks (tag, task, needs) VALUES (?, ?, ?)", (tag, index, needs)
                 ).lastrowid

@@ -18,7 +18,7 @@ from metasched.adapters import supervisor
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.local.fork_servers import ForkServers
 from metasched.adapters.local.options import LocalOptions
-from metasched.adapters.local.queue_store import QueueStore, Requirements
+from metasched.adapters.local.queue_store import NewSubmission, QueueStore
 from metasched.adapters.local.spec import task_spec
 from metasched.adapters.local.supervision import RETRY_DELAY, Supervision
 from metasched.adapters.local.task_table import LocalTask, TaskTable
@@ -88,16 +88,9 @@ class LocalScheduler:
 
     # Changes on behalf of the adapter.
 
-    def submit(
-        self,
-        tag: str,
-        header: bytes,
-        script: bytes,
-        indices: tuple[int, ...],
-        requirements: Requirements,
-    ) -> None:
+    def submit(self, submission: NewSubmission) -> None:
         """Store and queue the tasks of a new submission."""
-        self.table.insert(tag, header, script, indices, requirements)
+        self.table.insert(submission)
         self._wakeups.wake()
 
     def withdraw(self, tag: str, indices: Iterable[int], only_pending: bool) -> Future[None] | None:

@@ -17,7 +17,7 @@ import msgspec
 
 from metasched.adapters import supervisor
 from metasched.adapters.local.options import LocalOptions
-from metasched.adapters.local.queue_store import QueueStore, Requirements
+from metasched.adapters.local.queue_store import NewSubmission, QueueStore, Requirements
 from metasched.adapters.local.spec import gpu_indices
 from metasched.model.job import State
 from metasched.model.listing import JobStatus
@@ -158,19 +158,12 @@ class TaskTable:
             return None
         return {index: str(task.native_id) for index, task in tasks.items()}
 
-    def insert(
-        self,
-        tag: str,
-        header: bytes,
-        script: bytes,
-        indices: tuple[int, ...],
-        requirements: Requirements,
-    ) -> None:
+    def insert(self, submission: NewSubmission) -> None:
         """Store and queue the tasks of a new submission."""
-        native_ids = self._store.insert(tag, header, script, indices, requirements)
-        tasks = self._tasks_by_tag[tag] = {}
-        for index, native_id in zip(indices, native_ids, strict=True):
-            task = self._new_task(native_id, tag, index, requirements)
+        native_ids = self._store.insert(submission)
+        tasks = self._tasks_by_tag[submission.tag] = {}
+        for index, native_id in zip(submission.indices, native_ids, strict=True):
+            task = self._new_task(native_id, submission.tag, index, submission.requirements)
             tasks[index] = self.tasks[native_id] = task
             insort(self.queue, task, key=lambda t: t.queue_key)
 

@@ -90,8 +90,7 @@ def test_an_array_is_sent_to_two_slurm_clusters(
         cluster.empty()
     site.configure(
         "".join(
-            f'[[cluster]]\nname = "{name}"\nadapter = "slurm"\n'
-            f'config = "{slurm_site[name].conf}"\nsettle = 1.0\npoll_interval = 1.0\n'
+            slurm_site[name].table("settle = 1.0\npoll_interval = 1.0\n")
             for name in ("alpha", "beta")
         )
     )

@@ -35,10 +35,7 @@ def test_a_whole_cycle_with_twenty_thousand_jobs(
     with SlurmSite(tmp_path_factory.mktemp("slurm"), [ALPHA]) as slurm:
         alpha = slurm["alpha"]
         alpha.run("sbatch", "-N", "4", "--exclusive", "-t", "600", "--wrap", "sleep 6000")
-        site.configure(
-            f'[[cluster]]\nname = "alpha"\nadapter = "slurm"\nconfig = "{alpha.conf}"\n'
-            'access = "commands"\npoll_interval = 2.0\n'
-        )
+        site.configure(alpha.table('access = "commands"\npoll_interval = 2.0\n'))
         site.start()
         client = Client(site.folder / "ms.sock", timeout=300)
         new = [submission(site.folder, array=f"0-{ARRAY - 1}") for _ in range(LISTED // ARRAY)]

@@ -154,13 +154,7 @@ def test_many_jobs_to_two_clusters(
             require("pyslurm", reason)
         path = f'environment = {{ PYTHONPATH = "{pyslurm.ROOT}" }}'
         settings = f'python = "{pyslurm.PYTHON}"\n{path}\n'
-    site.configure(
-        "".join(
-            f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
-            f'access = "{access}"\n{settings}'
-            for c in slurm_site
-        )
-    )
+    site.configure("".join(c.table(f'access = "{access}"\n{settings}') for c in slurm_site))
     script = site.folder / "job.sh"
     script.write_text(SCRIPT)
     full(slurm_site)

@@ -85,8 +85,7 @@ class Managers:
     def tables(self) -> str:
         if self.slurm is not None:
             return "".join(
-                f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
-                'poll_interval = 0.5\nsettle = 3\npython = "PYTHON"\n'
+                c.table('poll_interval = 0.5\nsettle = 3\npython = "PYTHON"\n')
                 + ('fence_dir = "FENCE"\n\n' if c.name == "beta" else "\n")
                 for c in self.slurm
             )

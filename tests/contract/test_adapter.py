@@ -38,6 +38,7 @@ from metasched.model.survey import ManagerReservation, ReservationSpec
 from metasched.model.tags import tag_of
 
 if TYPE_CHECKING:
+    from metasched.adapters.base import Submission
     from tests.contract.conftest import Manager
 
 SECOND = 1.0  # many managers report times in whole seconds
@@ -626,6 +627,12 @@ def test_a_reservation_is_made_as_asked_moved_and_forgotten(manager: Manager) ->
     )
     with pytest.raises(Refused):
         manager.adapter.reserve(other)
+    delete_reservation_of(manager, waiting, name)
+    assert manager.adapter.survey().reservations == ()
+
+
+def delete_reservation_of(manager: Manager, waiting: Submission, name: str) -> None:
+    """Delete a reservation: refused while a job waits in it, without effect if repeated."""
     with pytest.raises(Refused) as refusal:
         manager.adapter.delete_reservation(name)
     assert refusal.value.retryable
@@ -634,7 +641,6 @@ def test_a_reservation_is_made_as_asked_moved_and_forgotten(manager: Manager) ->
     manager.wait_end(waiting)
     for _ in range(2):
         manager.adapter.delete_reservation(name)
-    assert manager.adapter.survey().reservations == ()
 
 
 def test_what_runs_takes_its_node_until_its_limit(manager: Manager) -> None:
@@ -683,14 +689,7 @@ def test_processors_of_a_pool_are_reserved_once_and_given_back(manager: Manager)
         manager.adapter.reserve(other)
     waiting = structs.replace(manager.order("true", user=me, time_limit=60.0), reservation=name)
     manager.adapter.submit(waiting)
-    with pytest.raises(Refused) as refusal:
-        manager.adapter.delete_reservation(name)
-    assert refusal.value.retryable
-    assert manager.wait_state(waiting, State.PENDING).started is None
-    manager.withdraw(waiting)
-    manager.wait_end(waiting)
-    for _ in range(2):
-        manager.adapter.delete_reservation(name)
+    delete_reservation_of(manager, waiting, name)
     survey = manager.adapter.survey()
     assert (survey.reservations, survey.pools) == ((), (pool,))
 

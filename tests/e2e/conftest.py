@@ -270,13 +270,7 @@ def over_slurm(site: Site, slurm_site: SlurmSite) -> Site:
     """A running site over two real, empty Slurm clusters, alpha and beta."""
     for cluster in slurm_site:
         cluster.empty()
-    site.configure(
-        "".join(
-            f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
-            "poll_interval = 1\n"
-            for c in slurm_site
-        )
-    )
+    site.configure("".join(c.table("poll_interval = 1\n") for c in slurm_site))
     site.start()
     return site
 

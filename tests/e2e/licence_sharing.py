@@ -51,10 +51,7 @@ class Sharing:
             manager.empty()
         python = cell.python(site.folder / "python")
         polled = f"poll_interval = {POLL}\n"
-        tables = [
-            f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n{polled}'
-            for c in slurm
-        ]
+        tables = [c.table(polled) for c in slurm]
         site.configure("".join(tables) + cell.table(python, f"{polled}settle = 1\n"), LICENCE)
         site.start()
 

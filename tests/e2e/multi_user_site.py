@@ -97,8 +97,7 @@ def running_site(
 def slurm_tables(cluster: SlurmCluster, options: str = "") -> tuple[str, str]:
     """Return a cluster's tables in metasched.toml (with `options`) and in launcher.toml."""
     return (
-        f'[[cluster]]\nname = "{cluster.name}"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
-        f"poll_interval = 0.5\n{options}",
+        cluster.table(f"poll_interval = 0.5\n{options}"),
         f"[cluster.{cluster.name}]\n"
         f'environment = {{ SLURM_CONF = "{cluster.conf}" }}\n'
         'submit = ["/usr/bin/sbatch"]\ncancel = ["/usr/bin/scancel"]\n'

@@ -152,11 +152,7 @@ class SlurmReservations(ReservableCluster):
         return self.slurm.nodes
 
     def table(self, folder: Path, extra: str = "") -> str:
-        return (
-            f'[[cluster]]\nname = "{self.name}"\nadapter = "slurm"\n'
-            f'config = "{self.slurm.conf}"\nreservation_unit = "{self._unit}"\n'
-            f"poll_interval = 1\n{extra}"
-        )
+        return self.slurm.table(f'reservation_unit = "{self._unit}"\npoll_interval = 1\n{extra}')
 
     def show(self, *name: str) -> str:
         return self.slurm.run("scontrol", "--oneliner", "show", "reservation", *name)

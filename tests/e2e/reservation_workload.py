@@ -79,9 +79,10 @@ class Promises:
         claims = site.folder / "claims"
         claims.mkdir(mode=0o700)
         tables = [
-            f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
-            f'poll_interval = 1\nsettle = 1\nfence_dir = "{claims}"\n'
-            f'reservation_unit = "{"processor" if c.name in by_processor else "node"}"\n'
+            c.table(
+                f'poll_interval = 1\nsettle = 1\nfence_dir = "{claims}"\n'
+                f'reservation_unit = "{"processor" if c.name in by_processor else "node"}"\n'
+            )
             for c in slurm
         ]
         if cell is not None:

@@ -169,9 +169,7 @@ def test_one_array_over_two_slurm_clusters_and_this_host(site: Site, slurm_site:
     for cluster in slurm_site:
         cluster.empty()
     clusters = "".join(
-        f'[[cluster]]\nname = "{name}"\nadapter = "slurm"\nconfig = "{slurm_site[name].conf}"\n'
-        "settle = 1.0\npoll_interval = 0.3\n"
-        for name in ("alpha", "beta")
+        slurm_site[name].table("settle = 1.0\npoll_interval = 0.3\n") for name in ("alpha", "beta")
     )
     local_table = '[[cluster]]\nname = "here"\nadapter = "local"\ncpus = 16\npoll_interval = 0.3\n'
     site.configure(clusters + local_table)

@@ -34,8 +34,9 @@ def test_a_lying_manager_harms_neither_its_own_tasks_nor_others(
     (bin_dir / "squeue").chmod(0o755)
     site.configure(
         "".join(
-            f'[[cluster]]\nname = "{name}"\nadapter = "slurm"\nconfig = "{slurm_site[name].conf}"\n'
-            f'access = "commands"\n{commands}poll_interval = 0.5\nsettle = 1\n'
+            slurm_site[name].table(
+                f'access = "commands"\n{commands}poll_interval = 0.5\nsettle = 1\n'
+            )
             for name, commands in (("alpha", f'bin_dir = "{bin_dir}"\n'), ("beta", ""))
         )
     )

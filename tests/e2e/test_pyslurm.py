@@ -39,11 +39,11 @@ def configured(
         cluster.empty()
     interpreter = f'python = "{python}"\n' if python else ""
     site.configure(
-        f'[[cluster]]\nname = "alpha"\nadapter = "slurm"\nconfig = "{alpha.conf}"\n'
-        f'access = "{access}"\npoll_interval = 0.5\n{interpreter}{extra}'
-        f'environment = {{ PYTHONPATH = "{path}" }}\n'
-        f'[[cluster]]\nname = "beta"\nadapter = "slurm"\nconfig = "{beta.conf}"\n'
-        'access = "commands"\npoll_interval = 0.5\n'
+        alpha.table(
+            f'access = "{access}"\npoll_interval = 0.5\n{interpreter}{extra}'
+            f'environment = {{ PYTHONPATH = "{path}" }}\n'
+        )
+        + beta.table('access = "commands"\npoll_interval = 0.5\n')
     )
 
 

@@ -168,10 +168,7 @@ def test_jobs_that_ended_and_were_forgotten_while_the_daemon_was_down(
     settings = ("MinJobAge=2", "JobCompType=jobcomp/filetxt", f"JobCompLoc={completions}")
     with SlurmSite(folder, [ClusterSpec("gamma", "g", 1, 4, settings=settings)]) as slurm:
         gamma = slurm["gamma"]
-        site.configure(
-            f'[[cluster]]\nname = "gamma"\nadapter = "slurm"\nconfig = "{gamma.conf}"\n'
-            "poll_interval = 1\nsettle = 1\n"
-        )
+        site.configure(gamma.table("poll_interval = 1\nsettle = 1\n"))
         site.start()
         go = site.folder / "go"
         job = site.submit("--wrap", f'while [ ! -e "{go}" ]; do sleep 0.05; done; exit 7')
@@ -197,11 +194,7 @@ def test_a_node_locked_licence_is_used_on_its_machine_only(
         cluster.empty()
     locked = alpha.nodes[1]
     site.configure(
-        "".join(
-            f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
-            "poll_interval = 1\n"
-            for c in clusters
-        ),
+        "".join(c.table("poll_interval = 1\n") for c in clusters),
         '[[licence]]\nname = "nx"\ntotal = 2\nmachines = { alpha = "cad" }\n',
     )
     site.start()
@@ -231,11 +224,7 @@ def test_licences_that_slurm_counts_too_are_asked_for_there(
     for cluster in slurm_site:
         cluster.empty()
     site.configure(
-        "".join(
-            f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
-            "poll_interval = 1\n"
-            for c in slurm_site
-        ),
+        "".join(c.table("poll_interval = 1\n") for c in slurm_site),
         '[[licence]]\nname = "matlab"\ntotal = 5\n',
     )
     site.start()

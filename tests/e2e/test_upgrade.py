@@ -92,10 +92,7 @@ def manager(
         yield Manager(LOCAL, waiting_cpus=4)
     elif request.param == "slurm":
         cluster: SlurmCluster = request.getfixturevalue("slurm_cluster")
-        table = (
-            f'[[cluster]]\nname = "{cluster.name}"\nadapter = "slurm"\n'
-            f'config = "{cluster.conf}"\n{extra}'
-        )
+        table = cluster.table(extra)
 
         def reservations() -> set[str]:
             text = cluster.run("scontrol", "--oneliner", "show", "reservation")

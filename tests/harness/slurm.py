@@ -156,6 +156,12 @@ class SlurmCluster:
     def environment(self) -> dict[str, str]:
         return {"SLURM_CONF": str(self.conf), "PATH": SEARCH_PATH, "LANG": "C.UTF-8"}
 
+    def table(self, extra: str = "") -> str:
+        """Return the table of this cluster in metasched.toml; `extra` holds further settings."""
+        return (
+            f'[[cluster]]\nname = "{self.name}"\nadapter = "slurm"\nconfig = "{self.conf}"\n{extra}'
+        )
+
     def run(
         self,
         *command: str,

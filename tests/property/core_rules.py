@@ -274,6 +274,10 @@ class Deeds(Life):
         self.core = self.restored()
         self.configured = configured
         self.step(self.booted(max_priority))
+        self.check_restart()
+
+    def check_restart(self) -> None:
+        """Assert what holds after each restart; called at the end of `crash`."""
 
     @rule(
         name=st.sampled_from(sorted(SIZES)),

@@ -122,16 +122,7 @@ class Restored(World):
 
     # Restarts
 
-    @rule(
-        submitted=st.booleans(),
-        at_act=st.booleans(),
-        configured=st.sampled_from([["left", "right"], ["left", "right"], ["right"]]),
-        max_priority=st.sampled_from([10, 10, 3]),
-    )
-    def crash(
-        self, submitted: bool, at_act: bool, configured: list[str], max_priority: int
-    ) -> None:
-        super().crash(submitted, at_act, configured, max_priority)
+    def check_restart(self) -> None:
         self.store()
         self.catch_up()
         mismatches = list(differences(self.other, self.core, "core"))
