@@ -50,7 +50,7 @@ class ClusterView:
     full_since: float = 0.0
     retry_at: float = 0.0  # full: no dispatch until then, then a single task
     retry_delay: float = 0.0  # seconds
-    scope_limits: ScopeLimits = field(default_factory=ScopeLimits)  # refusals of some jobs only
+    scope_limits: ScopeLimits = field(init=False)  # refusals of some jobs only
     owed_by_own: float = 0.0  # processors x estimate (seconds) of metasched's unstarted tasks
     owed_by_others: float = 0.0  # processors x limit (seconds) of other users' pending jobs
     # running jobs at times `valid_from` to `valid_until`: their processors, and the sum of
@@ -78,6 +78,7 @@ class ClusterView:
 
     def __post_init__(self) -> None:
         self.name = self.cluster.name
+        self.scope_limits = ScopeLimits(self.cluster.max_unanswered)
 
     # Availability. `total_observed` is `SchedulerState.observed_seconds`, a clock that stands still
     # while no cluster answers

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from metasched.core.dependency_status import DependencyStatus
 from metasched.core.dependency_tracker import DependencyTracker
+from metasched.core.ineligible_tasks import IneligibleTasks, SortKey
 from metasched.core.tasks import StateChange, Task, TaskId
 from metasched.core.transitions import FINAL, LIVE, TaskEvent
 from metasched.model.job import Job, Reason, State
@@ -22,15 +23,17 @@ V = TypeVar("V")
 _GATE_REASONS = frozenset({Reason.DEPENDENCY, Reason.BEGIN_TIME, Reason.LIMIT_ARRAY})
 _ALL_TASKS = -1  # index in `_timers`: all blocked tasks of a job
 NEXT_STEP = 0.0  # time in `_timers`: due at the next step
-MAX_RELEASED_PER_STEP = 1000  # tasks; a step must not block the daemon for seconds
+# Tasks. A step must not block the daemon for long, and fills dispatches of 200 tasks
+MAX_RELEASED_PER_STEP = 400
 
 
 class SchedulingGates:
-    """Queued tasks by the gate that holds them; `ready` tasks wait for a cluster only."""
+    """Queued tasks by the gate that holds them; ready tasks wait for a cluster only."""
 
     def __init__(self) -> None:
         self.dependencies = DependencyTracker()
-        self.ready: dict[TaskId, Task] = {}
+        self._ready: dict[TaskId, Task] = {}  # examined at each recheck
+        self.ineligible = IneligibleTasks()  # the other ready tasks
         self._released = 0  # number of tasks in this step
         self.changed_tasks: list[Task] = []  # in this step: tasks with a new reason
         self._newly_ready: dict[TaskId, Task] = {}
@@ -79,7 +82,8 @@ class SchedulingGates:
 
     def rebuild(self, tasks: Sequence[Task]) -> None:
         """Forget all queued tasks, which the caller enqueues again; `tasks` are all open tasks."""
-        self.ready, self._newly_ready, self._delayed, self._timers = {}, {}, {}, []
+        self._ready, self._newly_ready, self._delayed, self._timers = {}, {}, {}, []
+        self.ineligible = IneligibleTasks()
         self._slots, self._waiting_for_slot, self._next_indices = {}, {}, {}
         self._blocked, self._never_satisfied = {}, {}
         self._dependency_timers = {}
@@ -128,7 +132,7 @@ class SchedulingGates:
                 task.reason = ""
             if self._released < MAX_RELEASED_PER_STEP:
                 self._released += 1
-                self.ready[task_id] = self._newly_ready[task_id] = task
+                self._ready[task_id] = self._newly_ready[task_id] = task
             else:
                 self._delayed[task_id] = task
                 heapq.heappush(self._timers, (NEXT_STEP, job_id, index))
@@ -157,8 +161,10 @@ class SchedulingGates:
     def remove(self, task: Task) -> None:
         """Remove a task from its gate; it keeps its slot."""
         task_id = task.task_id
-        if self.ready.pop(task_id, None) is not None:
+        if self._ready.pop(task_id, None) is not None:
             self._newly_ready.pop(task_id, None)
+        elif self.ineligible.remove(task_id):
+            return
         elif self._delayed or self._waiting_for_slot or self._blocked:
             job_id, index = task_id
             self._delayed.pop(task_id, None)
@@ -202,6 +208,8 @@ class SchedulingGates:
     @property
     def next_due(self) -> float | None:
         """Time of the next timer (epoch seconds), or None."""
+        if self.ineligible.has_outdated_reasons:
+            return NEXT_STEP
         return self._timers[0][0] if self._timers else None
 
     def pass_time(self, now: float) -> None:
@@ -255,15 +263,37 @@ class SchedulingGates:
             del self._never_satisfied[job_id]
         return was_never_satisfied
 
+    # Tasks that wait for a cluster only
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether any task waits for a cluster only."""
+        return bool(self._ready or self.ineligible)
+
     def request_recheck(self) -> None:
-        """Let `take_newly_ready` return all ready tasks: something changed for all of them."""
+        """Let the next pass examine all ready tasks: something changed for all of them."""
         self.recheck_requested = True
 
-    def take_newly_ready(self) -> list[Task]:
-        """Return the tasks that became ready since the last call, or all after a request."""
-        tasks = self.ready if self.recheck_requested else self._newly_ready
+    def take_candidates(self) -> tuple[list[Task], Iterator[tuple[SortKey, Task]]]:
+        """Return the tasks to be examined now: those of no group, and those of groups in order.
+
+        The former became ready since the last call; after `request_recheck`, they are all.
+        """
+        every = self.recheck_requested
+        tasks = self._ready if every else self._newly_ready
         self._newly_ready, self.recheck_requested = {}, False
-        return list(tasks.values())
+        return list(tasks.values()), self.ineligible.take_rechecked(every)
+
+    def set_aside(self, task: Task, requirements: Hashable, verdict: str | None) -> None:
+        """Group a ready task that no cluster accepts, see `IneligibleTasks.add`."""
+        self._ready.pop(task.task_id, None)
+        self._newly_ready.pop(task.task_id, None)
+        self.ineligible.add(task, requirements, verdict)
+
+    def mark_eligible(self, task: Task) -> None:
+        """Take a ready task out of its group, since some cluster accepts it."""
+        if self.ineligible.remove(task.task_id):
+            self._ready[task.task_id] = task
 
 
 def _pop_item(by_key: dict[K, dict[int, V]], key: K, index: int) -> V | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Hashable, Iterator, Sequence
+from operator import itemgetter
 
 from metasched.core.cluster_view import MAX_CACHED_DECISIONS, ClusterView
 from metasched.core.events import ClusterAssessment, Dispatch
 from metasched.core.gates import SchedulingGates
+from metasched.core.ineligible_tasks import SortKey
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.reservations.book import ReservationBook
 from metasched.core.state import SchedulerState
@@ -25,6 +28,9 @@ _NO_ROOM = Ineligibility(
 )
 _RESERVATION_NEAR = Ineligibility(
     Reason.RESERVATION_NEAR, "by its limit it would still run when a reservation begins"
+)
+AWAITS_ANSWERS = Ineligibility(
+    Reason.PRIORITY, "it follows when the manager has answered the user's earlier dispatches"
 )
 _NO_CLUSTER = Ineligibility(Reason.NO_CLUSTER_FITS, "no cluster is configured")
 
@@ -50,6 +56,9 @@ class Placement:
         self._paths_matter = False  # whether eligibility depends on the paths of a job
         self._users_matter = False  # whether eligibility depends on the user of a job
         self._some_cluster_full = False  # a full cluster takes a single task: do not cache
+        # obstacles of tasks without eligible cluster in this pass, by requirements: within a pass
+        # no cluster becomes eligible
+        self._obstacles: dict[Hashable, list[Ineligibility]] = {}
 
     # Eligible clusters
 
@@ -70,6 +79,8 @@ class Placement:
             return Ineligibility(Reason.LIMIT_MANAGER, view.full_reason)
         if obstacle is None and (limit := view.scope_limits.obstacle(task.job)):
             return Ineligibility(Reason.LIMIT_MANAGER, limit)
+        if obstacle is None and view.scope_limits.awaits_answers(task.job.user):
+            return AWAITS_ANSWERS
         return obstacle
 
     def check_job(self, job: Job, view: ClusterView) -> Ineligibility | None:
@@ -151,24 +162,24 @@ class Placement:
         gates = self._gates
         if gates.recheck_requested:
             self.clear_cache()
-        elif gates.settled and self._leasing.settled and not gates.ready:
+        elif gates.settled and self._leasing.settled and not gates.has_ready:
             return False
         self._late_binding = self._make_late_binding()
         if self._late_binding is not None and not self._late_binding.full:
             gates.request_recheck()
         return True
 
-    def place_tasks(self, waiting: list[Task]) -> Iterator[StateChange]:
-        """Dispatch these tasks in order of their keys, and queued tasks that get their licences."""
+    def place_tasks(self) -> Iterator[StateChange]:
+        """Dispatch ready tasks in order of their keys, and queued tasks that get their licences."""
         state, leasing, licences = self._state, self._leasing, self._leasing.licences
         now = state.now
-        if len(state.views) > 1 and (waiting or licences.has_waiting):  # else loads do not matter
+        waiting, of_groups = self._gates.take_candidates()
+        # else loads do not matter
+        if len(state.views) > 1 and (waiting or licences.has_waiting or self._gates.ineligible):
             state.observe_loads()
-        self._open_dispatches = {}
+        self._open_dispatches, self._obstacles = {}, {}
         licence_waiters = []
-        if len(waiting) > 1:
-            waiting.sort(key=lambda item: (item.queue_key, *item.task_id))
-        for task in waiting:
+        for task in _in_order(waiting, of_groups):
             if not leasing.needs_lease(task) or task.task_id in leasing.transferring:
                 if (change := self._place_task(task)) is not None:
                     yield change
@@ -178,7 +189,7 @@ class Placement:
             if eligible:
                 leasing.join(task)
                 licence_waiters.append(task)
-            elif (change := self._defer(task, obstacles)) is not None:
+            elif (change := self._set_aside(task, obstacles)) is not None:
                 yield change
         if leasing.transferring:
             leasing.release_untransferred()
@@ -200,7 +211,10 @@ class Placement:
         """Return the eligible clusters of a task, and the obstacles if there are none."""
         cache_key = self._cache_key(task)
         if cache_key is not None and (cached := self._eligible_cache.get(cache_key)):
+            self._gates.mark_eligible(task)
             return cached, []
+        if self._obstacles and (known := self._obstacles.get(self._group_key(task))):
+            return [], known
         eligible, obstacles = [], []
         for name, view in self._state.views.items():
             obstacle = self.check_task(task, view)
@@ -209,12 +223,25 @@ class Placement:
             else:
                 obstacles.append(obstacle)
         if not eligible:
-            self._leasing.leave(task)
-        elif cache_key is not None:
+            self._obstacles[self._group_key(task)] = obstacles
+            return eligible, obstacles
+        self._gates.mark_eligible(task)
+        if cache_key is not None:
             if len(self._eligible_cache) >= MAX_CACHED_DECISIONS:
                 self._eligible_cache.clear()
             self._eligible_cache[cache_key] = eligible
         return eligible, obstacles
+
+    def _group_key(self, task: Task) -> Hashable:
+        """Return a key that tasks share if the same clusters are eligible now and later."""
+        job = task.job
+        has_own_limit = any(
+            view.scope_limits.has_limit_of(job.id) for view in self._state.views.values()
+        )
+        return (
+            *(job.user, job.requirements, job.directory, job.writes, *job.native.items()),
+            *(frozenset(task.rejected_by), job.id if has_own_limit else None),
+        )
 
     def _cache_key(self, task: Task) -> Hashable:
         """Return a key that tasks with the same eligible clusters share; None: do not cache."""
@@ -235,8 +262,10 @@ class Placement:
             return None
         state = self._state
         eligible, obstacles = self._find_eligible(task)
+        if not eligible:
+            return self._set_aside(task, obstacles)
         cluster: str | None = None
-        if eligible and late_binding is not None:
+        if late_binding is not None:
             cluster = late_binding.choose(task.job, eligible)
             if cluster is None:
                 reservation_near = late_binding.blocked_by_reservations(task.job, eligible)
@@ -245,7 +274,7 @@ class Placement:
             cluster = task.target
         elif len(eligible) == 1:
             cluster = eligible[0]
-        elif eligible:
+        else:
             candidates = eligible if len(eligible) < len(state.views) else None
             cluster = state.load_ordering.choose(task.job, task.priority, candidates)
         return self._defer(task, obstacles) if cluster is None else self._dispatch(task, cluster)
@@ -253,14 +282,19 @@ class Placement:
     def _observe_dispatch(self, change: StateChange) -> None:
         """Let the next choice of a cluster consider a task that was dispatched."""
         views = self._state.views
-        if len(views) > 1 and change.event is TaskEvent.SEND and change.attempt is not None:
-            self._state.observe_load(views[change.attempt.cluster])
+        if change.event is not TaskEvent.SEND or change.attempt is None:
+            return
+        view = views[change.attempt.cluster]
+        if len(views) > 1:
+            self._state.observe_load(view)
+        if view.scope_limits and not self._some_cluster_full:
+            self.clear_cache()
 
     # Late binding
 
     def _make_late_binding(self) -> LateBinding[str] | None:
         """Return the late binding of this pass, or None if the policy dispatches at once."""
-        if self._state.policy.send != "late" or not self._gates.ready:
+        if self._state.policy.send != "late" or not self._gates.has_ready:
             return None
         capacities, reserved = {}, {}
         for name, view in self._state.views.items():
@@ -343,8 +377,19 @@ class Placement:
             cause += f", with {self._leasing.take_lease(task)}"
         return self._state_machine.apply(task, TaskEvent.SEND, cause)
 
+    def _set_aside(self, task: Task, obstacles: list[Ineligibility]) -> StateChange | None:
+        """Group a task without eligible cluster and set its reason, or reject it permanently."""
+        self._leasing.leave(task)
+        if AWAITS_ANSWERS in obstacles:  # it follows soon: not worth a line of its story
+            self._gates.set_aside(task, self._group_key(task), None)
+            return None
+        change = self._defer(task, obstacles)
+        if change is None:
+            self._gates.set_aside(task, self._group_key(task), task.reason)
+        return change
+
     def _defer(self, task: Task, obstacles: list[Ineligibility]) -> StateChange | None:
-        """Set the reason of a task without eligible cluster, or reject it permanently."""
+        """Set the reason of a task that is not dispatched, or reject it permanently."""
         temporary = [obstacle for obstacle in obstacles if obstacle.reason not in PERMANENT_REASONS]
         main_obstacle = min(
             temporary or obstacles,
@@ -362,3 +407,11 @@ class Placement:
             task.reason = main_obstacle.reason
             self._state.record_note(task, main_obstacle.text)
         return None
+
+
+def _in_order(waiting: list[Task], of_groups: Iterator[tuple[SortKey, Task]]) -> Iterator[Task]:
+    """Yield tasks in the order of the queue; those of groups as late as possible."""
+    with_keys = [((task.queue_key, *task.task_id), task) for task in waiting]
+    with_keys.sort(key=itemgetter(0))
+    for _, task in heapq.merge(with_keys, of_groups, key=itemgetter(0)):
+        yield task

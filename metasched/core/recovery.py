@@ -137,6 +137,8 @@ class Recovery:
                 self._state.store(task)
             if (view := self._state.view_of(task)) is not None:
                 view.add_task(task)
+                if attempt.state is State.DISPATCHING:
+                    self._state.count_unanswered(task, attempt, +1)
                 self._state.count_unstarted(task, attempt, attempt.state, +1)
                 if attempt.tried is not None:
                     attempt.tried = event.time  # the call may have lasted until now

@@ -76,7 +76,7 @@ from metasched.policies.policy import Policy
 
 # Raise it with every change after which stored events, replayed, would be decided otherwise.
 # A replay begins at the first checkpoint of the present version.
-DECISION_VERSION: Final = 2
+DECISION_VERSION: Final = 3
 
 # Events after which tasks may be released because time has passed
 _TIMED_EVENTS: Final[frozenset[type]] = frozenset(
@@ -193,9 +193,8 @@ class Core:
         if outcome.reservations or type(event) in _CLUSTER_EVENTS:
             self._gates.request_recheck()
         for view in self.state.views.values():
-            if view.scope_limits.room_freed:
-                view.scope_limits.room_freed = False
-                self._gates.request_recheck()
+            for recheck in view.scope_limits.take_rechecks():
+                self._gates.ineligible.request_recheck(recheck)
 
         # 5. Find eligible clusters, lease licences, dispatch. Pull tasks to clusters with room.
         if self._placement.begin_pass():
@@ -229,7 +228,7 @@ class Core:
             if self._gates.dependencies.changed:
                 never_met = self._gates.resolve_dependencies(self.state.now)
                 self._settle(self._state_machine.report_never_met(never_met))
-            self._settle(self._placement.place_tasks(self._gates.take_newly_ready()))
+            self._settle(self._placement.place_tasks())
             if self._gates.settled:
                 return
 
@@ -366,7 +365,7 @@ class Core:
     @property
     def has_unstarted_tasks(self) -> bool:
         """Whether a task is pending in a manager, or queued in metasched for free processors."""
-        if self.policy.send == "late" and self._gates.ready:
+        if self.policy.send == "late" and self._gates.has_ready:
             return True
         return bool(self.state.views_with_unstarted)
 
@@ -382,7 +381,7 @@ class Core:
         and a recall for licences of queued tasks or of reservations.
         """
         view = self.state.views[cluster]
-        if self._gates.ready and (view.retry_due(now) or view.scope_limits.probe_due(now)):
+        if self._gates.has_ready and (view.retry_due(now) or view.scope_limits.probe_due(now)):
             return True
         if any(
             stale_attempt.withdrawal is not WithdrawalMode.NONE

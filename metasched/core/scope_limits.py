@@ -1,19 +1,29 @@
 """Limits of a manager on the number of jobs, as far as its refusals show them. Pure.
 
 A limit is found by bisection: after a refusal half as many tasks are dispatched. A search that has
-ended is repeated with a single task after a delay, since others may have fewer jobs then.
+ended is repeated with a single task after a delay, since others may have fewer jobs then. A limit
+that has grown is found by doubling.
+
+The number of a user's tasks on the way to a manager is bounded. So a refusal takes back few.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
+from metasched.core.ineligible_tasks import Recheck
 from metasched.core.tasks import Task, TaskId
 from metasched.model.job import Job, State
 from metasched.model.refusal_scope import JobSet
 
 PROBE_DELAY = (10.0, 300.0)  # seconds until one task more is tried: initial, maximum
+# Share of the most tasks without an answer at which dispatches begin again: two dispatches of 200
+# tasks then follow, not many small ones
+FEW_UNANSWERED = 0.6
 
 
 @dataclass
@@ -21,9 +31,10 @@ class ScopeLimit:
     """The number of metasched's tasks that a cluster accepts among some jobs."""
 
     reason: str  # as the manager spelled it
-    live_tasks: set[TaskId]  # of these jobs, on the cluster
+    live_tasks: dict[TaskId, Task]  # of these jobs, on the cluster
+    unanswered: int = 0  # of them: the manager has not answered yet
     limit: int = 0  # tasks that may be live
-    refused: int = 0  # a number of tasks that was refused
+    refused: int | None = None  # a number of tasks that was refused; None: it has grown since
     refused_at: float = 0.0  # epoch seconds
     probe_at: float = 0.0  # epoch seconds; then a single task may exceed the limit
     probe_delay: float = 0.0  # seconds
@@ -35,6 +46,11 @@ class ScopeLimit:
         return len(self.live_tasks)
 
     @property
+    def held(self) -> int:
+        """The number of live tasks that the manager has accepted."""
+        return self.live - self.unanswered
+
+    @property
     def has_room(self) -> bool:
         """Whether another task may be dispatched."""
         return self.live < self.limit or self.probe_allowed
@@ -43,59 +59,129 @@ class ScopeLimit:
 class ScopeLimits:
     """The limits of a cluster, by the jobs for which they hold."""
 
-    def __init__(self) -> None:
-        self._limits: dict[JobSet, ScopeLimit] = {}
-        self.room_freed = False  # waiting tasks may be dispatched that could not be before
+    def __init__(self, max_unanswered: int | None) -> None:
+        """`max_unanswered`: see `Cluster`."""
+        self._max_unanswered = math.inf if max_unanswered is None else max_unanswered
+        # by user (None: limits that hold for several users) and jobs
+        self._limits: dict[str | None, dict[JobSet, ScopeLimit]] = {}
+        self._limited_jobs: set[int] = set()  # jobs with a limit of their own
+        self._unanswered: Counter[str] = Counter()  # dispatched tasks without an answer, by user
+        self._awaiting: set[str] = set()  # users who get no further dispatch until answers come
+        self._rechecks: dict[JobSet, Recheck] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._limits)
+        return bool(self._limits or self._awaiting)
 
-    def _matching(self, job: Job) -> Iterator[tuple[JobSet, ScopeLimit]]:
-        return ((jobs, limit) for jobs, limit in self._limits.items() if jobs.includes(job))
+    def _matching(self, job: Job) -> list[tuple[JobSet, ScopeLimit]]:
+        return [
+            (jobs, limit)
+            for user in (None, job.user)
+            for jobs, limit in self._limits.get(user, {}).items()
+            if jobs.includes(job)
+        ]
+
+    def _all_limits(self) -> Iterator[tuple[JobSet, ScopeLimit]]:
+        for limits in list(self._limits.values()):
+            yield from list(limits.items())
+
+    def has_limit_of(self, job: int) -> bool:
+        """Whether a limit holds for this job alone."""
+        return job in self._limited_jobs
 
     def refuse(
         self, jobs: JobSet, refused: int, live_tasks: Iterable[Task], reason: str, now: float
     ) -> None:
         """Record that the manager refused `refused` tasks, which are among the live tasks."""
-        tasks = [task for task in live_tasks if jobs.includes(task.job)]
-        held = sum(task.state is not State.DISPATCHING for task in tasks)
-        limit = self._limits.setdefault(jobs, ScopeLimit(reason, set()))
-        limit.live_tasks = {task.task_id for task in tasks}
+        limit = self._limits.setdefault(jobs.user, {}).get(jobs)
+        if limit is None:
+            tasks = {task.task_id: task for task in live_tasks if jobs.includes(task.job)}
+            unanswered = sum(task.state is State.DISPATCHING for task in tasks.values())
+            limit = self._limits[jobs.user][jobs] = ScopeLimit(reason, tasks, unanswered)
+            if jobs.job is not None:
+                self._limited_jobs.add(jobs.job)
         limit.reason, limit.refused_at = reason, now
-        limit.limit, limit.refused = held + refused // 2, held + refused
+        limit.limit, limit.refused = limit.held + refused // 2, limit.held + refused
         initial, maximum = PROBE_DELAY
         if refused == 1:
             limit.probe_delay = min(limit.probe_delay * 2, maximum) or initial
         limit.probe_allowed = False
         limit.probe_at = now + max(limit.probe_delay, initial)
-        self.room_freed = True
+        self._free(jobs, limit)
 
     def accept(self, job: Job) -> None:
         """Record that the manager accepted tasks of a job."""
-        for jobs, limit in list(self._matching(job)):
-            if limit.live >= limit.refused:
-                del self._limits[jobs]  # it accepts as many as it has refused before
-                self.room_freed = True
-            elif limit.live >= limit.limit:
-                grown = max((limit.live + limit.refused) // 2, limit.live)
-                self.room_freed |= grown > limit.live
-                limit.limit = grown
+        for jobs, limit in self._matching(job):
+            if limit.held < limit.limit:
+                continue
+            if limit.refused is not None and limit.held >= limit.refused:
+                limit.refused = None
+            if limit.refused is None:
+                limit.limit = 2 * limit.held
+            else:
+                limit.limit = (limit.held + limit.refused) // 2
+            if limit.has_room:
+                self._free(jobs, limit)
+
+    def _free(self, jobs: JobSet, limit: ScopeLimit) -> None:
+        self._rechecks[jobs] = Recheck(jobs, lambda: limit.has_room)
+
+    def _forget(self, jobs: JobSet) -> None:
+        limits = self._limits[jobs.user]
+        del limits[jobs]
+        if not limits:
+            del self._limits[jobs.user]
+        self._limited_jobs.discard(jobs.job or 0)
+        self._rechecks[jobs] = Recheck(jobs, lambda: True)
+
+    def take_rechecks(self) -> list[Recheck]:
+        """Return the jobs for which there is room now that was not before."""
+        if not self._rechecks:
+            return []
+        rechecks, self._rechecks = list(self._rechecks.values()), {}
+        return rechecks
 
     def add_task(self, task: Task) -> None:
         """Count a task that is dispatched or adopted."""
-        for jobs, limit in self._limits.items():
-            if not jobs.includes(task.job):
-                continue
+        if not self._limits:
+            return
+        for _, limit in self._matching(task.job):
             if limit.live >= limit.limit:
                 limit.probe_allowed = False
-            limit.live_tasks.add(task.task_id)
+            limit.live_tasks[task.task_id] = task
 
     def remove_task(self, task: Task) -> None:
         """Count a task whose attempt has ended."""
-        for limit in self._limits.values():
-            if task.task_id in limit.live_tasks:
-                limit.live_tasks.remove(task.task_id)
-                self.room_freed |= limit.has_room
+        for user in (None, task.job.user):
+            for jobs, limit in self._limits.get(user, {}).items():
+                if limit.live_tasks.pop(task.task_id, None) is not None and limit.has_room:
+                    self._free(jobs, limit)
+
+    # Dispatches without an answer
+
+    def count_unanswered(self, task: Task, change: Literal[1, -1]) -> None:
+        """Count a live task that is dispatched (1), or whose manager has answered (-1)."""
+        user = task.job.user
+        for owner in (None, user):
+            for limit in self._limits.get(owner, {}).values():
+                if task.task_id in limit.live_tasks:
+                    limit.unanswered += change
+        count = self._unanswered[user] + change
+        self._unanswered[user] = count
+        if count >= self._max_unanswered:
+            self._awaiting.add(user)
+        elif user in self._awaiting and count <= FEW_UNANSWERED * self._max_unanswered:
+            self._awaiting.remove(user)
+            self._rechecks[JobSet(user=user)] = Recheck(
+                JobSet(user=user), lambda: user not in self._awaiting
+            )
+        if not count:
+            del self._unanswered[user]
+
+    def awaits_answers(self, user: str) -> bool:
+        """Whether the user gets no further dispatch until earlier dispatches are answered."""
+        return user in self._awaiting
+
+    # Queries and time
 
     def obstacle(self, job: Job) -> str:
         """Return the limit that bars a job for now, as text; "" if none does."""
@@ -110,20 +196,22 @@ class ScopeLimits:
 
     def probe_due(self, now: float) -> bool:
         """Whether one task more than a limit may be tried."""
-        return any(now >= limit.probe_at for limit in self._limits.values())
+        return any(now >= limit.probe_at for _, limit in self._all_limits())
 
     def pass_time(self, now: float) -> None:
         """Allow the probes that are due; forget a limit when no task has reached it for long."""
-        for jobs, limit in list(self._limits.items()):
+        for jobs, limit in self._all_limits():
             if now < limit.probe_at:
                 continue
-            if limit.probe_allowed and limit.live == 0:
-                del self._limits[jobs]
-            limit.probe_allowed = self.room_freed = True
+            if limit.probe_allowed and (limit.live == 0 or limit.refused is None):
+                self._forget(jobs)
+                continue
+            limit.probe_allowed = True
             limit.probe_at = now + max(limit.probe_delay, PROBE_DELAY[0])
+            self._free(jobs, limit)
 
     def adjust_clock(self, step: float) -> None:
         """Correct times after the wall clock was set by `step` seconds; see `Core`."""
-        for limit in self._limits.values():
+        for _, limit in self._all_limits():
             limit.refused_at += min(step, 0.0)
             limit.probe_at += step

@@ -139,6 +139,8 @@ class SchedulerState:
                 self._add_live_attempt(task, attempt)
                 if (view := self.views.get(attempt.cluster)) is not None:
                     view.add_task(task)
+            if (before is State.DISPATCHING) != (after is State.DISPATCHING):
+                self.count_unanswered(task, attempt, +1 if after is State.DISPATCHING else -1)
             was_unstarted, is_unstarted = before in UNSTARTED, after in UNSTARTED
             # a restarted task moves to the end of its queue
             if was_unstarted and (not is_unstarted or change.event is TaskEvent.RESTART):
@@ -176,6 +178,11 @@ class SchedulerState:
         if not tasks_of_job:
             del self.open_tasks[job_id]
             self.last_dispatch.pop(job_id, None)
+
+    def count_unanswered(self, task: Task, attempt: Attempt, direction: Literal[1, -1]) -> None:
+        """Add (1) or remove (-1) a dispatched task without an answer at its cluster."""
+        if (view := self.views.get(attempt.cluster)) is not None:
+            view.scope_limits.count_unanswered(task, direction)
 
     def count_unstarted(
         self, task: Task, attempt: Attempt, state: State, direction: Literal[1, -1]

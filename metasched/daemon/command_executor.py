@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -81,6 +82,7 @@ class CommandExecutor:
                 written.append((dispatch, call))
                 accepting = accepting and await worker.write_call(call)
             if not written:
+                await asyncio.sleep(0)  # nothing was written: let requests of users go between
                 if site_fault:
                     self._on_site_fault(site_fault)
                 return error

@@ -21,6 +21,8 @@ class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_o
     benchmark: float = 1.0  # speed of a processor relative to the other clusters
     filesystems: tuple[str, ...] = ()  # mounted there, below "/"; empty: every path can be used
     max_tasks_per_dispatch: int = 1000  # of an array
+    # tasks of a user on the way to its manager, without an answer; None: any number
+    max_unanswered: int | None = 1000
     # metasched's names -> the manager's, by category: {"partition": {"long": "week"}};
     # "*" = "*" keeps any name
     maps: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)

@@ -37,11 +37,13 @@ from metasched.core.events import (
 from metasched.core.transitions import ATTEMPT_FINAL
 from metasched.model.job import Job, State
 from metasched.model.licence import LicenceCount
+from metasched.model.refusal_scope import RefusalScope
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 from tests.property.core_model import INSTANCE, KINDS, SIZES, WANTS, Life
 from tests.property.managers import Manager, place_of
 
+SCOPES: tuple[RefusalScope, ...] = ("cluster", "user", "job")
 # arguments of `Deeds.boot`
 BEGINNING: dict[str, Any] = {
     "pull": st.booleans(),
@@ -237,7 +239,9 @@ class Deeds(Life):
                 self.step(DispatchUncertain(self.now, action.job, action.dispatch_id, "time-out"))
             case "refused":
                 again = data.draw(st.booleans())
-                self.step(DispatchRejected(self.now, action.job, action.dispatch_id, "no", again))
+                scope: RefusalScope = data.draw(st.sampled_from(SCOPES)) if again else "cluster"
+                dispatch = action.job, action.dispatch_id
+                self.step(DispatchRejected(self.now, *dispatch, "no", again, scope))
 
     def revoke(self, manager: Manager, action: Revoke, fate: str) -> None:
         if fate in ("done", "lost answer"):

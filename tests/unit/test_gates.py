@@ -10,7 +10,7 @@ from tests.unit.core_site import NOW, Site, job
 
 def test_a_large_array_is_let_go_in_portions_and_others_go_between_them() -> None:
     site = Site()
-    sent = [site.step(JobSubmitted(NOW, job(1, array=f"1-{2 * MAX_RELEASED_PER_STEP + 500}")))]
+    sent = [site.step(JobSubmitted(NOW, job(1, array=f"1-{2 * MAX_RELEASED_PER_STEP + 200}")))]
     assert site.core.next_due == NEXT_STEP
     [other] = site.step(JobSubmitted(NOW, job(2)))
     assert isinstance(other, Dispatch)
@@ -25,13 +25,11 @@ def test_a_large_array_is_let_go_in_portions_and_others_go_between_them() -> Non
         for actions in sent
     ]
     assert max(map(len, portions)) == MAX_RELEASED_PER_STEP
-    assert [sorted(actions)[0] for actions in portions if actions] == [
-        1,
-        MAX_RELEASED_PER_STEP + 1,
-        2 * MAX_RELEASED_PER_STEP + 1,
-    ]
-    assert sorted(i for actions in portions for i in actions) == list(
-        range(1, 2 * MAX_RELEASED_PER_STEP + 501)
+    assert [min(portion) for portion in portions if portion] == list(
+        range(1, 2 * MAX_RELEASED_PER_STEP + 201, MAX_RELEASED_PER_STEP)
+    )
+    assert sorted(i for portion in portions for i in portion) == list(
+        range(1, 2 * MAX_RELEASED_PER_STEP + 201)
     )
 
 

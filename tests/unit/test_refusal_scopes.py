@@ -14,10 +14,9 @@ from metasched.core.events import (
     JobSubmitted,
 )
 from metasched.model.job import Job, Reason, State
-from metasched.model.listing import JobStatus
 from metasched.model.refusal_scope import JobSet, RefusalScope, jobs_in_scope, scope_of_user
-from metasched.model.tags import tag_of
-from tests.unit.core_site import NOW, Site, facts, job
+from tests.unit.core_site import NOW, Site, job
+from tests.unit.limited_manager import LimitedManager
 
 FAILED = "sbatch: error: Batch job submission failed: "
 POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
@@ -108,49 +107,6 @@ def test_only_the_refused_jobs_wait(scope: RefusalScope, open_to: set[int]) -> N
     waiting = {id for id in (2, 3) if site.state(id) is State.QUEUED}
     assert waiting == {2, 3} - open_to
     assert all(site.core.tasks[id, 0].reason == Reason.LIMIT_MANAGER for id in waiting)
-
-
-class LimitedManager:
-    """A manager that holds at most `limit` tasks; each runs for `seconds`."""
-
-    def __init__(self, site: Site, name: str, limit: int, seconds: float) -> None:
-        self.site, self.name, self.limit, self.seconds = site, name, limit, seconds
-        self.rows: dict[tuple[int, int, int], JobStatus] = {}  # by job, dispatch, task
-        self.refusals = 0
-
-    def submit(self, dispatch: Dispatch, now: float) -> list[object]:
-        """Answer a dispatch; return the actions that follow."""
-        self.site.step(DispatchStarted(now, dispatch.job, dispatch.dispatch_id))
-        held = sum(row.state is State.RUNNING for row in self.rows.values())
-        if held + len(dispatch.indices) > self.limit:
-            self.refusals += 1
-            event = DispatchRejected(
-                now, dispatch.job, dispatch.dispatch_id, "AssocMaxSubmitJobLimit", True, "user"
-            )
-            return list(self.site.step(event))
-        for index in dispatch.indices:
-            tag = tag_of("cafe", dispatch.job, dispatch.dispatch_id)
-            self.rows[dispatch.job, dispatch.dispatch_id, index] = JobStatus(
-                tag, index, f"{dispatch.dispatch_id}_{index}", State.RUNNING, started=now
-            )
-        natives = {index: f"{dispatch.dispatch_id}_{index}" for index in dispatch.indices}
-        return list(
-            self.site.step(DispatchAccepted(now, dispatch.job, dispatch.dispatch_id, natives))
-        )
-
-    def poll(self, now: float) -> list[object]:
-        for key, row in self.rows.items():
-            if row.state is State.RUNNING and now >= (row.started or 0) + self.seconds:
-                self.rows[key] = JobStatus(
-                    row.tag,
-                    row.task,
-                    row.native_id,
-                    State.COMPLETED,
-                    started=row.started,
-                    ended=now,
-                    exit_code=0,
-                )
-        return list(self.site.seen(self.name, facts(100), *self.rows.values(), at=now))
 
 
 @pytest.mark.parametrize("array", ["0-59", None])

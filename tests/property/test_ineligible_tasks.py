@@ -1,0 +1,62 @@
+"""Groups of ineligible tasks change no decision: a core that examines every task decides alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import structs
+
+from metasched.core.events import CoreEvent, DaemonStarted, Outcome
+from metasched.core.ineligible_tasks import SortKey
+from metasched.core.scheduler import Core
+from metasched.core.tasks import Task
+from metasched.policies.policy import Policy
+from tests.harness.examples import examples
+from tests.property.core_rules import Deeds
+
+
+def without_groups(core: Core) -> Core:
+    """Return the core, changed to examine each ready task after any change of a limit."""
+    gates, placement = core._gates, core._placement
+    take_candidates = gates.take_candidates
+
+    def take_all() -> tuple[list[Task], Iterator[tuple[SortKey, Task]]]:
+        if gates.ineligible._rechecks:
+            gates.request_recheck()
+        return take_candidates()
+
+    gates.take_candidates = take_all  # type: ignore[method-assign]
+    placement._group_key = lambda task: task.task_id  # type: ignore[method-assign]
+    return core
+
+
+class Compared(Deeds):
+    """Each event goes to a core with groups and to a core without."""
+
+    def begin(self, policy: Policy, fences: Sequence[str]) -> None:
+        super().begin(policy, fences)
+        self.plain = without_groups(Core())
+
+    def restored(self) -> Core:
+        self.plain = without_groups(super().restored())
+        return super().restored()
+
+    def booted(self, max_priority: int = 10) -> DaemonStarted:
+        """Let few tasks be on the way to a manager."""
+        event = super().booted(max_priority)
+        clusters = [structs.replace(cluster, max_unanswered=3) for cluster in event.clusters]
+        return structs.replace(event, clusters=tuple(clusters))
+
+    def decide(self, event: CoreEvent) -> Outcome:
+        outcome, expected = super().decide(event), self.plain.step(event)
+        assert outcome.actions == expected.actions
+        assert outcome.leases == expected.leases
+        states = {key: (task.state, task.attempts) for key, task in self.core.tasks.items()}
+        assert states == {
+            key: (task.state, task.attempts) for key, task in self.plain.tasks.items()
+        }
+        return outcome
+
+
+TestCompared = Compared.TestCase
+TestCompared.settings = examples(100, steps=40)
