@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import require
-from tests.e2e.conftest import COMMAND
+from tests.e2e.conftest import COMMAND, ENDED
 from tests.e2e.multi_user_site import MultiUserSite, running_site, slurm_tables
 from tests.harness.accounts import OPERATOR, A, B
 from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing
@@ -17,6 +19,7 @@ from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting
 pytestmark = pytest.mark.root
 
 LIMIT = 2
+TASKS = 3000  # of an array above the limit; more than may be on the way to a manager at a time
 ENFORCED = ("AccountingStorageEnforce=associations,limits",)
 
 
@@ -66,6 +69,25 @@ def test_a_limit_closes_a_cluster_to_its_user_alone(limited: MultiUserSite) -> N
     go.touch()
     go.chmod(0o644)
     assert {row["state"] for row in a.until_ended(array)} == {"completed"}
+
+
+def test_a_large_array_above_the_limit_is_not_ahead_of_others(limited: MultiUserSite) -> None:
+    """Jobs of b end while nearly all tasks of a wait; few of these were ever dispatched."""
+    a, b = limited.by(A), limited.by(B)
+    array = a.submit("--array", f"0-{TASKS - 1}", "-t", "5", "-o", "/dev/null", "--wrap", "true")
+    jobs = [
+        b.submit("--array", "0-19", "-t", "5", "-o", "/dev/null", "--wrap", "true"),
+        b.submit("-t", "5", "-o", "/dev/null", "--wrap", "true"),
+    ]
+    assert {row["state"] for row in b.until_ended(*jobs)} == {"completed"}
+    with closing(sqlite3.connect(f"file:{limited.database}?mode=ro", uri=True)) as database:
+        query = "SELECT count(ended), count(nullif(attempts, 0)) FROM task WHERE job = ?"
+        [(ended, dispatched)] = database.execute(query, (array,))
+    assert ended < TASKS / 2
+    # those on the way at the first refusal, and those that ran
+    assert dispatched <= 1000 + ended + LIMIT + 1
+    a.run("cancel", str(array))
+    a.until(lambda: {row["state"] for row in a.rows(array)} <= ENDED)
 
 
 def test_a_user_without_association_makes_no_attempt(
