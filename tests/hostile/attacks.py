@@ -292,7 +292,7 @@ class Attacker:
 
     def exhaust_limit(self) -> None:
         """Submit more jobs than the manager accepts from a."""
-        self.submit(array=f"1-{2 * CELL_LIMIT}", script="#!/bin/sh\nsleep 0.2\n")
+        self.submit(array=f"1-{CELL_LIMIT + 4}", script="#!/bin/sh\nsleep 0.2\n")
 
     def forge_end(self) -> None:
         """Write false ends and other entries into the folder of a job's own claims."""
