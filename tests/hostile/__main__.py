@@ -39,7 +39,9 @@ def main(arguments: Sequence[str]) -> int:
         help=f"of jobs of b; from {STARTS} on, rows are written to {PAGE.name} [{STARTS}]",
     )
     parser.add_argument("--kind", choices=list(SITES), action="append", help="kind of site [all]")
-    parser.add_argument("--only", default="", metavar="WORD", help="attacks with it in their names")
+    parser.add_argument(
+        "--only", action="append", metavar="WORD", help="attacks with it in their names [all]"
+    )
     parser.add_argument("--json", action="store_true", help="print each result as a line of JSON")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the sites are closed first
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             with SITES[site_name](folder) as site:
                 for name, attack in zip(names, (*attacks_on(site_name), None), strict=True):
-                    if options.only not in name:
+                    if not any(word in name for word in options.only or [""]):
                         continue
                     minutes = (time.monotonic() - begun) / 60
                     place = f"{names.index(name) + 1}/{len(names)}"

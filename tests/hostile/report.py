@@ -30,8 +30,8 @@ nor the worst delay may be more than {MAX_RATIO:g} times that of the control.
 Most delays are below a second, so a pause of the host can exceed that ratio by chance. A row that
 exceeds it is played again with twice as many starts, and the second play counts. No absolute
 difference is tolerated. *Lost* counts jobs of b that were lost, failed or started twice, and
-requests that failed, in all plays. *Load* is that of the host at the end of the row. Above its number
-of cores other programs ran: all delays are longer then, which hides smaller effects.
+requests that failed, in all plays. *Load* is that of the host at the end of the row. Above its
+number of cores other programs ran: all delays are longer then, which hides smaller effects.
 `make chaos` repeats the table, and fails if a row violates it.
 """
 
