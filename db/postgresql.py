@@ -44,8 +44,14 @@ OLDEST_VERSION = 130000  # oldest supported server, in PostgreSQL's notation: 13
 LOCK_KEY = 0x6D736368  # "msch": an active daemon per database of a server
 HOLDER_EXIT_TIMEOUT = 30.0  # seconds; the server notices the death of a local client within
 STANDBY_INTERVAL = 1.0  # seconds between a standby's attempts to get the lock
-# causes of a server's refusal that pass
-PASSING_CAUSES = ("starting up", "shutting down", "recovery", "too many clients", "slots are")
+# SQLSTATE classes of errors that pass: connection, resources, intervention of an operator
+PASSING_CLASSES = ("08", "53", "57")
+# Refusals of a connection that last until the site changes something. A refusal in another
+# language counts as passing: a daemon that waits logs the cause every minute.
+LASTING_REFUSAL = re.compile(
+    "SSL|certificate|password|does not exist|pg_hba|permission|not permitted|unsupported"
+    "|unrecognized|authentication"
+)
 CONNECT_TIMEOUT = 5  # seconds
 SILENCE_TIMEOUT = 10.0  # seconds without an answer; longer than `lock_timeout`
 # Settings of metasched's sessions: lock waits as short as SQLite's, no time limits by the server,
@@ -252,7 +258,12 @@ class Postgresql(Database):
         def _connect(
             _dialect: object, _record: object, connect_arguments: list[str], options: dict[str, Any]
         ) -> TimeoutConnection:
-            connection = TimeoutConnection.connect(*connect_arguments, **options)
+            try:
+                connection = TimeoutConnection.connect(*connect_arguments, **options)
+            except UnicodeError as error:
+                raise StoreError(
+                    f"{self}: no host name ({error}); correct [daemon] database"
+                ) from None
             connection.silence_timeout = silence_timeout
             return connection
 
@@ -393,12 +404,13 @@ class Postgresql(Database):
 def _may_pass(error: DBAPIError) -> bool:
     """Return whether a later connection may succeed though the site changes nothing.
 
-    libpq gives no code for a failed connection. A server that refuses one says FATAL.
+    libpq gives no SQLSTATE for a failed connection, and the server chooses the language.
     """
-    message = str(error.orig)
-    if "FATAL:" in message:
-        return any(cause in message for cause in PASSING_CAUSES)
-    return isinstance(error, OperationalError) and not re.search("SSL|certificate", message)
+    if not isinstance(error, OperationalError):
+        return False
+    if sqlstate := getattr(error.orig, "sqlstate", None):
+        return sqlstate[:2] in PASSING_CLASSES
+    return LASTING_REFUSAL.search(str(error.orig)) is None
 
 
 def _short_hostname() -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -78,6 +79,7 @@ class Database(ABC):
     """A database of a ledger; `str` gives its address without the password."""
 
     folder: Path  # default place of the clusters' files
+    upgraded_at: float | None = None  # monotonic seconds; when this process upgraded old tables
 
     @abstractmethod
     def acquire_writer(self, standby: bool = False) -> AbstractContextManager[WriterLock]:
@@ -233,6 +235,8 @@ class Database(ABC):
             self.begin_upgrade(connection)
             command.upgrade(config, "head")
             connection.commit()
+            if current is not None:
+                self.upgraded_at = time.monotonic()
         except DatabaseError as error:
             remedy = "restore a backup" if current else "check that its account may create tables"
             raise StoreError(

@@ -86,7 +86,8 @@ def create_app(daemon: Daemon) -> FastAPI:
             "user": caller.user,
             "operator": caller.operator,
             "mail": service.mailer.last_error,
-            "idempotency_keys": True,  # a client repeats a submission only if this is so
+            # a client repeats a submission only if this is so
+            "idempotency_keys": daemon.honours_keys,
             "quarantine": quarantine_rows(daemon) if caller.operator else [],
         }
 

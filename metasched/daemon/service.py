@@ -23,6 +23,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from metasched.client.client import RETRY_TIME
 from metasched.clock import ClockStepDetector
 from metasched.config.settings import Settings
 from metasched.core.events import (
@@ -50,6 +51,7 @@ log = logging.getLogger("metasched")
 PRUNE_INTERVAL = 3600.0  # seconds between removals of jobs that ended before the retention time
 PRUNE_PAUSE = 0.1  # seconds between two transactions of a removal
 DATABASE_CHECK_INTERVAL = 10.0  # seconds between checks that the database is reachable
+OUTAGE_LOG_INTERVAL = 60.0  # seconds between log lines about the same outage of the database
 RESTART_DELAY = 2.0  # seconds before a failed service is started again
 MAX_RESTART_DELAY = 60.0  # seconds, if it fails before it runs
 MAX_TIMER_SLEEP = 10.0  # seconds; bounds the effect of a change of the wall clock
@@ -242,6 +244,7 @@ class Daemon:
         self._stopped_reason = "the daemon starts"  # why `service` is None
         self.database_unavailable = False  # at the last try
         self._outage = ""  # error of the database, as logged last
+        self._outage_logged = 0.0  # monotonic seconds
         self.stopping = False
 
     @property
@@ -258,6 +261,15 @@ class Daemon:
         except DatabaseUnreachable as error:
             self._note_outage(error)
         return self._ledger is not None
+
+    @property
+    def honours_keys(self) -> bool:
+        """Whether every submission that a client may now repeat was received by a daemon with keys.
+
+        The daemon of an earlier release knew none, and may have accepted one just before its end.
+        """
+        upgraded_at = self.settings.database.upgraded_at
+        return upgraded_at is None or time.monotonic() - upgraded_at > RETRY_TIME
 
     @property
     def unavailable_reason(self) -> str | None:
@@ -313,11 +325,13 @@ class Daemon:
                 return
 
     def _note_outage(self, error: Exception) -> None:
-        """Log an outage of the database, unless it is logged already."""
+        """Log an outage of the database, the same error once a minute: a name may be misspelt."""
         self.database_unavailable = True
         self._stopped_reason = f"the database is away ({error})"
-        if str(error) != self._outage:
+        now = time.monotonic()
+        if str(error) != self._outage or now - self._outage_logged > OUTAGE_LOG_INTERVAL:
             log.error("%s; retrying every %g s", self._stopped_reason, RESTART_DELAY)
+            self._outage_logged = now
         self._outage = str(error)
 
 

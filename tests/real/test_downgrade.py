@@ -185,6 +185,7 @@ def test_each_table_has_a_row() -> None:
 
 def test_a_downgrade_keeps_what_the_previous_release_stores(database: Database) -> None:
     engine = database.open()
+    assert database.upgraded_at is None  # there was nothing to upgrade
     with engine.begin() as connection:
         for name, row in ROWS.items():
             table = metadata.tables[name]
@@ -201,7 +202,9 @@ def test_a_downgrade_keeps_what_the_previous_release_stores(database: Database) 
             downgraded = stored_rows(connection)
             assert all(downgraded.values())
             assert downgraded == cut_to(before, downgraded)
+        database.upgraded_at = None
         upgraded = database.open()
+        assert database.upgraded_at is not None
         with upgraded.connect() as connection:
             assert compare_metadata(MigrationContext.configure(connection), metadata) == []
             after = stored_rows(connection)
