@@ -44,7 +44,7 @@ from metasched.db.job_rows import (
     bind_values,
     task_row,
 )
-from metasched.db.pruning import lock_epoch, prune_batch
+from metasched.db.pruning import PruningPass, lock_epoch
 from metasched.db.queries import Queries
 from metasched.db.schema import (
     attempt,
@@ -490,13 +490,13 @@ class Ledger(Queries):
         }
 
     # Pruning
-    def prune(self, before: float, keys_before: float) -> bool:
-        """Delete some rows that ended before a time (epoch seconds); return False if none remain.
 
-        Of submission keys, those created before `keys_before` are deleted.
+    def prune_portion(self, pruning: PruningPass) -> bool:
+        """Delete a portion over a connection of its own; return False if nothing remains.
 
-        Each call is a small transaction: call repeatedly and let other writers in between.
+        May be called from any thread. Raises StorageFailed if nothing was deleted.
         """
-        with self._write_transaction() as connection:
-            keys = submission_keys.prune_batch(connection, keys_before)
-            return any(prune_batch(connection, before).values()) or keys > 0
+        try:
+            return pruning.prune_portion(self._engine)
+        except DBAPIError as error:
+            raise StorageFailed(driver_message(error)) from error

@@ -1,13 +1,20 @@
-"""Deletion of old rows, possible while a daemon writes."""
+"""Deletion of old rows in short transactions, beside a daemon that writes.
+
+A pass walks the index of ended tasks, then reservations, keys and events, each by a cursor: a row
+that is kept is examined once in a pass. So its cost grows with the rows that have become old, and
+neither with their square nor with the whole history.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Connection, Engine, delete, func, select
+from sqlalchemy import Connection, Engine, delete, func, select, tuple_
 from sqlalchemy.exc import DBAPIError
 
-from metasched.db import reservations
+from metasched.db import reservations, submission_keys
 from metasched.db.schema import (
     attempt,
     change,
@@ -22,9 +29,11 @@ from metasched.db.schema import (
 )
 from metasched.db.store import StoreError, driver_message
 
-JOBS_PER_TRANSACTION = 100
+TASKS_PER_PORTION = 200  # examined, and deleted
+CHANGES_PER_PORTION = 2000  # of a larger job
+EVENTS_PER_PORTION = 2000
+RESERVATIONS_PER_PORTION = 100
 PRUNED_KINDS = ("jobs", "reservations", "events")
-EVENTS_PER_TRANSACTION = 2000
 PAUSE = 0.01  # seconds between transactions, for others to write
 MARGINS_KEPT = 1000  # recent jobs with a deadline are kept: later priorities depend on them
 
@@ -40,92 +49,182 @@ def lock_epoch(connection: Connection) -> int:
 def prune(engine: Engine, before: float) -> dict[str, int]:
     """Delete all rows that ended before a time (epoch seconds); return the numbers by kind.
 
-    Raises StoreError if another program locks the database for too long. Batches deleted until
+    Raises StoreError if another program locks the database for too long. Portions deleted until
     then stay deleted.
     """
-    removed = dict.fromkeys(PRUNED_KINDS, 0)
+    pruning = PruningPass(before)
     try:
-        with engine.connect() as connection:
-            while True:
-                with connection.begin():
-                    lock_epoch(connection)
-                    batch = prune_batch(connection, before)
-                if not any(batch.values()):
-                    return removed
-                removed = {name: removed[name] + batch[name] for name in removed}
-                time.sleep(PAUSE)
+        while pruning.prune_portion(engine):
+            time.sleep(PAUSE)
     except DBAPIError as error:
         raise StoreError(
-            f"pruning stopped after {removed['jobs']} jobs ({driver_message(error)}); try again"
+            f"pruning stopped after {pruning.deleted['jobs']} jobs ({driver_message(error)}); "
+            "try again"
         ) from None
+    return pruning.deleted
 
 
-def prune_batch(connection: Connection, before: float) -> dict[str, int]:
-    """Delete jobs that ended before a time; without any, reservations; without any, events.
+class PruningPass:
+    """A pass over all rows that ended before a time.
 
     A job is kept while an open job depends on it. The newest job is kept, since ids continue from
     it: a reused id would repeat a tag that a manager may still list. Events without changes are
     deleted up to the last checkpoint before that time, from which the rest can be replayed.
-    Return the numbers deleted, by kind; all are 0 if nothing remains to be deleted.
     """
-    execute = connection.execute
-    margin_jobs = (
-        select(job.c.id).where(job.c.margin >= 0).order_by(job.c.id.desc()).limit(MARGINS_KEPT)
-    )
-    has_recent_task = select(task.c.job).where(
-        task.c.job == job.c.id, (task.c.ended.is_(None)) | (task.c.ended >= before)
-    )
-    has_open_dependent = (
-        select(dependency.c.job)
-        .join(task, task.c.job == dependency.c.job)
-        .where(dependency.c.target == job.c.id, task.c.ended.is_(None))
-    )
-    prunable = (
-        select(job.c.id, job.c.script, job.c.environment)
-        .where(
-            job.c.id.in_(select(task.c.job).where(task.c.ended < before)),
-            ~has_recent_task.exists(),
-            ~has_open_dependent.exists(),
-            job.c.id.not_in(margin_jobs),
-            job.c.id < select(func.max(job.c.id)).scalar_subquery(),
+
+    def __init__(self, before: float, keys_before: float | None = None) -> None:
+        """Times are epoch seconds; submission keys created before `keys_before` are deleted."""
+        self._before, self._keys_before = before, keys_before
+        self.deleted = dict.fromkeys(PRUNED_KINDS, 0)
+        self._last_task = (0.0, 0)  # end and job of the last task examined
+        self._last_event = -1  # the last event examined
+        self._newest_job: int | None = None  # at the first portion
+        self._oldest_margin = 0  # the oldest job that is kept for its deadline, 0: all are
+        self._phases = [
+            self._prune_jobs,
+            self._prune_reservations,
+            self._prune_keys,
+            self._prune_events,
+        ]
+
+    def prune_portion(self, engine: Engine) -> bool:
+        """Delete a portion in a transaction; return False if nothing remains. Raises DBAPIError."""
+        while self._phases:
+            with engine.connect() as connection, connection.begin():
+                if connection.dialect.name == "sqlite":
+                    connection.exec_driver_sql("BEGIN IMMEDIATE")
+                else:
+                    lock_epoch(connection)
+                if self._phases[0](connection):
+                    return True
+            del self._phases[0]
+        return False
+
+    def _prune_jobs(self, connection: Connection) -> bool:
+        """Delete jobs whose tasks ended before the time; return False at the end of the index."""
+        position = tuple_(task.c.ended, task.c.job)
+        ended = connection.execute(
+            select(task.c.ended, task.c.job)
+            .where(task.c.ended < self._before, position > self._last_task)
+            .order_by(task.c.ended, task.c.job)
+            .limit(TASKS_PER_PORTION)
+        ).all()
+        if not ended:
+            return False
+        planned: list[Any] = []
+        examined, size = len(ended), 0
+        for row in self._prunable(connection, list(dict.fromkeys(row.job for row in ended))):
+            size += 1 if row.array is None else len(_first_tasks(connection, row.id))
+            if size > TASKS_PER_PORTION:
+                if not planned:
+                    _delete_part(connection, row.id)
+                    return True
+                examined = next(n for n, end in enumerate(ended) if end.job == row.id)
+                break
+            planned.append(row)
+        _delete_jobs(connection, planned)
+        self.deleted["jobs"] += len(planned)
+        self._last_task = (ended[examined - 1].ended, ended[examined - 1].job)
+        return True
+
+    def _prunable(self, connection: Connection, job_ids: list[int]) -> list[Any]:
+        """Return rows (id, array, script, environment) of those jobs that may be deleted.
+
+        They have the order of `job_ids`.
+        """
+        if self._newest_job is None:
+            self._newest_job = connection.execute(select(func.max(job.c.id))).scalar_one()
+            margins = select(job.c.id).where(job.c.margin >= 0).order_by(job.c.id.desc())
+            last = connection.execute(margins.offset(MARGINS_KEPT - 1).limit(1)).scalar()
+            self._oldest_margin = 0 if last is None else last
+        has_recent_task = select(task.c.job).where(
+            task.c.job == job.c.id, (task.c.ended.is_(None)) | (task.c.ended >= self._before)
         )
-        .order_by(job.c.id)
-        .limit(JOBS_PER_TRANSACTION)
-    )
-    if rows := execute(prunable).all():
-        ids = [row.id for row in rows]
-        for table, column in (
-            (change, change.c.job),
-            (dependency, dependency.c.job),
-            (lease, lease.c.job),
-            (attempt, attempt.c.job),
-            (task, task.c.job),
-            (job, job.c.id),
-        ):
-            execute(delete(table).where(column.in_(ids)))
-        texts = {text for row in rows for text in (row.script, row.environment)}
-        used = select(job.c.id).where(
-            (job.c.script == content.c.digest) | (job.c.environment == content.c.digest)
+        has_open_dependent = (
+            select(dependency.c.job)
+            .join(task, task.c.job == dependency.c.job)
+            .where(dependency.c.target == job.c.id, task.c.ended.is_(None))
         )
-        execute(delete(content).where(content.c.digest.in_(texts), ~used.exists()))
-        return _counts(jobs=len(rows))
-    if pruned_reservations := reservations.prune_batch(connection, before, JOBS_PER_TRANSACTION):
-        return _counts(reservations=pruned_reservations)
-    newest_checkpoint = execute(
-        select(func.max(checkpoint.c.event)).where(checkpoint.c.time < before)
-    ).scalar()
-    if newest_checkpoint is None:
-        return _counts()
-    execute(delete(checkpoint).where(checkpoint.c.event < newest_checkpoint))
-    has_change = select(change.c.id).where(change.c.event == event.c.id)
-    unreferenced = (
-        select(event.c.id)
-        .where(event.c.id < newest_checkpoint, ~has_change.exists())
-        .limit(EVENTS_PER_TRANSACTION)
-    )
-    return _counts(events=execute(delete(event).where(event.c.id.in_(unreferenced))).rowcount)
+        rows = connection.execute(
+            select(job.c.id, job.c.array, job.c.script, job.c.environment).where(
+                job.c.id.in_(job_ids),
+                ~has_recent_task.exists(),
+                ~has_open_dependent.exists(),
+                job.c.margin.is_(None) | (job.c.margin < 0) | (job.c.id < self._oldest_margin),
+                job.c.id < self._newest_job,
+            )
+        ).all()
+        order = {id: position for position, id in enumerate(job_ids)}
+        return sorted(rows, key=lambda row: order[row.id])
+
+    def _prune_reservations(self, connection: Connection) -> bool:
+        count = reservations.prune_batch(connection, self._before, RESERVATIONS_PER_PORTION)
+        self.deleted["reservations"] += count
+        return count > 0
+
+    def _prune_keys(self, connection: Connection) -> bool:
+        if self._keys_before is None:
+            return False
+        return submission_keys.prune_batch(connection, self._keys_before) > 0
+
+    def _prune_events(self, connection: Connection) -> bool:
+        """Delete events without changes before the last checkpoint that is old enough."""
+        newest_checkpoint = connection.execute(
+            select(func.max(checkpoint.c.event)).where(checkpoint.c.time < self._before)
+        ).scalar()
+        if newest_checkpoint is None:
+            return False
+        connection.execute(delete(checkpoint).where(checkpoint.c.event < newest_checkpoint))
+        examined = connection.execute(
+            select(event.c.id)
+            .where(event.c.id > self._last_event, event.c.id < newest_checkpoint)
+            .order_by(event.c.id)
+            .limit(EVENTS_PER_PORTION)
+        ).scalars()
+        ids = list(examined)
+        if not ids:
+            return False
+        first, self._last_event = self._last_event, ids[-1]
+        has_change = select(change.c.id).where(change.c.event == event.c.id)
+        unreferenced = delete(event).where(
+            event.c.id > first, event.c.id <= self._last_event, ~has_change.exists()
+        )
+        self.deleted["events"] += connection.execute(unreferenced).rowcount
+        return True
 
 
-def _counts(**counts: int) -> dict[str, int]:
-    """Return the numbers of deleted rows, 0 for kinds not named."""
-    return dict.fromkeys(PRUNED_KINDS, 0) | counts
+def _delete_jobs(connection: Connection, rows: Sequence[Any]) -> None:
+    """Delete jobs with all that belongs to them, and texts that no other job has."""
+    ids = [row.id for row in rows]
+    for table, column in (
+        (change, change.c.job),
+        (dependency, dependency.c.job),
+        (lease, lease.c.job),
+        (attempt, attempt.c.job),
+        (task, task.c.job),
+        (job, job.c.id),
+    ):
+        connection.execute(delete(table).where(column.in_(ids)))
+    texts = {text for row in rows for text in (row.script, row.environment)}
+    used = select(job.c.id).where(
+        (job.c.script == content.c.digest) | (job.c.environment == content.c.digest)
+    )
+    connection.execute(delete(content).where(content.c.digest.in_(texts), ~used.exists()))
+
+
+def _first_tasks(connection: Connection, job_id: int) -> Sequence[int]:
+    """Return the lowest indices of a job's tasks, at most one more than a portion."""
+    indices = select(task.c.task_index).where(task.c.job == job_id).order_by(task.c.task_index)
+    return connection.execute(indices.limit(TASKS_PER_PORTION + 1)).scalars().all()
+
+
+def _delete_part(connection: Connection, job_id: int) -> None:
+    """Delete a portion of a large array: its story first, then tasks, lowest indices first."""
+    story = select(change.c.id).where(change.c.job == job_id).order_by(change.c.id)
+    changes = connection.execute(story.limit(CHANGES_PER_PORTION)).scalars().all()
+    if changes:
+        connection.execute(delete(change).where(change.c.job == job_id, change.c.id <= changes[-1]))
+        return
+    last = _first_tasks(connection, job_id)[TASKS_PER_PORTION - 1]
+    for table in (lease, attempt, task):
+        connection.execute(delete(table).where(table.c.job == job_id, table.c.task_index <= last))

@@ -42,6 +42,7 @@ from metasched.daemon.mail import Mailer
 from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.daemon.quarantine import Quarantine, first_error
 from metasched.db.ledger import Ledger, StoredJob
+from metasched.db.pruning import PruningPass
 from metasched.db.store import DatabaseUnreachable, StorageFailed
 from metasched.db.submission_keys import KEY_LIFETIME, Receipt
 from metasched.model.tags import parse_tag
@@ -197,11 +198,18 @@ class SchedulerService:
                     raise
 
     async def _prune(self) -> None:
-        """Delete jobs that ended before the retention time, and old keys, a few at a time."""
+        """Delete jobs that ended before the retention time, and old keys, a few at a time.
+
+        A thread does so: the loop waits for it no longer than for any other writer.
+        """
         while True:
             now = time.time()
-            while self.ledger.prune(now - self.settings.retention, now - KEY_LIFETIME):
-                await asyncio.sleep(PRUNE_PAUSE)
+            pruning = PruningPass(now - self.settings.retention, now - KEY_LIFETIME)
+            try:
+                while await asyncio.to_thread(self.ledger.prune_portion, pruning):
+                    await asyncio.sleep(PRUNE_PAUSE)
+            except StorageFailed as error:
+                log.warning("old jobs are not deleted now: %s", error)
             await asyncio.sleep(min(PRUNE_INTERVAL, self.settings.retention))
 
     async def _check_database(self) -> None:

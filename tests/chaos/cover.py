@@ -50,7 +50,7 @@ def steps() -> set[Step]:
                     for event_type in _events_of(name, functions)
                     for moment in ("before", "after")
                 }
-    for file in ("db/ledger.py", "adapters/local/queue_store.py"):
+    for file in ("db/ledger.py", "db/pruning.py", "adapters/local/queue_store.py"):
         for name, function in _functions(SOURCES / file):
             if any(_is_transaction(node) for node in ast.walk(function)):
                 points |= {(f".{name}", f"{moment} the commit") for moment in ("before", "after")}
@@ -104,11 +104,12 @@ def _calls(node: ast.AST, name: str) -> bool:
 
 
 def _is_transaction(node: ast.AST) -> bool:
-    """`with self._db:`, `with self._transaction():` and `with self._write_transaction():`."""
+    """Return whether this is a `with` statement of one of the transactions named here."""
     if not isinstance(node, ast.With):
         return False
     texts = {ast.unparse(item.context_expr) for item in node.items}
-    return bool(texts & {"self._db", "self._transaction()", "self._write_transaction()"})
+    transactions = {"self._db", "self._transaction()", "self._write_transaction()"}
+    return bool(texts & {*transactions, "connection.begin()"})
 
 
 def missed(steps: set[Step], points: set[str]) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,10 +22,11 @@ from metasched.core.events import (
 )
 from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.db import ledger as ledgers
+from metasched.db import pruning
 from metasched.db.backends import database_from_url
 from metasched.db.integrity import CheckResult, check_database
 from metasched.db.ledger import Ledger, StoredJob
-from metasched.db.pruning import prune
+from metasched.db.pruning import PruningPass, prune
 from metasched.db.schema import attempt, change, checkpoint, content, event, job, metadata, task
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database, StoreError
@@ -186,6 +189,48 @@ def test_no_id_is_given_a_second_time_whatever_is_forgotten(life: Life, database
     again = Life(database, NOW + 200)
     assert again.ledger.next_job() == 3
     again.ledger.close()
+
+
+def test_a_large_array_is_forgotten_in_portions_and_a_kept_job_examined_once(
+    life: Life, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "TASKS_PER_PORTION", 3)
+    monkeypatch.setattr(pruning, "CHANGES_PER_PORTION", 5)
+    # jobs 1 to 4 are kept for job 5, and ended first
+    for id in (1, 2, 3, 4):
+        life.submit(id, NOW + id)
+        life.run(id, NOW + 10)
+    life.submit(5, NOW + 20, dependency="after:1,after:2,after:3,after:4", held=True)
+    life.submit(6, NOW + 21, array="0-9")
+    life.take(UserRequested(NOW + 30, "cancel", 6))
+    life.submit(7, NOW + 40)
+    life.run(7, NOW + 50)
+    life.submit(8, NOW + 60)
+    engine = database.open_existing()
+    one_pass, sizes = PruningPass(NOW + 100), []
+    while one_pass.prune_portion(engine):
+        sizes.append(counts(database)["task"])
+        assert len(sizes) < 40
+    engine.dispose()
+    assert one_pass.deleted == {"jobs": 2, "reservations": 0, "events": 0}
+    left = counts(database)
+    assert (left["job"], left["task"]) == (6, 6)
+    assert max(earlier - later for earlier, later in pairwise([16, *sizes])) <= 3
+    assert {f.check for f in check_database(database) if not f.ok} == set()
+
+
+def test_the_daemon_writes_while_a_thread_prunes(life: Life, database: Database) -> None:
+    for id in range(1, 60):
+        life.submit(id, NOW + id)
+        life.run(id, NOW + 100 + id)
+    one_pass = PruningPass(NOW + 1000)
+    with ThreadPoolExecutor(1) as pool:
+        deleting = pool.submit(lambda: [*iter(lambda: life.ledger.prune_portion(one_pass), False)])
+        for id in range(60, 90):
+            life.submit(id, NOW + 200 + id)
+        deleting.result(60)
+    assert one_pass.deleted["jobs"] == 59
+    assert counts(database)["job"] == 30
 
 
 def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, database: Database) -> None:

@@ -25,7 +25,7 @@ from metasched.core.reservations.manager_answers import MAX_REJECTIONS
 from metasched.core.scheduler import Core
 from metasched.db import reservations
 from metasched.db.ledger import Ledger
-from metasched.db.pruning import lock_epoch
+from metasched.db.pruning import PruningPass, lock_epoch
 from metasched.db.reservations import Overbooked
 from metasched.db.store import Database
 from metasched.model.cluster import Cluster
@@ -234,7 +234,8 @@ def test_pruning_forgets_what_is_over_but_not_what_its_manager_may_know(ledger: 
         step(core, ledger, ReservationCancelled(NOW + id, id, "ada"))
     for id in (1, 4):
         step(core, ledger, ReservationReleased(NOW + 5, id))
-    while ledger.prune(NOW + 10, NOW):
+    pruning = PruningPass(NOW + 10)
+    while ledger.prune_portion(pruning):
         pass
     assert [reservation.id for reservation in ledger.reservations_open_since(0.0)] == [2, 3, 4]
     assert ledger.next_reservation() == 5

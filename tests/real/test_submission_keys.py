@@ -9,6 +9,7 @@ import pytest
 from metasched.core.events import DaemonStarted, JobSubmitted
 from metasched.core.scheduler import Core
 from metasched.db.ledger import Ledger, StoredJob
+from metasched.db.pruning import PruningPass
 from metasched.db.store import Database
 from metasched.db.submission_keys import KEYS_PER_TRANSACTION, Receipt, SubmissionKey
 from metasched.model.cluster import Cluster
@@ -74,8 +75,9 @@ def test_old_keys_are_removed_in_portions(ledger: Ledger) -> None:
         return [key for key in keys if ledger.find_submission(key, 0.0)]
 
     end = NOW + KEYS_PER_TRANSACTION + 1
-    assert ledger.prune(0.0, end)
+    pruning = PruningPass(0.0, end)
+    assert ledger.prune_portion(pruning)
     assert len(left()) == 2
-    assert ledger.prune(0.0, end)
+    assert ledger.prune_portion(pruning)
     assert left() == keys[-1:]
-    assert not ledger.prune(0.0, end)
+    assert not ledger.prune_portion(pruning)
