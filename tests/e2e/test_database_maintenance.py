@@ -49,5 +49,4 @@ def test_the_daemon_forgets_by_itself_what_ended_too_long_ago(site: Site) -> Non
     site.configure(extra='keep = "1s"\n')
     site.start()
     jobs = [site.submit("--wrap", "true") for _ in range(2)]
-    site.run("wait", *map(str, jobs))
     site.until(lambda: [row["job"] for row in site.json("status", "--all")] == jobs[1:])
