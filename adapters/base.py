@@ -140,6 +140,7 @@ class Adapter(ABC):
         """
         self.cluster, self.options, self.instance, self.folder = cluster, options, instance, folder
         self.launcher = launcher
+        self.instances = frozenset({instance})  # whose tags `poll` recognises
 
     @classmethod
     def capabilities_for(cls, options: Any) -> Capabilities:
@@ -156,6 +157,13 @@ class Adapter(ABC):
         Called by `metasched doctor` on the daemon's host, outside any worker. Raises Unreachable.
         """
         return []
+
+    def add_former_instances(self, names: frozenset[str]) -> None:
+        """Recognise the tags of former instances, too: the database is a restored backup.
+
+        Called before all other methods.
+        """
+        self.instances |= names
 
     @property
     def access(self) -> str:
@@ -190,9 +198,9 @@ class Adapter(ABC):
 
     @abstractmethod
     def poll(self) -> Listing:
-        """List the whole manager in bulk: the tasks of this instance and the load of all users.
+        """List the whole manager in bulk: the tasks of `instances` and the load of all users.
 
-        Never query per job. `rows` contain only tasks whose tag is of this instance. Raises
+        Never query per job. `rows` contain only tasks whose tag is of `instances`. Raises
         Unreachable, also for a partial answer: absence from a listing counts as evidence.
         """
 

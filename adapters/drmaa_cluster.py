@@ -128,6 +128,10 @@ class Drmaa(Adapter):
             reservations=True,
         )
 
+    def add_former_instances(self, names: frozenset[str]) -> None:
+        super().add_former_instances(names)
+        self._profile.add_former_instances(names)
+
     def submit(self, submission: Submission) -> dict[int, str]:
         return self._profile.submit(submission)
 

@@ -36,6 +36,7 @@ class WorkerBoot(msgspec.Struct, frozen=True):
     folder: str  # state of this cluster
     launcher: str = ""  # socket of the launcher in site mode
     protocol: int = 1  # of the daemon
+    former_instances: tuple[str, ...] = ()  # the database is a restored backup of theirs
 
 
 _numbers = itertools.count(1)

@@ -316,6 +316,7 @@ def main() -> int:
     adapter = adapter_type(
         boot.cluster, options, boot.instance, Path(boot.folder), **launcher_argument
     )
+    adapter.add_former_instances(frozenset(boot.former_instances))
     host = AdapterHost(adapter, launcher)
     try:
         serve(host, sys.stdin.buffer, replies.write)

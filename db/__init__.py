@@ -1,6 +1,6 @@
 """The database: each fact is stored once, and a constraint guards it.
 
-    instance     random name of this database in every tag        primary key
+    instance     random names of this database in its tags       primary key
     content      scripts and environments                         by digest; jobs refer to it
     job          job as submitted; `changed`: as modified since   primary key
     task         state of each task of a job                      checks: state; `ended` iff final

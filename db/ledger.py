@@ -7,7 +7,6 @@ daemon that lost its place to a newer daemon can store nothing.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from metasched.core.transitions import TaskEvent
 from metasched.db import leases, recovery, reservations, submission_keys
 from metasched.db.bulk_rows import insert_rows
 from metasched.db.cluster_info import changed_fields
+from metasched.db.instances import Identity, read_identity, store_name
 from metasched.db.job_rows import (
     UPDATE_ATTEMPT,
     UPDATE_PAST_ATTEMPT,
@@ -57,7 +57,6 @@ from metasched.db.schema import (
     drain,
     epoch,
     event,
-    instance,
     job,
     task,
     token,
@@ -167,14 +166,10 @@ class Ledger(Queries):
 
     # Identity
 
-    def instance(self, now: float) -> str:
-        """Return the random name of this database, used in every tag; the first call creates it."""
-        with self._transaction():
-            newest = select(instance.c.name).order_by(instance.c.created.desc())
-            if (name := self._connection.execute(newest).scalar()) is None:
-                name = secrets.token_hex(4)
-                self._connection.execute(insert(instance).values(name=name, created=now))
-        return name
+    def identity(self, now: float) -> Identity:
+        """Return the random names of this database, used in tags; the first call creates one."""
+        with self._transaction() as connection:
+            return read_identity(connection, now)
 
     def next_job(self) -> int:
         """Return a new job id."""
@@ -243,6 +238,8 @@ class Ledger(Queries):
                     )
                 )
                 self._pending_checkpoint = None
+            if isinstance(core_event, DaemonStarted) and core_event.restored:
+                store_name(self._connection, core_event.instance, core_event.time)
             if isinstance(core_event, JobModified):
                 self._modify(core_event, outcome)
             if isinstance(core_event, ClusterDrained | ClusterResumed):

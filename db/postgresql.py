@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import secrets
 import shutil
 import socket
 import subprocess
@@ -24,7 +23,7 @@ import psutil
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from metasched.core.transitions import LIVE
+from metasched.db.instances import MARK_BACKUP
 from metasched.db.schema import metadata
 from metasched.db.store import (
     Database,
@@ -351,13 +350,7 @@ class Postgresql(Database):
             "-d",
             make_conninfo("", **connect_arguments),
         ]
-        live_states = ", ".join(f"'{state}'" for state in sorted(LIVE))
-        final_statements = (
-            "\n-- an instance name of its own; no absence can be proved for earlier dispatches\n"
-            f"INSERT INTO {schema}.instance (name, created) "
-            f"VALUES ('{secrets.token_hex(4)}', {time.time()!r});\n"
-            f"UPDATE {schema}.attempt SET sent = 0 WHERE state IN ({live_states});\n"
-        )
+        statement = MARK_BACKUP.format(schema=f"{schema}.", time=time.time())
         create_private_file(target)
         try:
             with target.open("wb") as file:
@@ -374,7 +367,7 @@ class Postgresql(Database):
                     raise OSError(
                         errors[0] if errors else f"pg_dump ended with {completed.returncode}"
                     )
-                file.write(final_statements.encode())
+                file.write(f"\n-- the copy gets a name of its own\n{statement};\n".encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:

@@ -70,6 +70,7 @@ instance = Table(
     metadata,
     Column("name", SafeText, primary_key=True),
     Column("created", Float, nullable=False),
+    Column("first_dispatch", Int64),  # of those with this name in their tags; null: none
 )
 
 # Number of daemon starts, in a single row. Transactions of older daemons are rejected.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import sqlite3
 import tempfile
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 import psutil
 from sqlalchemy import Connection, Engine, create_engine, event
 
-from metasched.core.transitions import LIVE
+from metasched.db.instances import MARK_BACKUP
 from metasched.db.store import Database, DatabaseInUse, StoreError, WriterLock, create_private_file
 
 # SQLite's locks and shared memory do not work on these: the database would be corrupted silently
@@ -146,16 +145,7 @@ class Sqlite(Database):
         try:
             _copy_database(self.path, target)
             with closing(sqlite3.connect(target, isolation_level=None)) as copy:
-                copy.execute("BEGIN")
-                copy.execute(
-                    "INSERT INTO instance (name, created) VALUES (?, ?)",
-                    (secrets.token_hex(4), time.time()),
-                )
-                placeholders = ", ".join("?" * len(LIVE))
-                copy.execute(
-                    f"UPDATE attempt SET sent = 0 WHERE state IN ({placeholders})", sorted(LIVE)
-                )
-                copy.execute("COMMIT")
+                copy.execute(MARK_BACKUP.format(schema="", time=time.time()))
                 copy.execute("PRAGMA journal_mode = DELETE")  # no second file remains
         except sqlite3.Error as error:
             target.unlink()

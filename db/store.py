@@ -121,9 +121,8 @@ class Database(ABC):
     def backup(self, target: Path) -> int:
         """Copy a consistent state of the database to a new file; return its size in bytes.
 
-        The copy gets an instance name of its own, so that a daemon started on it repeats no tag.
-        Absence of tasks that were with a manager can no longer be proved there: they stay unknown
-        until they are resolved. Raises StoreError if the copy cannot be written.
+        Each daemon started on a copy of it gets an instance name of its own, and repeats no tag.
+        Raises StoreError if the copy cannot be written.
         """
 
     @abstractmethod

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -141,6 +141,10 @@ class DeclaredResources:
     licences: Mapping[str, int] = field(default_factory=dict)  # copies counted by the manager
 
 
+def _journal(folder: Path, instance: str) -> Path:
+    return folder / f"tasks-{instance}"
+
+
 class GenericDrmaa:
     """A DRMAA system with declared resources and templates for requests outside DRMAA."""
 
@@ -157,11 +161,15 @@ class GenericDrmaa:
         self._cluster, self._session, self._templates = cluster, session, templates
         self._declared, self._keep_seconds = declared, keep_seconds
         self._scripts = folder / "scripts"
-        self._journal = folder / f"tasks-{instance}"
-        self._tasks = {
-            (record.tag, record.task): record
-            for record in self._read_journal(time.time() - keep_seconds)
-        }
+        self._folder, self._journal = folder, _journal(folder, instance)
+        self._tasks: dict[tuple[str, int], _TaskRecord] = {}
+        self._read_journal(self._journal)
+
+    def add_former_instances(self, names: frozenset[str]) -> None:
+        """Follow the tasks of former instances, too; see `Adapter.add_former_instances`."""
+        for name in sorted(names):
+            self._read_journal(_journal(self._folder, name))
+        self._read_journal(self._journal)  # has newer records of the same tasks
 
     def submit(self, submission: Submission) -> dict[int, str]:
         """Queue each task as a job of its own; its record is on disk before that."""
@@ -308,17 +316,16 @@ class GenericDrmaa:
             os.fsync(file.fileno())
         self._tasks[(record.tag, record.task)] = record
 
-    def _read_journal(self, oldest: float) -> Iterator[_TaskRecord]:
-        """Yield the records of tasks that have not ended before `oldest` (epoch seconds)."""
-        if not self._journal.exists():
-            return
-        for line in self._journal.read_text().splitlines():
+    def _read_journal(self, path: Path) -> None:
+        """Read the records of tasks that have not ended longer than `keep_seconds` ago."""
+        oldest = time.time() - self._keep_seconds
+        for line in path.read_text().splitlines() if path.exists() else ():
             try:
                 record = msgspec.json.decode(line, type=_TaskRecord)
             except ValueError:  # cut off by a crash
                 continue
             if record.ended is None or record.ended >= oldest:
-                yield record
+                self._tasks[record.tag, record.task] = record
 
     def close(self) -> None:
         self._session.close()

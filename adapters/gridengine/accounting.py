@@ -1,7 +1,7 @@
-"""Follows Grid Engine's accounting file: each line of this instance is read once.
+"""Follows Grid Engine's accounting file: each line of metasched is read once.
 
 `qacct` reads the whole file at every call. Here the first read covers the whole file, and later
-reads only appended lines. Lines without this instance's tags are not parsed.
+reads only appended lines. Lines without tags of its instances are not parsed.
 """
 
 from __future__ import annotations
@@ -24,18 +24,23 @@ _NAME_COLUMN = 4  # of a job; the column before is its owner
 
 
 class AccountingFile:
-    """The lines of an accounting file that contain `needle`.
+    """The lines of an accounting file with jobs of `instances`.
 
     The file is complete for jobs that ended after `since` (epoch seconds). `since` is None while
     the file cannot be read: then it proves nothing.
     """
 
-    def __init__(self, path: Path, needle: str) -> None:
-        self._path, self._needle = path, needle.encode()
+    def __init__(self, path: Path, instances: frozenset[str]) -> None:
+        self._path, self._needles = path, tuple[bytes, ...]()
+        self.add_instances(instances)
         self.unreadable: list[UnreadableJob] = []  # lines of the last `read_new` that were left out
         self._file: IO[bytes] | None = None
         self._partial = b""
         self.since: float | None = None
+
+    def add_instances(self, instances: frozenset[str]) -> None:
+        """Recognise the names of these instances, too, in lines that are not read yet."""
+        self._needles += tuple(f":ms-{name}-".encode() for name in sorted(instances))
 
     def read_new(self) -> list[AccountingLine]:
         """Return the lines appended since the last call, but those that are `unreadable`."""
@@ -105,7 +110,7 @@ class AccountingFile:
         while block := file.read(_BLOCK):
             *lines, self._partial = (self._partial + block).split(b"\n")
             for line in lines:
-                if self._needle in line:
+                if any(needle in line for needle in self._needles):
                     try:
                         parsed.append(parse_accounting_line(_decode(line)))
                     except ValueError as error:

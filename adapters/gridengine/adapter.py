@@ -89,6 +89,10 @@ def _limit_to_reservation(
     return structs.replace(submission, job=structs.replace(submission.job, time_limit=time_limit))
 
 
+def _deletion_log(folder: Path, instance: str) -> Path:
+    return folder / f"deleted-{instance}"
+
+
 class GridEngine:
     """A Grid Engine cell."""
 
@@ -105,10 +109,13 @@ class GridEngine:
         self._launcher = launcher
         user = pwd.getpwuid(os.geteuid()).pw_name
         self._commands = CellCommands(settings.bin_dir, settings.timeout, launcher)
-        self._own_jobs = listing.OwnJobs(instance, user if launcher is None else "")
+        self._own_jobs = listing.OwnJobs(frozenset({instance}), user if launcher is None else "")
         cell_folder = Path(os.environ.get("SGE_ROOT", "/"), os.environ.get("SGE_CELL", "default"))
-        self._accounting = AccountingFile(cell_folder / "common" / "accounting", f":ms-{instance}-")
-        self._deletions = DeletionLog(folder / f"deleted-{instance}", settings.keep)
+        self._accounting = AccountingFile(
+            cell_folder / "common" / "accounting", frozenset({instance})
+        )
+        self._folder = folder
+        self._deletions = DeletionLog(_deletion_log(folder, instance), settings.keep)
         self._job_deletion = JobDeletion(self._commands, self._own_jobs, self._deletions)
         self._reservations = GridEngineReservations(
             self._commands, user, instance, settings.parallel_environment
@@ -121,6 +128,13 @@ class GridEngine:
         self._set_aside: dict[listing.TaskKey, tuple[QuarantinedRow, float]] = {}
         self._host_totals: dict[str, Mapping[str, float]] = {}  # by host, the oldest first
         self._listing_times: deque[float] = deque()  # of past listings by qstat
+
+    def add_former_instances(self, names: frozenset[str]) -> None:
+        """Recognise the jobs of former instances, too; see `Adapter.add_former_instances`."""
+        self._own_jobs.instances |= names
+        self._accounting.add_instances(names)
+        for name in sorted(names):
+            self._deletions.read(_deletion_log(self._folder, name))
 
     def submit(self, submission: Submission) -> dict[int, str]:
         """Queue each task as a job of its own, in the order of the indices.

@@ -168,15 +168,15 @@ TaskKey = tuple[str, int, str]  # tag, task index, and in site mode the owner of
 
 
 class OwnJobs:
-    """Recognises the jobs of this instance by name and owner."""
+    """Recognises the jobs of this instance, and of former instances, by name and owner."""
 
-    def __init__(self, instance: str, user: str) -> None:
-        """`user` owns all jobs of this instance; in site mode it is empty: any owner counts."""
-        self._instance, self.user = instance, user
+    def __init__(self, instances: frozenset[str], user: str) -> None:
+        """`user` owns all these jobs; in site mode it is empty: any owner counts."""
+        self.instances, self.user = instances, user
 
     def key(self, name: str, owner: str) -> TaskKey | None:
         """Return the task of a job; None if the job is not of this instance."""
-        task = parse_job_name(name, self._instance)
+        task = parse_job_name(name, self.instances)
         if task is None:
             return None
         if not self.user:
@@ -200,7 +200,7 @@ class OwnJobs:
             if self.user and owner not in ("", self.user):
                 key = None
             elif name:
-                task = parse_job_name(name, self._instance)
+                task = parse_job_name(name, self.instances)
                 key = None if task is None else (*task, "" if self.user else owner)
             if key is not None:
                 rows[key] = QuarantinedRow(*key, defect)
@@ -501,11 +501,11 @@ def job_name(tag: str, index: int) -> str:
     return f"{tag}.{index}" if index else tag
 
 
-def parse_job_name(name: str, instance: str) -> tuple[str, int] | None:
-    """Return (tag, index) of a name made by `job_name` for this instance; None for other names."""
+def parse_job_name(name: str, instances: frozenset[str]) -> tuple[str, int] | None:
+    """Return (tag, index) of a name made by `job_name` for an instance; None for other names."""
     tag, dot, index_text = name.partition(".")
     index = parse_number(index_text, MAX_INDEX) if dot else 0
-    if index is None or (dot and index == 0) or parse_tag(tag, instance) is None:
+    if index is None or (dot and index == 0) or parse_tag(tag, instances) is None:
         return None
     return tag, index
 

@@ -52,19 +52,23 @@ class DeletionLog:
     """
 
     def __init__(self, path: Path, keep: float) -> None:
-        self._path = path
+        self._path, self._keep = path, keep
         self._lock = threading.Lock()
         self._by_task: dict[TaskKey, Deletion] = {}
-        oldest = time.time() - keep
         if path.exists():
-            for line in path.read_text().splitlines():
-                try:
-                    deletion = msgspec.json.decode(line, type=Deletion)
-                except ValueError:  # cut off by a crash
-                    continue
-                if deletion.requested_at >= oldest:
-                    self._by_task[deletion.key] = deletion
+            self.read(path)
             self._write("w", self._by_task.values())
+
+    def read(self, path: Path) -> None:
+        """Add the deletions of a file, if it exists, without those older than `keep`."""
+        oldest = time.time() - self._keep
+        for line in path.read_text().splitlines() if path.exists() else ():
+            try:
+                deletion = msgspec.json.decode(line, type=Deletion)
+            except ValueError:  # cut off by a crash
+                continue
+            if deletion.requested_at >= oldest:
+                self._by_task[deletion.key] = deletion
 
     def add(self, deletions: Iterable[Deletion]) -> None:
         """Append deletions."""

@@ -176,7 +176,7 @@ class Local(Adapter):
             if self.launcher is not None:
                 self._grant_user_access()
             scheduler = LocalScheduler(
-                self.folder, self.options, self.instance, self.launcher, store, self._lock
+                self.folder, self.options, self.instances, self.launcher, store, self._lock
             )
             stack.callback(scheduler.close)
             scheduler.load()

@@ -44,13 +44,13 @@ class LocalScheduler:
         self,
         folder: Path,
         options: LocalOptions,
-        instance: str,
+        instances: frozenset[str],
         launcher: LauncherClient | None,
         store: QueueStore,
         lock: threading.Lock,
     ) -> None:
         self.reload_needed = False
-        self.table = TaskTable(folder, options, instance, store)
+        self.table = TaskTable(folder, options, instances, store)
         self._folder, self._launcher, self._store, self._lock = folder, launcher, store, lock
         self._policy: LocalPolicy = make_policy(options.policy)
         self._rho: Mapping[str, float] = {}

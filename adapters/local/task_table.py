@@ -34,7 +34,7 @@ class LocalTask:
     native_id: int
     requirements: Requirements
     status: JobStatus
-    is_own: bool  # submitted by this instance
+    is_own: bool  # submitted by this or a former instance
     launch_decided: float | None = None  # epoch seconds of the decision to start it
     launch_count: int = 0  # supervisors forked for it
     devices: dict[str, list[int]] = field(default_factory=dict)  # GPU indices by gres
@@ -78,9 +78,9 @@ class TaskTable:
     """All tasks, in memory and in the database. Methods raise OSError and sqlite3.Error."""
 
     def __init__(
-        self, folder: Path, options: LocalOptions, instance: str, store: QueueStore
+        self, folder: Path, options: LocalOptions, instances: frozenset[str], store: QueueStore
     ) -> None:
-        self._folder, self._options, self._instance = folder, options, instance
+        self._folder, self._options, self._instances = folder, options, instances
         self._store = store
         self.queue: list[LocalTask] = []  # in the order of `queue_key`
         self.started: dict[int, LocalTask] = {}  # started and not ended, by native id
@@ -143,7 +143,7 @@ class TaskTable:
             manager_reason="Priority",
             owner=requirements.user,
         )
-        is_own = parse_tag(tag, self._instance) is not None
+        is_own = parse_tag(tag, self._instances) is not None
         return LocalTask(native_id, requirements, status, is_own)
 
     def folder_of(self, task: LocalTask) -> Path:

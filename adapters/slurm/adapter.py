@@ -250,7 +250,7 @@ class Slurm(Adapter):
                 info = self._summarise(readable, node_lines, taken_at)
             except ValueError as error:
                 raise Unreachable(f"the listing cannot be read: {error}") from None
-        rows, set_aside = statuses.job_statuses(queue, self.instance, self._user)
+        rows, set_aside = statuses.job_statuses(queue, self.instances, self._user)
         if self._user is None:
             uids = {row.owner for row in rows} | {row.owner for row in set_aside}
             names = {uid: uid and user_name_of(int(uid)) for uid in uids}
@@ -281,7 +281,7 @@ class Slurm(Adapter):
         taken_at: float,
     ) -> ClusterInfo:
         """Return load, free nodes and upcoming reservations. Raises ValueError."""
-        own_ids = {line.id for line in lines if statuses.is_own(line, self.instance, self._user)}
+        own_ids = {line.id for line in lines if statuses.is_own(line, self.instances, self._user)}
         nodes = self._reservations.available_nodes(lines, node_lines, taken_at)
         info = build_cluster_info(lines, nodes, taken_at, own_ids)
         windows = self._reservations.upcoming(lines, nodes, taken_at)

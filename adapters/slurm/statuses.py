@@ -28,21 +28,21 @@ from metasched.model.tags import parse_number, parse_tag
 _EMPTY_ARRAY = re.compile(r"\d+(_(\[\])?)?")  # all its pending tasks were cancelled together
 
 
-def is_own(line: QueueLine, instance: str, user: int | None) -> bool:
-    """Return whether the job has a tag of `instance` and, if given, the owner `user`.
+def is_own(line: QueueLine, instances: frozenset[str], user: int | None) -> bool:
+    """Return whether the job has a tag of `instances` and, if given, the owner `user`.
 
     Other users may forge a tag.
     """
     return (
         user in (None, parse_number(line.user))
-        and parse_tag(line.tag.partition("/")[0], instance) is not None
+        and parse_tag(line.tag.partition("/")[0], instances) is not None
     )
 
 
 def job_statuses(
-    listing: QueueListing, instance: str, user: int | None
+    listing: QueueListing, instances: frozenset[str], user: int | None
 ) -> tuple[list[JobStatus], list[QuarantinedRow]]:
-    """Return the tasks of `instance`, and the lines that may be tasks and cannot be used.
+    """Return the tasks of `instances`, and the lines that may be tasks and cannot be used.
 
     If `user` is None, each has its owner's user id. The account column is the controller's, and
     tells whose line a line is. A line without a readable account may be of anybody.
@@ -56,10 +56,10 @@ def job_statuses(
         tag, uid = line.tag.partition("/")[0], parse_number(line.user)
         if uid is None:
             row = quarantined_line(line.user)
-            if parse_tag(tag, instance) is not None:
+            if parse_tag(tag, instances) is not None:
                 row = QuarantinedRow(tag, -1, "", "its account cannot be read")
             set_aside[row.tag, ""] = row
-        elif is_own(line, instance, user):
+        elif is_own(line, instances, user):
             owner = "" if user is not None else str(uid)
             counts[tag, owner] += len(parse_mark(line.tag, line.id))
             try:

@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from metasched.api.licences import describe_holders, licence_holders
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService, ReadingTurn
 from metasched.api.selection import find_visible_job
+from metasched.core.task_state_machine import HELD_AFTER_BACKUP
 from metasched.core.tasks import Task
 from metasched.core.transitions import FINAL, QUEUED_OR_HELD
 from metasched.daemon.manager_start_times import ExpectedStart
@@ -103,6 +104,8 @@ def _describe_state(row: dict[str, Any], clusters: Sequence[dict[str, Any]], cau
     """Describe the state of a task and its cause in a sentence."""
     location = f"on {row['cluster']}" if row["cluster"] else "in metasched"
     match State(row["state"]):
+        case State.HELD if cause == HELD_AFTER_BACKUP:
+            return f"It is held: {cause}."
         case State.HELD:
             return "It is held; release it with `metasched release`."
         case State.QUEUED if row["reason"] == "begin_time":

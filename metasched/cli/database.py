@@ -99,8 +99,8 @@ def backup(
 
     The copy is an SQLite database, or a psql script that restores a PostgreSQL database.
 
-    A daemon started on the copy uses another instance name in its clusters. Jobs that were there
-    when the copy was made are `unknown` until they are resolved (`metasched resolve`).
+    A daemon started on the copy uses another instance name in its clusters. It follows the jobs
+    that were there, and holds the jobs that had not started.
 
     \b
     Examples:

@@ -7,6 +7,7 @@ not frozen, since setting the fields of a frozen struct is slower.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -36,6 +37,9 @@ class DaemonStarted(msgspec.Struct, rename=STORED_FIELDS["DaemonStarted"], froze
     clusters: tuple[Cluster, ...]
     licence_count: int = 0  # number of different licences, if `pools` is None
     pools: tuple[LicencePool, ...] | None = None  # None: managers handle licences (simulations)
+    # first dispatch id of each instance, oldest first; empty: `instance` has had all
+    first_dispatches: Mapping[str, int] = msgspec.field(default_factory=dict)
+    restored: bool = False  # the first start on a restored backup
 
 
 class JobSubmitted(msgspec.Struct, rename=STORED_FIELDS["JobSubmitted"]):

@@ -355,7 +355,8 @@ class Placement:
             )
             open_dispatch = None
         if open_dispatch is None:
-            state.last_dispatch[job] = state.last_dispatch.get(job, 0) + 1
+            last = max(state.last_dispatch.get(job, 0), state.instances.first_dispatch - 1)
+            state.last_dispatch[job] = last + 1
             open_dispatch = self._open_dispatches[job, cluster] = state.last_dispatch[job], []
         dispatch_id, indices = open_dispatch
         indices.append(task.index)

@@ -19,7 +19,6 @@ from metasched.core.tasks import IF_PENDING_INTENTS, StateChange, Task
 from metasched.core.transitions import TaskEvent
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, MissingTask
-from metasched.model.tags import parse_tag
 
 _NO_TASKS: Mapping[int, Task] = {}
 ACCOUNTING_RETRY_DELAY = (5.0, 600.0)  # seconds between queries of accounting: initial, maximum
@@ -53,12 +52,12 @@ class Reconciler:
     ) -> Generator[StateChange, None, list[tuple[tuple[int, int], int]]]:
         """Apply the rows of a listing. Return (job, dispatch id) and index of metasched's tasks."""
         state = self._state
-        own_rows, instance, dispatches = [], state.instance, state.dispatches
+        own_rows, parse_tag, dispatches = [], state.instances.parse_tag, state.dispatches
         if event.full:
             view.stale_attempts.clear()
             view.deferred_rows.clear()
         for row in event.rows:
-            dispatch = parse_tag(row.tag, instance)
+            dispatch = parse_tag(row.tag)
             if dispatch is None:
                 continue
             state.current_row = row
@@ -70,7 +69,7 @@ class Reconciler:
                 yield from self._state_machine.apply_status(task, row)
         state.current_row = None
         for tag, index in event.quarantined:
-            if index < 0 or (dispatch := parse_tag(tag, instance)) is None:
+            if index < 0 or (dispatch := parse_tag(tag)) is None:
                 continue
             own_rows.append((dispatch, index))
             task = dispatches.get(dispatch, _NO_TASKS).get(index)
@@ -111,7 +110,7 @@ class Reconciler:
         }
         vanished = set()
         for tag, index in event.vanished:
-            if (dispatch := parse_tag(tag, self._state.instance)) is not None:
+            if (dispatch := self._state.instances.parse_tag(tag)) is not None:
                 view.stale_attempts.pop((dispatch[0], index, dispatch[1]), None)
             if (task := self._state.task_by_tag(tag, index)) is not None:
                 vanished.add(task.task_id)
@@ -194,7 +193,9 @@ class Reconciler:
         if last_present < self._state.views[attempt.cluster].up_since:
             cause = "lost by a restart of its manager; it never started"
             return self._state_machine.apply(task, TaskEvent.ABSENT, cause)
-        event = TaskEvent.WITHDRAW if attempt.intent in IF_PENDING_INTENTS else TaskEvent.KILL
+        is_former = self._state.instances.is_former(attempt.dispatch_id)
+        withdrawn = attempt.intent in IF_PENDING_INTENTS or is_former
+        event = TaskEvent.WITHDRAW if withdrawn else TaskEvent.KILL
         cause = "gone from the manager; it never started"
         return self._state_machine.apply(task, event, cause)
 
@@ -256,7 +257,7 @@ class Reconciler:
                 self._state.views[task.live_attempt.cluster].deferred_rows.pop(task.task_id, None)
                 cause = "its claim is revoked: it can never start"
                 yield self._state_machine.apply(task, TaskEvent.ABSENT, cause)
-            elif (dispatch := parse_tag(tag, self._state.instance)) is not None:
+            elif (dispatch := self._state.instances.parse_tag(tag)) is not None:
                 past_attempt = self._state.past_attempts_of(dispatch[0], index).get(dispatch[1])
                 if past_attempt is not None:
                     past_attempt.revoked = True
@@ -274,7 +275,7 @@ class Reconciler:
                     self._state.current_row = row
                     yield from self._state_machine.apply_status(task, row)
                     self._state.current_row = None
-            elif (dispatch := parse_tag(tag, self._state.instance)) is not None:
+            elif (dispatch := self._state.instances.parse_tag(tag)) is not None:
                 open_task = self._state.tasks.get((dispatch[0], index))
                 if open_task is not None and dispatch[1] in open_task.past_attempts:
                     yield from self._stale_attempts.apply_start(

@@ -12,12 +12,12 @@ from metasched.core.leasing import LicenceLeasing
 from metasched.core.recovered_state import RecoveredState
 from metasched.core.reservations.book import ReservationBook
 from metasched.core.state import SchedulerState
-from metasched.core.task_state_machine import TaskStateMachine
-from metasched.core.tasks import StateChange, Task
+from metasched.core.task_state_machine import HELD_AFTER_BACKUP, TaskStateMachine
+from metasched.core.tasks import Attempt, Intent, StateChange, Task
 from metasched.core.transitions import TaskEvent
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.job import State
-from metasched.model.tags import is_claim_folder
+from metasched.model.tags import Instances, is_claim_folder
 from metasched.policies.classify import Classifier, Deadline, Licence, User
 from metasched.policies.dispatch import LoadOrdering
 
@@ -63,7 +63,8 @@ class Recovery:
     def _configure(self, event: DaemonStarted) -> None:
         """Take over the configuration of the daemon."""
         policy, pools = event.policy, event.pools
-        self._state.policy, self._state.instance = policy, event.instance
+        self._state.policy = policy
+        self._state.instances = Instances(event.first_dispatches or {event.instance: 0})
         self._leasing.configure(
             pools, policy.patience, [cluster.name for cluster in event.clusters]
         )
@@ -99,9 +100,24 @@ class Recovery:
             ordering=policy.ordering,
         )
 
+    def _restore_attempt(self, task: Task, attempt: Attempt, now: float) -> None:
+        """Distrust an attempt in a backup: what the daemon did with it since is not in there.
+
+        An intended dispatch was made since. A withdrawal that metasched decided is dropped: the
+        attempt may belong to a daemon that still runs. A task that has not started is held if it
+        comes back, since it may have been moved.
+        """
+        task.held |= not attempt.has_started
+        if attempt.untried:
+            attempt.tried = now
+        if attempt.intent not in (Intent.CANCEL, Intent.HOLD):
+            attempt.intent = attempt.target = attempt.yields_to = None
+        self._state.store(task)
+
     def apply_daemon_started(self, event: DaemonStarted) -> Iterator[StateChange]:
         """Forget all that the database does not store, so that a restored core is equal."""
-        is_copy = self._state.instance not in ("", event.instance)  # restored from a backup
+        # releases before stored no `restored`; another name proves it where the events are replayed
+        is_copy = event.restored or self._state.instances.newest not in ("", event.instance)
         self._configure(event)
         open_tasks = [self._state.tasks[task_id] for task_id in sorted(self._state.tasks)]
         self._state.clear_open_tasks()  # below they are opened in the database's order
@@ -118,7 +134,12 @@ class Recovery:
                     status = self._gates.enqueue(task, event.time)
                     if cause := self._gates.cancel_cause(task, status, event.time):
                         yield self._state_machine.apply(task, TaskEvent.CANCEL, cause)
+                    elif event.restored:
+                        task.held = True
+                        yield self._state_machine.apply(task, TaskEvent.HOLD, HELD_AFTER_BACKUP)
                 continue
+            if event.restored:
+                self._restore_attempt(task, attempt, event.time)
             attempt.observed_at_dispatch = 0.0
             attempt.in_last_listing, attempt.missing = False, False
             attempt.missing_since, attempt.lease_expired = 0.0, False

@@ -70,6 +70,7 @@ from metasched.core.withdrawals import Withdrawals
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Reason, State
 from metasched.model.row_checks import RowDefect
+from metasched.model.tags import Instances
 from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import Policy
@@ -309,7 +310,11 @@ class Core:
 
     @property
     def instance(self) -> str:
-        return self.state.instance
+        return self.state.instances.newest
+
+    @property
+    def instances(self) -> Instances:
+        return self.state.instances
 
     @property
     def classifier(self) -> Classifier:

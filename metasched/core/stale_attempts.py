@@ -171,6 +171,8 @@ class StaleAttempts:
         """Request the withdrawals of stale attempts on a cluster; repeat them if without effect."""
         now = self._state.now
         for (job, index, dispatch_id), stale_attempt in view.stale_attempts.items():
+            if self._state.instances.is_former(dispatch_id):
+                continue  # the daemon that made it may still run
             if stale_attempt.withdrawal is WithdrawalMode.NONE or (
                 stale_attempt.withdrawal_requested
                 and now - stale_attempt.withdrawal_requested < WITHDRAWAL_RETRY_SECONDS

@@ -22,7 +22,7 @@ from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD, UNSTARTED, T
 from metasched.model.cluster import ClusterInfo
 from metasched.model.job import Job, State
 from metasched.model.listing import JobStatus
-from metasched.model.tags import parse_tag, tag_of
+from metasched.model.tags import Instances
 from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import MAX_WINDOW, Policy
@@ -35,7 +35,7 @@ class SchedulerState:
 
     def __init__(self) -> None:
         self.policy = Policy()
-        self.instance = ""  # name of the database, part of every tag
+        self.instances = Instances({"": 0})  # names of the database in its tags
         self.tasks: dict[TaskId, Task] = {}
         self.open_tasks: dict[int, dict[int, Task]] = {}  # by job and index
         # tasks with a live attempt, by (job, dispatch id) and index
@@ -95,12 +95,12 @@ class SchedulerState:
 
     def task_by_tag(self, tag: str, index: int) -> Task | None:
         """Return the task whose live attempt a manager lists under a tag."""
-        dispatch = parse_tag(tag, self.instance)
+        dispatch = self.instances.parse_tag(tag)
         return self.dispatches.get(dispatch, {}).get(index) if dispatch else None
 
     def live_tag(self, task: Task) -> str:
         """Return the tag of a task's live attempt."""
-        return tag_of(self.instance, task.job.id, task.live_attempt.dispatch_id)
+        return self.instances.tag_of(task.job.id, task.live_attempt.dispatch_id)
 
     def past_attempts_of(self, job: int, index: int) -> dict[int, PastAttempt]:
         """Return the past attempts of a task by dispatch id; for an ended task, all attempts."""

@@ -27,6 +27,10 @@ from metasched.model.job import MANAGER_REASON, Reason, State
 from metasched.model.listing import JobStatus, TaskClaim
 
 WITHDRAWAL_RETRY_SECONDS = 60.0  # until a withdrawal without effect is requested again
+# cause of the hold of a task whose first start may have come after its backup
+HELD_AFTER_BACKUP = (
+    "restored from a backup, after which it may have been dispatched; release it if it was not"
+)
 START_TOLERANCE = 5.0  # seconds that a new start differs at least; managers round times
 
 
@@ -78,7 +82,9 @@ class TaskStateMachine:
             case TaskEvent.CANCEL:
                 yield self.apply(task, TaskEvent.CANCEL, "cancelled as requested")
             case TaskEvent.HOLD:
-                yield self.apply(task, TaskEvent.HOLD, "held as requested")
+                is_former = attempt is not None and self._is_former(attempt)
+                cause = HELD_AFTER_BACKUP if is_former else "held as requested"
+                yield self.apply(task, TaskEvent.HOLD, cause)
             case TaskEvent.ADOPT:
                 assert attempt is not None
                 assert attempt.yields_to is not None
@@ -156,13 +162,14 @@ class TaskStateMachine:
         attempt.cpu_seconds, attempt.max_memory = status.cpu_seconds, status.max_memory
         self._state.store(task)
         event = event_for_listed_state(attempt.state, status.state)
-        if_pending = attempt.intent in IF_PENDING_INTENTS
-        if event is TaskEvent.KILL and if_pending and status.started is None:
+        if_pending, is_former = attempt.intent in IF_PENDING_INTENTS, self._is_former(attempt)
+        task.held &= not (is_former and attempt.has_started)
+        if event is TaskEvent.KILL and (if_pending or is_former) and status.started is None:
             event = TaskEvent.WITHDRAW
         if event is TaskEvent.KILL and attempt.intent is Intent.EXPIRE:
             event, attempt.manager_reason = TaskEvent.EXPIRE, "its reservation ended"
         if event is TaskEvent.WITHDRAW:
-            yield self.apply(task, event, f"withdrawn before its start ({attempt.intent})")
+            yield self.apply(task, event, self._withdrawal_cause(attempt))
         elif event is not None:
             yield self.apply(task, event, attempt.manager_reason)
         elif (
@@ -232,7 +239,9 @@ class TaskStateMachine:
             fence=past_attempt.fence,
             restarts=stale_attempt.row.restarts if stale_attempt else 0,
         )
-        if not past_attempt.has_started:
+        if self._is_former(task.attempt):
+            pass  # another daemon may still have it: nothing is withdrawn but by request
+        elif not past_attempt.has_started:
             task.attempt.intent = Intent.HOLD if task.held else Intent.RECALL
         elif past_attempt.requeued:
             task.attempt.intent = Intent.REQUEUE
@@ -278,15 +287,26 @@ class TaskStateMachine:
         self._state.step_withdrawals[key][task.index] = attempt.native_id
 
     def recall(self, task: Task, view: ClusterView, cause: str) -> bool:
-        """Withdraw a task, unless it has started or another withdrawal is intended."""
+        """Withdraw a task, unless it has started or another withdrawal is intended.
+
+        An attempt of a former instance stays: the daemon that made it may still run.
+        """
         attempt = task.live_attempt
-        if attempt.has_started or attempt.intent is not None:
+        if attempt.has_started or attempt.intent is not None or self._is_former(attempt):
             return False
         attempt.intent = Intent.RECALL
         self._state.record_note(task, f"recalled from {view.name}: {cause}")
         if view.up:
             self.request_withdrawal(task)
         return True
+
+    def _is_former(self, attempt: Attempt) -> bool:
+        return self._state.instances.is_former(attempt.dispatch_id)
+
+    def _withdrawal_cause(self, attempt: Attempt) -> str:
+        if attempt.intent is None:
+            return "cancelled or moved after the backup, before its start"
+        return f"withdrawn before its start ({attempt.intent})"
 
     def revoke_claims(self, view: ClusterView, tasks: Iterable[Task]) -> None:
         """Revoke the claims of tasks with a fence; if missing tasks have started, ask for ends."""
@@ -295,12 +315,14 @@ class TaskStateMachine:
             attempt = task.live_attempt
             if not attempt.fence or (attempt.has_started and not attempt.missing):
                 continue
-            if not attempt.has_started:
+            # the daemon that made it may still wait for its start
+            reads_only = attempt.state is State.UNKNOWN and self._is_former(attempt)
+            if not (attempt.has_started or reads_only):
                 attempt.revoking = True
                 self._state.store(task)
             accepted = attempt.accepted is not None or attempt.native_id is not None
             tag = self._state.live_tag(task)
-            started = attempt.has_started
+            started = attempt.has_started or reads_only
             claims.append(TaskClaim(attempt.fence, tag, task.index, accepted, started=started))
         if claims:
             self._state.outcome.actions.append(Revoke(view.name, tuple(claims)))

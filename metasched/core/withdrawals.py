@@ -108,6 +108,7 @@ class Withdrawals:
                     task.job.reservation == reservation.id
                     and attempt.has_started
                     and attempt.intent is None
+                    and not self._state.instances.is_former(attempt.dispatch_id)
                 ):
                     attempt.intent = Intent.EXPIRE
                     self._state.record_note(
@@ -247,6 +248,7 @@ class Withdrawals:
             and attempt.in_last_listing
             and attempt.intent is None
             and not attempt.has_started
+            and not self._state.instances.is_former(attempt.dispatch_id)
             and self._has_waited(task)
         )
 

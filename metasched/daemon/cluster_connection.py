@@ -222,7 +222,7 @@ class ClusterConnection:
                 self._turns.forget_pauses()
         self.breaker.record_success()
         self._full_poll = False
-        self.start_times.update(delta, core.instance)
+        self.start_times.update(delta, core.instances)
         # a row that is set aside changes the state of its task once
         newly_set_aside = set(delta.quarantined) - set_aside
         has_changes = bool(delta.rows or delta.vanished or newly_set_aside)

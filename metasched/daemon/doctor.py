@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import DBAPIError
 
 from metasched.adapters.claims import FenceError, check_fence
@@ -21,13 +21,15 @@ from metasched.adapters.registry import adapter_class
 from metasched.client.client import Client
 from metasched.config.reading import find_config, load_settings
 from metasched.config.settings import ClusterSettings, Settings
+from metasched.core.task_state_machine import HELD_AFTER_BACKUP
 from metasched.core.transitions import TaskEvent
-from metasched.db.schema import attempt, change, instance
+from metasched.db.instances import read_first_dispatches
+from metasched.db.schema import attempt, change, task
 from metasched.db.sqlite import NETWORK_FILESYSTEMS, Sqlite, filesystem_type
 from metasched.db.store import Database, driver_message
 from metasched.errors import UserError
 from metasched.model.job import State
-from metasched.model.tags import tag_of
+from metasched.model.tags import Instances
 
 MIN_FREE_BYTES = 256 * 1024 * 1024  # on the filesystem of the database
 MAX_CLOCK_SKEW = 2.0  # seconds; managers report whole seconds
@@ -115,6 +117,7 @@ def _check_database(database: Database) -> Iterator[Diagnosis]:
                 .where(change.c.id > last_change - RECENT_CHANGES, change.c.what == TaskEvent.START)
                 .group_by(attempt.c.cluster)
             ).all()
+            held, names = count_held_after_backup(connection), read_first_dispatches(connection)
     except DBAPIError as error:
         message = f"{database}: {driver_message(error)}"
         yield Diagnosis("database", False, message, "restore a backup")
@@ -126,8 +129,30 @@ def _check_database(database: Database) -> Iterator[Diagnosis]:
         yield Diagnosis("database", True, message)
     else:
         yield Diagnosis("database", False, f"{message}: {weakness[0]}", weakness[1])
+    if held:
+        message = f"{held} tasks are held, since they may have been dispatched after the backup"
+        tags = " or ".join(f"ms-{name}-JOB-*" for name in list(names)[:-1])
+        fix = (
+            f"look for {tags} in the records of the clusters; `metasched cancel` the tasks that "
+            "are there, and `metasched release` the others"
+        )
+        yield Diagnosis("restored backup", False, message, fix)
     for name, behind, ahead in clocks:
         yield _check_clock(name, behind, ahead)
+
+
+def count_held_after_backup(connection: Connection) -> int:
+    """Count the tasks that are held since their database was restored."""
+    last_change = (
+        select(change.c.cause)
+        .where(change.c.job == task.c.job, change.c.task_index == task.c.task_index)
+        .order_by(change.c.id.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    query = select(func.count()).select_from(task)
+    held = query.where(task.c.state == State.HELD, last_change == HELD_AFTER_BACKUP)
+    return connection.execute(held).scalar_one()
 
 
 def _check_clock(name: str, behind: float | None, ahead: float | None) -> Diagnosis:
@@ -318,43 +343,27 @@ def check_evidence(row: dict[str, Any], settings: Settings) -> Iterator[Diagnosi
 def tag_of_unknown(database: Database, row: dict[str, Any]) -> str:
     """Return the tag of an unknown task's live attempt, as its manager has it.
 
-    The attempt has the instance of its time: a restored database has a newer instance since.
+    An attempt in a backup has the name that the database had when it was dispatched.
     """
-    index = row["task"] or 0
-    sent = (
-        select(attempt.c.sending, func.max(change.c.time).label("time"))
-        .join(
-            change,
-            (change.c.job == attempt.c.job)
-            & (change.c.task_index == attempt.c.task_index)
-            & (change.c.attempt == attempt.c.number),
-        )
-        .where(
-            attempt.c.job == row["job"],
-            attempt.c.task_index == index,
-            attempt.c.state == State.UNKNOWN,
-            change.c.what.in_([TaskEvent.SEND, TaskEvent.ADOPT]),
-        )
-        .group_by(attempt.c.sending)
-        .subquery()
+    live_dispatch = select(attempt.c.sending).where(
+        attempt.c.job == row["job"],
+        attempt.c.task_index == (row["task"] or 0),
+        attempt.c.state == State.UNKNOWN,
     )
-    query = (
-        select(instance.c.name, sent.c.sending)
-        .where(instance.c.created <= sent.c.time)
-        .order_by(instance.c.created.desc())
-    )
+    unknown_tag = f"ms-*-{row['job']}-*"
     try:
         engine = database.open_existing()
     except UserError:
-        return f"ms-*-{row['job']}-*"
+        return unknown_tag
     try:
         with engine.connect() as connection:
-            latest = connection.execute(query).first()
+            dispatch_id = connection.execute(live_dispatch).scalar()
+            instances = Instances(read_first_dispatches(connection))
     except DBAPIError:
-        latest = None
+        return unknown_tag
     finally:
         engine.dispose()
-    return f"ms-*-{row['job']}-*" if latest is None else tag_of(latest[0], row["job"], latest[1])
+    return unknown_tag if dispatch_id is None else instances.tag_of(row["job"], dispatch_id)
 
 
 def _unknown_job(row: dict[str, Any], tag: str, down: set[str]) -> Diagnosis:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from metasched.adapters.protocol import ListingDelta
 from metasched.core.tasks import Attempt, TaskId
 from metasched.model.job import State
-from metasched.model.tags import parse_tag
+from metasched.model.tags import Instances
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class ManagerStartTimes:
     # epoch seconds by job, task and dispatch
     _starts: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
-    def update(self, delta: ListingDelta, instance: str) -> None:
+    def update(self, delta: ListingDelta, instances: Instances) -> None:
         """Apply the changes of a listing."""
         self.reported_at = delta.taken
         if delta.full:
             self._starts.clear()
         for tag, index, _, start in delta.expected_starts:
-            if (dispatch := parse_tag(tag, instance)) is None:
+            if (dispatch := instances.parse_tag(tag)) is None:
                 continue
             key = (dispatch[0], index, dispatch[1])
             if start is None:

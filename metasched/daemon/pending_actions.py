@@ -21,7 +21,6 @@ from metasched.daemon.host import SchedulerHost
 from metasched.model.job import Payload
 from metasched.model.listing import TaskClaim
 from metasched.model.reservation import manager_name
-from metasched.model.tags import tag_of
 from metasched.policies.eligible import translate_job
 
 
@@ -130,7 +129,7 @@ class PendingActions:
         info, _ = core.cluster_status(name)
         job = translate_job(tasks[0].job, self._settings.cluster, info)
         return Submission(
-            tag=tag_of(core.instance, dispatch.job, dispatch.dispatch_id),
+            tag=core.instances.tag_of(dispatch.job, dispatch.dispatch_id),
             job=job,
             payload=payload,
             indices=tuple(task.index for task in tasks),
@@ -211,7 +210,7 @@ class PendingActions:
             pending.breaker.record_failure(reason, time.time(), time.monotonic())
 
     def _tag(self, action: Withdraw) -> str:
-        return tag_of(self._host.core.instance, action.job, action.dispatch_id)
+        return self._host.core.instances.tag_of(action.job, action.dispatch_id)
 
     # Accounting queries and claims
 

@@ -45,7 +45,6 @@ from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.pruning import PruningPass
 from metasched.db.store import DatabaseUnreachable, StorageFailed
 from metasched.db.submission_keys import KEY_LIFETIME, Receipt
-from metasched.model.tags import parse_tag
 
 log = logging.getLogger("metasched")
 
@@ -80,13 +79,16 @@ class SchedulerService:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ledger.restore(self.core, settings.policy.window)
         now = time.time()
+        identity = ledger.identity(now)
         self.apply_events(
             DaemonStarted(
                 now,
-                ledger.instance(now),
+                identity.instance,
                 settings.policy,
                 tuple(entry.cluster for entry in settings.clusters),
                 pools=settings.licences,
+                first_dispatches=identity.first_dispatches,
+                restored=identity.restored,
             )
         )
 
@@ -153,7 +155,7 @@ class SchedulerService:
 
     def owner_of(self, tag: str) -> str:
         """Return the user who owns the job of a tag; "" for an unknown tag."""
-        dispatch = parse_tag(tag, self.core.instance)
+        dispatch = self.core.instances.parse_tag(tag)
         if dispatch is None:
             return ""
         if tasks := self.core.tasks_of(dispatch[0]):

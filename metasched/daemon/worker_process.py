@@ -187,11 +187,13 @@ class WorkerProcess:
         waiter = asyncio.create_task(self._report_exit(process))
         self._exit_waiters.add(waiter)
         waiter.add_done_callback(self._exit_waiters.discard)
+        core = self._host.core
         boot = WorkerBoot(
             adapter=settings.cluster.adapter,
             cluster=settings.cluster,
             options=settings.options,
-            instance=self._host.core.instance,
+            instance=core.instance,
+            former_instances=tuple(sorted(core.instances.names - {core.instance})),
             folder=str(folder),
             launcher=str(host_settings.launcher or ""),
             protocol=WORKER_PROTOCOL,

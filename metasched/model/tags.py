@@ -6,7 +6,9 @@ writes is a tag, and its numbers fit into the columns of both databases.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from pathlib import PurePath
 
 MAX_ID_DIGITS = 18  # of a job or dispatch id; such numbers fit into 64 bits with a sign
@@ -26,15 +28,50 @@ def tag_of(instance: str, job: int, dispatch_id: int) -> str:
     return f"ms-{instance}-{job}-{dispatch_id}"
 
 
-def parse_tag(tag: str, instance: str) -> tuple[int, int] | None:
-    """Return (job, dispatch id) if `tag_of` can have made the tag for this instance, else None."""
+def parse_tag(tag: str, instances: frozenset[str]) -> tuple[int, int] | None:
+    """Return (job, dispatch id) if `tag_of` can have made the tag for an instance, else None."""
     match tag.split("-", 4):
-        case ["ms", name, job, dispatch_id] if name == instance:
+        case ["ms", name, job, dispatch_id] if name in instances:
             job_number = parse_number(job)
             dispatch_number = parse_number(dispatch_id)
             if job_number is not None and dispatch_number is not None:
                 return job_number, dispatch_number
     return None
+
+
+class Instances:
+    """The names that a database has had. A restored backup gets a new name.
+
+    Each name has the dispatch ids from its first until the first of the next name. So a dispatch id
+    tells the tag, and a dispatch after the backup is none of the restored database.
+    """
+
+    def __init__(self, first_dispatches: Mapping[str, int]) -> None:
+        """`first_dispatches`: first dispatch id by name, oldest first; never empty."""
+        names, firsts = list(first_dispatches), list(first_dispatches.values())
+        self.names = frozenset(names)
+        self.newest, self.first_dispatch = names[-1], firsts[-1]
+        self._ranges = dict(
+            zip(names, zip(firsts, [*firsts[1:], math.inf], strict=True), strict=True)
+        )
+
+    def is_former(self, dispatch_id: int) -> bool:
+        """Whether a dispatch is in the backup from which the database was restored."""
+        return dispatch_id < self.first_dispatch
+
+    def tag_of(self, job: int, dispatch_id: int) -> str:
+        """Return the tag of a dispatch, with the name that the database had then."""
+        for name, (first, end) in self._ranges.items():
+            if first <= dispatch_id < end:
+                return tag_of(name, job, dispatch_id)
+        return tag_of(self.newest, job, dispatch_id)
+
+    def parse_tag(self, tag: str) -> tuple[int, int] | None:
+        """Return (job, dispatch id) of a tag that `tag_of` can have made, else None."""
+        dispatch = parse_tag(tag, self.names)
+        if dispatch is None or len(self.names) == 1:
+            return dispatch
+        return dispatch if self.tag_of(*dispatch) == tag else None
 
 
 def parse_number(digits: str, maximum: int = 10**MAX_ID_DIGITS - 1) -> int | None:

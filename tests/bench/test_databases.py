@@ -38,7 +38,7 @@ def life(ledger: Ledger) -> Core:
     ledger.restore(core, 100)
     clusters = (Cluster(name="left", adapter="local"),)
     for event in (
-        DaemonStarted(NOW, ledger.instance(NOW), Policy(), clusters),
+        DaemonStarted(NOW, ledger.identity(NOW).instance, Policy(), clusters),
         ListingReceived(NOW, "left", info=FACTS),
     ):
         ledger.record([(event, core.step(event))])

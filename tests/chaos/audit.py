@@ -79,7 +79,7 @@ def audit(
         verdict.jobs = len(rows)
         _promises(verdict, rows, stream, may_fail)
         tags = [tag for of in natives for tag in of()]
-        instance = ledger.instance(0.0)
+        instance = ledger.identity(0.0).instance
         with engine.connect() as reading:
             verdict.wrong += _replayed(ledger, reading)
             verdict.wrong += _orphans(reading, instance, tags, may_fail)
@@ -214,7 +214,7 @@ def _orphans(reading: Connection, instance: str, tags: list[str], forgets: bool)
     return [
         f"{tag} is in its manager and not live in the database"
         for tag in tags
-        if (key := parse_tag(tag, instance)) is not None and key not in live
+        if (key := parse_tag(tag, frozenset({instance}))) is not None and key not in live
     ]
 
 

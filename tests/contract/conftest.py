@@ -149,10 +149,13 @@ class Manager:
         self._jobs = 0
         self.adapter = connect(self.instance)
 
-    def reconnect(self, instance: str | None = None) -> None:
+    def reconnect(
+        self, instance: str | None = None, former_instances: frozenset[str] = frozenset()
+    ) -> None:
         """Replace the adapter by a new object, which has no state of the old."""
         self.adapter.close()
         self.adapter = self._connect(instance or self.instance)
+        self.adapter.add_former_instances(former_instances)
 
     def order(self, commands: str, *, indices: tuple[int, ...] = (0,), **fields: Any) -> Submission:
         """Return a submission of shell commands; `wishes` are fields of `Job` and `Payload`."""

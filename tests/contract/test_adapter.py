@@ -383,6 +383,18 @@ def test_jobs_of_another_instance_are_foreign(manager: Manager) -> None:
     assert manager.wait(lambda listing: listing.info.pending_jobs == 1).info.owed_by_others == 0
 
 
+def test_tasks_of_a_former_instance_are_listed_and_can_be_withdrawn(manager: Manager) -> None:
+    manager.fill()
+    waiting = manager.submit("true", cpus=2)
+    manager.reconnect("another1", frozenset({manager.instance}))
+    listing = manager.wait(lambda found: waiting.tag in {row.tag for row in found.rows})
+    [row] = [row for row in listing.rows if row.tag == waiting.tag]
+    assert row.state is State.PENDING
+    assert listing.info.owed_by_others == 0
+    manager.adapter.withdraw(Withdrawal(tag=waiting.tag, native_ids={0: row.native_id}))
+    assert manager.wait_end(waiting).state is State.CANCELLED
+
+
 def test_a_listing_proves_absence_for_its_span(manager: Manager) -> None:
     if not manager.adapter.capabilities.proves_absence:
         pytest.skip("this manager's listings prove nothing")

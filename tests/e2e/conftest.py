@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,6 +102,18 @@ class Site:
         self._daemon = None
         assert "Traceback" not in self.log.read_text(), self.log_tail()
         return code
+
+    def restore(self, backup: Path) -> None:
+        """Put a backup in the place of the SQLite database; the daemon is stopped."""
+        for suffix in ("-wal", "-shm"):
+            self.database.with_name(self.database.name + suffix).unlink(missing_ok=True)
+        shutil.copy(backup, self.database)
+
+    @property
+    def instance(self) -> str:
+        """The name of the database in new tags."""
+        name: str = self._client.health()["instance"]
+        return name
 
     @property
     def pid(self) -> int:

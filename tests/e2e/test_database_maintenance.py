@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 
 from tests.e2e.conftest import Site
@@ -35,9 +34,7 @@ def test_backup_check_and_prune_while_the_daemon_runs(running: Site) -> None:
     assert "counts 9 attempts" in output
 
     # a restored backup has its former state, and its held job can run
-    for name in ("-wal", "-shm"):
-        running.database.with_name(running.database.name + name).unlink(missing_ok=True)
-    shutil.copy(copy, running.database)
+    running.restore(copy)
     running.start()
     assert running.row(held)["state"] == "held"
     assert running.row(old)["state"] == "completed"

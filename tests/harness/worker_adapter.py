@@ -132,6 +132,7 @@ class WorkerAdapter(Adapter):
             asdict(self.options),
             self.instance,
             str(self.folder),
+            former_instances=tuple(self.instances - {self.instance}),
         )
         assert self._worker.stdin is not None
         self._worker.stdin.write(msgspec.json.encode(boot) + b"\n")

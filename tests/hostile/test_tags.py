@@ -12,6 +12,7 @@ from metasched.model.arrays import MAX_INDEX
 from metasched.model.tags import MAX_ID_DIGITS, parse_tag, tag_of
 
 INSTANCE = "0a1b2c3d"
+INSTANCES = frozenset({INSTANCE})
 IDS = st.integers(0, 10**MAX_ID_DIGITS - 1)
 # characters that occur in tags or resemble them, besides any others
 NEARLY = st.text(
@@ -21,12 +22,12 @@ NEARLY = st.text(
 
 @given(IDS, IDS)
 def test_every_tag_is_recognised(job: int, dispatch_id: int) -> None:
-    assert parse_tag(tag_of(INSTANCE, job, dispatch_id), INSTANCE) == (job, dispatch_id)
+    assert parse_tag(tag_of(INSTANCE, job, dispatch_id), INSTANCES) == (job, dispatch_id)
 
 
 @given(NEARLY | NEARLY.map(lambda text: f"ms-{INSTANCE}-{text}"))
 def test_no_other_text_is_a_tag(text: str) -> None:
-    numbers = parse_tag(text, INSTANCE)
+    numbers = parse_tag(text, INSTANCES)
     assert numbers is None or tag_of(INSTANCE, *numbers) == text
 
 
@@ -49,14 +50,14 @@ def test_no_other_text_is_a_tag(text: str) -> None:
     ],
 )
 def test_text_that_looks_like_a_tag_is_none(numbers: str) -> None:
-    assert parse_tag(f"ms-{INSTANCE}-{numbers}", INSTANCE) is None
+    assert parse_tag(f"ms-{INSTANCE}-{numbers}", INSTANCES) is None
 
 
 @given(IDS, st.integers(0, MAX_INDEX))
 def test_every_mark_of_a_task_is_recognised(job: int, index: int) -> None:
     tag = tag_of(INSTANCE, job, 1)
     assert parse_mark(format_mark(tag, index), "7") == {(tag, index): "7"}
-    assert parse_job_name(job_name(tag, index), INSTANCE) == (tag, index)
+    assert parse_job_name(job_name(tag, index), INSTANCES) == (tag, index)
 
 
 @given(NEARLY | st.sampled_from(["9" * 24, "9" * 10_000, "007", "0", "-1", "", "\u0661"]))
@@ -64,7 +65,7 @@ def test_no_other_text_is_an_index(text: str) -> None:
     tag = tag_of(INSTANCE, 1, 1)
     for (_, index), _ in parse_mark(f"{tag}/{text}", "7").items():
         assert format_mark(tag, index) == f"{tag}/{text}"
-    if (task := parse_job_name(f"{tag}.{text}", INSTANCE)) is not None:
+    if (task := parse_job_name(f"{tag}.{text}", INSTANCES)) is not None:
         assert job_name(*task) == f"{tag}.{text}"
 
 

@@ -42,6 +42,7 @@ RECORDED = [
 ]
 NOW = 1_795_255_950.0
 INSTANCE = "recorded"
+CELL_INSTANCES = frozenset({"k3f9"})
 numbers = st.one_of(
     st.integers(-3, 10).map(str),
     st.sampled_from(["9" * 17, "9" * 30, "9" * 5000, "nan", "inf", "1e999", "-", "N/A", "", "²"]),
@@ -99,7 +100,7 @@ PARSERS: list[tuple[Callable[[str], Any], list[str]]] = [
     (accounting_records.parse_purge_age, ["PurgeJobAfter = 12months\n"]),
     (cell.parse_jobs, [QSTAT]),
     (cell.parse_accounting_line, [line("0", 3)]),
-    (lambda text: cell.parse_job_name(text, "k3f9"), ["ms-k3f9-42-1.7"]),
+    (lambda text: cell.parse_job_name(text, CELL_INSTANCES), ["ms-k3f9-42-1.7"]),
     (cell_reservations.parse_reservations, ["<qrstat><ar_summary/></qrstat>"]),
     (cell_reservations.parse_reservation_ids, ["<qrstat><ar_summary/></qrstat>"]),
     (
@@ -125,7 +126,7 @@ def test_any_readable_line_of_slurm_can_be_used(queue: str, nodes: str) -> None:
     if listed is None:
         return
     for user in (0, None):
-        rows, set_aside = statuses.job_statuses(listed, INSTANCE, user)
+        rows, set_aside = statuses.job_statuses(listed, frozenset({INSTANCE}), user)
         assert not listed.unreadable or "" in {row.tag for row in set_aside}
         encode_rows(rows)
     lines = [job for job in listed.lines if statuses.is_readable(job)]
@@ -181,7 +182,7 @@ def test_lines_of_the_accounting_amid_garbage_are_returned(inserted: list[str]) 
     with NamedTemporaryFile("w", errors="replace") as file:
         file.writelines(f"{text}\n" for text in [*inserted, line("0", 77).strip()])
         file.flush()
-        followed = AccountingFile(Path(file.name), ":ms-k3f9-")
+        followed = AccountingFile(Path(file.name), CELL_INSTANCES)
         records = followed.read_new()
         followed.close()
     assert records[-1].exit_status == 77
@@ -196,7 +197,7 @@ def test_any_readable_job_of_a_cell_can_be_used(xml: str) -> None:
     listed = parsed(cell.parse_jobs, xml)
     if listed is None:
         return
-    own = cell.OwnJobs("k3f9", "")
+    own = cell.OwnJobs(CELL_INSTANCES, "")
     encode_rows([cell.live_status(job, *key[:2]) for key, job in own.select(listed.jobs).items()])
     own.set_aside(listed.unreadable)
     info = cell_info(CellDemand(listed.jobs, NOW, 60.0, set()), [], {}, {}, None)

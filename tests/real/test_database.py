@@ -135,7 +135,7 @@ def booted(ledger: Ledger) -> Core:
     ledger.restore(core, 100)
     for event in (
         DaemonStarted(
-            NOW, ledger.instance(NOW), Policy(), (Cluster(name="left", adapter="local"),)
+            NOW, ledger.identity(NOW).instance, Policy(), (Cluster(name="left", adapter="local"),)
         ),
         ListingReceived(NOW, "left", info=FACTS),
     ):
@@ -162,7 +162,7 @@ def test_a_restored_core_is_the_one_that_was(ledger: Ledger) -> None:
     again = Core()
     ledger.restore(again, 100)
     boot = DaemonStarted(
-        NOW, ledger.instance(NOW), Policy(), (Cluster(name="left", adapter="local"),)
+        NOW, ledger.identity(NOW).instance, Policy(), (Cluster(name="left", adapter="local"),)
     )
     again.step(boot)
     core.step(boot)
@@ -195,7 +195,7 @@ def test_the_tasks_of_an_array_are_stored_as_they_are_by_a_few_statements(
         stored = StoredJob(job=job, script="s", environment="e", payload=Payload(script=""))
         ledger.restore(core, 100)
         booted = DaemonStarted(
-            NOW, ledger.instance(NOW), Policy(), (Cluster(name="c", adapter="x"),)
+            NOW, ledger.identity(NOW).instance, Policy(), (Cluster(name="c", adapter="x"),)
         )
         ledger.record([(booted, core.step(booted))])
         submitted = JobSubmitted(NOW, job)
@@ -253,14 +253,14 @@ def test_the_doctor_names_the_tag_that_the_manager_has(ledger: Ledger, database:
     ):
         ledger.record([(event, core.step(event))])
     row = {"job": 1, "task": None}
-    tag = tag_of(ledger.instance(NOW), 1, 1)
+    tag = tag_of(ledger.identity(NOW).instance, 1, 1)
     assert tag_of_unknown(database, row) == tag
     engine = database.open()
     with engine.begin() as connection:  # as in a restored backup
-        connection.execute(insert(instance).values(name="newer", created=NOW + 5))
-        connection.execute(update(attempt).values(sent=0.0))
+        newer = {"name": "newer", "created": NOW + 5, "first_dispatch": 2}
+        connection.execute(insert(instance).values(newer))
     engine.dispose()
-    assert ledger.instance(NOW + 9) == "newer"
+    assert ledger.identity(NOW + 9).instance == "newer"
     assert tag_of_unknown(database, row) == tag
     assert tag_of_unknown(database, {"job": 2, "task": None}) == "ms-*-2-*"
 

@@ -64,7 +64,7 @@ def life(ledger: Ledger) -> tuple[Core, Outcome]:
     """Start a daemon's core; return it and the outcome of the start."""
     core = Core()
     ledger.restore(core, 100)
-    booted = DaemonStarted(NOW, ledger.instance(NOW), Policy(), CLUSTERS, pools=POOLS)
+    booted = DaemonStarted(NOW, ledger.identity(NOW).instance, Policy(), CLUSTERS, pools=POOLS)
     return core, step(core, ledger, booted)
 
 

@@ -33,7 +33,7 @@ class Submissions:
         self._ledger, self._core = ledger, Core()
         ledger.restore(self._core, 100)
         started = DaemonStarted(
-            NOW, ledger.instance(NOW), Policy(), (Cluster(name="left", adapter="local"),)
+            NOW, ledger.identity(NOW).instance, Policy(), (Cluster(name="left", adapter="local"),)
         )
         ledger.record([(started, self._core.step(started))])
 

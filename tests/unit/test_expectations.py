@@ -15,6 +15,7 @@ from metasched.daemon.manager_start_times import ExpectedStart, ManagerStartTime
 from metasched.model.cluster import ClusterInfo
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, Listing
+from metasched.model.tags import Instances
 
 INSTANCE = "abcd1234"
 
@@ -70,25 +71,25 @@ def test_only_a_pending_attempt_of_the_same_dispatch_has_an_expected_start() -> 
     host = AdapterHost(cast(Adapter, manager))
     sent = Attempt(1, 1, "alpha", State.PENDING, 10.0)
     manager.rows = (waiting(1, 100.0), waiting(2, 200.0))
-    expectations.update(poll(host), INSTANCE)
+    expectations.update(poll(host), Instances({INSTANCE: 0}))
     assert expectations.expected_start((1, 0), sent) == ExpectedStart(
         100.0, "alpha", reported_at=50.0
     )
     assert expectations.expected_start((1, 0), structs.replace(sent, dispatch_id=2)) is None
     assert expectations.expected_start((1, 0), structs.replace(sent, state=State.UNKNOWN)) is None
     manager.rows = (waiting(2, 200.0),)
-    expectations.update(poll(host), INSTANCE)
+    expectations.update(poll(host), Instances({INSTANCE: 0}))
     assert expectations.expected_start((1, 0), sent) is None
     assert expectations.expected_start((2, 0), sent) == ExpectedStart(
         200.0, "alpha", reported_at=50.0
     )
     manager.rows = ()
-    expectations.update(poll(host, full=True), INSTANCE)
+    expectations.update(poll(host, full=True), Instances({INSTANCE: 0}))
     assert expectations.expected_start((2, 0), sent) is None
 
 
 def test_expected_starts_of_another_instance_are_ignored() -> None:
     manager, expectations = FakeAdapter(), ManagerStartTimes("alpha")
     manager.rows = (waiting(1, 100.0),)
-    expectations.update(poll(AdapterHost(cast(Adapter, manager))), "deadbeef")
+    expectations.update(poll(AdapterHost(cast(Adapter, manager))), Instances({"deadbeef": 0}))
     assert expectations.expected_start((1, 0), Attempt(1, 1, "alpha", State.PENDING, 10.0)) is None

@@ -27,6 +27,7 @@ from metasched.model.job import Job, Payload, State
 from metasched.model.survey import ManagerReservation, ProcessorPool, ReservationSpec
 
 INSTANCE = "k3f9"
+INSTANCES = frozenset({INSTANCE})
 TAG = "ms-k3f9-42-1"
 QSTAT = """<?xml version='1.0'?>
 <job_info  xmlns:xsd="http://example.org/qstat.xsd">
@@ -214,13 +215,13 @@ def test_half_an_answer_is_an_error(broken: str) -> None:
 
 
 def test_a_job_that_cannot_be_read_is_set_aside_alone() -> None:
-    own = listing.OwnJobs(INSTANCE, "ada")
+    own = listing.OwnJobs(INSTANCES, "ada")
     broken = QSTAT.replace("<slots>2</slots>", "<slots>two</slots>", 1)
     assert broken != QSTAT
     listed = listing.parse_jobs(broken)
     assert listed.jobs == listing.parse_jobs(QSTAT).jobs[1:]
     assert own.set_aside(listed.unreadable).keys() == {(TAG, 0, "")}
-    own_jobs = listing.OwnJobs(INSTANCE, "bob")
+    own_jobs = listing.OwnJobs(INSTANCES, "bob")
     assert own_jobs.set_aside(listed.unreadable) == {}
     nameless = re.sub(r"<full_job_name>ms[^<]*<", r"<full_job_name><", QSTAT)
     assert own.set_aside(listing.parse_jobs(nameless).unreadable).keys() == {("", -1, "")}
@@ -299,10 +300,10 @@ def test_how_long_the_accounting_lags(written: str, delay: float) -> None:
 
 
 def test_marks() -> None:
-    assert listing.parse_job_name(listing.job_name(TAG, 0), INSTANCE) == (TAG, 0)
-    assert listing.parse_job_name(listing.job_name(TAG, 12), INSTANCE) == (TAG, 12)
+    assert listing.parse_job_name(listing.job_name(TAG, 0), INSTANCES) == (TAG, 0)
+    assert listing.parse_job_name(listing.job_name(TAG, 12), INSTANCES) == (TAG, 12)
     for other in ("arr", f"{TAG}.x", "ms-other-42-1", "ms-k3f9-42"):
-        assert listing.parse_job_name(other, INSTANCE) is None
+        assert listing.parse_job_name(other, INSTANCES) is None
 
 
 # The accounting file.
@@ -311,7 +312,7 @@ def test_marks() -> None:
 def test_the_accounting_is_read_as_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "accounting"
     path.write_text("# Version: 8.1.9\n" + line("0", 1).replace(TAG, "other") + line("0", 0))
-    followed = AccountingFile(path, f":ms-{INSTANCE}-")
+    followed = AccountingFile(path, INSTANCES)
     assert [record.exit_status for record in followed.read_new()] == [0]
     assert followed.since == 1795230195.0
     with path.open("a") as file:
@@ -333,7 +334,7 @@ def test_a_bad_line_of_the_accounting_costs_no_other(tmp_path: Path) -> None:
     path = tmp_path / "accounting"
     bad = line("0", 7).replace(":1795230194:", ":yesterday:", 1)
     path.write_text(bad + line("0", 1) + bad[:40] + "\n" + line("0", 2) + "nonsense\n" + bad)
-    followed = AccountingFile(path, f":ms-{INSTANCE}-")
+    followed = AccountingFile(path, INSTANCES)
     assert [record.exit_status for record in followed.read_new()] == [1, 2]
     assert {job.name for job in followed.unreadable} == {TAG}
     assert followed.since == 1795230195.0
@@ -346,7 +347,7 @@ def test_a_bad_line_of_the_accounting_costs_no_other(tmp_path: Path) -> None:
 
 def test_an_accounting_that_is_not_there_yet_is_followed_from_then_on(tmp_path: Path) -> None:
     path = tmp_path / "accounting"
-    followed = AccountingFile(path, f":ms-{INSTANCE}-")
+    followed = AccountingFile(path, INSTANCES)
     assert followed.read_new() == []
     since = followed.since
     assert since is not None
@@ -357,7 +358,7 @@ def test_an_accounting_that_is_not_there_yet_is_followed_from_then_on(tmp_path: 
 
 
 def test_an_accounting_out_of_reach_proves_nothing(tmp_path: Path) -> None:
-    followed = AccountingFile(tmp_path / "unmounted" / "accounting", f":ms-{INSTANCE}-")
+    followed = AccountingFile(tmp_path / "unmounted" / "accounting", INSTANCES)
     assert followed.read_new() == []
     assert followed.since is None
 
