@@ -161,6 +161,9 @@ attempt = Table(
     Column("fence", SafeText, nullable=False, server_default=""),
     Column("revoking", Boolean(create_constraint=False), nullable=False, server_default=false()),
     Column("revoked", Boolean(create_constraint=False), nullable=False, server_default=false()),
+    Column(
+        "lease_expired", Boolean(create_constraint=False), nullable=False, server_default=false()
+    ),
     ForeignKeyConstraint(
         ["job", "task_index"], ["task.job", "task.task_index"], name="fk_attempt_task"
     ),

@@ -89,7 +89,8 @@ class SchedulingGates:
         self._dependency_timers = {}
         self.dependencies.rebuild(tasks)
         for task in tasks:
-            if task.attempt is not None and _limit(task.job) is not None:
+            has_slot = task.attempt is not None and not task.attempt.lease_expired
+            if has_slot and _limit(task.job) is not None:
                 self._slots.setdefault(task.job.id, set()).add(task.index)
 
     def enqueue(self, task: Task, now: float) -> DependencyStatus:

@@ -42,6 +42,7 @@ class LeaseExpiry:
                 attempt.missing_since = now
             if attempt.lease_expired and not attempt.missing:
                 attempt.lease_expired = False
+                self._state.store(task)
                 self._leasing.take_again(task)
                 self._gates.take_slot_again(task)
             elif self.is_due(task, view, now):

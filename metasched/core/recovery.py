@@ -125,6 +125,8 @@ class Recovery:
         untried: dict[tuple[int, int, str], list[int]] = {}
         for task in open_tasks:
             self._open(task)
+            if event.restored and task.attempt is not None:
+                self._restore_attempt(task, task.attempt, event.time)
         for task in open_tasks:
             task.priority = min(task.classified_priority, event.policy.max_priority)
             task.queue_key = self._state.queue_key(task.job, task.priority)
@@ -138,11 +140,9 @@ class Recovery:
                         task.held = True
                         yield self._state_machine.apply(task, TaskEvent.HOLD, HELD_AFTER_BACKUP)
                 continue
-            if event.restored:
-                self._restore_attempt(task, attempt, event.time)
             attempt.observed_at_dispatch = 0.0
             attempt.in_last_listing, attempt.missing = False, False
-            attempt.missing_since, attempt.lease_expired = 0.0, False
+            attempt.missing_since = 0.0
             # the manager may have received the request: repeat it without delay
             attempt.withdrawal_requested = None if attempt.intent is None else 0.0
             attempt.last_listed = None

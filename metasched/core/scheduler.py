@@ -23,7 +23,7 @@ a fresh core repeats its decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final
 
 from metasched.core.cluster_view import eligibility_key
@@ -379,8 +379,12 @@ class Core:
         """Whether an unchanged listing may let a task be pulled, as of the last step."""
         return self.policy.pull_enabled and self._withdrawals.may_pull
 
-    def unchanged_listing_matters(self, cluster: str, now: float) -> bool:
+    def unchanged_listing_matters(
+        self, cluster: str, now: float, set_aside: Collection[tuple[str, int]] = ()
+    ) -> bool:
         """Whether an unchanged listing of a cluster may still cause a decision.
+
+        `set_aside`: tag and index of rows in it that cannot be used, as in `ListingReceived`.
 
         Causes are an unlisted task, a withdrawal to repeat, a full cluster to try again, a pull,
         and a recall for licences of queued tasks or of reservations.
@@ -406,7 +410,10 @@ class Core:
                 continue
             maybe_submitted = attempt.tried is not None or attempt.accepted is not None
             if maybe_submitted and not attempt.in_last_listing:
-                return True
+                tag = self.state.live_tag(task)
+                may_be = (("", -1), (tag, -1), (tag, task.index))
+                if not any(row in set_aside for row in may_be):
+                    return True
             if (
                 attempt.withdrawal_requested is not None
                 and now - attempt.withdrawal_requested >= WITHDRAWAL_RETRY_SECONDS

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from functools import partial
 
@@ -227,7 +227,8 @@ class ClusterConnection:
         newly_set_aside = set(delta.quarantined) - set_aside
         has_changes = bool(delta.rows or delta.vanished or newly_set_aside)
         must_store = has_changes or delta.info or delta.full or unreachable
-        if must_store or core.unchanged_listing_matters(self.name, now):
+        unusable = tuple((row.tag, row.task) for row in delta.quarantined)
+        if must_store or core.unchanged_listing_matters(self.name, now, unusable):
             listing = ListingReceived(
                 now,
                 self.name,
@@ -240,13 +241,13 @@ class ClusterConnection:
                 self.last_listed,
                 delta.up_since,
                 self._in_flight.since_poll(),
-                tuple((row.tag, row.task) for row in delta.quarantined),
+                unusable,
             )
             self._host.apply_events(listing)
         self.last_listed = delta.taken
-        self._next_poll = time.monotonic() + self._poll_interval(has_changes)
+        self._next_poll = time.monotonic() + self._poll_interval(has_changes, unusable)
 
-    def _poll_interval(self, has_changes: bool) -> float:
+    def _poll_interval(self, has_changes: bool, unusable: Collection[tuple[str, int]]) -> float:
         """Return the seconds to the next poll: more while no task is to start, move or change."""
         core, shortest = self._host.core, self.settings.poll_interval
         busy = (
@@ -254,7 +255,7 @@ class ClusterConnection:
             or self.pending_actions.has_withdrawals
             or core.has_unstarted_tasks
             or core.licences.has_waiting
-            or core.unchanged_listing_matters(self.name, time.time())
+            or core.unchanged_listing_matters(self.name, time.time(), unusable)
         )
         if busy:
             self._poll_delay = shortest

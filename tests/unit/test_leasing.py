@@ -100,6 +100,11 @@ def test_the_array_slot_of_a_forgotten_task_is_free_after_its_time_limit() -> No
     site.seen("left", None, full=True, at=NOW + 10, since=NOW + 9, previous_taken=NOW + 1)
     assert site.seen("left", at=end - 1, since=end - 2) == []
     assert site.seen("left", at=end, since=end - 1) == [Dispatch(1, 2, "left", (1,))]
+    # a restart of the daemon keeps the slot free
+    clusters = tuple(site.core.clusters)
+    site.step(DaemonStarted(end + 0.5, "cafe", Policy(), clusters))
+    site.seen("left", facts(8), site.row(State.RUNNING, sending=2), full=True, at=end + 0.6)
+    assert site.core.tasks[1, 0].live_attempt.lease_expired
     # task 0 is listed again: the array limit counts both tasks
     site.seen("left", None, site.row(State.RUNNING, started=NOW), at=end + 1)
     assert site.state() is State.RUNNING

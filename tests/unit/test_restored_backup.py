@@ -65,7 +65,7 @@ def test_a_tag_names_the_instance_that_owns_its_dispatch_id() -> None:
 
 
 def test_queued_tasks_are_held_until_they_are_released() -> None:
-    site = Site(seen=False)
+    site = Site(listed=False)
     site.step(JobSubmitted(NOW, job()))
     restore(site)
     assert site.state() is State.HELD
@@ -76,7 +76,7 @@ def test_queued_tasks_are_held_until_they_are_released() -> None:
 
 
 def test_a_released_task_gets_a_dispatch_id_of_the_new_instance() -> None:
-    site = Site(seen=False)
+    site = Site(listed=False)
     site.step(JobSubmitted(NOW, job()))
     restore(site)
     site.seen("left", facts(8), full=True)

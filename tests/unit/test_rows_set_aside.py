@@ -73,6 +73,17 @@ def test_a_defect_concerns_the_row_whose_changes_are_applied(
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+def test_a_row_that_stays_set_aside_is_not_stored_at_each_poll(site: Site) -> None:
+    site.seen("left", None, *(site.row(State.RUNNING, id, started=NOW) for id in (1, 2)))
+    for unusable in ((TAG, 0), (TAG, -1), ("", -1)):
+        site.seen("left", None, vanished=((TAG, 0),), quarantined=(unusable,), full=False)
+        assert site.state() is State.UNKNOWN
+        assert not site.core.unchanged_listing_matters("left", NOW, [unusable])
+        assert site.core.unchanged_listing_matters("left", NOW)
+        site.seen("left", None, site.row(State.RUNNING, started=NOW))
+        assert site.state() is State.RUNNING
+
+
 @pytest.mark.parametrize("where", ["producer", "consumer"])
 def test_a_defect_concerns_the_record_of_accounting(
     site: Site, monkeypatch: pytest.MonkeyPatch, where: str

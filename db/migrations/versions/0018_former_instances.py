@@ -1,4 +1,4 @@
-"""Names that a restored database had before, and their dispatches"""
+"""Names that a restored database had before; attempts whose leases have expired"""
 
 import secrets
 
@@ -12,6 +12,11 @@ down_revision = "0017"
 def upgrade() -> None:
     integer = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
     op.add_column("instance", sa.Column("first_dispatch", integer))
+    expired = sa.Boolean(create_constraint=False)
+    op.add_column(
+        "attempt",
+        sa.Column("lease_expired", expired, nullable=False, server_default=sa.false()),
+    )
     connection = op.get_bind()
     names = connection.execute(
         sa.text("SELECT name, created FROM instance ORDER BY created DESC LIMIT 2")
@@ -40,4 +45,5 @@ def downgrade() -> None:
     op.get_bind().execute(
         sa.text("UPDATE instance SET name = :name WHERE name = ''"), {"name": secrets.token_hex(4)}
     )
+    op.drop_column("attempt", "lease_expired")
     op.drop_column("instance", "first_dispatch")
