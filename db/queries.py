@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, func, or_, select, tuple_
 from sqlalchemy.exc import DBAPIError
 
 from metasched.core.events import CoreEvent, RequeuedTask
@@ -17,6 +17,9 @@ from metasched.db.store import StorageFailed, driver_message
 from metasched.model.arrays import parse_array
 from metasched.model.job import Job, State
 from metasched.model.reservation import Reservation
+
+
+Value = TypeVar("Value")
 
 
 class Queries:
@@ -40,11 +43,14 @@ class Queries:
         states: Sequence[str] = (),
         since: float | None = None,
         ended_since: float | None = None,
+        only_open: bool = False,
+        cluster: str | None = None,
     ) -> list[dict[str, Any]]:
         """Return the rows of `status --json` (times in epoch seconds), by job and task.
 
         `jobs` holds (job, index) pairs; index None selects all tasks. `since` keeps jobs submitted
-        at or after it. `ended_since` keeps open tasks and tasks that ended at or after it.
+        at or after it. `ended_since` keeps open tasks and tasks that ended at or after it, `only_open`
+        open tasks. `cluster` keeps tasks whose present or last attempt is there.
         """
         conditions: list[ColumnElement[bool]] = []
         if user is not None:
@@ -55,6 +61,10 @@ class Queries:
             conditions.append(job.c.submitted >= since)
         if ended_since is not None:
             conditions.append(or_(task.c.ended.is_(None), task.c.ended >= ended_since))
+        if only_open:
+            conditions.append(task.c.ended.is_(None))
+        if cluster is not None:
+            conditions.append(attempt.c.cluster == cluster)
         query = _STATUS.where(*conditions)
         with self._connect() as connection:
             if jobs is None:
@@ -75,14 +85,19 @@ class Queries:
         With `visible_to`, jobs of other users count as never stored.
         """
         requested = sorted(set(jobs), key=lambda pair: (pair[0], pair[1] is not None, pair[1]))
+        visible = [] if visible_to is None else [job.c.user == visible_to]
         stored: set[tuple[int, int | None]] = set()
         with self._connect() as connection:
-            for ids in _in_portions(sorted({id for id, _ in requested})):
-                query = select(task.c.job, task.c.task_index).where(task.c.job.in_(ids))
-                if visible_to is not None:
-                    query = query.join(job, job.c.id == task.c.job).where(job.c.user == visible_to)
-                for row in connection.execute(query):
-                    stored |= {(row.job, None), (row.job, row.task_index)}
+            for ids in _in_portions([id for id, index in requested if index is None]):
+                query = select(job.c.id).where(job.c.id.in_(ids), *visible)
+                stored |= {(id, None) for id in connection.execute(query).scalars()}
+            for pairs in _in_portions([pair for pair in requested if pair[1] is not None]):
+                tasks = (
+                    select(task.c.job, task.c.task_index)
+                    .join(job, job.c.id == task.c.job)
+                    .where(tuple_(task.c.job, task.c.task_index).in_(pairs), *visible)
+                )
+                stored |= {(id, index) for id, index in connection.execute(tasks)}
         return [
             str(id) if index is None else f"{id}_{index}"
             for id, index in requested
@@ -197,8 +212,8 @@ class Queries:
             yield from recovery.recorded_events(connection, since)
 
 
-def _in_portions(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield the ids in portions that fit into the parameters of a statement."""
+def _in_portions(ids: Sequence[Value]) -> Iterator[Sequence[Value]]:
+    """Yield ids, or pairs, in portions that fit into the parameters of a statement."""
     for first in range(0, len(ids), 10_000):
         yield ids[first : first + 10_000]
 

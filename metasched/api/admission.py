@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from metasched.api.connections import Connection
+from metasched.api.connections import Connection, OpenConnections, Refusal
 from metasched.api.identity import (
     BodyCheck,
     Caller,
@@ -28,8 +29,11 @@ from metasched.model.row_checks import clean_text
 log = logging.getLogger("metasched")
 
 LARGE_BODY = 1 << 20  # bytes; a user has one larger body in memory at a time
+SMALL_BODY = 1 << 16  # bytes; the limit of all bodies together does not count smaller ones
+BODY_MEMORY = 256 << 20  # bytes of all other bodies; of a user's bodies a quarter, or one body
 MAX_OTHER_BODY = 4 << 20  # bytes of the body of any request but a submission
 MAX_NESTED_VALUES = 1000  # lists and objects there; each costs far more memory than its text
+PORTION = 1 << 20  # bytes of a response that are sent before the client has read the last ones
 RETRY_AFTER = {"Retry-After": f"{2 * RESTART_DELAY:.0f}"}
 
 
@@ -39,22 +43,54 @@ def error_response(status: int, message: str) -> JSONResponse:
     return JSONResponse({"error": text}, status, RETRY_AFTER if status == 503 else None)
 
 
+class BodyMemory:
+    """Memory for the bodies of requests. What does not fit is refused, not queued."""
+
+    def __init__(self, limit: int, largest: int) -> None:
+        """`limit` bytes in all; the largest body has `largest` bytes."""
+        self._limit, self._user_limit = max(limit, 2 * largest), max(limit // 4, largest)
+        self._used: Counter[str] = Counter()  # bytes by user
+
+    @contextlib.contextmanager
+    def taken(self, user: str, size: float) -> Iterator[None]:
+        """Take `size` bytes for the time of the block. ApiError if too few are left."""
+        if size <= SMALL_BODY:
+            yield
+            return
+        taken = int(size)
+        if self._used[user] + taken > self._user_limit or self._used.total() + taken > self._limit:
+            raise ApiError(
+                503, "too many large requests at the same time; nothing changed, try again soon"
+            )
+        self._used[user] += taken
+        try:
+            yield
+        finally:
+            self._used[user] -= taken
+            if not self._used[user]:
+                del self._used[user]
+
+
 class Admission:
     """Middleware that authenticates callers, and reads the bodies of those that may call."""
 
     def __init__(self, app: ASGIApp, daemon: Daemon) -> None:
         self._app, self._daemon = app, daemon
         self._large_bodies: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by user
+        self._memory = BodyMemory(BODY_MEMORY, daemon.settings.requests.max_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the application with the whole body, or send an error response."""
         request = Request(scope, receive)
         async with contextlib.AsyncExitStack() as stack:
+            scope["state"]["until_answered"] = stack
             try:
                 caller, check = await self._authenticate(request)
                 limit = self._check_size(request)
-                if _content_length(request) > LARGE_BODY:
+                size = min(_content_length(request), limit)
+                if size > LARGE_BODY:
                     await stack.enter_async_context(self._large_bodies[caller.user])
+                self._take_memory(request, stack, caller, size)
                 body = await _read_body(request, limit)
                 self._check_body(request, body, check)
             except ApiError as error:
@@ -62,7 +98,17 @@ class Admission:
             except ClientDisconnect:
                 pass
             else:
-                await self._app(scope, _replay(body, receive), send)
+                await self._app(scope, _replay(body, receive), _in_portions(send))
+
+    def _take_memory(
+        self, request: Request, stack: contextlib.AsyncExitStack, caller: Caller, size: float
+    ) -> None:
+        """Take memory for a body until `stack` ends. ApiError if there is too little."""
+        try:
+            stack.enter_context(self._memory.taken(caller.user, size))
+        except ApiError:
+            _count(request, Refusal.MEMORY)
+            raise
 
     async def _authenticate(self, request: Request) -> tuple[Caller, BodyCheck | None]:
         """Return the caller. ApiError if there is none, or has too many connections."""
@@ -71,9 +117,9 @@ class Admission:
         try:
             caller, check = await authenticate(request, daemon.settings, lambda: daemon.ledger)
         except UnauthenticatedError as error:
-            raise _refusal(connection, 401, error) from None
+            raise _refusal(request, 401, error) from None
         except ForbiddenError as error:
-            raise _refusal(connection, 403, error) from None
+            raise _refusal(request, 403, error) from None
         except StorageFailed:  # its cause is not for unknown callers
             problem = "no token can be checked while the database is away"
             raise ApiError(503, f"{problem}; nothing changed, try again soon") from None
@@ -88,7 +134,7 @@ class Admission:
         if not _is_submission(request):
             limit = min(limit, MAX_OTHER_BODY)
         if "content-length" in request.headers and _content_length(request) > limit:
-            raise _too_large(limit)
+            raise _too_large(request, limit)
         return limit
 
     def _check_body(self, request: Request, body: bytes, check: BodyCheck | None) -> None:
@@ -97,15 +143,22 @@ class Admission:
             try:
                 check(body)
             except UnauthenticatedError as error:
-                raise _refusal(request.scope["state"]["connection"], 401, error) from None
+                raise _refusal(request, 401, error) from None
         # the body of a submission is decoded to its type, which stops at the first wrong value
         if not _is_submission(request) and body.count(b"[") + body.count(b"{") > MAX_NESTED_VALUES:
+            _count(request, Refusal.SIZE)
             raise ApiError(400, f"more than {MAX_NESTED_VALUES} lists and objects; see /docs")
 
 
-def _refusal(connection: Connection, status: int, error: Exception) -> ApiError:
+def _count(request: Request, refusal: Refusal) -> None:
+    connections: OpenConnections = request.state.connections
+    connections.refusals[refusal] += 1
+
+
+def _refusal(request: Request, status: int, error: Exception) -> ApiError:
     """Log that a caller was refused, and return the answer."""
-    peer = connection.peer
+    _count(request, Refusal.CREDENTIAL)
+    peer = request.state.connection.peer
     log.warning(
         "refused %s: %s", peer, clean_text(str(error)), extra={"repeat_key": f"refused {peer}"}
     )
@@ -123,7 +176,8 @@ def _content_length(request: Request) -> float:
     return int(request.headers.get("content-length", 0))
 
 
-def _too_large(limit: int) -> ApiError:
+def _too_large(request: Request, limit: int) -> ApiError:
+    _count(request, Refusal.SIZE)
     return ApiError(413, f"more than {limit} bytes, the request; submit fewer jobs at once")
 
 
@@ -133,7 +187,7 @@ async def _read_body(request: Request, limit: int) -> bytes:
     async for part in request.stream():
         length += len(part)
         if length > limit:
-            raise _too_large(limit)
+            raise _too_large(request, limit)
         parts.append(part)
     return b"".join(parts)
 
@@ -146,3 +200,17 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return messages.pop() if messages else await receive()
 
     return replay
+
+
+def _in_portions(send: Send) -> Send:
+    """Return a `send` that waits while the client does not read, in the midst of a response too."""
+
+    async def send_in_portions(message: Message) -> None:
+        body = message.get("body", b"")
+        last = max(len(body) - 1, 0) // PORTION * PORTION
+        for first in range(0, last, PORTION):
+            portion = body[first : first + PORTION]
+            await send({**message, "body": portion, "more_body": True})
+        await send({**message, "body": body[last:]} if last else message)
+
+    return send_in_portions

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -33,10 +34,13 @@ from metasched.api import (
 )
 from metasched.api.admission import Admission, error_response
 from metasched.api.clusters import breaker_row
+from metasched.api.connections import OpenConnections, Refusal
 from metasched.api.identity import Caller, ForbiddenError
+from metasched.api.readers import Readers
 from metasched.api.request import CurrentCaller, CurrentService, request_source
 from metasched.api.struct_body import HALF_A_CHARACTER
 from metasched.api.version_exchange import VersionExchange
+from metasched.daemon.descriptors import descriptor_use
 from metasched.daemon.service import Daemon
 from metasched.db.store import StorageFailed, StorageUncertain
 from metasched.errors import ApiError
@@ -70,7 +74,8 @@ def create_app(daemon: Daemon) -> FastAPI:
     app.state.daemon = daemon
     app.add_middleware(Admission, daemon=daemon)
     app.add_middleware(VersionExchange)  # outside the former
-    app.state.reading_turns = defaultdict(asyncio.Lock)  # by user
+    app.state.readers = Readers()
+    app.state.listeners = []  # their open connections
     app.state.launcher_locks = defaultdict(asyncio.Lock)  # by user
     job_modules = (submissions, changes, jobs, explanations)
     for module in (*job_modules, clusters, licences, reservations, tokens, reference):
@@ -89,6 +94,8 @@ def create_app(daemon: Daemon) -> FastAPI:
             # a client repeats a submission only if this is so
             "idempotency_keys": daemon.honours_keys,
             "quarantine": quarantine_rows(daemon) if caller.operator else [],
+            "connections": connection_rows(app.state.listeners) if caller.operator else [],
+            "descriptors": descriptor_use() if caller.operator else None,
         }
 
     return app
@@ -107,6 +114,21 @@ def quarantine_rows(daemon: Daemon) -> list[dict[str, Any]]:
         for row in connection.row_filter.rows
     ]
     return [*sources, *rows][:MAX_LISTED]
+
+
+def connection_rows(listeners: Sequence[OpenConnections]) -> list[dict[str, Any]]:
+    """Return a row for each listener; refusals since the start of the daemon, by kind."""
+    return [
+        {
+            "listener": connections.address,
+            "open": len(connections),
+            "limit": connections.limit,
+            "waiting": connections.waiting_requests,
+            "waiting_limit": connections.wait_limit,
+            "refused": {kind.value: connections.refusals[kind] for kind in Refusal},
+        }
+        for connections in listeners
+    ]
 
 
 def _register_error_handlers(app: FastAPI) -> None:

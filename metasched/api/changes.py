@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter, Body, Request
+from fastapi.responses import Response
 
+from metasched.api.answers import ChangedTasks
 from metasched.api.modifications import (
     METASCHED_FIELDS,
     JobChanges,
@@ -16,8 +18,9 @@ from metasched.api.modifications import (
     describe_changes,
     needs_new_dispatch,
 )
-from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
-from metasched.api.selection import JobSelection, change_results, select_tasks
+from metasched.api.readers import CurrentReaders
+from metasched.api.request import CurrentCaller, CurrentService
+from metasched.api.selection import JobSelection, change_answer, select_tasks
 from metasched.api.submissions import deadline_warnings, default_time_limit, dependency_targets
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import CoreEvent, JobModified, JobRequeued, UserAction, UserRequested
@@ -39,14 +42,15 @@ class ActionRequest(JobSelection):
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 
-@router.post("/jobs/modify")
+@router.post("/jobs/modify", response_model=ChangedTasks)
 async def modify(
-    daemon: CurrentDaemon,
+    request: Request,
     caller: CurrentCaller,
     service: CurrentService,
+    readers: CurrentReaders,
     selection: Annotated[JobSelection, Body(alias="choice")],
     changes: Annotated[JobChanges, Body()],
-) -> dict[str, Any]:
+) -> Response:
     """Modify every selected job; no job at all if a job named by id cannot be modified."""
     if not changes.model_fields_set:
         raise ApiError(422, "nothing to change; give --time, --deadline or another option")
@@ -59,7 +63,7 @@ async def modify(
         raise ApiError(422, f"priority {changes.priority} is too high; give 1 to {max_priority}")
     if changes.priority is not None:
         caller.require_operator("set priorities")
-    rows = select_tasks(daemon, caller, "modify", selection)
+    rows = await select_tasks(request, readers, service, "modify", selection)
     now, events = time.time(), []
     states: dict[int, set[State]] = {}
     for row in rows:
@@ -67,14 +71,14 @@ async def modify(
     notes: dict[int, str] = {}
     for job_id in states:
         states[job_id] -= FINAL
-        job, _ = daemon.ledger.current_job(job_id)
+        job, _ = service.ledger.current_job(job_id)
         default_limit = default_time_limit(service, changes.partition or job.partition)
         try:
             modified = changes.apply_to(job, default_limit)
         except ValueError as error:
             raise ApiError(422, f"{error}, job {job_id}; give another value") from None
         managers_unaffected = not (changed_fields(job, modified) - METASCHED_FIELDS)
-        if not states[job_id]:
+        if not states[job_id] or not service.core.is_open(job_id):
             notes[job_id] = "it has ended; requeue it first"
         elif states[job_id] <= STARTED and not managers_unaffected:
             notes[job_id] = (
@@ -98,19 +102,19 @@ async def modify(
             continue
         if selection.jobs:
             raise ApiError(403, f"job {job_id}: {notes[job_id]}")
-    if events:
-        service.apply_events(*events)
-    return {"jobs": change_results(daemon, rows, [notes[row["job"]] for row in rows])}
+    outcomes = service.apply_events(*events) if events else []
+    return change_answer(service, rows, [notes[row["job"]] for row in rows], outcomes)
 
 
-@router.post("/jobs/{action}")
+@router.post("/jobs/{action}", response_model=ChangedTasks)
 async def request_action(
-    daemon: CurrentDaemon,
+    request: Request,
     caller: CurrentCaller,
     service: CurrentService,
+    readers: CurrentReaders,
     action: UserAction,
     selection: Annotated[ActionRequest, Body()],
-) -> dict[str, Any]:
+) -> Response:
     """Apply an action to every selected task; nothing changes if an id is unknown."""
     if action in ("lost", "ran"):
         caller.require_operator("resolve jobs")
@@ -121,7 +125,7 @@ async def request_action(
             raise ApiError(422, f"{action} takes no exit code; only ran does")
         if not 0 <= selection.exit_code <= MAX_EXIT_CODE:
             raise ApiError(422, f"exit code {selection.exit_code}; give 0 to {MAX_EXIT_CODE}")
-    rows = select_tasks(daemon, caller, action, selection)
+    rows = await select_tasks(request, readers, service, action, selection)
     now = time.time()
     indices: dict[int, list[int]] = {}
     for row in rows:
@@ -135,9 +139,9 @@ async def request_action(
             )
         )
         if action == "requeue":
-            ended_tasks, last_dispatch = daemon.ledger.ended_tasks(job_id, task_indices)
+            ended_tasks, last_dispatch = service.ledger.ended_tasks(job_id, task_indices)
             if ended_tasks:
-                job, priority = daemon.ledger.current_job(job_id)
+                job, priority = service.ledger.current_job(job_id)
                 any_waiting = any(task.attempts == 0 for task in ended_tasks)
                 targets = _requeue_targets(service, job) if any_waiting else ()
                 events.append(
@@ -151,9 +155,8 @@ async def request_action(
                         targets,
                     )
                 )
-    if events:
-        service.apply_events(*events)
-    return {"jobs": change_results(daemon, rows, notes)}
+    outcomes = service.apply_events(*events) if events else []
+    return change_answer(service, rows, notes, outcomes)
 
 
 def _requeue_targets(service: SchedulerService, job: Job) -> tuple[TargetSummary, ...]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body
 
 from metasched.api.request import CurrentCaller, CurrentService
+from metasched.api.selection import find_cluster
 from metasched.client.options import MAX_NAME_LENGTH
 from metasched.core.events import ClusterDrained, ClusterResumed
 from metasched.daemon.circuit_breaker import CircuitBreaker
@@ -43,7 +44,7 @@ async def drain(
     options: Annotated[DrainOptions, Body()],
 ) -> dict[str, Any]:
     caller.require_operator("drain clusters")
-    adapter = _adapter_of(service, name)
+    adapter = find_cluster(service, name).adapter
     if len(options.reason) > MAX_NAME_LENGTH or not options.reason.isprintable():
         raise ApiError(
             422, f"reason: unprintable or over {MAX_NAME_LENGTH} characters; write a line"
@@ -57,18 +58,10 @@ async def drain(
 @router.post("/clusters/{name}/resume")
 async def resume(caller: CurrentCaller, service: CurrentService, name: str) -> dict[str, Any]:
     caller.require_operator("resume clusters")
-    adapter = _adapter_of(service, name)
+    adapter = find_cluster(service, name).adapter
     if service.core.find_drain(name) is not None:
         service.apply_events(ClusterResumed(time.time(), name, caller.user))
     return _cluster_row(service, name, adapter)
-
-
-def _adapter_of(service: SchedulerService, name: str) -> str:
-    """Return the adapter of a cluster. Raise ApiError if there is no such cluster."""
-    adapters = {cluster.name: cluster.adapter for cluster in service.core.clusters}
-    if name not in adapters:
-        raise ApiError(404, f"no cluster {name[:60]!r}; use {', '.join(adapters)}")
-    return adapters[name]
 
 
 def _cluster_row(service: SchedulerService, name: str, adapter: str) -> dict[str, Any]:

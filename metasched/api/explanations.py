@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter
-from starlette.concurrency import run_in_threadpool
+from fastapi import APIRouter, Request
 
 from metasched.api.licences import describe_holders, licence_holders
-from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService, ReadingTurn
+from metasched.api.readers import CurrentReaders, ReadingKind
+from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.api.selection import find_visible_job
 from metasched.core.task_state_machine import HELD_AFTER_BACKUP
 from metasched.core.tasks import Task
@@ -27,24 +27,27 @@ router = APIRouter()
 
 @router.get("/jobs/{job}/explain")
 async def explain(
+    request: Request,
     daemon: CurrentDaemon,
     caller: CurrentCaller,
     service: CurrentService,
-    _: ReadingTurn,
+    readers: CurrentReaders,
     job: str,
 ) -> dict[str, Any]:
-    job_id, index = find_visible_job(daemon, caller, job)
-    job_row = daemon.ledger.job_row(job_id)
-    assert job_row is not None
-    rows = await run_in_threadpool(daemon.ledger.status, [(job_id, index)])  # perhaps 100,000
-    # of an array: the first open task, preferably a queued or held task
-    row = min(
-        rows, key=lambda task: (task["state"] in FINAL, State(task["state"]) not in QUEUED_OR_HELD)
-    )
+    def read() -> tuple[dict[str, Any], dict[str, Any], Counter[str], str]:
+        job_id, index = find_visible_job(daemon.ledger, caller, job)
+        job_row = daemon.ledger.job_row(job_id)
+        assert job_row is not None
+        rows = daemon.ledger.status([(job_id, index)])  # perhaps 100,000
+        row = min(rows, key=_order_of_explanation)
+        cause = daemon.ledger.story(job_id, row["task_index"])[-1]["cause"]
+        return job_row, row, Counter(task["state"] for task in rows), cause
+
+    job_row, row, counts, cause = await readers.run(request, ReadingKind.NAMED, read)
+    job_id = row["job"]
     task = service.core.tasks.get((job_id, row["task_index"]))
     clusters: list[dict[str, Any]] = []
     licences: list[dict[str, Any]] = []
-    cause = daemon.ledger.story(job_id, row["task_index"])[-1]["cause"]
     if task is not None:
         chosen_cluster = task.attempt.cluster if task.attempt else None
         clusters = cluster_verdicts(service, task, chosen_cluster)
@@ -56,7 +59,8 @@ async def explain(
             )
             cause = "; ".join((shortage.text, *describe_holders(licences)))
     expectation = service.expected_start((job_id, row["task_index"]))
-    summary = f"{_count_states(rows)}; task {row['task_index']}: " if len(rows) > 1 else ""
+    several = counts.total() > 1
+    summary = f"{_describe_counts(counts)}; task {row['task_index']}: " if several else ""
     return {
         "job": job_id,
         "task": row["task_index"] if row["array"] else None,
@@ -75,11 +79,15 @@ async def explain(
     }
 
 
-def _count_states(rows: Sequence[dict[str, Any]]) -> str:
+def _order_of_explanation(row: dict[str, Any]) -> tuple[bool, bool]:
+    """Order the tasks of an array: open tasks first, of these the queued and held tasks."""
+    return row["state"] in FINAL, State(row["state"]) not in QUEUED_OR_HELD
+
+
+def _describe_counts(counts: Counter[str]) -> str:
     """Describe the number of tasks in each state."""
-    counts = Counter(row["state"] for row in rows)
     parts = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    return f"Of {len(rows)} tasks are {parts}"
+    return f"Of {counts.total()} tasks are {parts}"
 
 
 def _describe_expectation(expectation: ExpectedStart | None) -> str:

@@ -14,7 +14,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from metasched.api.connections import Connection, OpenConnections
+from metasched.api.connections import Connection, OpenConnections, Refusal
 from metasched.config.settings import RequestLimits
 
 log = logging.getLogger("metasched")
@@ -34,11 +34,11 @@ class DeadlineProtocol(H11Protocol):
         self.app_state = {**self.app_state, "connection": connection, "connections": connections}
         self._connection, self._connections = connection, connections
         self._seconds = {
-            "head": limits.head_timeout,
-            "body": limits.body_timeout,
-            "response": limits.body_timeout,
+            Refusal.HEAD: limits.head_timeout,
+            Refusal.BODY: limits.body_timeout,
+            Refusal.RESPONSE: limits.body_timeout,
         }
-        self._step: str | None = None  # what the client has to do now
+        self._step: Refusal | None = None  # what the client has to send or read now
         self._timer: asyncio.TimerHandle | None = None
         self._is_reader_slow = False  # the client has not read what was sent
 
@@ -49,6 +49,7 @@ class DeadlineProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._connection.is_closed = True
         self._connections.remove(self._connection)
         if self._timer is not None:
             self._timer.cancel()
@@ -76,10 +77,10 @@ class DeadlineProtocol(H11Protocol):
 
     def _set_deadline(self) -> None:
         """Start a deadline whenever the client's next step is another."""
-        steps = {h11.IDLE: "head", h11.SEND_BODY: "body"}
+        steps = {h11.IDLE: Refusal.HEAD, h11.SEND_BODY: Refusal.BODY}
         is_late = self._is_reader_slow or self.transport.is_closing()
-        step = "response" if is_late else steps.get(self.conn.their_state)
-        self._connection.is_receiving = step in ("head", "body")
+        step = Refusal.RESPONSE if is_late else steps.get(self.conn.their_state)
+        self._connection.is_receiving = step in (Refusal.HEAD, Refusal.BODY)
         if step == self._step:
             return
         self._step = step
@@ -89,7 +90,8 @@ class DeadlineProtocol(H11Protocol):
         if step is not None:
             self._timer = self.loop.call_later(self._seconds[step], self._expire, step)
 
-    def _expire(self, step: str) -> None:
+    def _expire(self, step: Refusal) -> None:
+        self._connections.refusals[step] += 1
         log.info(
             "closed a connection of %s: no end of the %s in %g s",
             *(self._connection.peer, step, self._seconds[step]),

@@ -8,12 +8,16 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService, ReadingTurn
+from metasched.api.answers import JobRow, encoded
+from metasched.api.connections import OpenConnections, Wait
+from metasched.api.readers import CurrentReaders, ReadingKind
+from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.api.selection import (
     RECENTLY_ENDED,
+    TaskSelector,
     find_owners,
     find_visible_job,
     parse_job_ids,
@@ -30,82 +34,124 @@ MAX_WAIT = 60.0  # seconds
 router = APIRouter()
 
 
-@router.get("/jobs")
-def status(
+@router.get("/jobs", response_model=list[JobRow])
+async def status(
+    request: Request,
     daemon: CurrentDaemon,
     caller: CurrentCaller,
-    _: ReadingTurn,
+    readers: CurrentReaders,
     job: Annotated[list[str] | None, Query()] = None,
     user: str | None = None,
     state: str | None = None,
     since: float | None = None,
     all: bool = False,
 ) -> Response:
-    requested = parse_job_ids(job) if job else None
-    if requested is not None:
-        find_owners(daemon, caller, requested)
-    elif user is not None:
-        caller.require_visible([user])
-    elif not caller.sees_all:
-        user = caller.user
-    rows = daemon.ledger.status(
-        requested,
-        user=user,
-        states=parse_states(state),
-        since=since,
-        ended_since=None if all or requested else time.time() - RECENTLY_ENDED,
-    )
-    # encoded in this worker thread: FastAPI would validate and encode it in the event loop
-    body = msgspec.json.encode([_status_row(row, daemon.service) for row in rows])
-    return Response(body, media_type="application/json")
+    def list_jobs() -> Response:
+        requested = parse_job_ids(job) if job else None
+        owner = user
+        if requested is not None:
+            find_owners(daemon.ledger, caller, requested)
+        elif owner is not None:
+            caller.require_visible([owner])
+        elif not caller.sees_all:
+            owner = caller.user
+        rows = daemon.ledger.status(
+            requested,
+            user=owner,
+            states=parse_states(state),
+            since=since,
+            ended_since=None if all or requested else time.time() - RECENTLY_ENDED,
+        )
+        return encoded([_job_row(row, daemon.service) for row in rows])
+
+    return await readers.run(request, ReadingKind.NAMED if job else ReadingKind.LISTING, list_jobs)
 
 
-@router.get("/jobs/wait")
+@router.get("/jobs/wait", response_model=list[JobRow])
 async def wait(
+    request: Request,
     daemon: CurrentDaemon,
     caller: CurrentCaller,
     service: CurrentService,
+    readers: CurrentReaders,
     job: Annotated[list[str], Query()],
     timeout: Annotated[float, Query(ge=0)] = 30.0,
-) -> list[dict[str, Any]]:
-    requested = parse_job_ids(job)
-    find_owners(daemon, caller, requested)
-    async for _change in _stored_changes(daemon, min(timeout, MAX_WAIT)):
-        if daemon.service is not service or not any(
-            service.core.is_open(job_id, index) for job_id, index in requested
-        ):
-            break
-    return [_status_row(row, daemon.service) for row in daemon.ledger.status(requested)]
+) -> Response:
+    """Answer when all jobs have ended, after `timeout` seconds, or when others need the room."""
+
+    def find_jobs() -> list[TaskSelector]:
+        requested = parse_job_ids(job)
+        find_owners(daemon.ledger, caller, requested)
+        return requested
+
+    requested = await readers.run(request, ReadingKind.NAMED, find_jobs, until_answered=False)
+    open_jobs = requested.copy()
+    connections: OpenConnections = request.state.connections
+    with connections.waiting(caller.user) as room:
+        async for _change in _stored_changes(daemon, room, min(timeout, MAX_WAIT)):
+            if daemon.service is not service:
+                break
+            # a job that has ended is not looked at again: many requests may wait for many jobs
+            while open_jobs and not service.core.is_open(*open_jobs[-1]):
+                open_jobs.pop()
+            if not open_jobs:
+                break
+
+    def list_jobs() -> Response:
+        return encoded([_job_row(row, daemon.service) for row in daemon.ledger.status(requested)])
+
+    return await readers.run(request, ReadingKind.NAMED, list_jobs)
 
 
 @router.get("/jobs/{job}/story")
-def story(daemon: CurrentDaemon, caller: CurrentCaller, _: ReadingTurn, job: str) -> dict[str, Any]:
-    job_id, index = find_visible_job(daemon, caller, job)
-    return {
-        "job": job_id,
-        "events": [
-            {
-                "time": iso(event["time"]),
-                "task": event["task_index"] if event["array"] else None,
-                "attempt": event["attempt"] or None,
-                "event": event["what"],
-                "from": event["before"],
-                "to": event["after"],
-                "cluster": event["cluster"],
-                "reason": event["reason"],
-                "cause": event["cause"],
-            }
-            for event in daemon.ledger.story(job_id, index)
-        ],
-    }
+async def story(
+    request: Request,
+    daemon: CurrentDaemon,
+    caller: CurrentCaller,
+    readers: CurrentReaders,
+    job: str,
+) -> dict[str, Any]:
+    def list_events() -> dict[str, Any]:
+        job_id, index = find_visible_job(daemon.ledger, caller, job)
+        events = daemon.ledger.story(job_id, index)
+        return {"job": job_id, "events": [_event_row(event) for event in events]}
+
+    return await readers.run(request, ReadingKind.LISTING, list_events)
 
 
 @router.get("/jobs/{job}/output")
-def output(
-    daemon: CurrentDaemon, caller: CurrentCaller, _: ReadingTurn, job: str
+async def output(
+    request: Request,
+    daemon: CurrentDaemon,
+    caller: CurrentCaller,
+    readers: CurrentReaders,
+    job: str,
 ) -> dict[str, Any]:
     """Return the output paths of a task; `%N` stays until its node is known."""
-    job_id, index = find_visible_job(daemon, caller, job)
+
+    def find_paths() -> dict[str, Any]:
+        return _output_paths(daemon, *find_visible_job(daemon.ledger, caller, job))
+
+    return await readers.run(request, ReadingKind.NAMED, find_paths)
+
+
+def _event_row(event: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of `story --json`."""
+    return {
+        "time": iso(event["time"]),
+        "task": event["task_index"] if event["array"] else None,
+        "attempt": event["attempt"] or None,
+        "event": event["what"],
+        "from": event["before"],
+        "to": event["after"],
+        "cluster": event["cluster"],
+        "reason": event["reason"],
+        "cause": event["cause"],
+    }
+
+
+def _output_paths(daemon: Daemon, job_id: int, index: int | None) -> dict[str, Any]:
+    """Return the output paths of a job or task. ApiError if they differ by task."""
     job_row = daemon.ledger.job_row(job_id)
     assert job_row is not None
     payload = msgspec.json.decode(job_row["payload"])
@@ -123,28 +169,28 @@ def output(
     }
 
 
-def _status_row(row: dict[str, Any], service: SchedulerService | None) -> dict[str, Any]:
+def _job_row(row: dict[str, Any], service: SchedulerService | None) -> JobRow:
     """Return a row of `status --json`."""
     expectation = None
     if service is not None and row["state"] == State.PENDING:
         expectation = service.expected_start((row["job"], row["task_index"]))
-    return {
-        "job": row["job"],
-        "array": row["array"],
-        "task": row["task_index"] if row["array"] else None,
-        "name": row["name"],
-        "user": row["user"],
-        "state": row["state"],
-        "reason": row["reason"],
-        "priority": row["priority"],
-        "cluster": row["cluster"],
-        "native_id": row["native_id"],
-        "submitted": iso(row["submitted"]),
-        "expected_start": iso(expectation.start) if expectation else None,
-        "started": iso(row["started"]),
-        "ended": iso(row["ended"]),
-        "exit_code": _shell_exit_code(row["exit_code"], row["signal"]),
-    }
+    return JobRow(
+        job=row["job"],
+        array=row["array"],
+        task=row["task_index"] if row["array"] else None,
+        name=row["name"],
+        user=row["user"],
+        state=row["state"],
+        reason=row["reason"],
+        priority=row["priority"],
+        cluster=row["cluster"],
+        native_id=row["native_id"],
+        submitted=iso(row["submitted"]),
+        expected_start=iso(expectation.start) if expectation else None,
+        started=iso(row["started"]),
+        ended=iso(row["ended"]),
+        exit_code=_shell_exit_code(row["exit_code"], row["signal"]),
+    )
 
 
 def _shell_exit_code(code: int | None, signal: int | None) -> int | None:
@@ -152,10 +198,10 @@ def _shell_exit_code(code: int | None, signal: int | None) -> int | None:
     return 128 + signal if signal else code
 
 
-async def _stored_changes(daemon: Daemon, timeout: float) -> AsyncIterator[None]:
+async def _stored_changes(daemon: Daemon, room: Wait, timeout: float) -> AsyncIterator[None]:
     """Yield at once, then after each stored change, at most ten times a second.
 
-    Ends after `timeout` seconds, or when the daemon stops.
+    Ends after `timeout` seconds, when the daemon stops, or when `room` is for another.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -163,10 +209,10 @@ async def _stored_changes(daemon: Daemon, timeout: float) -> AsyncIterator[None]
         changed = service.state_changed if service else asyncio.Event()
         yield
         remaining = deadline - time.monotonic()
-        if remaining <= 0 or daemon.stopping:
+        if remaining <= 0 or daemon.stopping or room.is_over:
             return
         try:
-            async with asyncio.timeout(remaining):
+            async with asyncio.timeout(remaining) as room.timeout:
                 await changed.wait()
         except TimeoutError:
             continue

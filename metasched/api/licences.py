@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter, Body, Request
 
 from metasched.api.clusters import breaker_row
-from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
+from metasched.api.readers import CurrentReaders
+from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.selection import JobSelection, select_tasks
 from metasched.core.events import LicenceSet, LicencesReleased
 from metasched.core.scheduler import Core
@@ -46,16 +47,18 @@ async def licence_servers(_: CurrentCaller, service: CurrentService) -> list[dic
 
 @router.post("/licences/release")
 async def release_licences(
-    daemon: CurrentDaemon,
+    request: Request,
     caller: CurrentCaller,
     service: CurrentService,
+    readers: CurrentReaders,
     selection: Annotated[JobSelection, Body()],
 ) -> dict[str, Any]:
     """Release the leases of the selected tasks that are unknown; the others get a note."""
     caller.require_operator("release licences")
+    rows = await select_tasks(request, readers, service, "release", selection)
     now, results = time.time(), []
     indices: dict[int, list[int]] = {}
-    for row in select_tasks(daemon, caller, "release", selection):
+    for row in rows:
         task_id = (row["job"], row["task_index"])
         lease = service.core.licences.leases.get(task_id)
         is_unknown = row["state"] == State.UNKNOWN

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -52,14 +50,4 @@ def request_source(user: str) -> str:
 CurrentCaller = Annotated[Caller, Depends(_get_caller)]
 
 
-async def _take_reading_turn(request: Request, caller: CurrentCaller) -> AsyncIterator[None]:
-    """Wait until no other reading request of the caller runs."""
-    turns: Mapping[str, asyncio.Lock] = request.app.state.reading_turns
-    async with turns[caller.user]:
-        yield
-
-
 CurrentService = Annotated[SchedulerService, Depends(_get_service)]
-# Of a route that reads any number of rows, in a thread: a user who floods it takes one thread and
-# one connection to the database, and waits for himself.
-ReadingTurn = Annotated[None, Depends(_take_reading_turn)]

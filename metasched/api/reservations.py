@@ -6,10 +6,11 @@ import pwd
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter, Body, Request
 
 from metasched.api.identity import ForbiddenError
-from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService, ReadingTurn
+from metasched.api.readers import CurrentReaders, ReadingKind
+from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.api.selection import RECENTLY_ENDED
 from metasched.core.reservations.events import ReservationCancelled
 from metasched.daemon.reservation_requests import (
@@ -27,15 +28,22 @@ router = APIRouter()
 
 
 @router.get("/reservations")
-def reservations(
-    daemon: CurrentDaemon, caller: CurrentCaller, _: ReadingTurn, all: bool = False
+async def reservations(
+    request: Request,
+    daemon: CurrentDaemon,
+    caller: CurrentCaller,
+    readers: CurrentReaders,
+    all: bool = False,
 ) -> list[dict[str, Any]]:
-    stored = daemon.ledger.reservations_open_since(0.0 if all else time.time() - RECENTLY_ENDED)
-    return [
-        _reservation_row(reservation)
-        for reservation in stored
-        if caller.sees_all or reservation.user == caller.user
-    ]
+    def list_reservations() -> list[dict[str, Any]]:
+        stored = daemon.ledger.reservations_open_since(0.0 if all else time.time() - RECENTLY_ENDED)
+        return [
+            _reservation_row(reservation)
+            for reservation in stored
+            if caller.sees_all or reservation.user == caller.user
+        ]
+
+    return await readers.run(request, ReadingKind.LISTING, list_reservations)
 
 
 @router.post("/reservations")

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import Request
+from fastapi.responses import Response
+
+from metasched.api.answers import ChangedTask, ChangedTasks, encoded
 from metasched.api.identity import Caller
-from metasched.daemon.service import Daemon
+from metasched.api.readers import Readers, ReadingKind
+from metasched.core.events import Outcome
+from metasched.daemon.service import SchedulerService
+from metasched.db.ledger import Ledger
 from metasched.errors import ApiError, ParseError
 from metasched.model.arrays import parse_task_selector
+from metasched.model.cluster import Cluster
 from metasched.model.job import State
 
 RECENTLY_ENDED = 3600.0  # seconds for which ended jobs are listed by default
+MAX_SELECTORS = 100_000  # jobs and tasks that a request may name, each task of a range counted
+
+TaskSelector = tuple[int, int | None]  # a job and a task's index; None: all its tasks
 
 
 @dataclass(frozen=True)
@@ -28,67 +38,101 @@ class JobSelection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 
-def select_tasks(
-    daemon: Daemon, caller: Caller, action: str, selection: JobSelection
+async def select_tasks(
+    request: Request,
+    readers: Readers,
+    service: SchedulerService,
+    action: str,
+    selection: JobSelection,
 ) -> list[dict[str, Any]]:
-    """Return the rows of the selected tasks.
+    """Return the rows of the selected tasks, with their present states.
 
     Without ids only open tasks are selected; `requeue` adds the tasks that ended in the last hour.
-    Raise ApiError for an unknown job; the caller must be its owner or an operator.
+    Raise ApiError for an unknown job or cluster; the caller must be its owner or an operator.
     """
+    caller: Caller = request.state.caller
     if not (selection.jobs or selection.user or selection.state or selection.cluster):
         raise ApiError(422, f"nothing to {action}; name jobs, --user, --state or --cluster")
+
+    def read_rows() -> list[dict[str, Any]]:
+        return _read_rows(service.ledger, caller, action, selection)
+
+    rows = await readers.run(request, ReadingKind.SELECTION, read_rows)
+    if not rows and selection.cluster is not None:  # jobs may remain of a cluster that was removed
+        find_cluster(service, selection.cluster)
+    for row in rows:
+        if (task := service.core.tasks.get((row["job"], row["task_index"]))) is not None:
+            row["state"] = str(task.state)
+    return rows
+
+
+def _read_rows(
+    ledger: Ledger, caller: Caller, action: str, selection: JobSelection
+) -> list[dict[str, Any]]:
+    """Read the rows of the selected tasks, after checking the caller's permission."""
     requested = parse_job_ids(selection.jobs) if selection.jobs else None
-    ended_since: float | None = time.time() - RECENTLY_ENDED if action == "requeue" else math.inf
-    user = selection.user
+    user, by_filter = selection.user, requested is None
     if requested is not None:
-        caller.require_owner(find_owners(daemon, caller, requested))
-        ended_since = None
+        caller.require_owner(find_owners(ledger, caller, requested))
     elif user is not None:
         caller.require_owner([user])
     elif not caller.operator:
         user = caller.user
-    rows = daemon.ledger.status(
-        requested, user=user, states=parse_states(selection.state), ended_since=ended_since
+    return ledger.status(
+        requested,
+        user=user,
+        states=parse_states(selection.state),
+        ended_since=time.time() - RECENTLY_ENDED if by_filter and action == "requeue" else None,
+        only_open=by_filter and action != "requeue",
+        cluster=selection.cluster,
     )
-    return [row for row in rows if selection.cluster in (None, row["cluster"])]
 
 
-def parse_job_ids(references: Sequence[str]) -> list[tuple[int, int | None]]:
+def find_cluster(service: SchedulerService, name: str) -> Cluster:
+    """Return a configured cluster. ApiError if there is none of this name."""
+    clusters = {cluster.name: cluster for cluster in service.core.clusters}
+    if name not in clusters:
+        raise ApiError(404, f"no cluster {name[:60]!r}; use {', '.join(clusters)}")
+    return clusters[name]
+
+
+def parse_job_ids(references: Sequence[str]) -> list[TaskSelector]:
     """Parse `17`, `17_3` and `17_[3-4]` to (17, None), (17, 3) and (17, 3), (17, 4)."""
-    task_ids: list[tuple[int, int | None]] = []
+    selectors: list[TaskSelector] = []
     for reference in references:
         try:
             job_id, indices = parse_task_selector(reference)
         except ParseError as error:
             raise ApiError(422, str(error)) from None
-        task_ids += [(job_id, None)] if indices is None else [(job_id, index) for index in indices]
-    return task_ids
+        if len(selectors) + len(indices or (None,)) > MAX_SELECTORS:
+            raise ApiError(
+                422, f"more than {MAX_SELECTORS} jobs and tasks; name whole jobs, or fewer at once"
+            )
+        selectors += [(job_id, None)] if indices is None else [(job_id, index) for index in indices]
+    return selectors
 
 
-def find_owners(
-    daemon: Daemon, caller: Caller, requested: Sequence[tuple[int, int | None]]
-) -> set[str]:
+def find_owners(ledger: Ledger, caller: Caller, requested: Sequence[TaskSelector]) -> set[str]:
     """Return the owners of jobs. Raise ApiError if a job or task does not exist for the caller.
 
     Where a site hides the jobs of others, these do not exist: the answers are the same.
     """
     visible_to = None if caller.sees_all else caller.user
-    if missing := daemon.ledger.missing_jobs(requested, visible_to):
+    if missing := ledger.missing_jobs(requested, visible_to):
         remainder = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ApiError(
             404, f"no job {', '.join(missing[:3])}{remainder}; see `metasched status --all`"
         )
-    return daemon.ledger.owners(job_id for job_id, _ in requested)
+    return ledger.owners(job_id for job_id, _ in requested)
 
 
-def find_visible_job(daemon: Daemon, caller: Caller, reference: str) -> tuple[int, int | None]:
+def find_visible_job(ledger: Ledger, caller: Caller, reference: str) -> TaskSelector:
     """Return the job or task that `reference` names, after checking the caller's permission."""
     requested = parse_job_ids([reference])
     if len(requested) > 1:
         job_id, index = requested[0]
         raise ApiError(422, f"{reference} are several tasks; name one task, as {job_id}_{index}")
-    caller.require_owner(find_owners(daemon, caller, requested))
+    caller.require_owner(find_owners(ledger, caller, requested))
     return requested[0]
 
 
@@ -102,21 +146,35 @@ def parse_states(text: str | None) -> list[str]:
     return text.split(",")
 
 
-def change_results(
-    daemon: Daemon, rows: Sequence[dict[str, Any]], notes: Sequence[str]
-) -> list[dict[str, Any]]:
+def change_answer(
+    service: SchedulerService,
+    rows: Sequence[dict[str, Any]],
+    notes: Sequence[str],
+    outcomes: Sequence[Outcome],
+) -> Response:
     """Return the state before and after a change, with a note, for each task."""
-    states_after = {
-        (after["job"], after["task_index"]): after["state"]
-        for after in daemon.ledger.status([(row["job"], None) for row in rows])
+    ended = {
+        (change.job, change.index): change.after
+        for outcome in outcomes
+        for change in outcome.changes
     }
-    return [
-        {
-            "job": row["job"],
-            "task": row["task_index"] if row["array"] else None,
-            "was": row["state"],
-            "state": states_after[row["job"], row["task_index"]],
-            "note": note,
-        }
-        for row, note in zip(rows, notes, strict=True)
-    ]
+
+    def state_after(row: dict[str, Any]) -> str:
+        task_id = (row["job"], row["task_index"])
+        task = service.core.tasks.get(task_id)
+        return str(task.state if task is not None else ended.get(task_id, row["state"]))
+
+    return encoded(
+        ChangedTasks(
+            [
+                ChangedTask(
+                    job=row["job"],
+                    task=row["task_index"] if row["array"] else None,
+                    was=row["state"],
+                    state=state_after(row),
+                    note=note,
+                )
+                for row, note in zip(rows, notes, strict=True)
+            ]
+        )
+    )

@@ -11,7 +11,7 @@ import socket
 import ssl
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from metasched.api.app import create_app
-from metasched.api.connections import Connection, OpenConnections
+from metasched.api.connections import Connection, OpenConnections, Refusal
 from metasched.api.http_protocol import DeadlineProtocol
 from metasched.config.settings import ConfigError, Settings
 from metasched.config.tables import TcpTable
@@ -140,10 +140,16 @@ def _check_reservation_units(settings: Settings, ledger: Ledger) -> None:
 class _Server(uvicorn.Server):
     """Uvicorn with limited connections, and signal handlers that let the daemon clean up."""
 
-    def __init__(self, config: uvicorn.Config, daemon: Daemon, connection_limit: int) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        daemon: Daemon,
+        connections: OpenConnections,
+        listeners: Sequence[OpenConnections],
+    ) -> None:
+        """`connections` are those of this server, `listeners` those of all."""
         super().__init__(config)
-        self._daemon = daemon
-        self._connections = OpenConnections(connection_limit)
+        self._daemon, self._connections, self._listeners = daemon, connections, listeners
         # each sets up a connection, which may take a TLS handshake
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -173,7 +179,7 @@ class _Server(uvicorn.Server):
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                log.error("no connection can be accepted: %s", error.strerror)
+                self._give_back_descriptors(error)
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listener)
                 loop.call_later(ACCEPT_PAUSE, self._watch, listener)
@@ -188,6 +194,14 @@ class _Server(uvicorn.Server):
                 with accepted, contextlib.suppress(OSError):
                     if self.config.ssl is None:
                         accepted.send(REFUSAL)
+
+    def _give_back_descriptors(self, error: OSError) -> None:
+        """Close connections of all listeners, so that workers and programs can be started."""
+        self._connections.refusals[Refusal.NO_DESCRIPTOR] += 1
+        for connections in self._listeners:
+            connections.shrink()
+        limits = ", ".join(f"{c.address} has {c.limit}" for c in self._listeners)
+        log.error("no connection can be accepted: %s; from now on %s", error.strerror, limits)
 
     async def _serve_connection(self, connection: Connection) -> None:
         """Shake hands by TLS, if configured, and hand the connection to its protocol."""
@@ -205,6 +219,7 @@ class _Server(uvicorn.Server):
                 ssl_handshake_timeout=limits.head_timeout if tls else None,
             )
         except OSError:  # the handshake failed, or took too long
+            self._connections.refusals[Refusal.HANDSHAKE] += 1
             self._connections.remove(connection)
 
     def _stop(self, stop_signal: signal.Signals) -> None:
@@ -279,10 +294,14 @@ async def _serve_until_stopped(
         listeners=1 if tcp_listener is None else 2,
         workers=len(settings.clusters) + len(settings.licence_servers),
     )
-    servers = [(_Server(_uvicorn_config(app), daemon, limit), listener)]
+    addresses = [str(settings.socket), *([settings.tcp.listen] if settings.tcp else [])]
+    app.state.listeners = all_connections = [OpenConnections(name, limit) for name in addresses]
+    servers = [
+        (_Server(_uvicorn_config(app), daemon, all_connections[0], all_connections), listener)
+    ]
     if tcp_listener is not None:
         config = _uvicorn_config(app, settings.tcp)
-        servers.append((_Server(config, daemon, limit), tcp_listener))
+        servers.append((_Server(config, daemon, all_connections[1], all_connections), tcp_listener))
     daemon_task = asyncio.create_task(daemon.run())
     server_tasks = [
         asyncio.create_task(server.serve(sockets=[listening_socket]))

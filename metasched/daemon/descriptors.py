@@ -1,9 +1,10 @@
-"""File descriptors of the daemon: how many there are, and how many connections may take."""
+"""File descriptors of the daemon: their number, and the share of connections."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import resource
 
 log = logging.getLogger("metasched")
@@ -33,6 +34,13 @@ def connection_limit(wanted: int, listeners: int, workers: int) -> int:
             *(wanted, needed, soft, possible),
         )
     return min(wanted, possible)
+
+
+def descriptor_use() -> dict[str, int | None]:
+    """Return the number of open descriptors and the soft limit (None: unlimited)."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = None if soft == resource.RLIM_INFINITY else soft
+    return {"open": len(os.listdir("/proc/self/fd")), "limit": limit}
 
 
 def restore_limit(pid: int) -> None:

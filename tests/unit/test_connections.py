@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from metasched.api.connections import Connection, OpenConnections
+from metasched.api.admission import SMALL_BODY, BodyMemory
+from metasched.api.connections import MIN_LIMIT, Connection, OpenConnections, Refusal
+from metasched.api.selection import MAX_SELECTORS, parse_job_ids
 from metasched.client.client import Client, PermissionDenied
 from metasched.daemon import descriptors
 from metasched.daemon.repeated_lines import BURST, CLIENT_BURST, INTERVAL, MAX_KEYS, RepeatHandler
+from metasched.errors import ApiError
 
 ACCEPTED, _OTHER_END = socket.socketpair()
 
@@ -34,7 +37,7 @@ class Peer(Connection):
 
 
 def opened(limit: int, *peers: Peer) -> OpenConnections:
-    connections = OpenConnections(limit)
+    connections = OpenConnections("socket", limit)
     for peer in peers:
         assert connections.admit(peer)
     return connections
@@ -250,3 +253,61 @@ def test_a_client_waits_for_a_daemon_with_many_callers(listener: socket.socket) 
         threading.Timer(0.4, stack.pop_all().close).start()
         with pytest.raises(PermissionDenied, match="no; do so"):
             client.health()
+
+
+def test_a_wait_ends_for_that_of_a_user_with_fewer() -> None:
+    connections = OpenConnections("socket", 32)  # 16 waits, of a user 6
+    with contextlib.ExitStack() as stack:
+        waits = {
+            user: [stack.enter_context(connections.waiting(user)) for _ in range(6)]
+            for user in ("a", "b")
+        }
+        with pytest.raises(ApiError, match="too many requests wait"):
+            stack.enter_context(connections.waiting("a"))
+        others = [stack.enter_context(connections.waiting("c")) for _ in range(4)]
+        new = stack.enter_context(connections.waiting("d"))
+        assert [wait.is_over for wait in waits["a"]] == [True] + 5 * [False]
+        assert not any(wait.is_over for wait in [*waits["b"], *others, new])
+        assert connections.refusals[Refusal.WAITING] == 1
+    assert connections.waiting_requests == 0
+
+
+def test_equal_shares_of_waits_are_left_alone() -> None:
+    connections = OpenConnections("socket", 8)  # 4 waits, of a user 1
+    with contextlib.ExitStack() as stack:
+        waits = [stack.enter_context(connections.waiting(user)) for user in "abcd"]
+        with pytest.raises(ApiError, match="too many requests wait"):
+            stack.enter_context(connections.waiting("e"))
+        assert not any(wait.is_over for wait in waits)
+
+
+def test_a_listener_without_descriptors_gives_connections_back() -> None:
+    served, half = Peer("served", is_receiving=False), [Peer(str(i // 4)) for i in range(15)]
+    connections = opened(64, served, *half)
+    connections.shrink()
+    assert (connections.limit, len(connections)) == (12, 12)
+    assert not served.is_closed
+    assert sum(peer.is_closed for peer in half) == connections.refusals[Refusal.REPLACED] == 4
+    for _ in range(9):
+        connections.shrink()
+    assert connections.limit == MIN_LIMIT
+
+
+def test_the_bodies_of_all_users_share_a_memory() -> None:
+    memory = BodyMemory(limit=8 << 20, largest=2 << 20)
+    with contextlib.ExitStack() as stack:
+        for user in "abcd":
+            stack.enter_context(memory.taken(user, 2 << 20))
+        for user in ("a", "e"):
+            with pytest.raises(ApiError, match="too many large requests"):
+                stack.enter_context(memory.taken(user, SMALL_BODY + 1))
+        stack.enter_context(memory.taken("e", SMALL_BODY))  # small bodies always have room
+    with memory.taken("e", 2 << 20), pytest.raises(ApiError), memory.taken("e", 1 << 20):
+        pytest.fail("a user has more than his share")
+
+
+def test_a_request_names_a_bounded_number_of_tasks() -> None:
+    assert len(parse_job_ids(["1_[1-99999]", "2"])) == MAX_SELECTORS
+    with pytest.raises(ApiError, match="more than 100000 jobs and tasks") as caught:
+        parse_job_ids(["1_[1-1000000]"] * 1000)
+    assert caught.value.status == 422

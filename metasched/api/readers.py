@@ -1,0 +1,90 @@
+"""Reading requests: in threads, a few at a time; of each user one of a kind.
+
+An answer may have a million rows. It stays in memory until its client has read it. So the turn of a
+request lasts until it is answered, and a user who reads slowly, or floods the daemon with listings,
+waits for himself alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
+
+from metasched.api.connections import Connection
+from metasched.api.identity import Caller
+from metasched.errors import ApiError
+
+MAX_READERS = 3  # of a kind at a time, over all users: each has a thread and a database connection
+MAX_QUEUED = 256  # reading requests of a user that run or wait; their clients may be gone
+
+Result = TypeVar("Result")
+
+
+class ReadingKind(StrEnum):
+    """Kinds of reading requests. One of a user waits for none of another kind."""
+
+    LISTING = "listing"  # of any number of jobs or reservations
+    NAMED = "named"  # of jobs that the request names
+    SELECTION = "selection"  # of the tasks to change
+
+
+class Readers:
+    """Turns of all users."""
+
+    def __init__(self) -> None:
+        self._turns: defaultdict[tuple[ReadingKind, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._readers = {kind: asyncio.Semaphore(MAX_READERS) for kind in ReadingKind}
+        self._queued: Counter[str] = Counter()  # by user
+
+    async def run(
+        self,
+        request: Request,
+        kind: ReadingKind,
+        read: Callable[[], Result],
+        *,
+        until_answered: bool = True,
+    ) -> Result:
+        """Call `read` in a thread when it is the turn of the caller.
+
+        `until_answered` False: the turn ends with the call; for small results.
+        ApiError if too many requests of the caller wait.
+        """
+        async with contextlib.AsyncExitStack() as brief:
+            stack = request.state.until_answered if until_answered else brief
+            await self._take_turn(request, kind, stack)
+            async with self._readers[kind]:
+                return await run_in_threadpool(read)
+
+    async def _take_turn(
+        self, request: Request, kind: ReadingKind, stack: contextlib.AsyncExitStack
+    ) -> None:
+        """Wait for the turn of the caller; it ends with `stack`."""
+        caller: Caller = request.state.caller
+        connection: Connection = request.state.connection
+        if self._queued[caller.user] >= MAX_QUEUED:
+            raise ApiError(503, "too many requests of yours wait; nothing changed, try again soon")
+        self._queued[caller.user] += 1
+        stack.callback(self._leave, caller.user)
+        await stack.enter_async_context(self._turns[kind, caller.user])
+        if connection.is_closed:
+            raise ApiError(503, "the client has gone; nothing changed")
+
+    def _leave(self, user: str) -> None:
+        self._queued[user] -= 1
+        if not self._queued[user]:
+            del self._queued[user]
+
+
+async def _get_readers(request: Request) -> Readers:
+    readers: Readers = request.app.state.readers
+    return readers
+
+
+CurrentReaders = Annotated[Readers, Depends(_get_readers)]
