@@ -301,7 +301,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C at the terminal
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # output of libraries must not mix with replies
-    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerBoot)
+    if not (first_line := sys.stdin.buffer.readline()):
+        return 0  # the daemon could not start this process completely, or has ended
+    boot = msgspec.json.decode(first_line, type=WorkerBoot)
     if boot.protocol > WORKER_PROTOCOL:
         sys.exit(f"metasched: error: {boot.cluster.name}: the daemon is of a later release")
     adapter_type = adapter_class(boot.adapter)

@@ -31,7 +31,7 @@ from metasched.model.reservation import OPEN_STATES, ReservationState
 
 log = logging.getLogger("metasched")
 
-ACCEPT_PAUSE = 1.0  # seconds after the host had no descriptor for a connection
+ACCEPT_PAUSE = 0.1  # seconds after there was no descriptor for a connection
 BACKLOG = 2048  # connections that wait to be accepted
 # connections accepted before requests are read: far fewer than the limit of a peer, so that a new
 # connection is not closed for newer ones before its request is read
@@ -173,7 +173,8 @@ class _Server(uvicorn.Server):
 
     def _accept(self, listener: socket.socket) -> None:
         """Accept some of the connections that wait; refuse those for which there is no room."""
-        for _ in range(ACCEPTED_AT_ONCE):
+        # a connection that makes room keeps its descriptor until the loop comes round
+        for _ in range(min(ACCEPTED_AT_ONCE, max(self._connections.peer_limit // 2, 1))):
             try:
                 accepted, _ = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):

@@ -40,7 +40,10 @@ def descriptor_use() -> dict[str, int | None]:
     """Return the number of open descriptors and the soft limit (None: unlimited)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = None if soft == resource.RLIM_INFINITY else soft
-    return {"open": len(os.listdir("/proc/self/fd")), "limit": limit}
+    try:
+        return {"open": len(os.listdir("/proc/self/fd")), "limit": limit}
+    except OSError:  # none is left to look
+        return {"open": limit, "limit": limit}
 
 
 def restore_limit(pid: int) -> None:

@@ -35,6 +35,7 @@ MIN_FREE_BYTES = 256 * 1024 * 1024  # on the filesystem of the database
 MAX_CLOCK_SKEW = 2.0  # seconds; managers report whole seconds
 RECENT_CHANGES = 10_000  # stored changes that are examined for clock differences
 MAX_WORKER_DEATHS = 3  # in a row, from which a cluster is reported
+MAX_DESCRIPTOR_USE = 0.95  # of the daemon's descriptors, from which it is reported
 MAX_LISTED_JOBS = 5  # unknown jobs that are listed one by one
 
 
@@ -220,6 +221,10 @@ def _check_daemon(settings: Settings) -> Iterator[Diagnosis]:
         yield Diagnosis("mail", False, f"an owner was not notified: {mail_error}", fix)
     for entry in health.get("quarantine", ()):
         yield _quarantine_entry(entry)
+    for row in health.get("connections", ()):  # of an operator; unknown to earlier daemons
+        yield _check_listener(row)
+    if (descriptors := health.get("descriptors")) is not None:
+        yield _check_descriptors(**descriptors)
     for row in clusters:
         yield _check_cluster(row)
         yield from check_evidence(row, settings)
@@ -248,6 +253,28 @@ def _quarantine_entry(entry: dict[str, Any]) -> Diagnosis:
     message = f"the row of {entry['tag']}, task {entry['task']}{owner} is set aside"
     fix = "look at that job in its manager; its state in metasched is unknown"
     return Diagnosis(entry["source"], False, f"{message}: {entry['defect']}", fix)
+
+
+def _check_listener(row: dict[str, Any]) -> Diagnosis:
+    """Return the result for a listener: it is full, or how many connections it has refused."""
+    refused = ", ".join(f"{kind} {count}" for kind, count in row["refused"].items() if count)
+    message = (
+        f"{row['open']} of {row['limit']} connections, {row['waiting']} of {row['waiting_limit']} "
+        f"wait for jobs; refused since the start: {refused or 'none'}"
+    )
+    check = f"listener {row['listener']}"
+    if row["open"] < row["limit"] and not row["refused"]["no_descriptor"]:
+        return Diagnosis(check, True, message)
+    return Diagnosis(
+        check, False, message, "see the daemon's log; raise `connections`, LimitNOFILE"
+    )
+
+
+def _check_descriptors(open: int, limit: int | None) -> Diagnosis:
+    message = f"{open} of {'any number' if limit is None else limit}"
+    if limit is None or open < MAX_DESCRIPTOR_USE * limit:
+        return Diagnosis("file descriptors", True, message)
+    return Diagnosis("file descriptors", False, message, "raise LimitNOFILE of the daemon")
 
 
 def _check_cluster(row: dict[str, Any]) -> Diagnosis:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from metasched.api.connections import Refusal
 from tests.e2e.conftest import COMMAND, Site
 from tests.harness.http_calls import Response, call
 from tests.harness.postgresql import Server
@@ -52,6 +53,46 @@ def test_the_reference_names_every_route_and_loads_nothing(shared: Site) -> None
             assert f"{method.upper()} {path}" in elements.text
     assert "/jobs" in document["paths"]
     assert call(socket, "GET", "/redoc").status == 404
+
+
+def test_answers_about_jobs_are_described(shared: Site) -> None:
+    document = call(shared.folder / "ms.sock", "GET", "/openapi.json").json
+
+    def answer(method: str, path: str) -> Any:
+        response = document["paths"][path][method]["responses"]["200"]
+        return response["content"]["application/json"]["schema"]
+
+    for path in ("/jobs", "/jobs/wait"):
+        schema = answer("get", path)
+        assert (schema["type"], schema["items"]["$ref"]) == ("array", "#/components/schemas/JobRow")
+    for path in ("/jobs/{action}", "/jobs/modify"):
+        assert answer("post", path)["$ref"] == "#/components/schemas/ChangedTasks"
+    job = shared.submit("-o", "/dev/null", "--wrap", "true")
+    assert set(document["components"]["schemas"]["JobRow"]["properties"]) == set(shared.row(job))
+
+
+def test_a_mistyped_cluster_selects_nothing_and_says_so(shared: Site) -> None:
+    job = shared.submit("--hold", "-o", "/dev/null", "--wrap", "true")
+    for action in ("cancel", "hold", "release", "requeue"):
+        message = shared.error(action, "--cluster", "lefd", code=5)
+        assert message == "no cluster 'lefd'; use left, right"
+    assert "no cluster" in shared.error("resolve", "lost", "--cluster", "lefd", code=5)
+    assert shared.row(job)["state"] == "held"
+    assert shared.run("cancel", "--cluster", "left").stdout.count("\n") == 1  # the heading
+    assert shared.row(job)["state"] == "held"
+
+
+def test_health_counts_connections_and_descriptors(shared: Site) -> None:
+    health = call(shared.folder / "ms.sock", "GET", "/health").json
+    [listener] = health["connections"]
+    assert (listener["limit"], listener["waiting_limit"]) == (1024, 512)
+    assert 1 <= listener["open"] < 1024
+    assert set(listener["refused"]) == set(Refusal)
+    assert 0 < health["descriptors"]["open"] < health["descriptors"]["limit"]
+    refused = call(shared.folder / "ms.sock", "POST", "/jobs/cancel", [[]] * 2000)
+    assert refused.status == 400
+    [after] = call(shared.folder / "ms.sock", "GET", "/health").json["connections"]
+    assert after["refused"] == listener["refused"] | {"size": listener["refused"]["size"] + 1}
 
 
 def submission(command: str, **options: object) -> dict[str, Any]:

@@ -19,6 +19,9 @@ def test_a_healthy_site_then_one_problem_after_the_other(running: Site) -> None:
     checks = findings(running, 0)
     assert {"configuration", "filesystem", "database", "daemon", "cluster left"} <= set(checks)
     assert checks["clock of right"]["ok"]
+    listener = checks[f"listener {running.folder / 'ms.sock'}"]["text"]
+    assert "of 1024 connections, 0 of 512 wait for jobs; refused since the start: none" in listener
+    assert checks["file descriptors"]["ok"]
     running.stop()
     check = findings(running, 1)["daemon"]
     assert "no daemon answers" in check["text"]

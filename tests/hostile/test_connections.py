@@ -42,12 +42,13 @@ def free_port() -> int:
 class Guarded(MultiUserSite):
     """A site with a TCP port, whose daemon has few descriptors."""
 
-    def __init__(self, folder: Path, limits: str = "") -> None:
+    def __init__(self, folder: Path, limits: str = "", tls: str = "") -> None:
+        """`limits` are keys of [daemon], `tls` keys of [tcp]."""
         super().__init__(folder)
         self.before = ("prlimit", f"--nofile={DESCRIPTORS}:{DESCRIPTORS}", *self.before)
         self.port = free_port()
         self.socket = self.state / "ms.sock"
-        tcp = f'[tcp]\nlisten = "127.0.0.1:{self.port}"\n'
+        tcp = f'[tcp]\nlisten = "127.0.0.1:{self.port}"\n{tls}'
         self.set_up(CLUSTER, f"[cluster.left]\n{SUPERVISE}", extra=tcp)
         head, table, settings = self.config.read_text().partition("[daemon]\n")
         self.config.write_text(head + table + limits + settings)
@@ -63,14 +64,16 @@ class Guarded(MultiUserSite):
         return [str(self.socket)] if family == "AF_UNIX" else ["127.0.0.1", str(self.port)]
 
     @contextmanager
-    def flooded(self, family: str, account: str) -> Iterator[subprocess.Popen[str]]:
+    def flooded(
+        self, family: str, account: str, start: str = "head"
+    ) -> Iterator[subprocess.Popen[str]]:
         """Hold `HALF_REQUESTS` half requests of an account open for the time of the block."""
         script = (Path(__file__).parent / "flood.py").read_text()
         # root raises the limit before it switches to the account
         command = [
             *("prlimit", "--nofile=4096:4096"),
             *("setpriv", f"--reuid={account}", f"--regid={account}", "--init-groups"),
-            *(PYTHON, "-c", script, str(HALF_REQUESTS), family, *self.address_of(family)),
+            *(PYTHON, "-c", script, str(HALF_REQUESTS), family, start, *self.address_of(family)),
         ]
         flood = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, preexec_fn=dying_with(os.getpid())

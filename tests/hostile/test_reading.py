@@ -71,6 +71,11 @@ def test_a_flood_of_listings_delays_its_account_alone(slow: MultiUserSite) -> No
         try:
             assert flood.stdout is not None
             assert flood.stdout.readline() == "sent\n"
+            own = slow.by(A).submit("--hold", "-o", "/dev/null", "--wrap", "true")
+            # a request for a named job does not wait for the listings of its own user
+            assert "It is held" in slow.by(A).run("explain", str(own)).stdout
+            slow.by(A).run("cancel", str(own))
+            assert slow.by(A).row(own)["state"] == "cancelled"
             b = slow.by(B)
             job = b.submit("-t", "5", "-o", "/dev/null", "--wrap", "true")
             assert b.until_ended(job)[0]["state"] == "completed"
