@@ -48,11 +48,20 @@ class SlurmAccounting:
     """The accounting of a cluster.
 
     Records count only if their job belongs to `user` (a user id) or, with None, to the owner of
-    the missing task.
+    the missing task. Slurm writes job names into the file of jobcomp/filetxt as they are, line
+    breaks included (22.05): a name may contain a perfect line of another user's job. So with many
+    owners the file counts only if the site says so.
     """
 
-    def __init__(self, source: AccountingSource, tag_field: str, user: int | None) -> None:
+    def __init__(
+        self,
+        source: AccountingSource,
+        tag_field: str,
+        user: int | None,
+        trust_completions: bool = False,
+    ) -> None:
         self._source, self._tag_field, self._user = source, tag_field, user
+        self._uses_completions = trust_completions or user is not None
 
     def describe_lookup(self, controller: ControllerInfo, submit_lines: bool) -> str:
         """Describe how ended jobs are found; "" if the cluster has no usable accounting.
@@ -65,7 +74,8 @@ class SlurmAccounting:
             if controller.comments:
                 return "sacct, by comment"
             return f"sacct, by {'submit line' if submit_lines else 'id and time of submission'}"
-        if controller.completions and os.access(controller.completions, os.R_OK):
+        path = controller.completions if self._uses_completions else None
+        if path and os.access(path, os.R_OK):
             key = "id and time of submission" if self._tag_field == "comment" else self._tag_field
             return f"jobcomp/filetxt, by {key}"
         return ""
@@ -88,9 +98,8 @@ class SlurmAccounting:
             complete, purge_age = self._source.unsent_messages() == 0, self._source.purge_age()
             matches = self._query_slurmdbd(missing, clock_skew, users.values())
             recorded_since = 0.0 if purge_age is None else time.time() - purge_age
-        elif controller.completions:
+        elif self._uses_completions and (path := controller.completions):
             complete = True
-            path = controller.completions
             matches, recorded_since = self._read_completions(path, missing, clock_skew)
         else:
             return AccountingAnswer()

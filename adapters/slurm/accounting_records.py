@@ -55,6 +55,8 @@ class SlurmRecord:
         decides, if it was issued between the dispatch and its acceptance: Slurm may issue an id
         again after a crash.
         """
+        if not self.is_readable and self.mark is None:
+            return self.id in ("", missing.native_id)  # it may be of a later run than the others
         if self.mark is not None:
             return (missing.tag, missing.task) in listing.parse_mark(self.mark, self.id)
         if missing.native_id != self.id or missing.accepted is None:
@@ -174,7 +176,8 @@ def latest_records(
             by_key.setdefault(key, []).append(record)
     latest: dict[MissingTask, SlurmRecord | None] = {}
     for task in missing:
-        candidates = [*by_key.get((task.tag, task.task), ()), *by_key.get(task.native_id, ())]
+        keys_of_task = ((task.tag, task.task), task.native_id, "")
+        candidates = [record for key in keys_of_task for record in by_key.get(key, ())]
         matching = [record for record in candidates if record.belongs_to(task, clock_skew)]
         latest[task] = max(
             matching, key=lambda r: (not r.is_readable, r.submit, r.start or 0.0), default=None

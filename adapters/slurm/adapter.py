@@ -83,7 +83,9 @@ class Slurm(Adapter):
         commands = SlurmCommands(options, cluster.name)
         # user id that owns all jobs; None in site mode, where jobs have owners of their own
         self._user = os.geteuid() if launcher is None else None
-        self._accounting = SlurmAccounting(commands, options.tag_field, self._user)
+        self._accounting = SlurmAccounting(
+            commands, options.tag_field, self._user, options.trust_completions
+        )
         self._associations = AssociationReader(commands)
         self.capabilities = self.capabilities_for(options)  # type: ignore[misc]
         by_node = options.reservation_unit == "node"

@@ -55,14 +55,6 @@ def split_records(text: str, delimiter: str, width: int) -> Records:
     return Records(records, unreadable[:80])
 
 
-def split_all_records(text: str, delimiter: str, width: int) -> list[list[str]]:
-    """Return the records of a text that contains nothing else. Raises ValueError otherwise."""
-    records, unreadable = split_records(text, delimiter, width)
-    if unreadable:
-        raise ValueError(f"{unreadable!r} cannot be read as lines of {width} fields")
-    return records
-
-
 def parse_int(text: str) -> int:
     """Return the number that a field contains. Raises ValueError, also for more than 18 digits."""
     if len(text) > _MAX_DIGITS:

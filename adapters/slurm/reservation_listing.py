@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections import Counter
@@ -11,11 +12,12 @@ from typing import NamedTuple
 
 from metasched.adapters.slurm import listing
 from metasched.adapters.slurm.hosts import expand_hosts
-from metasched.adapters.slurm.records import EMPTY_VALUES, parse_int, split_all_records
+from metasched.adapters.slurm.records import EMPTY_VALUES, parse_int, split_records
 from metasched.model.reservation import reservation_id
 from metasched.model.survey import ManagerReservation, ProcessorPool
 
 RESERVED_JOB_FIELDS = ("jobarrayid", "state", "reservation")
+ENDLESS = 2.0**53  # epoch seconds: the end of a reservation whose times cannot be read
 CORES_FIELDS = ("nodelist", "cpusstate", "sockets", "cores")
 
 
@@ -30,9 +32,12 @@ class SlurmReservation:
     cores: int  # on all nodes together
     cores_by_node: Mapping[str, int]  # empty for whole nodes, and in the first seconds
     users: str = ""
+    all_cores: bool = False  # of its nodes, since the number of cores cannot be read
 
     def cores_on_nodes(self, cores: Mapping[str, NodeCores]) -> Mapping[str, int] | None:
         """Return the reserved cores of each node; None if Slurm does not list them yet."""
+        if self.all_cores:
+            return {node: cores[node].count for node in self.nodes if node in cores}
         if self.cores_by_node:
             return self.cores_by_node
         if len(self.nodes) == 1:
@@ -63,39 +68,64 @@ class NodeCores:
 
 
 def parse_reservations(answer: str) -> list[SlurmReservation]:
-    """Parse the output of `scontrol --oneliner show reservation`. Raises ValueError."""
+    """Parse the output of `scontrol --oneliner show reservation`.
+
+    A reservation of others that cannot be read is taken as one of its nodes without end; if its
+    nodes cannot be read either, it is left out, and Slurm decides about its nodes. Raises
+    ValueError for a reservation of metasched, which must not be taken as absent.
+    """
     parsed = []
     for line in answer.splitlines():
         fields = dict(re.findall(r"(\w+)=(\S*)", line))
         if "ReservationName" not in fields:
             continue
-        if not {"StartTime", "EndTime", "Nodes", "CoreCnt"} <= fields.keys():
-            raise ValueError(f"no times, nodes or cores in {line[:100]!r}")
-        start, end = float(parse_int(fields["StartTime"])), float(parse_int(fields["EndTime"]))
-        core_specs = re.findall(r"NodeName=(\S+) CoreIDs=([\d,-]+)", line)
-        cores_by_node = {node: listing.task_count(f"_[{ids}]") for node, ids in core_specs}
-        nodes, cores = expand_hosts(fields["Nodes"]), parse_int(fields["CoreCnt"])
-        name, users = fields["ReservationName"], fields.get("Users", "")
-        parsed.append(SlurmReservation(name, start, end, nodes, cores, cores_by_node, users))
+        try:
+            parsed.append(_parse_reservation(line, fields))
+        except ValueError:
+            name = fields["ReservationName"]
+            if _OWN_NAME.fullmatch(base_name(name)):
+                raise
+            with contextlib.suppress(ValueError):
+                nodes = expand_hosts(fields.get("Nodes", ""))
+                parsed.append(SlurmReservation(name, 0.0, ENDLESS, nodes, 0, {}, all_cores=True))
     return parsed
 
 
+def _parse_reservation(line: str, fields: Mapping[str, str]) -> SlurmReservation:
+    if not {"StartTime", "EndTime", "Nodes", "CoreCnt"} <= fields.keys():
+        raise ValueError(f"no times, nodes or cores in {line[:100]!r}")
+    start, end = float(parse_int(fields["StartTime"])), float(parse_int(fields["EndTime"]))
+    core_specs = re.findall(r"NodeName=(\S+) CoreIDs=([\d,-]+)", line)
+    cores_by_node = {node: listing.task_count(f"_[{ids}]") for node, ids in core_specs}
+    nodes, cores = expand_hosts(fields["Nodes"]), parse_int(fields["CoreCnt"])
+    name, users = fields["ReservationName"], fields.get("Users", "")
+    return SlurmReservation(name, start, end, nodes, cores, cores_by_node, users)
+
+
 def parse_reserved_jobs(answer: str, delimiter: str) -> list[ReservedJob]:
-    """Parse the output of squeue with RESERVED_JOB_FIELDS; return the jobs in a reservation."""
-    lines = split_all_records(answer, delimiter, len(RESERVED_JOB_FIELDS))
+    """Parse the output of squeue with RESERVED_JOB_FIELDS; return the jobs in a reservation.
+
+    Lines that cannot be read are left out: such a job counts as one outside reservations.
+    """
+    lines, _ = split_records(answer, delimiter, len(RESERVED_JOB_FIELDS))
     jobs = (ReservedJob(*line) for line in lines)
     return [job for job in jobs if job.reservation not in EMPTY_VALUES]
 
 
 def parse_cores(answer: str, delimiter: str) -> dict[str, NodeCores]:
-    """Parse the output of sinfo with CORES_FIELDS; return the cores of each node."""
-    lines = split_all_records(answer, delimiter, len(CORES_FIELDS))
-    return {
-        node: NodeCores(
-            parse_int(sockets) * parse_int(cores_per_socket), parse_int(cpus.rpartition("/")[2])
-        )
-        for node, cpus, sockets, cores_per_socket in lines
-    }
+    """Parse the output of sinfo with CORES_FIELDS; return the cores of each node.
+
+    Nodes whose line cannot be read are left out, and no reservation gets them.
+    """
+    cores = {}
+    for node, cpus, sockets, cores_per_socket in split_records(
+        answer, delimiter, len(CORES_FIELDS)
+    ).records:
+        with contextlib.suppress(ValueError):
+            cores[node] = NodeCores(
+                parse_int(sockets) * parse_int(cores_per_socket), parse_int(cpus.rpartition("/")[2])
+            )
+    return cores
 
 
 def build_pool(
@@ -195,7 +225,7 @@ def upcoming_windows(
                 for node in reservation.nodes:
                     reserved[node] += (
                         cores_by_node[node] * cores[node].threads_per_core
-                        if node in cores_by_node
+                        if node in cores_by_node and node in cores
                         else usable.get(node, 0)
                     )
         remaining = sum(max(0, cpus - reserved[node]) for node, cpus in usable.items())
@@ -239,3 +269,4 @@ def alternate_name(name: str) -> str:
 
 
 _ALTERNATE_SUFFIX = "-again"
+_OWN_NAME = re.compile(r"ms-.+-r\d+", re.ASCII)  # of any instance

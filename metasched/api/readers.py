@@ -22,7 +22,7 @@ from metasched.api.identity import Caller
 from metasched.errors import ApiError
 
 MAX_READERS = 3  # of a kind at a time, over all users: each has a thread and a database connection
-MAX_QUEUED = 256  # reading requests of a user that run or wait; their clients may be gone
+MAX_QUEUED = 64  # reading requests of a user that run or wait; their clients may be gone
 
 Result = TypeVar("Result")
 

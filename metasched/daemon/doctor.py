@@ -356,15 +356,23 @@ def _unconfigured_reservation(row: dict[str, Any]) -> Diagnosis:
 def check_evidence(row: dict[str, Any], settings: Settings) -> Iterator[Diagnosis]:
     """Warn where nothing remembers the end of a job that a Slurm controller has forgotten."""
     fences = {entry.cluster.name: entry.cluster.fence_dir for entry in settings.clusters}
+    check = f"records of {row['cluster']}"
+    if row["records"].startswith("jobcomp/filetxt"):
+        yield Diagnosis(
+            check,
+            True,
+            "warning: by a job name with line breaks any account can write lines of others into "
+            "the file of jobcomp/filetxt; set up slurmdbd, or reject such names by job_submit.lua",
+        )
     if row["adapter"] != "slurm" or row["records"] or fences.get(row["cluster"]):
         return
     if row["state"].startswith("down"):
         return  # whether it has accounting is not known
     message = (
         "warning: neither accounting nor claims, so that a job which Slurm forgets stays unknown; "
-        "set up slurmdbd or jobcomp/filetxt, or give the cluster a fence_dir"
+        "set up slurmdbd, or give the cluster a fence_dir"
     )
-    yield Diagnosis(f"records of {row['cluster']}", True, message)
+    yield Diagnosis(check, True, message)
 
 
 def tag_of_unknown(database: Database, row: dict[str, Any]) -> str:

@@ -42,3 +42,16 @@ def test_a_slurm_without_accounting_and_claims_is_reported(
     diagnoses = list(check_evidence(row, settings))
     assert [d.check for d in diagnoses] == (["records of alpha"] if warned else [])
     assert all("neither accounting nor claims" in d.text for d in diagnoses)
+
+
+def test_a_file_of_completions_is_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "metasched.toml").write_text(SITE)
+    settings = load_settings(tmp_path / "metasched.toml")
+    row = {
+        "cluster": "beta",
+        "adapter": "slurm",
+        "records": "jobcomp/filetxt, by id",
+        "state": "up",
+    }
+    [diagnosis] = check_evidence(row, settings)
+    assert "any account can write lines of others" in diagnosis.text

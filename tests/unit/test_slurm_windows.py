@@ -168,3 +168,45 @@ def test_hosts(expression: str, names: tuple[str, ...]) -> None:
 def test_what_is_no_list_of_hosts(expression: str) -> None:
     with pytest.raises(ValueError, match="no list of hosts"):
         expand_hosts(expression)
+
+
+_OF_OTHERS = SHOWN.replace("ms-aa-r1", "maintenance")
+
+
+@pytest.mark.parametrize(
+    ("damaged", "nodes"),
+    [
+        (_OF_OTHERS.replace("EndTime=1795278767", "EndTime=never"), ("b2", "b3")),
+        (_OF_OTHERS.replace("CoreCnt=16", "CoreCnt="), ("b2", "b3")),
+        (_OF_OTHERS.replace("StartTime=", "Start"), ("b2", "b3")),
+        (_OF_OTHERS.replace("b[2-3]", "b[2-"), None),
+    ],
+)
+def test_a_reservation_of_others_that_cannot_be_read_keeps_its_nodes(
+    damaged: str, nodes: tuple[str, ...] | None
+) -> None:
+    *unreadable, own = parse_reservations(damaged + SHOWN)
+    assert own.name == "ms-aa-r1"
+    assert [(r.name, r.start, r.nodes) for r in unreadable] == (
+        [("maintenance", 0, nodes)] if nodes else []
+    )
+    assert all(r.end > 1e15 for r in unreadable)
+
+
+def test_an_unreadable_reservation_takes_all_cores_of_its_nodes() -> None:
+    [reservation] = parse_reservations("ReservationName=x Nodes=a[1-2]\n")
+    pool = build_pool(["a1", "a2", "a3"], FOUR, [], [reservation], set(), 10)
+    assert pool.uses == ((0, reservation.end, 8),)
+
+
+def test_a_reservation_of_metasched_must_be_readable() -> None:
+    for name in ("ms-aa-r1", "ms-aa-r1-again"):
+        with pytest.raises(ValueError, match="'never'"):
+            parse_reservations(SHOWN.replace("ms-aa-r1", name).replace("1795278767", "never"))
+
+
+def test_a_line_of_cores_or_jobs_is_set_aside_alone() -> None:
+    cores = "garbage\na1|0/8/0/8|1|4|\na2|0/8/0/?|1|4|\na3|0/8/0/8|-|4|\na4|0/4/0/4|2|2|\n"
+    assert parse_cores(cores, "|") == {"a1": NodeCores(4, 8), "a4": NodeCores(4, 4)}
+    jobs = "7|RUNNING|x|\nslurm_load_jobs error\n8|RUNNING|\n9|PENDING|y|\n"
+    assert [job.id for job in parse_reserved_jobs(jobs, "|")] == ["7", "9"]
