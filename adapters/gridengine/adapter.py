@@ -34,12 +34,13 @@ from metasched.adapters.gridengine.reservation_listing import (
     SchedulingRules,
 )
 from metasched.adapters.gridengine.reservations import GridEngineReservations
+from metasched.adapters.gridengine.set_aside import SetAsideJobs
 from metasched.adapters.gridengine.submission import native_specification, parse_rejection
 from metasched.adapters.gridengine.withdrawals import Deletion, DeletionLog, JobDeletion
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.model.cluster import Cluster
 from metasched.model.job import State
-from metasched.model.listing import JobStatus, Listing, QuarantinedRow
+from metasched.model.listing import JobStatus, Listing
 from metasched.model.survey import ReservationSpec, Survey
 
 _STARTED_STATES = (State.RUNNING, State.SUSPENDED)
@@ -124,8 +125,7 @@ class GridEngine:
         self._live_statuses: dict[listing.TaskKey, JobStatus] = {}  # last status before an end
         self._missing_since: dict[listing.TaskKey, float] = {}  # time of the first qstat without it
         self._accounting_lines: dict[listing.TaskKey, listing.AccountingLine] = {}
-        # rows by task, each with the time (epoch seconds) until which it stands for its task
-        self._set_aside: dict[listing.TaskKey, tuple[QuarantinedRow, float]] = {}
+        self._set_aside = SetAsideJobs(self._own_jobs, settings.keep)
         self._host_totals: dict[str, Mapping[str, float]] = {}  # by host, the oldest first
         self._listing_times: deque[float] = deque()  # of past listings by qstat
 
@@ -234,14 +234,14 @@ class GridEngine:
             key = self._own_jobs.key(line.name, line.owner)
             if key is not None and line.started:
                 self._accounting_lines[key] = line
-                self._set_aside.pop(key, None)
+                self._set_aside.discard(key)
         totals = self._refresh_totals([host.name for host in hosts], configuration.complexes)
         unreserved = self._reservations.unreserved(
             CellListing(jobs, hosts, listed_at, self._scheduling_rules(totals))
         )
         lag = configuration.accounting_delay + self._settings.settle
         own_jobs = self._own_jobs.select(jobs)
-        self._remember_unreadable(unreadable, own_jobs, listed_at, lag)
+        self._set_aside.update(unreadable, self._accounting.unreadable, own_jobs, listed_at, lag)
         statuses = self._task_statuses(own_jobs, listed_at, lag)
         demand = CellDemand(
             jobs,
@@ -261,32 +261,8 @@ class GridEngine:
             info=structs.replace(
                 info, licences=global_licences, upcoming_windows=unreserved.coming
             ),
-            quarantined=tuple(row for row, _ in self._set_aside.values()),
+            quarantined=self._set_aside.rows,
         )
-
-    def _remember_unreadable(
-        self,
-        unreadable: Sequence[listing.UnreadableJob],
-        own_jobs: Mapping[listing.TaskKey, listing.QstatJob],
-        listed_at: float,
-        lag: float,
-    ) -> None:
-        """Set aside jobs of qstat until the accounting can report their ends, its lines for long.
-
-        Listings prove absence only because each job is in one of them or in the accounting.
-        """
-        by_qstat = self._own_jobs.set_aside(unreadable)
-        by_accounting = self._own_jobs.set_aside(self._accounting.unreadable)
-        until = dict.fromkeys(by_accounting, listed_at + self._settings.keep)
-        until |= dict.fromkeys(by_qstat, listed_at + lag)
-        for key, row in (by_accounting | by_qstat).items():
-            _, previous = self._set_aside.get(key, (row, 0.0))
-            self._set_aside[key] = (row, max(until[key], previous))
-        self._set_aside = {
-            key: (row, end)
-            for key, (row, end) in self._set_aside.items()
-            if end >= listed_at and key not in own_jobs
-        }
 
     def survey(self) -> Survey:
         return self._reservations.survey(self._list_cell("*"))

@@ -19,6 +19,7 @@ from metasched.adapters.errors import Refused
 from metasched.adapters.gridengine import listing, reservation_listing
 from metasched.adapters.gridengine.accounting import AccountingFile
 from metasched.adapters.gridengine.cluster_info import CellDemand, cluster_info
+from metasched.adapters.gridengine.set_aside import SetAsideJobs
 from metasched.adapters.gridengine.submission import native_specification
 from metasched.adapters.interpreter import interpreter_command
 from metasched.carts.relocation import SlotUse
@@ -855,3 +856,52 @@ def test_a_job_may_have_the_memory_of_its_reservation_and_no_more() -> None:
         native_specification(order(memory=5000), 0, "smp", "h_vmem", COUNTED, reservation)
     none = replace(reservation, per_slot={})  # hosts that do not count memory allow any amount
     assert "h_vmem=1M" in native_specification(order(memory=1), 0, "smp", "h_vmem", COUNTED, none)
+
+
+KEEP, LAG = 100.0, 10.0  # seconds
+
+
+def set_aside_jobs() -> SetAsideJobs:
+    return SetAsideJobs(listing.OwnJobs(INSTANCE, "ada"), KEEP)
+
+
+def unreadable(name: str = f"{TAG}.7", owner: str = "ada") -> list[listing.UnreadableJob]:
+    return [listing.UnreadableJob(name, owner, "no slots")]
+
+
+def test_an_unreadable_job_of_qstat_stays_until_the_accounting_would_have_its_end() -> None:
+    jobs, key = set_aside_jobs(), (TAG, 7, "")
+    for listed_at in (0.0, 5.0):
+        jobs.update(unreadable(), [], {}, listed_at, LAG)
+        assert list(jobs) == [key]
+    assert [(row.tag, row.task) for row in jobs.rows] == [(TAG, 7)]
+    jobs.update([], [], {}, 15.0, LAG)  # it was listed at 5
+    assert list(jobs) == [key]
+    jobs.update([], [], {}, 15.1, LAG)
+    assert list(jobs) == []
+
+
+def test_an_unreadable_line_of_the_accounting_stays_for_long() -> None:
+    jobs = set_aside_jobs()
+    jobs.update(unreadable(), unreadable(), {}, 0.0, LAG)
+    jobs.update(unreadable(), [], {}, 50.0, LAG)  # qstat does not shorten it
+    jobs.update([], [], {}, KEEP, LAG)
+    assert list(jobs) == [(TAG, 7, "")]
+    jobs.update([], [], {}, KEEP + 0.1, LAG)
+    assert list(jobs) == []
+
+
+def test_a_readable_job_replaces_its_unreadable_row() -> None:
+    jobs = set_aside_jobs()
+    jobs.update(unreadable() + unreadable(""), [], {}, 0.0, LAG)
+    assert set(jobs) == {(TAG, 7, ""), ("", -1, "")}
+    jobs.update([], [], {(TAG, 7, ""): object()}, 1.0, LAG)
+    assert set(jobs) == {("", -1, "")}
+    jobs.discard(("", -1, ""))
+    assert jobs.rows == ()
+
+
+def test_an_unreadable_job_of_another_account_is_no_task() -> None:
+    jobs = set_aside_jobs()
+    jobs.update(unreadable(owner="bob"), unreadable("", "bob"), {}, 0.0, LAG)
+    assert jobs.rows == ()
