@@ -47,6 +47,9 @@ def descriptor_use() -> dict[str, int | None]:
 
 
 def restore_limit(pid: int) -> None:
-    """Give a process the limit that the daemon itself was started with; its jobs inherit it."""
-    with contextlib.suppress(ProcessLookupError):
+    """Give a process the limit that the daemon itself was started with; its jobs inherit it.
+
+    It keeps the daemon's own limit if that was lowered since, by prlimit.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         resource.prlimit(pid, resource.RLIMIT_NOFILE, _INHERITED_LIMITS)
