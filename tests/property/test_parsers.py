@@ -22,6 +22,7 @@ from metasched.adapters.gridengine.cluster_info import cluster_info as cell_info
 from metasched.adapters.protocol import WorkerReply
 from metasched.adapters.slurm import (
     accounting_records,
+    associations,
     cluster_info,
     hosts,
     reservation_listing,
@@ -34,12 +35,17 @@ from metasched.model.cluster import ClusterInfo
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, Listing, TaskClaim
 from tests.harness.examples import examples
+from tests.unit.test_associations import LISTED
 from tests.unit.test_gridengine_parsing import QSTAT, line
+from tests.unit.test_slurm_windows import SHOWN
 
 RECORDED = [
     json.loads(path.read_text())
     for path in sorted((Path(__file__).parents[1] / "recorded").glob("*.json"))
 ]
+CELL: dict[str, list[str]] = json.loads(  # answers of Grid Engine 8.1.9
+    (Path(__file__).parents[1] / "recorded" / "gridengine" / "8.1.9.json").read_text()
+)
 NOW = 1_795_255_950.0
 INSTANCE = "recorded"
 CELL_INSTANCES = frozenset({"k3f9"})
@@ -69,11 +75,15 @@ def recorded(name: str) -> list[str]:
     return ["\n".join(answer[name]) + "\n" for answer in RECORDED]
 
 
+def recorded_cell(name: str) -> list[str]:
+    return ["\n".join(CELL[name]) + "\n"]
+
+
 def parsed(parse: Callable[[str], Any], text: str) -> Any:
-    """Return the parsed value, or None after the declared error."""
+    """Return the parsed value, or None after an error that queries of a manager catch."""
     try:
         return parse(text)
-    except ValueError:
+    except (ValueError, KeyError, OverflowError):
         return None
 
 
@@ -82,6 +92,11 @@ RESERVATION = (
     " Nodes=a[1-2] NodeCnt=2 CoreCnt=32 Features=(null) Flags=SPEC_NODES TRES=cpu=32 Users=root\n"
     "  NodeName=a1 CoreIDs=0-15\n"
 )
+SACCT = (
+    "7_3~1001~CANCELLED by 0~0:15~1795255943~1795255944~1795255950~a1~ms-recorded-7-1~~wrap~sbatch "
+    "--comment=ms-recorded-7-1 job.sh~\n"
+)
+COMPLEXES = cell.parse_complexes(recorded_cell("complexes")[0])
 LICENCES = "LicenseName=solver Total=8 Used=3 Free=5 Reserved=0 Remote=no\n"
 PARSERS: list[tuple[Callable[[str], Any], list[str]]] = [
     (lambda text: slurm.parse_queue(text, "~"), recorded("queue")),
@@ -91,23 +106,39 @@ PARSERS: list[tuple[Callable[[str], Any], list[str]]] = [
     (slurm.parse_release, ["slurm-wlm 24.11.5\n"]),
     (slurm.parse_gres, ["gpu:a100:2(S:0-1),shard:8"]),
     (hosts.expand_hosts, ["n1,rack[1-2,07]x[1-2]"]),
-    (reservation_listing.parse_reservations, [RESERVATION]),
+    (reservation_listing.parse_reservations, [RESERVATION, SHOWN]),
+    (associations.parse_associations, [LISTED]),
     (lambda text: reservation_listing.parse_cores(text, "~"), ["a1~2/14/0/16~1~16~\n"]),
     (lambda text: reservation_listing.parse_reserved_jobs(text, "~"), ["7_3~PENDING~r~\n"]),
-    (lambda text: accounting_records.parse_sacct(text, "~", "comment"), ["7~" * 12 + "\n"]),
+    (lambda text: accounting_records.parse_sacct(text, "~", "comment"), [SACCT]),
     (lambda text: accounting_records.parse_completion(text, "name"), recorded("completions")),
     (accounting_records.parse_unsent_messages, ["DBD Agent queue size: 0\n"]),
     (accounting_records.parse_purge_age, ["PurgeJobAfter = 12months\n"]),
     (cell.parse_jobs, [QSTAT]),
     (cell.parse_accounting_line, [line("0", 3)]),
     (lambda text: cell.parse_job_name(text, CELL_INSTANCES), ["ms-k3f9-42-1.7"]),
-    (cell_reservations.parse_reservations, ["<qrstat><ar_summary/></qrstat>"]),
-    (cell_reservations.parse_reservation_ids, ["<qrstat><ar_summary/></qrstat>"]),
+    (cell.parse_jobs, recorded_cell("qstat")),
+    (cell.parse_hosts, recorded_cell("qhost")),
+    (lambda xml: cell.parse_global_licences(xml, {"matlab": 3.0}), recorded_cell("qhost")),
+    (lambda text: cell.parse_host_totals(text, COMPLEXES), recorded_cell("qhost totals")),
+    (cell.parse_queue_limits, recorded_cell("queues")),
+    (cell.parse_complexes, recorded_cell("complexes")),
+    (cell.parse_accounting_delay, recorded_cell("configuration")),
+    (cell.parse_duration_offset, recorded_cell("scheduler")),
+    (cell_reservations.parse_reservations, recorded_cell("reservation")),
+    (cell_reservations.parse_reservation_ids, recorded_cell("reservation ids")),
     (
         cell_reservations.parse_reserved_jobs,
-        ["<detailed_job_info/>"],
+        [recorded_cell("job")[0].replace("<JB_ar>0<", "<JB_ar>1<")],
     ),
 ]
+
+
+@pytest.mark.parametrize("number", range(len(PARSERS)))
+def test_a_recorded_answer_is_read(number: int) -> None:
+    parse, answers = PARSERS[number]
+    for answer in answers:
+        assert parse(answer) not in (None, [], {}, ())
 
 
 @pytest.mark.parametrize("number", range(len(PARSERS)))
