@@ -18,7 +18,6 @@ from metasched.model.arrays import parse_array
 from metasched.model.job import Job, State
 from metasched.model.reservation import Reservation
 
-
 Value = TypeVar("Value")
 
 
@@ -49,8 +48,8 @@ class Queries:
         """Return the rows of `status --json` (times in epoch seconds), by job and task.
 
         `jobs` holds (job, index) pairs; index None selects all tasks. `since` keeps jobs submitted
-        at or after it. `ended_since` keeps open tasks and tasks that ended at or after it, `only_open`
-        open tasks. `cluster` keeps tasks whose present or last attempt is there.
+        at or after it. `ended_since` keeps open tasks and tasks that ended at or after it.
+        `only_open` keeps open tasks. `cluster` keeps tasks whose present or last attempt is there.
         """
         conditions: list[ColumnElement[bool]] = []
         if user is not None:

@@ -67,19 +67,20 @@ def test_answers_about_jobs_are_described(shared: Site) -> None:
         assert (schema["type"], schema["items"]["$ref"]) == ("array", "#/components/schemas/JobRow")
     for path in ("/jobs/{action}", "/jobs/modify"):
         assert answer("post", path)["$ref"] == "#/components/schemas/ChangedTasks"
-    job = shared.submit("-o", "/dev/null", "--wrap", "true")
-    assert set(document["components"]["schemas"]["JobRow"]["properties"]) == set(shared.row(job))
 
 
-def test_a_mistyped_cluster_selects_nothing_and_says_so(shared: Site) -> None:
-    job = shared.submit("--hold", "-o", "/dev/null", "--wrap", "true")
+def test_a_mistyped_cluster_selects_nothing_and_says_so(running: Site) -> None:
+    job = running.submit("--hold", "-o", "/dev/null", "--wrap", "true")
     for action in ("cancel", "hold", "release", "requeue"):
-        message = shared.error(action, "--cluster", "lefd", code=5)
+        message = running.error(action, "--cluster", "lefd", code=5)
         assert message == "no cluster 'lefd'; use left, right"
-    assert "no cluster" in shared.error("resolve", "lost", "--cluster", "lefd", code=5)
-    assert shared.row(job)["state"] == "held"
-    assert shared.run("cancel", "--cluster", "left").stdout.count("\n") == 1  # the heading
-    assert shared.row(job)["state"] == "held"
+    assert "no cluster" in running.error("resolve", "lost", "--cluster", "lefd", code=5)
+    assert running.row(job)["state"] == "held"
+    assert running.run("cancel", "--cluster", "left").stdout.count("\n") == 1  # the heading
+    row = running.row(job)
+    assert row["state"] == "held"
+    document = call(running.folder / "ms.sock", "GET", "/openapi.json").json
+    assert set(document["components"]["schemas"]["JobRow"]["properties"]) == set(row)
 
 
 def test_health_counts_connections_and_descriptors(shared: Site) -> None:
