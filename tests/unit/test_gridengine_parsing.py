@@ -862,7 +862,7 @@ KEEP, LAG = 100.0, 10.0  # seconds
 
 
 def set_aside_jobs() -> SetAsideJobs:
-    return SetAsideJobs(listing.OwnJobs(INSTANCE, "ada"), KEEP)
+    return SetAsideJobs(listing.OwnJobs(INSTANCES, "ada"), KEEP)
 
 
 def unreadable(name: str = f"{TAG}.7", owner: str = "ada") -> list[listing.UnreadableJob]:
