@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         or any(set(phrase.split()) <= set(_words(fault)) for phrase in options.only)
     ]
     if not chosen:
-        parser.error("no fault of that name; there are " + "; ".join(map(_told, FAULTS)))
+        parser.error("no fault of that name; there are " + "; ".join(map(_label, FAULTS)))
     whole = options.trials >= KILLS
     notes = NOTES / f"seed-{options.seed}-{options.trials}.jsonl"
     notes.parent.mkdir(exist_ok=True)
@@ -120,7 +120,7 @@ def _words(fault: Fault) -> list[str]:
     return [fault.manager, *fault.name.replace(",", "").split()]
 
 
-def _told(fault: Fault) -> str:
+def _label(fault: Fault) -> str:
     return f"{fault.manager}: {fault.name}"
 
 
@@ -166,7 +166,7 @@ class _Run:
     def play(self, manager: str, rounds: list[_Round]) -> None:
         for turn in rounds:
             if turn.fault not in self._tasks:
-                self._tasks[turn.fault] = self._bar.add_task(_told(turn.fault), total=0)
+                self._tasks[turn.fault] = self._bar.add_task(_label(turn.fault), total=0)
             task = self._tasks[turn.fault]
             self._bar.update(task, total=(self._bar.tasks[task].total or 0) + turn.strikes)
         waiting: SimpleQueue[_Round] = SimpleQueue()
@@ -202,7 +202,7 @@ class _Run:
             copy = NOTES / folder.stem
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.sock"))
-            self._console.print(f"{_told(turn.fault)}: {result.failure}; see {copy}")
+            self._console.print(f"{_label(turn.fault)}: {result.failure}; see {copy}")
         shutil.rmtree(folder, ignore_errors=True)
         with self._note, self._notes.open("ab") as file:
             file.write(msgspec.json.encode(result) + b"\n")
@@ -235,7 +235,7 @@ def _run(
 
 def _left_out(fault: Fault, console: Console) -> bool:
     if reason := fault.missing():
-        console.print(f"{_told(fault)} is left out: {reason}")
+        console.print(f"{_label(fault)} is left out: {reason}")
     return reason is not None
 
 

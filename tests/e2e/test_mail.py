@@ -51,15 +51,15 @@ def broken(site: Site, id: int, *, closed: float, mail: str = "") -> None:
     engine.dispose()
 
 
-def told(site: Site) -> list[int]:
+def notified(site: Site) -> list[int]:
     """Return the stored reservations whose owners have been notified."""
     ledger = Ledger(database_from_url(site.url, site.folder).open_existing())
     try:
-        untold = {reservation.id for reservation in ledger.unnotified_reservations(0.0)}
+        unnotified = {reservation.id for reservation in ledger.unnotified_reservations(0.0)}
         return [
             reservation.id
             for reservation in ledger.reservations_open_since(0.0)
-            if reservation.id not in untold
+            if reservation.id not in unnotified
         ]
     finally:
         ledger.close()
@@ -90,12 +90,12 @@ def test_an_owner_is_notified_at_least_once_over_failures_and_a_crash(
     trouble = site.until(lambda: findings(site, 1)["mail"])
     assert "an owner was not notified: " in trouble["text"]
     assert "/mail ended with exit code 75" in trouble["text"]
-    assert told(site) == []
+    assert notified(site) == []
     written = site.folder / "text"
     site.until(lambda: written.exists() and written.read_text().endswith("--dry-run.\n"))
     assert site.stop(signal.SIGKILL) == -signal.SIGKILL  # killed by the program
     site.start()
-    site.until(lambda: told(site) == [1])
+    site.until(lambda: notified(site) == [1])
     site.stop()
     site.start()
     time.sleep(2)

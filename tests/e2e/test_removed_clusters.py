@@ -47,7 +47,7 @@ def read_if_written(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def told(site: Site) -> dict[int, dict[str, Any]]:
+def by_id(site: Site) -> dict[int, dict[str, Any]]:
     return {row["reservation"]: row for row in site.json("reservations")}
 
 
@@ -68,7 +68,7 @@ def test_they_are_named_everywhere_and_broken_only_when_they_would_begin(site: S
     site.start()
     for id in (1, 2, 3):
         assert f"reservation {id} of {ME}: {GONE}; put it back, or cancel" in site.log.read_text()
-    rows = told(site)
+    rows = by_id(site)
     assert [(rows[id]["state"], rows[id]["cause"]) for id in (1, 2, 3)] == [
         ("active", GONE),
         ("bound", GONE),
@@ -82,15 +82,18 @@ def test_they_are_named_everywhere_and_broken_only_when_they_would_begin(site: S
     refused = site.error("submit", "--reservation", "3", "-t", "1", "--wrap", "true", code=3)
     assert "gone" in refused
 
-    site.until(lambda: told(site)[2]["state"] == "broken")
+    site.until(lambda: by_id(site)[2]["state"] == "broken")
     assert time.time() >= now + 10
-    assert (told(site)[2]["cause"], told(site)[1]["state"]) == (GONE, "active")
+    assert (by_id(site)[2]["cause"], by_id(site)[1]["state"]) == (
+        GONE,
+        "active",
+    )
     # The shell creates the file before cat has written it: wait for the last line.
     site.until(lambda: "No other window" in read_if_written(site.folder / "letter"))
     letter = (site.folder / "letter").read_text()
     assert f"Cause: {GONE}\n" in letter
     assert "No other window was found for it" in letter  # local clusters have no reservations
     site.run("reservation", "cancel", "3")
-    assert told(site)[3]["state"] == "cancelled"
+    assert by_id(site)[3]["state"] == "cancelled"
     assert "reservation 3" not in findings(site, 1)
     assert site.stop() == 0

@@ -25,26 +25,26 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def use(run: Run, folder: Path) -> None:
     """Use the commands on jobs and resources; each must succeed."""
 
-    def told(*arguments: str | Path) -> str:
+    def output_of(*arguments: str | Path) -> str:
         return run(*arguments).stdout
 
-    waiting = told("submit", "--parsable", "-t", "5", "--hold", "--wrap", "echo done").strip()
-    told("modify", waiting, "--time", "10")
-    told("release", waiting)
-    told("wait", waiting)
-    assert told("output", waiting) == "done\n"
-    [row] = json.loads(told("status", waiting, "--json"))
+    waiting = output_of("submit", "--parsable", "-t", "5", "--hold", "--wrap", "echo done").strip()
+    output_of("modify", waiting, "--time", "10")
+    output_of("release", waiting)
+    output_of("wait", waiting)
+    assert output_of("output", waiting) == "done\n"
+    [row] = json.loads(output_of("status", waiting, "--json"))
     assert (row["state"], row["exit_code"]) == ("completed", 0)
-    assert json.loads(told("story", waiting, "--json"))
+    assert json.loads(output_of("story", waiting, "--json"))
     array = ("submit", "--parsable", "--array=0-1", "-L", "solver:1", "--wrap", "sleep 600")
-    running = told(*array).strip()
-    assert f"{running}" in told("explain", running)
-    told("hold", running)
-    told("cancel", running)
+    running = output_of(*array).strip()
+    assert f"{running}" in output_of("explain", running)
+    output_of("hold", running)
+    output_of("cancel", running)
     for listing in ("clusters", "licences", "reservations"):
-        json.loads(told(listing, "--json"))
-    told("cluster", "drain", "left")
-    told("cluster", "resume", "left")
+        json.loads(output_of(listing, "--json"))
+    output_of("cluster", "drain", "left")
+    output_of("cluster", "resume", "left")
 
 
 @pytest.fixture

@@ -229,14 +229,14 @@ def test_licences_that_slurm_counts_too_are_asked_for_there(
     )
     site.start()
 
-    def told(**on_alpha: int) -> bool:
+    def has_counts(**on_alpha: int) -> bool:
         [row] = site.json("licences")
         [manager] = row["managers"]
         assert row["outside"] == manager["others"]
         expected = {"cluster": "alpha", "total": 3, "used": 0, "others": 0} | on_alpha
         return bool(manager.pop("observed")) and manager == expected
 
-    site.until(told)
+    site.until(has_counts)
     arguments = ("-L", "matlab:4", "--cluster", "alpha", "--wrap", "true")
     assert "its manager counts 3 matlab in all, the job requests 4" in site.error(
         "submit", *arguments, code=3
@@ -245,7 +245,7 @@ def test_licences_that_slurm_counts_too_are_asked_for_there(
     assert site.until_ended(elsewhere)[0]["cluster"] == "beta"
 
     holder = site.submit("-L", "matlab:2", "--cluster", "alpha", "--wrap", "sleep 600")
-    site.until(lambda: told(used=2))
+    site.until(lambda: has_counts(used=2))
     assert "Used=2" in slurm_site["alpha"].run("scontrol", "-o", "show", "licenses")
     waiting = site.submit("-L", "matlab:2", "--cluster", "alpha", "--wrap", "true")
     site.until(lambda: site.row(waiting)["reason"] == "licence_busy")
@@ -253,7 +253,7 @@ def test_licences_that_slurm_counts_too_are_asked_for_there(
     assert "it gives out 3, there are 5" in site.run("doctor").stdout
     outside_job = ("sbatch", "--parsable", "-L", "matlab:1", "--wrap", "sleep 600")
     native = slurm_site["alpha"].run(*outside_job).strip()
-    site.until(lambda: told(used=3, others=1))
+    site.until(lambda: has_counts(used=3, others=1))
     assert "1 are used there outside metasched" in site.run("doctor").stdout
     on_beta = site.submit("-L", "matlab:3", "--cluster", "beta", "--wrap", "true")
     assert site.row(on_beta)["reason"] == "licence_busy"

@@ -71,7 +71,7 @@ class Line(RuleBasedStateMachine):
     def first_that_may_go(self) -> TaskId | None:
         """Apply the plain rule: try all waiting tasks in order."""
         for task_id in sorted(self.waiting, key=self.order):
-            if not self.lacks(task_id):
+            if not self.is_blocked(task_id):
                 return task_id
         return None
 
@@ -269,7 +269,7 @@ class Line(RuleBasedStateMachine):
         end = begun + self.lasts[task_id]
         return end if window is None else min(end, window.until)
 
-    def kept(self, task_id: TaskId, name: str) -> bool:
+    def is_reserved(self, task_id: TaskId, name: str) -> bool:
         """Return whether a window needs tokens that the waiting task would take."""
         own, end = self.inside.get(task_id), self.gone(task_id, self.now) + self.linger
         return self.waiting[task_id][name] > self.least(name, self.now, end, own, True)
@@ -306,12 +306,14 @@ class Line(RuleBasedStateMachine):
     def whoever_waits_lacks_something_or_would_delay_the_first_in_line(self) -> None:
         if not hasattr(self, "line"):
             return
-        assert all(self.lacks(task_id) for task_id in self.waiting)
+        assert all(self.is_blocked(task_id) for task_id in self.waiting)
 
-    def lacks(self, task_id: TaskId) -> bool:
+    def is_blocked(self, task_id: TaskId) -> bool:
         """Return whether a waiting task cannot have all its tokens now."""
         return any(
-            count > self.free(name) or self.kept(task_id, name) or self.would_delay(task_id, name)
+            count > self.free(name)
+            or self.is_reserved(task_id, name)
+            or self.would_delay(task_id, name)
             for name, count in self.waiting[task_id].items()
         )
 

@@ -35,13 +35,13 @@ def caller() -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def tell(caller: subprocess.Popen[str], line: str) -> None:
+def send_line(caller: subprocess.Popen[str], line: str) -> None:
     assert caller.stdin is not None
     caller.stdin.write(line + "\n")
     caller.stdin.flush()
 
 
-def hear(caller: subprocess.Popen[str]) -> str:
+def read_line(caller: subprocess.Popen[str]) -> str:
     assert caller.stdout is not None
     return caller.stdout.readline().strip()
 
@@ -63,14 +63,14 @@ def ended(pid: int) -> bool:
 def sleepers(caller: subprocess.Popen[str], folder: Path) -> list[int]:
     """Start an endless command with a background process; return the ids of both processes."""
     notes = folder / f"told.{time.monotonic_ns()}"
-    tell(caller, f"sleep 600 & echo $$ $! >{notes}.new; mv {notes}.new {notes}; sleep 600")
+    send_line(caller, f"sleep 600 & echo $$ $! >{notes}.new; mv {notes}.new {notes}; sleep 600")
     until(notes.exists)
     return [int(pid) for pid in notes.read_text().split()]
 
 
 def leader(caller: subprocess.Popen[str]) -> int:
-    tell(caller, "ps -o pgid= -p $$")
-    return int(hear(caller))
+    send_line(caller, "ps -o pgid= -p $$")
+    return int(read_line(caller))
 
 
 def test_all_that_a_killed_caller_had_started_is_killed(

@@ -191,7 +191,7 @@ class Daemon:
         self.take(JobSubmitted(NOW, job))
 
     @property
-    def ours(self) -> int:
+    def leased(self) -> int:
         return self.core.licences.status("matlab", NOW).leased_tokens
 
 
@@ -208,7 +208,7 @@ def test_leases_outlast_the_daemon_with_the_intents_that_they_were_stored_with(
     assert again.core.licences.status("matlab", NOW).total == 4
     assert again.core.tasks[2, 0].reason == Reason.LICENCE_BUSY
     again.take(LicenceSet(NOW, "matlab", 6, "op"))
-    assert (again.ours, again.core.tasks[2, 0].state) == (6, State.DISPATCHING)
+    assert (again.leased, again.core.tasks[2, 0].state) == (6, State.DISPATCHING)
 
 
 def test_what_lingers_is_stored_anew_when_the_clock_is_set(ledger: Ledger) -> None:
@@ -262,11 +262,11 @@ def test_what_is_unknown_keeps_its_licences_until_an_operator_takes_them(ledger:
     daemon.take(DispatchStarted(NOW, 1, 1))
     daemon.take(DispatchAccepted(NOW, 1, 1, {0: "7"}))
     daemon.take(LicencesReleased(NOW, 1, (0,), "op"))
-    assert daemon.ours == 5  # only leases of unknown tasks are released
+    assert daemon.leased == 5  # only leases of unknown tasks are released
     daemon.take(ClusterUnreachable(NOW, "left", "no answer"))
-    assert (daemon.core.tasks[1, 0].state, daemon.ours) == (State.UNKNOWN, 5)
+    assert (daemon.core.tasks[1, 0].state, daemon.leased) == (State.UNKNOWN, 5)
     daemon = Daemon(ledger)
-    assert daemon.ours == 5
+    assert daemon.leased == 5
     daemon.take(LicencesReleased(NOW, 1, (0,), "op"))
     assert daemon.core.licences.leases.keys() == {(2, 0)}
     assert Daemon(ledger).core.licences.leases.keys() == {(2, 0)}

@@ -77,17 +77,17 @@ class Client:
         return rows[0] if rows else None
 
     def wait_row(self, order: Submission, *states: State) -> JobStatus:
-        def seen(listing: Listing) -> bool:
+        def is_listed(listing: Listing) -> bool:
             return any(row.tag == order.tag and row.state in states for row in listing.rows)
 
-        listing = self.wait(seen)
+        listing = self.wait(is_listed)
         return next(row for row in listing.rows if row.tag == order.tag)
 
-    def wait(self, met: Callable[[Listing], bool], seconds: float = 30.0) -> Listing:
+    def wait(self, condition: Callable[[Listing], bool], seconds: float = 30.0) -> Listing:
         end = time.monotonic() + seconds
         while True:
             listing = self.adapter.poll()
-            if met(listing):
+            if condition(listing):
                 return listing
             assert time.monotonic() < end, listing
             time.sleep(0.05)
@@ -345,16 +345,16 @@ def test_a_native_id_that_slurm_gave_to_another_user_is_left_alone(
     lost = client.order("true")
     native = batch(client.cluster, *(["--begin=now+1hour"] if state == "PENDING" else []))
 
-    def said() -> list[str]:
+    def job_fields() -> list[str]:
         return client.cluster.run("squeue", "-h", "-O", "jobid:|,state:|,priority:|").split("|")
 
-    client.wait(lambda _: state in said())
-    before = said()
+    client.wait(lambda _: state in job_fields())
+    before = job_fields()
     client.withdraw(lost, native)
     client.withdraw(lost, native, unstarted=True)
     client.withdraw(lost)
     time.sleep(0.3)
-    assert said() == before
+    assert job_fields() == before
 
 
 def test_withdrawing_the_unstarted_never_ends_what_has_begun(client: Client) -> None:

@@ -54,15 +54,15 @@ def processes_of(folder: Path) -> list[str]:
     return processes
 
 
-def seen(argument: str, folder: Path) -> bool:
+def is_running(argument: str, folder: Path) -> bool:
     return any(argument in process for process in processes_of(folder))
 
 
-def wait_for(met: Callable[[], bool], seconds: float = 30.0) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
     end = time.monotonic() + seconds
-    while not met() and time.monotonic() < end:
+    while not condition() and time.monotonic() < end:
         time.sleep(0.02)
-    return met()
+    return condition()
 
 
 def test_two_clusters_boot_and_go(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_nothing_survives_a_killed_test_run(tmp_path: Path, number: signal.Signa
         assert run.stdout.readline() == "up\n"
         # squeue reports RUNNING before the node has started anything
         for argument in ("slurmstepd", "sleep 1001", "sleep 1002"):
-            assert wait_for(partial(seen, argument, tmp_path), 30), processes_of(tmp_path)
+            assert wait_for(partial(is_running, argument, tmp_path), 30), processes_of(tmp_path)
     finally:
         os.kill(run.pid, number)
         run.wait()

@@ -30,7 +30,7 @@ def near(margin: float) -> Job:
     return job(margin, estimated=margin * 1.5)
 
 
-def seen(*margins: float, **options: Any) -> Deadline:
+def heuristic_after(*margins: float, **options: Any) -> Deadline:
     heuristic = Deadline(**options)
     for margin in margins:
         heuristic.remember(near(margin) if margin > 0 else job(margin))
@@ -61,7 +61,7 @@ def test_intervals_of_the_worked_example() -> None:
     ],
 )
 def test_interval_decides(margin: float, urgency: int) -> None:
-    assert seen(1023).contribution(near(margin)) == urgency
+    assert heuristic_after(1023).contribution(near(margin)) == urgency
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_interval_decides(margin: float, urgency: int) -> None:
 )
 def test_ratio_of_margin_to_estimate_moves_it(ratio: float, urgency: int) -> None:
     # 128 lies in [126, 254), interval 6: urgency 4 before the ratio; all values are exact
-    assert seen(1023).contribution(job(128, estimated=128 / ratio)) == urgency
+    assert heuristic_after(1023).contribution(job(128, estimated=128 / ratio)) == urgency
 
 
 def test_no_deadline_is_least_urgent_and_a_lost_one_most() -> None:
-    heuristic = seen(1023)
+    heuristic = heuristic_after(1023)
     assert heuristic.contribution(job(None)) == 1
     assert heuristic.contribution(job(0)) == 10
     assert heuristic.contribution(job(-5)) == 10
@@ -98,14 +98,14 @@ def test_first_job_is_measured_by_itself() -> None:
 
 
 def test_window_forgets_the_oldest_and_skips_negative_margins() -> None:
-    heuristic = seen(9e9, 1023, -7, 1023, window=2)
+    heuristic = heuristic_after(9e9, 1023, -7, 1023, window=2)
     heuristic.remember(job(None))
     assert heuristic.contribution(near(5.9)) == 9
     assert heuristic.contribution(near(6)) == 8
 
 
 def test_asking_changes_nothing() -> None:
-    heuristic = seen(1023)
+    heuristic = heuristic_after(1023)
     assert [heuristic.contribution(near(6)) for _ in range(3)] == [8, 8, 8]
     classifier = Classifier(heuristics=[heuristic])
     assert classifier.peek(near(6)) == classifier.peek(near(6)) == 8

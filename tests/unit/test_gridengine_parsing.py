@@ -565,7 +565,7 @@ def test_consumables_of_the_whole_cell() -> None:
     assert listing.parse_global_licences("<qhost></qhost>", totals) == {}
 
 
-def kept(
+def ar_xml(
     id: int, name: str, state: str, *slots: tuple[str, int], owner: str = "root", extra: str = ""
 ) -> str:
     granted = "".join(
@@ -581,10 +581,10 @@ def kept(
 
 def test_reservations_are_read_and_those_that_end_are_left_out() -> None:
     rows = (
-        kept(1, "ms-k3f9-r1", "w", ("n1", 2), ("n2", 1)),
-        kept(2, "ms-k3f9-r2", "d", ("n1", 2)),
-        kept(3, "ms-k3f9-r3", "W", ("n2", 2)),
-        kept(4, "ms-k3f9-r4", "w", ("n2", 2), owner="eve"),
+        ar_xml(1, "ms-k3f9-r1", "w", ("n1", 2), ("n2", 1)),
+        ar_xml(2, "ms-k3f9-r2", "d", ("n1", 2)),
+        ar_xml(3, "ms-k3f9-r3", "W", ("n2", 2)),
+        ar_xml(4, "ms-k3f9-r4", "w", ("n2", 2), owner="eve"),
     )
     xml = f"<qrstat>{''.join(rows)}<ar_unknown><id>9</id></ar_unknown></qrstat>"
     reservations = reservation_listing.parse_reservations(xml)
@@ -650,7 +650,7 @@ def test_what_each_slot_of_a_reservation_has_is_read_and_what_of_it_is_unused_is
         for name, value in (("h_vmem", "2G"), ("h_rt", "0:10:00"))
     )
     held = f"<resource_list>{requested}</resource_list>"
-    rows = kept(1, "ms-k3f9-r1", "r", ("n1", 3), ("n2", 1), extra=held)
+    rows = ar_xml(1, "ms-k3f9-r1", "r", ("n1", 3), ("n2", 1), extra=held)
     reservations = reservation_listing.parse_reservations(f"<qrstat>{rows}</qrstat>")
     assert reservations[0].per_slot == {"h_vmem": 2.0 * 2**30}
     hosts = [
@@ -704,7 +704,10 @@ def test_a_job_has_its_slots_as_long_as_the_qmaster_takes_it_to_run() -> None:
 
 
 def test_a_reservation_under_replacement_is_listed_with_the_slots_of_both() -> None:
-    rows = (kept(1, "ms-k3f9-r1", "w", ("n1", 2)), kept(5, "ms-k3f9-r1", "w", ("n2", 2)))
+    rows = (
+        ar_xml(1, "ms-k3f9-r1", "w", ("n1", 2)),
+        ar_xml(5, "ms-k3f9-r1", "w", ("n2", 2)),
+    )
     reservations = reservation_listing.parse_reservations(f"<qrstat>{''.join(rows)}</qrstat>")
     assert reservation_listing.own_reservations(reservations, "root", INSTANCE) == (
         ManagerReservation("ms-k3f9-r1", 3600.0, 7200.0, ("n2",), 4),

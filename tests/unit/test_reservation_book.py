@@ -53,7 +53,7 @@ class Desk:
     def __init__(self, *nodes: NodeUsage, cluster: Cluster = ALPHA) -> None:
         self.book = ReservationBook(LicenceQueue())
         self.book.start("i", Policy(), [cluster], Outcome())
-        self.tell(T, *nodes)
+        self.report(T, *nodes)
 
     def step(self, event: ReservationEvent) -> Outcome:
         out = Outcome()
@@ -61,7 +61,7 @@ class Desk:
         self.book.handle(event, out)
         return out
 
-    def tell(
+    def report(
         self, now: float, *nodes: NodeUsage, held: tuple[ManagerReservation, ...] = ()
     ) -> Outcome:
         return self.step(SurveyReceived(now, "alpha", Survey(now, nodes, held)))
@@ -221,7 +221,7 @@ def test_others_move_to_another_host_where_one_has_its_processors_on_one_host() 
     desk = Desk()
     begun = (T, T + 50, 1)
 
-    def told(*hosts: str) -> None:
+    def report_hosts(*hosts: str) -> None:
         """Report the hosts that the manager has chosen for reservations 1 and 2."""
         held = tuple(
             ManagerReservation(manager_name("i", id), T + start, T + start + 100, (host,), 2)
@@ -246,7 +246,7 @@ def test_others_move_to_another_host_where_one_has_its_processors_on_one_host() 
     desk.step(ask(1, 100, 200))
     desk.step(ask(2, 200, 300))
     desk.bind(1, 2)
-    told("h1", "h2")
+    report_hosts("h1", "h2")
     third = ask(3, 100, 300)
     assert desk.book.offer_finder.offers(third) == {"alpha": Offer(T + 100, T + 300, 2)}
     assert desk.book.offer_finder.possible_starts(third, "alpha", Offer(T + 100, T + 300, 2)) == [
@@ -306,7 +306,7 @@ def test_a_node_that_fails_before_the_start_is_replaced() -> None:
     was = desk[1].bound_nodes[0]
     other = "n2" if was == "n1" else "n1"
     nodes = (NodeUsage((was,), 4, False), NodeUsage((other,), 4, True))
-    out = desk.tell(T + 1, *nodes, held=desk.held())
+    out = desk.report(T + 1, *nodes, held=desk.held())
     assert out.reservation_actions == [Bind("alpha", 1)]
     assert desk[1].nodes == (other,)
     assert was in desk[1].cause
@@ -322,13 +322,13 @@ def test_a_node_that_fails_after_the_start_is_replaced_if_another_is_free() -> N
     [was] = desk[1].bound_nodes
     other = "n2" if was == "n1" else "n1"
     broken = NodeUsage((was,), 4, False)
-    out = desk.tell(T + 11, broken, held=desk.held())
+    out = desk.report(T + 11, broken, held=desk.held())
     assert (desk.state(1), out.reservation_actions) == (ReservationState.ACTIVE, [])
     expected = f"{was} cannot be used, and no other node is free"
     assert (desk[1].cause, out.warnings) == (expected, [f"reservation 1 of ada: {expected}"])
     desk.ask(2, 15, 20, now=T + 11)
     assert 2 not in desk.book.by_id
-    out = desk.tell(T + 12, broken, NodeUsage((other,), 4, True), held=desk.held())
+    out = desk.report(T + 12, broken, NodeUsage((other,), 4, True), held=desk.held())
     assert (desk[1].nodes, out.reservation_actions) == ((other,), [Bind("alpha", 1)])
     desk.bind(1, now=T + 13)
     assert (desk.state(1), desk[1].cause) == (ReservationState.ACTIVE, f"moved to {other}")
@@ -356,7 +356,7 @@ def test_one_without_its_nodes_at_its_start_is_broken_and_another_window_offered
     desk.ask(1, 10, 20, size=2)
     desk.bind(1)
     nodes = (NodeUsage(("n1",), 4, False), NodeUsage(("n2",), 4, True))
-    desk.tell(T + 1, *nodes, held=desk.held())
+    desk.report(T + 1, *nodes, held=desk.held())
     assert desk.state(1) is ReservationState.BOUND
     assert "n1 cannot be used" in desk[1].cause
     out = passed(desk, T + 10)
@@ -373,9 +373,9 @@ def test_a_node_that_comes_back_before_the_start_breaks_nothing() -> None:
     desk.ask(1, 10, 20, size=2)
     desk.bind(1)
     nodes = (NodeUsage(("n1",), 4, False), NodeUsage(("n2",), 4, True))
-    desk.tell(T + 1, *nodes, held=desk.held())
+    desk.report(T + 1, *nodes, held=desk.held())
     assert desk.book.needs_nodes_on("alpha")  # any survey may report another node
-    desk.tell(T + 2, UP, held=desk.held())
+    desk.report(T + 2, UP, held=desk.held())
     assert not desk.book.needs_nodes_on("alpha")
     assert desk[1].cause == "its nodes can be used again"
     passed(desk, T + 10)
@@ -386,7 +386,7 @@ def test_what_its_manager_lost_is_bound_again() -> None:
     desk = Desk(UP)
     desk.ask(1, 10, 20)
     desk.bind(1)
-    out = desk.tell(T + 1, UP)
+    out = desk.report(T + 1, UP)
     assert (desk.state(1), out.reservation_actions) == (
         ReservationState.CONFIRMED,
         [Bind("alpha", 1)],
@@ -399,7 +399,7 @@ def test_an_unknown_reservation_of_the_instance_is_deleted() -> None:
     desk = Desk(UP)
     lost = ManagerReservation(manager_name("i", 9), T, T + 5, ("n1",))
     foreign = ManagerReservation(manager_name("j", 9), T, T + 5, ("n1",))
-    assert desk.tell(T, UP, held=(lost, foreign)).reservation_actions == [Unbind("alpha", 9)]
+    assert desk.report(T, UP, held=(lost, foreign)).reservation_actions == [Unbind("alpha", 9)]
     assert desk.step(ReservationReleased(T, 9)).reservations == {}
 
 
@@ -412,7 +412,7 @@ def test_a_deletion_that_its_manager_forgot_is_repeated() -> None:
     assert desk.state(1) is ReservationState.CANCELLED
     assert desk.step(ReservationCancelled(T, 1, "ada")).reservation_actions == []
     desk.step(ReservationReleased(T, 1))
-    assert desk.tell(T + 1, UP, held=held).reservation_actions == [Unbind("alpha", 1)]
+    assert desk.report(T + 1, UP, held=held).reservation_actions == [Unbind("alpha", 1)]
 
 
 def test_a_refusal_is_looked_into_and_other_nodes_are_tried() -> None:
@@ -423,7 +423,7 @@ def test_a_refusal_is_looked_into_and_other_nodes_are_tried() -> None:
     assert out.reservation_actions == [SurveyCluster("alpha")]
     other = "n2" if first == "n1" else "n1"
     busy = NodeUsage((first,), 4, True, ((T, T + 50),))
-    out = desk.tell(T, busy, NodeUsage((other,), 4, True))
+    out = desk.report(T, busy, NodeUsage((other,), 4, True))
     assert out.reservation_actions == [Bind("alpha", 1)]
     assert desk[1].nodes == (other,)
     for _ in range(MAX_REJECTIONS - 1):
