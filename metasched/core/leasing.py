@@ -51,10 +51,9 @@ class LicenceLeasing:
 
     # Queue
 
-    @property
-    def settled(self) -> bool:
-        """Whether no queued task can get its licences, and no lease is being transferred."""
-        return self.licences.settled and not self.transferring
+    def settled(self, now: float) -> bool:
+        """Return whether no queued task can get its licences, and no lease is being transferred."""
+        return self.licences.settled(now) and not self.transferring
 
     def join(self, task: Task) -> None:
         """Queue a task for its licences."""

@@ -162,7 +162,7 @@ class Placement:
         gates = self._gates
         if gates.recheck_requested:
             self.clear_cache()
-        elif gates.settled and self._leasing.settled and not gates.has_ready:
+        elif gates.settled and self._leasing.settled(self._state.now) and not gates.has_ready:
             return False
         self._late_binding = self._make_late_binding()
         if self._late_binding is not None and not self._late_binding.full:

@@ -362,7 +362,7 @@ class Core:
         """The next time (epoch seconds) at which the clock alone changes something, or None."""
         dues = (
             self._gates.next_due,
-            self.licences.next_lingering_return,
+            self.licences.next_change,
             self.reservations.next_due,
         )
         return min((due for due in dues if due is not None), default=None)

@@ -136,25 +136,28 @@ class Withdrawals:
     def recall_licence_holders(self, view: ClusterView) -> None:
         """Recall unstarted tasks that hold licences, if that lets queued tasks start.
 
-        Recalled tasks queue behind all tasks that wait for licences now.
+        Recalled tasks queue behind all tasks that wait for licences now. Nothing is recalled while
+        a queued task can go with tokens that have just come back.
         """
         now, licences = self._state.now, self._leasing.licences
-        if not licences.has_waiting:
+        if not licences.has_waiting or licences.next_ready(now) is not None:
             return
         freed: Counter[str] = Counter()
         for task in view.unstarted_tasks.values():
             if task.live_attempt.intent is Intent.RECALL:
                 freed.update(self._leasing.tokens(task))
+        if licences.would_unblock(freed, now):
+            return
         to_recall: list[Task] = []
         for task in sorted(
             self._leasing.contended_tasks(view), key=lambda item: item.queue_key, reverse=True
         ):
-            if licences.would_unblock(freed, now):
-                break
             if now - (task.live_attempt.accepted or now) >= self._leasing.recall_wait(task):
                 freed.update(self._leasing.tokens(task))
                 to_recall.append(task)
-        if not licences.would_unblock(freed, now):
+                if licences.would_unblock(freed, now):
+                    break
+        else:
             return
         for task in to_recall:
             cause = "other tasks wait for its licences, and it does not start"

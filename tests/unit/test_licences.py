@@ -107,7 +107,7 @@ def test_what_was_used_lingers_until_its_time_or_its_server_has_been_asked() -> 
     assert free(line, "s", NOW + 12) == 2
     line.join((2, 0), 0.0, {"a": 2}, 60.0)
     assert line.next_ready(NOW + 12) is None
-    assert line.next_lingering_return == NOW + 40
+    assert line.next_change == NOW + 40
     line.expire_lingering(NOW + 40)
     assert line.next_ready(NOW + 40) == (2, 0)
 

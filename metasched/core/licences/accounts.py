@@ -13,8 +13,6 @@ from metasched.core.licences.lookahead import Lookahead
 from metasched.core.licences.pool import (
     NEVER,
     LicenceState,
-    PoolState,
-    QueueKey,
     unconfigured_pool,
 )
 from metasched.core.licences.windows import TokenWindow
@@ -30,14 +28,13 @@ from metasched.model.licence import (
 
 
 class LicenceAccounts:
-    """All licence pools and all leases. Marks the pools in which tokens may have become free."""
+    """All licence pools and all leases."""
 
     def __init__(self) -> None:
         self._state = LicenceState()
         self.lookahead = Lookahead(self._state)
         self.leases = self._state.leases
         self.reserved_licences: set[str] = set()  # with tokens in any window
-        self._pools_to_recheck: set[str] = set()  # more tokens may be free
         self._linger_ends: list[tuple[float, str]] = []  # heap of (time, licence)
 
     # Configuration and state
@@ -73,7 +70,6 @@ class LicenceAccounts:
         self._state.version += 1
         configured_clusters = frozenset(clusters)
         by_name = {pool.name: pool for pool in pools}
-        self._pools_to_recheck = set()
         self._state.windows, self.reserved_licences = {}, set()
         for name, pool in self._state.pools.items():
             pool.config, pool.configured, pool.server_count = unconfigured_pool(name), False, None
@@ -105,7 +101,7 @@ class LicenceAccounts:
             return False
         pool.server_count = count
         pool.recompute()
-        self._mark_changed(pool)
+        self._state.version += 1
         return True
 
     def record_outside_use(self, cluster: str, used: Mapping[str, int], now: float) -> list[str]:
@@ -125,34 +121,23 @@ class LicenceAccounts:
             if count != (previous.outside if previous is not None else 0):
                 changed.append(name)
                 pool.recompute()
-                self._mark_changed(pool)
+                self._state.version += 1
         return changed
 
     def set_operator_total(self, name: str, total: int | None) -> None:
         """Set the total given by an operator; None: as configured."""
         self._state.pool(name).operator_total = total
         self._state.pools[name].recompute()
-        self._mark_changed(self._state.pools[name])
-
-    def _mark_changed(self, pool: PoolState) -> None:
-        """Schedule checks of a pool with a new capacity, and of its first task's other licences."""
         self._state.version += 1
-        self._pools_to_recheck.add(pool.config.name)
-        self._recheck_requested_by(pool.head_key)
 
     def keep_tokens_for_window(self, window: TokenWindow) -> None:
-        """Keep tokens for a reservation from now on.
-
-        Called again when its window begins: a first task that had to end before then goes after it,
-        so that others may overtake it.
-        """
+        """Keep tokens for a reservation from now on."""
         self._state.version += 1
         self._state.windows[window.id] = window
         for name in window.licences:
             pool = self._state.pool(name)
             pool.windows[window.id] = window
             self.reserved_licences.add(name)
-            self._mark_changed(pool)
 
     def remove_window(self, reservation: int) -> None:
         """Remove the window of a reservation that is over."""
@@ -165,19 +150,10 @@ class LicenceAccounts:
             del pool.windows[reservation]
             if not pool.windows:
                 self.reserved_licences.remove(name)
-            self._mark_changed(pool)
 
     def windows(self, name: str) -> list[TokenWindow]:
         """Return the reservations that have tokens of a licence, by their start."""
         return self._state.pool(name).windows_by_start()
-
-    def _recheck_requested_by(self, head_key: QueueKey | None) -> None:
-        """Schedule checks of all licences that a queued task requests.
-
-        Tokens may have been kept for it that others can now have.
-        """
-        if head_key is not None and (group := self._state.group_of.get(head_key[3:])) is not None:
-            self._pools_to_recheck.update(group.requested)
 
     def adjust_clock(self, shift: float) -> None:
         """Move all times after the wall clock was set forward by `shift` seconds."""
@@ -265,15 +241,13 @@ class LicenceAccounts:
     ) -> None:
         """Record when a lease will have ended by the time limit of its task.
 
-        `enforced`: the task is killed at its limit. It runs in `reservation`, if in any. If the end
-        is later than expected, others may end before the head of the queue needs these tokens; if
-        it is earlier or newly enforced, the tokens may be back before a window begins.
+        `enforced`: the task is killed at its limit. It runs in `reservation`, if in any.
         """
         if task_id not in self.leases:
             return
         state = self._state
         previous = (state.lease_ends.get(task_id, NEVER), task_id not in state.unenforced)
-        previous_end, state.lease_ends[task_id] = previous[0], end
+        state.lease_ends[task_id] = end
         (state.unenforced.discard if enforced else state.unenforced.add)(task_id)
         joins_reservation = reservation is not None and task_id not in state.reservation_of
         if reservation is not None and joins_reservation:
@@ -282,11 +256,6 @@ class LicenceAccounts:
                 state.pools[name].leased_by_reservation[reservation] += count
         if joins_reservation or (end, enforced) != previous:
             state.version += 1
-        for name in self.leases[task_id].tokens:
-            pool = state.pools[name]
-            if end > previous_end or (pool.windows and (end, enforced) != previous):
-                self._pools_to_recheck.add(name)
-                self._recheck_requested_by(pool.head_key)
 
     def return_lease(self, task_id: TaskId, now: float, was_used: bool) -> dict[str, float]:
         """End a lease; return until when its tokens linger, if they `was_used`."""
@@ -304,12 +273,9 @@ class LicenceAccounts:
                 if not pool.leased_by_reservation[reservation]:
                     del pool.leased_by_reservation[reservation]
             del pool.leased_by_task[task_id]
-            self._pools_to_recheck.add(name)
             if was_used and pool.config.linger:
                 lingering_until[name] = now + pool.config.linger
                 self._add_lingering(LingeringTokens(name, count, now, lingering_until[name]))
-                # the head of the queue may have expected them by the time limit
-                self._recheck_requested_by(pool.head_key)
         return lingering_until
 
     def _add_lingering(self, lingering: LingeringTokens) -> None:
@@ -319,11 +285,6 @@ class LicenceAccounts:
         heapq.heappush(self._linger_ends, (lingering.until, lingering.licence))
         if pool.still_lingers(entry):
             pool.lingering += lingering.count
-
-    @property
-    def next_lingering_return(self) -> float | None:
-        """When lingering tokens become free for a waiting task, or None."""
-        return self._linger_ends[0][0] if self._linger_ends and self._state.group_of else None
 
     def expire_lingering(self, now: float) -> None:
         """Free tokens whose linger time is over."""
@@ -335,4 +296,3 @@ class LicenceAccounts:
                 entry = heapq.heappop(pool.returning)
                 if pool.still_lingers(entry):
                     pool.lingering -= entry[2]
-            self._pools_to_recheck.add(name)

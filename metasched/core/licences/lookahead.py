@@ -52,7 +52,8 @@ class Lookahead:
         group = self.head_group(pool)
         if group is None:
             return NEVER, 0
-        if any(self._state.pools[name].head_key != pool.head_key for name in group.requested):
+        first = self.first_key(pool)
+        if any(self.first_key(self._state.pools[name]) != first for name in group.requested):
             return NEVER, 0
         if any(self._state.pools[name].windows for name in group.requested):
             return self._compute_head_reservation_with_windows(pool, group, now)
@@ -88,7 +89,14 @@ class Lookahead:
 
     def head_group(self, pool: PoolState) -> TaskGroup | None:
         """Return the group of the first task queued for a licence."""
-        return None if pool.head_key is None else self._state.group_of.get(pool.head_key[3:])
+        first = self.first_key(pool)
+        return None if first is None else self._state.group_of[first[3:]]
+
+    def first_key(self, pool: PoolState) -> QueueKey | None:
+        """Return the key of the first task queued for a licence; None: none is."""
+        if pool.head_key is None and pool.groups:
+            pool.head_key = min(group.head_key for group in pool.groups)
+        return pool.head_key
 
     def _time_available(self, pool: PoolState, needed: int, now: float) -> float:
         """Return when so many tokens will be free, by the time limits of their holders."""
@@ -177,7 +185,7 @@ class Lookahead:
         free = pool.free(now)
         if free is None or count > free:
             return False
-        if pool.head_key != queue_key and not self.may_overtake(pool, count, terms, now):
+        if self.first_key(pool) != queue_key and not self.may_overtake(pool, count, terms, now):
             return False
         return not pool.windows or count <= self.free_beside_windows(pool, terms, now)
 
@@ -201,6 +209,22 @@ class Lookahead:
             if window.id == terms.reservation
         )
         return count <= extra + claimed
+
+    def next_change(self, pool: PoolState, now: float) -> float:
+        """Return when time alone may let a task take tokens that are free, but kept from it.
+
+        That is when one more lease should have ended by now, so that the first task of the pool
+        leaves more extra tokens, or when this task cannot be served because a licence server is
+        silent. `now`: at any later time, since a reservation window is near.
+        """
+        head = self.head_group(pool)
+        pools = [pool, *(self._state.pools[name] for name in (head.requested if head else ()))]
+        if any(other.windows for other in pools):
+            return now
+        shadow_time, _ = self.head_reservation(pool, now)
+        returns = self._expected_returns(pool, None, False)
+        changes = [end for end, _ in returns if end > shadow_time]
+        return min(changes + [other.known_until for other in pools], default=NEVER)
 
     def free_beside_windows(self, pool: PoolState, terms: LeaseTerms, now: float) -> int:
         """Return the free tokens not claimed by any window during a lease that begins now."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import NamedTuple
 
 from metasched.core.licences.windows import TokenClaim, TokenSlots, TokenWindow
@@ -37,20 +38,33 @@ class LeaseTerms(NamedTuple):
 
 @dataclass(eq=False)
 class TaskGroup:
-    """Queued tasks with the same request and the same terms."""
+    """Queued tasks, at least one, with the same request and the same terms."""
 
     requested: dict[str, int]  # tokens by licence, of each of its tasks; sorted by licence
     terms: LeaseTerms
     queue_keys: dict[TaskId, QueueKey] = field(default_factory=dict)  # of its tasks
-    heap: list[QueueKey] = field(default_factory=list)  # of `queue_keys`; may hold stale keys
-    waits_at: str = ""  # a licence with too few tokens; "": to be checked
+    heap: list[QueueKey] = field(default_factory=list)  # of `queue_keys`; others may be stale
 
-    def head_key(self) -> QueueKey | None:
-        """Return the key of the first task; O(log n) for each task that has left."""
-        heap = self.heap
-        while heap and self.queue_keys.get(heap[0][3:]) != heap[0]:
-            heapq.heappop(heap)
-        return heap[0] if heap else None
+    @property
+    def largest_request(self) -> tuple[str, int]:
+        """The licence of which each task requests the most tokens, and how many."""
+        return max(self.requested.items(), key=itemgetter(1))
+
+    @property
+    def head_key(self) -> QueueKey:
+        """The key of the first task."""
+        return self.heap[0]
+
+    def add(self, task_id: TaskId, queue_key: QueueKey) -> None:
+        """Add a task."""
+        self.queue_keys[task_id] = queue_key
+        heapq.heappush(self.heap, queue_key)
+
+    def remove(self, task_id: TaskId) -> None:
+        """Remove a task; O(log n) amortised."""
+        del self.queue_keys[task_id]
+        while self.heap and self.queue_keys.get(self.heap[0][3:]) != self.heap[0]:
+            heapq.heappop(self.heap)
 
 
 @dataclass(eq=False)
@@ -70,13 +84,8 @@ class PoolState:
     lingering: int = 0  # returned tokens that count as in use
     # heap of (free at, returned at, tokens)
     returning: list[tuple[float, float, int]] = field(default_factory=list)
-    # heap of the first tasks of groups that request some; may hold stale keys
-    queue: list[QueueKey] = field(default_factory=list)
-    # groups that wait for tokens of this licence, by tokens and terms
-    blocked: defaultdict[tuple[int, LeaseTerms], set[TaskGroup]] = field(
-        default_factory=lambda: defaultdict(set)
-    )
-    head_key: QueueKey | None = None  # of the first task queued for this licence
+    groups: set[TaskGroup] = field(default_factory=set)  # of queued tasks that request some
+    head_key: QueueKey | None = None  # of the first task in `groups`; None: computed on demand
     windows: dict[int, TokenWindow] = field(default_factory=dict)  # by reservation
     # part of `leased_tokens`, by reservation
     leased_by_reservation: Counter[int] = field(default_factory=Counter)
@@ -127,6 +136,13 @@ class PoolState:
             if age > self.config.stale_after:
                 return f"its server {self.config.server} has not answered for {age:.0f} s"
         return "" if self.total is not None else f"{self.config.server} reports no total"
+
+    @property
+    def known_until(self) -> float:
+        """When the count of the licence server will be too old, if it counts; else infinity."""
+        if self.server_count is None or not self.config.server:
+            return NEVER
+        return math.nextafter(self.server_count.observed + self.config.stale_after, NEVER)
 
     def free(self, now: float) -> int | None:
         """Return the tokens that may be leased now; None: unknown."""

@@ -18,21 +18,22 @@ return its tokens.
 Tasks that join within one `patience` interval are ordered by size, the largest request first: small
 requests then fill the gaps that large requests leave (first fit decreasing; Johnson et al. 1974).
 
-Tasks with the same request and about the same duration form one group. A group that cannot go waits
-at one pool that has too few tokens (as a clause watches one of its literals in a SAT solver). Only
-groups that wait at pools in which tokens became free are checked again, all of them.
+Tasks with the same request and about the same duration form one group: if its first task cannot go,
+no other can. The rule is plain: after each change the groups are checked in the order of their
+first tasks, and the first of them that may take all its tokens goes. Time alone lets a task go when
+a lease is past its expected end, and near windows of reservations; then the groups are checked
+again, too.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from operator import attrgetter
 
 from metasched.core.licences.accounts import LicenceAccounts
-from metasched.core.licences.pool import LeaseTerms, PoolState, QueueKey, RequestedTokens, TaskGroup
+from metasched.core.licences.pool import NEVER, LeaseTerms, QueueKey, RequestedTokens, TaskGroup
 from metasched.core.tasks import TaskId
 from metasched.model.licence import Lease, LicencePool, LicenceStatus
 
@@ -44,19 +45,22 @@ class LicenceQueue(LicenceAccounts):
         super().__init__()
         self.patience = 0.0  # seconds
         self._groups: dict[tuple[RequestedTokens, LeaseTerms], TaskGroup] = {}
-        self._to_check: set[TaskGroup] = set()  # groups that wait at no pool
-        self._heads_to_update: set[str] = set()  # the first task may have changed
+        # licence and tokens of the largest request of each group: it is the least likely to be free
+        self._by_largest_request: defaultdict[tuple[str, int], set[TaskGroup]] = defaultdict(set)
+        # of the last check after which no task could go
+        self._checked_version, self._checked_at = -1, 0.0  # state version, epoch seconds
+        self._next_change = NEVER  # epoch seconds from which time alone may let a task go
 
     def configure(
         self, pools: Iterable[LicencePool], patience: float, clusters: Iterable[str] = ()
     ) -> list[str]:
         """Replace the configuration and empty the queue; see `set_pools`."""
         self.patience = patience
-        self._groups, self._state.group_of, self._to_check = {}, {}, set()
-        self._heads_to_update = set()
+        self._groups, self._state.group_of = {}, {}
+        self._by_largest_request.clear()
         for pool in self._state.pools.values():
             pool.waiting_tokens = pool.requests = 0
-            pool.queue, pool.blocked, pool.head_key = [], defaultdict(set), None
+            pool.groups, pool.head_key = set(), None
         return self.set_pools(pools, clusters)
 
     # Queued tasks
@@ -83,12 +87,12 @@ class LicenceQueue(LicenceAccounts):
         return any(self._state.pools[name].waiting_tokens for name in self.leases[task_id].tokens)
 
     def would_unblock(self, freed: Mapping[str, int], now: float) -> bool:
-        """Return whether a queued task could go if these tokens were free, too."""
-        return any(
-            all(self._may_take(group, other, now, freed) for other in group.requested)
-            for name in freed
-            for group in chain.from_iterable(self._state.pools[name].blocked.values())
-        )
+        """Return whether a queued task could go if these tokens were free, too.
+
+        The caller has made sure that none can go now.
+        """
+        groups = {group for name in freed for group in self._state.pools[name].groups}
+        return any(self._may_go(group, now, freed) for group in groups)
 
     def join(
         self,
@@ -111,78 +115,48 @@ class LicenceQueue(LicenceAccounts):
         group = self._groups.get(group_key)
         if group is None:
             group = self._groups[group_key] = TaskGroup(dict(group_key[0]), terms)
+            self._by_largest_request[group.largest_request].add(group)
         step = queue_time // self.patience if self.patience else queue_time
         queue_key = (step, -sum(requested.values()), queue_time, *task_id)
-        previous_head = group.head_key()
         self._state.group_of[task_id] = group
-        group.queue_keys[task_id] = queue_key
-        heapq.heappush(group.heap, queue_key)
+        group.add(task_id, queue_key)
         for name, count in group.requested.items():
             pool = self._state.pool(name)
+            pool.groups.add(group)
             pool.waiting_tokens += count
             pool.requests += 1
-        if previous_head is None or queue_key < previous_head:
-            self._add_group_head(group, queue_key)
+        if queue_key == group.head_key:
+            self._update_first_tasks(group, queue_key)
 
     def leave(self, task_id: TaskId) -> None:
         """Remove a task from the queue, if it is there."""
         group = self._state.group_of.pop(task_id, None)
         if group is None:
             return
-        previous_head = group.head_key()
-        queue_key = group.queue_keys.pop(task_id)
+        queue_key, previous_head = group.queue_keys[task_id], group.head_key
+        group.remove(task_id)
         for name, count in group.requested.items():
-            self._state.pools[name].waiting_tokens -= count
-            self._state.pools[name].requests -= 1
-        if queue_key != previous_head:
-            return
-        head = group.head_key()
-        if head is not None:
-            self._add_group_head(group, head)
-            return
-        self._set_of(group).remove(group)
-        del self._groups[tuple(group.requested.items()), group.terms]
-        self._heads_to_update.update(group.requested)
+            pool = self._state.pools[name]
+            pool.waiting_tokens -= count
+            pool.requests -= 1
+            if not group.queue_keys:
+                pool.groups.remove(group)
+        if not group.queue_keys:
+            del self._groups[tuple(group.requested.items()), group.terms]
+            similar_groups = self._by_largest_request[group.largest_request]
+            similar_groups.remove(group)
+            if not similar_groups:
+                del self._by_largest_request[group.largest_request]
+        if queue_key == previous_head:
+            self._update_first_tasks(group, queue_key)
 
-    def _add_group_head(self, group: TaskGroup, head: QueueKey) -> None:
-        """Queue a group for a check after its first task changed."""
-        self._move(group, "")
+    def _update_first_tasks(self, group: TaskGroup, queue_key: QueueKey) -> None:
+        """Have the groups checked again, since the first task of a group has joined or left."""
+        self._state.version += 1
         for name in group.requested:
-            heapq.heappush(self._state.pools[name].queue, head)
-            self._heads_to_update.add(name)
-
-    def _move(self, group: TaskGroup, name: str) -> None:
-        """Let a group wait at a licence."""
-        self._set_of(group).discard(group)
-        group.waits_at = name
-        self._set_of(group).add(group)
-
-    def _set_of(self, group: TaskGroup) -> set[TaskGroup]:
-        """Return the set in which a group waits."""
-        if not group.waits_at:
-            return self._to_check
-        request = group.requested[group.waits_at], group.terms
-        return self._state.pools[group.waits_at].blocked[request]
-
-    def _update_heads(self) -> None:
-        """Find the first task of each pool where it may have changed."""
-        while self._heads_to_update:
-            pool = self._state.pools[self._heads_to_update.pop()]
-            previous_head, heap = pool.head_key, pool.queue
-            while heap and not self._is_group_head(heap[0]):
-                heapq.heappop(heap)
-            pool.head_key = heap[0] if heap else None
-            if pool.head_key == previous_head:
-                continue
-            self._state.version += 1
-            if previous_head is not None:
-                # tokens may have been kept for it, also of other licences
-                self._pools_to_recheck.add(pool.config.name)
-                self._recheck_requested_by(previous_head)
-
-    def _is_group_head(self, queue_key: QueueKey) -> bool:
-        group = self._state.group_of.get(queue_key[3:])
-        return group is not None and group.head_key() == queue_key
+            pool = self._state.pools[name]
+            if pool.head_key is not None and queue_key <= pool.head_key:
+                pool.head_key = None
 
     def take(
         self, lease: Lease, end: float, enforced: bool = True, reservation: int | None = None
@@ -197,48 +171,57 @@ class LicenceQueue(LicenceAccounts):
 
     # The next task
 
+    def settled(self, now: float) -> bool:
+        """Return whether no queued task can go, as the last check has shown."""
+        if not self._groups:
+            return True
+        unchanged = self._checked_version == self._state.version
+        return unchanged and (now == self._checked_at or now < self._next_change)
+
     @property
-    def settled(self) -> bool:
-        """Whether `next_ready` has nothing to check."""
-        return not (self._heads_to_update or self._pools_to_recheck or self._to_check)
+    def next_change(self) -> float | None:
+        """When time alone may let a queued task go (epoch seconds), or None."""
+        if not self._groups:
+            return None
+        changes = [self._linger_ends[0][0]] if self._linger_ends else []
+        if self._checked_at < self._next_change < NEVER:
+            changes.append(self._next_change)
+        return min(changes, default=None)
 
     def next_ready(self, now: float) -> TaskId | None:
         """Return the first queued task that can have all its licences now; None: none can.
 
         The caller must then call `take` or `leave` for it.
         """
-        if self.settled:
+        if self.settled(now):
             return None
-        self._update_heads()
-        candidates = self._to_check.copy()
-        for name in self._pools_to_recheck:
-            candidates.update(self._unblocked_groups(self._state.pools[name], now))
-        by_key = {key: group for group in candidates if (key := group.head_key()) is not None}
-        in_order = sorted(by_key)
-        for index, queue_key in enumerate(in_order):
-            group = by_key[queue_key]
+        kept_pools = set()  # with enough free tokens, which a group may not take
+        for group in sorted(self._fitting_groups(now), key=attrgetter("head_key")):
             for name in group.requested:
                 if not self._may_take(group, name, now):
-                    self._move(group, name)
+                    kept_pools.add(name)
                     break
             else:
-                unchecked = (by_key[key].waits_at for key in in_order[index + 1 :])
-                self._pools_to_recheck = {name for name in unchecked if name}
-                return queue_key[3:]
-        self._pools_to_recheck.clear()
+                return group.head_key[3:]
+        self._checked_version, self._checked_at = self._state.version, now
+        changes = (self.lookahead.next_change(self._state.pools[name], now) for name in kept_pools)
+        self._next_change = min(changes, default=NEVER)
         return None
 
-    def _unblocked_groups(self, pool: PoolState, now: float) -> Iterator[TaskGroup]:
-        """Yield the groups blocked at a pool that may now take its tokens."""
-        free, lookahead = pool.free(now) or 0, self.lookahead
-        for (count, terms), groups in list(pool.blocked.items()):
-            if not groups:
-                del pool.blocked[count, terms]
-            elif count <= free and lookahead.may_take(pool, count, None, terms, now):
-                yield from groups
-        head = lookahead.head_group(pool)
-        if head is not None and head.waits_at == pool.config.name:
-            yield head
+    def _fitting_groups(self, now: float) -> list[TaskGroup]:
+        """Return the groups whose first tasks request no more tokens than are free."""
+        free = {name: pool.free(now) or 0 for name, pool in self._state.pools.items()}
+        return [
+            group
+            for (name, count), groups in self._by_largest_request.items()
+            if count <= free[name]
+            for group in groups
+            if all(count <= free[name] for name, count in group.requested.items())
+        ]
+
+    def _may_go(self, group: TaskGroup, now: float, freed: Mapping[str, int]) -> bool:
+        """Return whether the first task of a group may go now if `freed` tokens were free, too."""
+        return all(self._may_take(group, name, now, freed) for name in group.requested)
 
     def _may_take(
         self, group: TaskGroup, name: str, now: float, freed: Mapping[str, int] | None = None
@@ -249,7 +232,7 @@ class LicenceQueue(LicenceAccounts):
         """
         missing = group.requested[name] - (freed.get(name, 0) if freed else 0)
         pool = self._state.pools[name]
-        return self.lookahead.may_take(pool, missing, group.head_key(), group.terms, now)
+        return self.lookahead.may_take(pool, missing, group.head_key, group.terms, now)
 
     def missing_licences(self, task_id: TaskId, now: float) -> Iterator[LicenceStatus]:
         """Yield the status of each licence that a queued task could not have now."""
