@@ -1,13 +1,16 @@
 """The licence queue against a recount: no task that could start waits, and none waits forever.
 
-Tasks return tokens by their time limits, as managers enforce them. Tokens promised to a
-reservation are available to its jobs throughout its window.
+Tasks with an enforced limit return their tokens by then, others at any time. Tokens promised to a
+reservation are available to its jobs throughout its window. The oracle knows no groups and no
+reservations of the head: it tries every task and computes its tokens from all leases.
 """
 
 from __future__ import annotations
 
+from math import inf, nextafter
 from typing import Any
 
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -45,6 +48,7 @@ class Line(RuleBasedStateMachine):
         self.keys: dict[TaskId, float] = {}
         self.lasts: dict[TaskId, float] = {}
         self.ends: dict[TaskId, float] = {}
+        self.unenforced: set[TaskId] = set()  # jobs that may run beyond their limits
         self.lingering: list[tuple[float, str, int]] = []
         self.used_inside: list[tuple[float, str, int]] = []  # those used in reservations
 
@@ -53,7 +57,7 @@ class Line(RuleBasedStateMachine):
         gone: list[TaskId] = []
         while True:
             task_id = self.line.next_ready(self.now)
-            dues = [self.ends[other] for other in self.held]
+            dues = [self.ends[other] for other in self.held.keys() - self.unenforced]
             dues += [window.until for window in self.windows.values()]
             if all(due > self.now for due in dues):  # else more is returned at this time
                 assert task_id == self.first_that_may_go()
@@ -62,7 +66,9 @@ class Line(RuleBasedStateMachine):
             wants = self.waiting.pop(task_id)
             self.ends[task_id] = self.now + self.lasts[task_id]
             window = self.inside.get(task_id)
-            self.line.take(Lease(*task_id, 1, wants, self.now), self.ends[task_id], True, window)
+            lease = Lease(*task_id, 1, wants, self.now)
+            enforced = task_id not in self.unenforced
+            self.line.take(lease, self.ends[task_id], enforced, window)
             self.held[task_id] = wants
             gone.append(task_id)
             for name in wants:
@@ -84,9 +90,15 @@ class Line(RuleBasedStateMachine):
         wants=st.dictionaries(st.sampled_from(NAMES), st.integers(1, TOTAL), min_size=1),
         earlier=st.sampled_from([0.0, 0.0, 50.0]),
         lasts=st.sampled_from([1.0, 8.0, 32.0, 256.0]),
+        enforced=st.booleans(),
     )
     def join(
-        self, wants: dict[str, int], earlier: float, lasts: float, window: int | None = None
+        self,
+        wants: dict[str, int],
+        earlier: float,
+        lasts: float,
+        enforced: bool,
+        window: int | None = None,
     ) -> None:
         self.jobs += 1
         task_id = (self.jobs, 0)
@@ -94,7 +106,9 @@ class Line(RuleBasedStateMachine):
             self.inside[task_id] = window
         self.waiting[task_id] = wants
         self.keys[task_id], self.lasts[task_id] = self.now - earlier, lasts
-        self.line.join(task_id, self.keys[task_id], wants, lasts, True, window)
+        if not enforced:
+            self.unenforced.add(task_id)
+        self.line.join(task_id, self.keys[task_id], wants, lasts, enforced, window)
         self.settle()
 
     @rule(
@@ -119,7 +133,7 @@ class Line(RuleBasedStateMachine):
         begun = [id for id, window in self.windows.items() if window.start <= self.now]
         window = self.windows[data.draw(st.sampled_from(sorted(begun)))]
         wants = data.draw(st.dictionaries(st.sampled_from(NAMES), st.integers(1, 3), min_size=1))
-        self.join(wants, 0.0, lasts, window.id)
+        self.join(wants, 0.0, lasts, True, window.id)
 
     @precondition(lambda self: self.windows)
     @rule(data=st.data())
@@ -172,7 +186,8 @@ class Line(RuleBasedStateMachine):
         """Start a job's time limit now; end the job if a reservation needs its tokens."""
         task_id = data.draw(st.sampled_from(sorted(self.held)))
         self.ends[task_id] = self.now + self.lasts[task_id]
-        self.line.expect_end(task_id, self.ends[task_id], True, self.inside.get(task_id))
+        enforced = task_id not in self.unenforced
+        self.line.expect_end(task_id, self.ends[task_id], enforced, self.inside.get(task_id))
         if self.line.lookahead.delayed_reservation(task_id, {}, self.now) is not None:
             self.end(task_id, used=False)
         self.settle()
@@ -181,20 +196,24 @@ class Line(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         until = self.now + seconds
         while True:
-            dues = [self.ends[task_id] for task_id in self.held] + [
-                due for due, *_ in self.lingering
-            ]
+            limited = self.held.keys() - self.unenforced
+            dues = [self.ends[task_id] for task_id in limited]
+            dues += [due for due, *_ in self.lingering]
             starts = [w for w in self.windows.values() if w.start > self.now]
             dues += [window.until for window in self.windows.values()]
             dues += [window.start for window in starts]
+            change = self.line.next_change
+            dues += [] if change is None else [change]
             self.now = min([*dues, until])
             self.lingering = [returned for returned in self.lingering if returned[0] > self.now]
             self.line.expire_lingering(self.now)
             for window in starts:
                 if window.start == self.now:  # as the core does when a reservation begins
                     self.line.keep_tokens_for_window(window)
-            self.settle()
-            for task_id in [task_id for task_id in self.held if self.ends[task_id] <= self.now]:
+            gone = self.settle()
+            # near windows any time may let a task go
+            assert not gone or self.now in dues or self.windows
+            for task_id in [task_id for task_id in limited if self.ends[task_id] <= self.now]:
                 self.end(task_id)
             for id in [id for id, w in self.windows.items() if w.until <= self.now]:
                 self.close(id)
@@ -234,11 +253,14 @@ class Line(RuleBasedStateMachine):
         linger = self.linger if sure else 0.0
         count = self.free(name)
         for task_id, has in self.held.items():
+            if sure and task_id in self.unenforced:
+                continue
             end = self.ends[task_id] + linger
             window = self.windows.get(self.inside.get(task_id, 0))
             if window is not None and name in window.licences and window.id != own:
                 end = max(end, window.until + linger)
-            count += has.get(name, 0) if self.now < end <= moment else 0
+            # a task past its limit ends at any moment, but has not yet
+            count += has.get(name, 0) if self.now < moment and end <= moment else 0
         count += sum(n for until, other, n in self.lingering if other == name and until <= moment)
         at = [
             id
@@ -252,7 +274,8 @@ class Line(RuleBasedStateMachine):
 
     def moments(self) -> list[float]:
         """Return the times at which the number of free tokens may change."""
-        times = [self.now, *(returned[0] for returned in self.lingering)]
+        times = [self.now, nextafter(self.now, inf)]
+        times += [returned[0] for returned in self.lingering]
         for end in self.ends.values():
             times += [end, end + self.linger]
         for window in self.windows.values():
@@ -272,6 +295,7 @@ class Line(RuleBasedStateMachine):
     def is_reserved(self, task_id: TaskId, name: str) -> bool:
         """Return whether a window needs tokens that the waiting task would take."""
         own, end = self.inside.get(task_id), self.gone(task_id, self.now) + self.linger
+        end = inf if task_id in self.unenforced else end
         return self.waiting[task_id][name] > self.least(name, self.now, end, own, True)
 
     def would_delay(self, task_id: TaskId, name: str) -> bool:
@@ -335,13 +359,41 @@ class Line(RuleBasedStateMachine):
             return
         for name in NAMES:
             self.line.set_operator_total(name, None)
+        self.settle()
         while self.waiting or self.held:
             self.wait(21.0)
+            for task_id in self.unenforced & self.held.keys():
+                self.end(task_id)
             assert self.held or self.lingering or self.windows or not self.waiting
 
 
 TestLine = Line.TestCase
 TestLine.settings = examples(50, steps=40)
+
+
+@examples(100)
+@given(
+    jobs=st.lists(
+        st.tuples(
+            st.sampled_from([{"a": 1}, {"a": 1}, {"a": 2}, {"a": 3}, {"a": 1, "b": 3}, {"b": 2}]),
+            st.sampled_from([1.0, 4.0, 8.0, 32.0]),
+        ),
+        min_size=4,
+        max_size=8,
+    ),
+    waits=st.lists(st.sampled_from([0.5, 2.0, 5.0]), min_size=3, max_size=6),
+)
+def test_time_alone_lets_tasks_go_when_leases_are_past_their_expected_ends(
+    jobs: list[tuple[dict[str, int], float]], waits: list[float]
+) -> None:
+    """No lease has an enforced limit, and none ends."""
+    machine = Line()
+    machine.boot(patience=0.0, linger=0.0)
+    for wants, lasts in jobs:
+        machine.join(wants, 0.0, lasts, enforced=False)
+    for seconds in waits:
+        machine.wait(seconds)
+        machine.whoever_waits_lacks_something_or_would_delay_the_first_in_line()
 
 
 def test_one_that_wants_all_waits_only_for_those_who_were_there_before() -> None:

@@ -187,6 +187,31 @@ def test_what_does_not_begin_gives_way_after_patience_to_those_whom_that_serves(
     assert (send.job, site.core.tasks[1, 0].reason) == (2, Reason.LICENCE_BUSY)
 
 
+def test_no_task_is_recalled_if_tokens_that_came_back_let_the_waiting_task_go() -> None:
+    site = Site(pools=(LicencePool(name="matlab", total=4),), pull=False, patience=60.0)
+    for id in (1, 2):
+        site.step(JobSubmitted(NOW, job(id, licences={"matlab": 2}, clusters=("left",))))
+        site.sent(id)
+    site.step(JobSubmitted(NOW, job(3, licences={"matlab": 2}, clusters=("left",))))
+    pending = site.row(State.PENDING, 2)
+    site.seen("left", None, site.row(State.RUNNING, started=NOW), pending, at=NOW + 1)
+    ended = site.row(State.COMPLETED, started=NOW, ended=NOW + 60)
+    assert site.seen("left", None, ended, pending, at=NOW + 60) == [Dispatch(3, 1, "left", (0,))]
+
+
+def test_a_task_goes_when_a_second_lease_is_past_its_expected_end() -> None:
+    """Job 3 needs the tokens of job 1, which overran; those of job 2 are extra from its end on."""
+    site = Site(pools=(LicencePool(name="matlab", total=4),), pull=False)
+    for id, seconds in ((1, 10.0), (2, 80.0)):
+        site.step(JobSubmitted(NOW, job(id, licences={"matlab": 1}, time_limit=seconds)))
+    site.step(JobSubmitted(NOW, job(3, licences={"matlab": 3}, time_limit=10.0)))
+    site.step(JobSubmitted(NOW, job(4, licences={"matlab": 1}, time_limit=500.0)))
+    assert site.step(TimerExpired(NOW + 79)) == []
+    assert site.core.next_due == NOW + 80
+    assert site.step(TimerExpired(NOW + 80)) == [Dispatch(4, 1, "left", (0,))]
+    assert site.core.next_due is None
+
+
 def test_jobs_that_cannot_start_pass_licences_on_less_and_less_often() -> None:
     site = Site(pools=MATLAB, pull=False, patience=0.0)
     for id in (1, 2):

@@ -240,3 +240,20 @@ def test_a_lease_that_ends_later_than_was_thought_lets_others_go_before_the_firs
     assert line.next_ready(NOW + 10) is None
     line.expect_end((1, 0), NOW + 100)
     assert line.next_ready(NOW + 10) == (3, 0)
+
+
+def test_others_go_once_a_licence_of_the_first_task_is_no_longer_counted() -> None:
+    """The first task waits for two licences; the server of one has become silent."""
+    line = pools(
+        LicencePool(name="a", total=2), LicencePool(name="s", server="s", stale_after=60.0)
+    )
+    line.record_count(LicenceCount("s", 1, 0, NOW), NOW)
+    line.take(Lease(1, 0, 1, {"a": 1, "s": 1}, NOW), NOW + 100)
+    line.join((2, 0), 0.0, {"a": 2, "s": 1}, 60.0)
+    line.join((3, 0), 1.0, {"a": 1}, 512.0)
+    assert line.next_ready(NOW) is None
+    due = line.next_change
+    assert due is not None
+    assert NOW + 60 < due < NOW + 61
+    assert line.next_ready(NOW + 60) is None
+    assert line.next_ready(due) == (3, 0)

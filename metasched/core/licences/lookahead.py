@@ -210,12 +210,12 @@ class Lookahead:
         )
         return count <= extra + claimed
 
-    def next_change(self, pool: PoolState, now: float) -> float:
+    def find_next_change(self, pool: PoolState, now: float) -> float:
         """Return when time alone may let a task take tokens that are free, but kept from it.
 
-        That is when one more lease should have ended by now, so that the first task of the pool
-        leaves more extra tokens, or when this task cannot be served because a licence server is
-        silent. `now`: at any later time, since a reservation window is near.
+        That is when one more lease is past its expected end, so that the first task of the pool
+        leaves more extra tokens, or when the count of a server is too old, so that this task can
+        have no reservation. `now`: at any later time, since a reservation window is near.
         """
         head = self.head_group(pool)
         pools = [pool, *(self._state.pools[name] for name in (head.requested if head else ()))]

@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from typing import NamedTuple
 
 from metasched.core.licences.windows import TokenClaim, TokenSlots, TokenWindow
@@ -44,11 +43,6 @@ class TaskGroup:
     terms: LeaseTerms
     queue_keys: dict[TaskId, QueueKey] = field(default_factory=dict)  # of its tasks
     heap: list[QueueKey] = field(default_factory=list)  # of `queue_keys`; others may be stale
-
-    @property
-    def largest_request(self) -> tuple[str, int]:
-        """The licence of which each task requests the most tokens, and how many."""
-        return max(self.requested.items(), key=itemgetter(1))
 
     @property
     def head_key(self) -> QueueKey:

@@ -28,12 +28,18 @@ again, too.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from metasched.core.licences.accounts import LicenceAccounts
-from metasched.core.licences.pool import NEVER, LeaseTerms, QueueKey, RequestedTokens, TaskGroup
+from metasched.core.licences.pool import (
+    NEVER,
+    LeaseTerms,
+    PoolState,
+    QueueKey,
+    RequestedTokens,
+    TaskGroup,
+)
 from metasched.core.tasks import TaskId
 from metasched.model.licence import Lease, LicencePool, LicenceStatus
 
@@ -44,9 +50,9 @@ class LicenceQueue(LicenceAccounts):
     def __init__(self) -> None:
         super().__init__()
         self.patience = 0.0  # seconds
-        self._groups: dict[tuple[RequestedTokens, LeaseTerms], TaskGroup] = {}
-        # licence and tokens of the largest request of each group: it is the least likely to be free
-        self._by_largest_request: defaultdict[tuple[str, int], set[TaskGroup]] = defaultdict(set)
+        self._groups: dict[RequestedTokens, dict[LeaseTerms, TaskGroup]] = {}
+        # requests in `_groups`, by the licence of which they need the most tokens, and how many
+        self._requests: dict[tuple[str, int], set[RequestedTokens]] = {}
         # of the last check after which no task could go
         self._checked_version, self._checked_at = -1, 0.0  # state version, epoch seconds
         self._next_change = NEVER  # epoch seconds from which time alone may let a task go
@@ -56,8 +62,7 @@ class LicenceQueue(LicenceAccounts):
     ) -> list[str]:
         """Replace the configuration and empty the queue; see `set_pools`."""
         self.patience = patience
-        self._groups, self._state.group_of = {}, {}
-        self._by_largest_request.clear()
+        self._groups, self._requests, self._state.group_of = {}, {}, {}
         for pool in self._state.pools.values():
             pool.waiting_tokens = pool.requests = 0
             pool.groups, pool.head_key = set(), None
@@ -91,8 +96,11 @@ class LicenceQueue(LicenceAccounts):
 
         The caller has made sure that none can go now.
         """
-        groups = {group for name in freed for group in self._state.pools[name].groups}
-        return any(self._may_go(group, now, freed) for group in groups)
+        return any(
+            all(self._may_take(group, name, now, freed) for name in group.requested)
+            for freed_name in freed
+            for group in self._state.pools[freed_name].groups
+        )
 
     def join(
         self,
@@ -111,11 +119,14 @@ class LicenceQueue(LicenceAccounts):
         if task_id in self._state.group_of:
             return
         terms = LeaseTerms(2.0 ** math.ceil(math.log2(duration)), enforced, reservation)
-        group_key = (tuple(sorted(requested.items())), terms)
-        group = self._groups.get(group_key)
+        request = tuple(sorted(requested.items()))
+        if request not in self._groups:
+            self._groups[request] = {}
+            self._requests.setdefault(_largest(request), set()).add(request)
+        groups = self._groups[request]
+        group = groups.get(terms)
         if group is None:
-            group = self._groups[group_key] = TaskGroup(dict(group_key[0]), terms)
-            self._by_largest_request[group.largest_request].add(group)
+            group = groups[terms] = TaskGroup(dict(request), terms)
         step = queue_time // self.patience if self.patience else queue_time
         queue_key = (step, -sum(requested.values()), queue_time, *task_id)
         self._state.group_of[task_id] = group
@@ -126,7 +137,7 @@ class LicenceQueue(LicenceAccounts):
             pool.waiting_tokens += count
             pool.requests += 1
         if queue_key == group.head_key:
-            self._update_first_tasks(group, queue_key)
+            self._forget_heads(group, queue_key)
 
     def leave(self, task_id: TaskId) -> None:
         """Remove a task from the queue, if it is there."""
@@ -136,22 +147,29 @@ class LicenceQueue(LicenceAccounts):
         queue_key, previous_head = group.queue_keys[task_id], group.head_key
         group.remove(task_id)
         for name, count in group.requested.items():
-            pool = self._state.pools[name]
-            pool.waiting_tokens -= count
-            pool.requests -= 1
-            if not group.queue_keys:
-                pool.groups.remove(group)
+            self._state.pools[name].waiting_tokens -= count
+            self._state.pools[name].requests -= 1
         if not group.queue_keys:
-            del self._groups[tuple(group.requested.items()), group.terms]
-            similar_groups = self._by_largest_request[group.largest_request]
-            similar_groups.remove(group)
-            if not similar_groups:
-                del self._by_largest_request[group.largest_request]
+            self._remove_group(group)
         if queue_key == previous_head:
-            self._update_first_tasks(group, queue_key)
+            self._forget_heads(group, queue_key)
 
-    def _update_first_tasks(self, group: TaskGroup, queue_key: QueueKey) -> None:
-        """Have the groups checked again, since the first task of a group has joined or left."""
+    def _remove_group(self, group: TaskGroup) -> None:
+        """Remove a group without tasks."""
+        for name in group.requested:
+            self._state.pools[name].groups.remove(group)
+        request = tuple(group.requested.items())
+        del self._groups[request][group.terms]
+        if self._groups[request]:
+            return
+        del self._groups[request]
+        requests = self._requests[_largest(request)]
+        requests.remove(request)
+        if not requests:
+            del self._requests[_largest(request)]
+
+    def _forget_heads(self, group: TaskGroup, queue_key: QueueKey) -> None:
+        """Have all groups checked again, since the first task of a group has joined or left."""
         self._state.version += 1
         for name in group.requested:
             pool = self._state.pools[name]
@@ -195,17 +213,18 @@ class LicenceQueue(LicenceAccounts):
         """
         if self.settled(now):
             return None
-        kept_pools = set()  # with enough free tokens, which a group may not take
+        kept_pools: set[PoolState] = set()  # whose free tokens a group may not take
         for group in sorted(self._fitting_groups(now), key=attrgetter("head_key")):
             for name in group.requested:
                 if not self._may_take(group, name, now):
-                    kept_pools.add(name)
+                    kept_pools.add(self._state.pools[name])
                     break
             else:
                 return group.head_key[3:]
         self._checked_version, self._checked_at = self._state.version, now
-        changes = (self.lookahead.next_change(self._state.pools[name], now) for name in kept_pools)
-        self._next_change = min(changes, default=NEVER)
+        self._next_change = min(
+            (self.lookahead.find_next_change(pool, now) for pool in kept_pools), default=NEVER
+        )
         return None
 
     def _fitting_groups(self, now: float) -> list[TaskGroup]:
@@ -213,15 +232,12 @@ class LicenceQueue(LicenceAccounts):
         free = {name: pool.free(now) or 0 for name, pool in self._state.pools.items()}
         return [
             group
-            for (name, count), groups in self._by_largest_request.items()
+            for (name, count), requests in self._requests.items()
             if count <= free[name]
-            for group in groups
-            if all(count <= free[name] for name, count in group.requested.items())
+            for request in requests
+            if all(count <= free[name] for name, count in request)
+            for group in self._groups[request].values()
         ]
-
-    def _may_go(self, group: TaskGroup, now: float, freed: Mapping[str, int]) -> bool:
-        """Return whether the first task of a group may go now if `freed` tokens were free, too."""
-        return all(self._may_take(group, name, now, freed) for name in group.requested)
 
     def _may_take(
         self, group: TaskGroup, name: str, now: float, freed: Mapping[str, int] | None = None
@@ -242,3 +258,8 @@ class LicenceQueue(LicenceAccounts):
             pool = self._state.pools[name]
             if not self.lookahead.may_take(pool, count, queue_key, group.terms, now):
                 yield self.status(name, now)
+
+
+def _largest(request: RequestedTokens) -> tuple[str, int]:
+    """Return the licence of which a request needs the most tokens, and how many."""
+    return max(request, key=itemgetter(1))
