@@ -45,8 +45,8 @@ SECTIONS = {
     ),
     "test_licence_line": (
         "Order of the licence queue",
-        "One licence of 4 tokens, simulated; the peer is the order of arrival. A decision among 200 "
-        "licences; the peer checks every waiting task instead of each distinct request.",
+        "One licence of 4 tokens, simulated. The peer is the order of arrival. A decision among "
+        "200 licences has a peer that checks every waiting task.",
     ),
     "test_licence_sharing": (
         "Shared licences",
