@@ -31,7 +31,9 @@ CONNECTIONS, WARM = 4, 50
 @pytest.mark.bench
 @pytest.mark.cpu
 @pytest.mark.parametrize(
-    ("kinds", "ends", "target"), [(100, 5000, "at most 100 µs"), (0, 500, "at most 3,000 µs")]
+    ("kinds", "ends", "target"),
+    [(100, 5000, "at most 100 µs"), (0, 500, "at most 3,000 µs")],
+    ids=["100", "0"],
 )
 def test_a_lease_decision(kinds: int, ends: int, target: str, record: Record) -> None:
     """A lease ends and waiting tasks start; another task joins the queue and starts if it can.
