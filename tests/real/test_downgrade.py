@@ -14,7 +14,7 @@ from metasched.db.store import Database
 WIDE = "zw\N{LATIN SMALL LETTER O WITH DIAERESIS}lf \N{ROCKET}"
 # A row of each table, in an order that foreign keys allow.
 ROWS: dict[str, dict[str, Any]] = {
-    "instance": {"name": "0a1b2c", "created": 1.5},
+    "instance": {"name": "0a1b2c", "created": 1.5, "first_dispatch": 0},
     "epoch": {"number": 7},
     "content": {"digest": "d" * 64, "text": f"#!/bin/sh\necho {WIDE}\n"},
     "job": {
@@ -72,6 +72,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "fence": "/claims/x",
         "revoking": False,
         "revoked": False,
+        "lease_expired": False,
     },
     "licence": {
         "name": "solver",

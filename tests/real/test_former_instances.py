@@ -21,7 +21,7 @@ def create_previous(database: Database, *statements: str) -> None:
     with engine.connect() as connection:
         config.attributes["connection"] = connection
         database.begin_upgrade(connection)
-        command.upgrade(config, "0017")
+        command.upgrade(config, "0018")
         for statement in statements:
             connection.execute(text(statement))
         connection.commit()
