@@ -88,13 +88,14 @@ class Wait:
 
     def __init__(self) -> None:
         self.is_over = False  # it is to be answered now: another user has fewer of them
-        self.timeout: asyncio.Timeout | None = None  # of the present pause
+        self.timeout: asyncio.Timeout | None = None  # of the present or last pause
 
     def end(self) -> None:
         """Make the request be answered at once."""
         self.is_over = True
         if self.timeout is not None:
-            self.timeout.reschedule(0)
+            with contextlib.suppress(RuntimeError):  # the pause has ended by itself
+                self.timeout.reschedule(0)
 
 
 class OpenConnections:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import logging
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from metasched.api.admission import SMALL_BODY, BodyMemory
-from metasched.api.connections import MIN_LIMIT, Connection, OpenConnections, Refusal
+from metasched.api.connections import MIN_LIMIT, Connection, OpenConnections, Refusal, Wait
 from metasched.api.selection import MAX_SELECTORS, parse_job_ids
 from metasched.client.client import Client, PermissionDenied
 from metasched.daemon import descriptors
@@ -270,6 +271,20 @@ def test_a_wait_ends_for_that_of_a_user_with_fewer() -> None:
         assert not any(wait.is_over for wait in [*waits["b"], *others, new])
         assert connections.refusals[Refusal.WAITING] == 1
     assert connections.waiting_requests == 0
+
+
+def test_a_wait_between_two_pauses_ends_too() -> None:
+    """A pause that is over cannot be cut short: the request ends at its next look."""
+
+    async def pause_in_vain(wait: Wait) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0) as wait.timeout:
+                await asyncio.sleep(60)
+
+    wait = Wait()
+    asyncio.run(pause_in_vain(wait))
+    wait.end()
+    assert wait.is_over
 
 
 def test_equal_shares_of_waits_are_left_alone() -> None:

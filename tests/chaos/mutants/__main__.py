@@ -38,6 +38,7 @@ TRIALS = 100  # maximum per mutant
 CONTROLS = 3  # minimum trials without the defect
 PATIENCE = 120.0  # seconds for a step of a round; a defect may make it wait in vain
 END = 60.0  # seconds for a harness to remove its sites when it is interrupted
+_OF_THE_CALLER = ("PYTHONPATH", "PYTEST_ADDOPTS")  # variables that the copy does not inherit
 # the harness ends with this process, even if that is killed
 _BOUND = ("setpriv", "--pdeathsig", "INT", "--")
 
@@ -165,7 +166,7 @@ class _Controls:
 
 def _execute(tree: Path, arguments: Sequence[str], folder: Path) -> Output:
     """Run Python in the tree; interrupt it when this process is interrupted."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment = {k: v for k, v in os.environ.items() if k not in _OF_THE_CALLER}
     environment["METASCHED_PATIENCE"] = f"{PATIENCE:g}"
     out, err = folder / "out", folder / "err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
