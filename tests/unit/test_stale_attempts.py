@@ -150,6 +150,13 @@ def test_a_newer_one_that_began_before_it_could_yield_makes_two() -> None:
     assert site.core.tasks[1, 0].attempt.intent is None  # type: ignore[union-attr]
 
 
+def test_an_attempt_declared_lost_has_no_start() -> None:
+    """Dependencies of the kind `after` do not count it: the operator says that nothing ran."""
+    site = ran_and_called_lost()
+    [(_, lost)] = site.out.closed_attempts
+    assert (lost.number, lost.state, lost.started) == (1, State.CANCELLED, None)
+
+
 def test_a_stale_pending_attempt_is_recalled_while_its_task_is_queued() -> None:
     site = Site(pull=False)
     site.step(JobSubmitted(NOW, job(clusters=("left",))))
@@ -209,6 +216,20 @@ def test_a_restart_by_the_manager_is_a_new_attempt() -> None:
     assert task.attempt.number == 3  # another start that the manager does not count
     site.seen("left", None, site.row(State.COMPLETED, started=NOW + 90, restarts=1, exit_code=0))
     assert not site.core.tasks
+
+
+def test_a_started_task_that_is_pending_again_was_restarted() -> None:
+    """A controller that lost its last seconds counts no restart."""
+    site = Site()
+    site.step(JobSubmitted(NOW, job()))
+    site.sent()
+    site.seen("left", None, site.row(State.RUNNING, started=NOW))
+    site.seen("left", None, site.row(State.PENDING))
+    [(_, first)] = site.out.closed_attempts
+    assert (first.number, first.state, first.started) == (1, State.NODE_FAIL, NOW)
+    task = site.core.tasks[1, 0]
+    assert task.attempt is not None
+    assert (task.attempt.number, task.state) == (2, State.PENDING)
 
 
 def test_a_task_lost_with_a_managers_last_seconds_is_sent_again_without_record() -> None:

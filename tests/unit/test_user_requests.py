@@ -112,6 +112,7 @@ def test_an_ended_task_is_requeued_with_a_sending_never_used() -> None:
     assert site.step(again) == [Dispatch(1, 2, "left", (0,))]
     assert site.core.tasks[1, 0].attempts == 2
     assert site.out.changes[0].cause == "requeued by ada"
+    assert (1, 0) not in site.core.state.ended_tasks  # as in a core that is restored now
     assert site.step(again) == []
 
 

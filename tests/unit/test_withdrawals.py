@@ -8,7 +8,10 @@ from metasched.core.events import (
     ClusterDrained,
     ClusterResumed,
     ClusterUnreachable,
+    DaemonStarted,
     Dispatch,
+    DispatchAccepted,
+    DispatchStarted,
     JobModified,
     JobSubmitted,
     UserRequested,
@@ -17,6 +20,7 @@ from metasched.core.events import (
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, Reason, State
 from metasched.policies.eligible import Ineligibility, find_ineligibility
+from metasched.policies.policy import Policy
 from tests.unit.core_site import NOW, Site, facts, job
 
 
@@ -261,3 +265,19 @@ def test_patience_stands_still_while_a_cluster_is_silent() -> None:
     assert site.seen("right", facts(4), at=NOW + 504) == [
         Withdraw(1, 1, "left", {0: "7"}, only_pending=True)
     ]
+
+
+def test_the_wait_before_a_pull_counts_anew_after_a_restart() -> None:
+    """A core that is restored from the database knows no earlier waits."""
+    site = Site(pull_after=5.0)
+    site.seen("left", facts(8), at=NOW + 100)
+    site.step(ClusterUnreachable(NOW + 100, "right", "no answer"))
+    site.step(JobSubmitted(NOW + 100, job(1, cpus=4)))
+    site.step(DispatchStarted(NOW + 100, 1, 1))
+    site.step(DispatchAccepted(NOW + 100, 1, 1, {0: "7"}))
+    policy = Policy(pull_after=5.0)
+    site.step(DaemonStarted(NOW + 101, "cafe", policy, tuple(site.core.clusters)))
+    pending = site.row(State.PENDING)
+    site.seen("left", facts(8, 0), pending, full=True, at=NOW + 102)
+    assert site.seen("right", facts(4), full=True, at=NOW + 103) == []
+    assert site.seen("right", at=NOW + 108) == [Withdraw(1, 1, "left", {0: "7"}, only_pending=True)]

@@ -25,6 +25,10 @@ trials of the unchanged code, at least three, are the control. They must find no
 A trial of chaos is a strike, in rounds of a few. A trial of pytest is a random example of a
 property test, or a run of a plain test. A trial of hostile is a contest of two accounts.
 `python -m tests.chaos.mutants NAME` repeats a row; `make chaos` repeats all.
+
+A plain test finds its defect at the first trial: it was often written with the repair. Such a row
+shows that the defect cannot return unnoticed. It does not show that random search would find it:
+of 15 defects tried on 2026-11-23, 75 random lives of the core (`test_core`) found one.
 """
 
 
