@@ -231,10 +231,11 @@ def test_the_daemon_writes_while_a_thread_prunes(life: Life, database: Database)
     for id in range(1, 60):
         life.submit(id, NOW + id)
         life.run(id, NOW + 100 + id)
+    life.submit(60, NOW + 260)  # the newest job is kept
     one_pass = PruningPass(NOW + 1000)
     with ThreadPoolExecutor(1) as pool:
         deleting = pool.submit(lambda: [*iter(lambda: life.ledger.prune_portion(one_pass), False)])
-        for id in range(60, 90):
+        for id in range(61, 90):
             life.submit(id, NOW + 200 + id)
         deleting.result(60)
     assert one_pass.deleted["jobs"] == 59
