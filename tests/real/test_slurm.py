@@ -389,8 +389,10 @@ def test_a_withdrawn_script_gets_term_and_time_and_then_kill(client: Client) -> 
     for order in (obedient, stubborn):
         client.wait_row(order, State.RUNNING)
         client.withdraw(order)
-    row = client.wait_row(obedient, State.CANCELLED)
-    assert (row.exit_code, row.signal) == (4, None)
+    # cancelled at once; the exit code follows when the script has ended
+    listing = client.wait(lambda listing: any(row.exit_code == 4 for row in listing.rows))
+    row = next(row for row in listing.rows if row.tag == obedient.tag)
+    assert (row.state, row.signal) == (State.CANCELLED, None)
     assert (client.folder / "kind").read_text() == "bye\n"
     row = client.wait_row(stubborn, State.CANCELLED)
     assert (row.exit_code, row.signal) == (None, signal.SIGKILL)
