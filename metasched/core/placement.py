@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import chain
 from operator import itemgetter
 
 from metasched.core.cluster_view import MAX_CACHED_DECISIONS, ClusterView
@@ -412,6 +413,13 @@ class Placement:
 
 def _in_order(waiting: list[Task], of_groups: Iterator[tuple[SortKey, Task]]) -> Iterator[Task]:
     """Yield tasks in the order of the queue; those of groups as late as possible."""
+    first_of_groups = next(of_groups, None)
+    if first_of_groups is None:  # as in most steps; `merge` takes longer
+        if len(waiting) > 1:
+            waiting.sort(key=lambda task: (task.queue_key, *task.task_id))
+        yield from waiting
+        return
+    of_groups = chain((first_of_groups,), of_groups)
     with_keys = [((task.queue_key, *task.task_id), task) for task in waiting]
     with_keys.sort(key=itemgetter(0))
     for _, task in heapq.merge(with_keys, of_groups, key=itemgetter(0)):

@@ -194,8 +194,9 @@ class Core:
         if outcome.reservations or type(event) in _CLUSTER_EVENTS:
             self._gates.request_recheck()
         for view in self.state.views.values():
-            for recheck in view.scope_limits.take_rechecks():
-                self._gates.ineligible.request_recheck(recheck)
+            if view.scope_limits.rechecks:
+                for recheck in view.scope_limits.take_rechecks():
+                    self._gates.ineligible.request_recheck(recheck)
 
         # 5. Find eligible clusters, lease licences, dispatch. Pull tasks to clusters with room.
         if self._placement.begin_pass():

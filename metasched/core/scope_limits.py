@@ -67,7 +67,7 @@ class ScopeLimits:
         self._limited_jobs: set[int] = set()  # jobs with a limit of their own
         self._unanswered: Counter[str] = Counter()  # dispatched tasks without an answer, by user
         self._awaiting: set[str] = set()  # users who get no further dispatch until answers come
-        self._rechecks: dict[JobSet, Recheck] = {}
+        self.rechecks: dict[JobSet, Recheck] = {}  # not taken yet, see `take_rechecks`
 
     def __bool__(self) -> bool:
         return bool(self._limits or self._awaiting)
@@ -123,7 +123,7 @@ class ScopeLimits:
                 self._free(jobs, limit)
 
     def _free(self, jobs: JobSet, limit: ScopeLimit) -> None:
-        self._rechecks[jobs] = Recheck(jobs, lambda: limit.has_room)
+        self.rechecks[jobs] = Recheck(jobs, lambda: limit.has_room)
 
     def _forget(self, jobs: JobSet) -> None:
         limits = self._limits[jobs.user]
@@ -131,13 +131,13 @@ class ScopeLimits:
         if not limits:
             del self._limits[jobs.user]
         self._limited_jobs.discard(jobs.job or 0)
-        self._rechecks[jobs] = Recheck(jobs, lambda: True)
+        self.rechecks[jobs] = Recheck(jobs, lambda: True)
 
     def take_rechecks(self) -> list[Recheck]:
         """Return the jobs for which there is room now that was not before."""
-        if not self._rechecks:
+        if not self.rechecks:
             return []
-        rechecks, self._rechecks = list(self._rechecks.values()), {}
+        rechecks, self.rechecks = list(self.rechecks.values()), {}
         return rechecks
 
     def add_task(self, task: Task) -> None:
@@ -161,17 +161,20 @@ class ScopeLimits:
     def count_unanswered(self, task: Task, change: Literal[1, -1]) -> None:
         """Count a live task that is dispatched (1), or whose manager has answered (-1)."""
         user = task.job.user
-        for owner in (None, user):
-            for limit in self._limits.get(owner, {}).values():
-                if task.task_id in limit.live_tasks:
-                    limit.unanswered += change
+        if self._limits:
+            for owner in (None, user):
+                for limit in self._limits.get(owner, {}).values():
+                    if task.task_id in limit.live_tasks:
+                        limit.unanswered += change
+        if self._max_unanswered == math.inf:
+            return
         count = self._unanswered[user] + change
         self._unanswered[user] = count
         if count >= self._max_unanswered:
             self._awaiting.add(user)
         elif user in self._awaiting and count <= FEW_UNANSWERED * self._max_unanswered:
             self._awaiting.remove(user)
-            self._rechecks[JobSet(user=user)] = Recheck(
+            self.rechecks[JobSet(user=user)] = Recheck(
                 JobSet(user=user), lambda: user not in self._awaiting
             )
         if not count:
