@@ -10,7 +10,7 @@ from functools import reduce
 from itertools import starmap
 from operator import add, itemgetter, mul
 
-from metasched.core.scope_limits import ScopeLimits
+from metasched.core.scope_limits import Rechecks, ScopeLimits
 from metasched.core.tasks import Task, TaskId, WithdrawalMode
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Job, Reason, State
@@ -43,6 +43,7 @@ class ClusterView:
     """State of a cluster since the start of the daemon. Times are epoch seconds."""
 
     cluster: Cluster
+    name: str = field(init=False)
     info: ClusterInfo | None = None  # last reported
     up: bool = False  # whether its manager answers
     down_reason: str = "no answer since the start"
@@ -50,6 +51,7 @@ class ClusterView:
     full_since: float = 0.0
     retry_at: float = 0.0  # full: no dispatch until then, then a single task
     retry_delay: float = 0.0  # seconds
+    rechecks: Rechecks = field(default_factory=dict)  # of all clusters
     scope_limits: ScopeLimits = field(init=False)  # refusals of some jobs only
     owed_by_own: float = 0.0  # processors x estimate (seconds) of metasched's unstarted tasks
     owed_by_others: float = 0.0  # processors x limit (seconds) of other users' pending jobs
@@ -71,14 +73,13 @@ class ClusterView:
     eligibility_key: EligibilityKey | None = None
     # results of `check_job` by requirements; valid for the current `eligibility_key`
     decisions: dict[Hashable, Ineligibility | None] = field(default_factory=dict)
-    name: str = field(init=False)
     # in `SchedulerState.observed_seconds`: time up before the last change of `up`, and that change
     _answered_seconds: float = 0.0
     _turned_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.name = self.cluster.name
-        self.scope_limits = ScopeLimits(self.cluster.max_unanswered)
+        self.scope_limits = ScopeLimits(self.name, self.cluster.max_unanswered, self.rechecks)
 
     # Availability. `total_observed` is `SchedulerState.observed_seconds`, a clock that stands still
     # while no cluster answers

@@ -60,7 +60,10 @@ class SchedulingGates:
         task, after = change.task, change.after
         self.dependencies.update_progress(task)
         if after in LIVE:
-            self._mark_dispatched(task)
+            if change.before not in LIVE:
+                self.remove(task)
+            # the slots exceed the limit if a manager lists a lost attempt again
+            self.take_slot_again(task)
         elif after in FINAL or after is State.HELD:
             self.release_slot(task, now)
             if not job_is_open:
@@ -145,14 +148,6 @@ class SchedulingGates:
         self._slots.pop(job.id, None)
         self._next_indices.pop(job.id, None)
         self._dependency_timers.pop(job.id, None)
-
-    def _mark_dispatched(self, task: Task) -> None:
-        """Remove a dispatched task from its gate; it takes a slot.
-
-        The slots exceed the limit if a manager lists a lost attempt again.
-        """
-        self.remove(task)
-        self.take_slot_again(task)
 
     def take_slot_again(self, task: Task) -> None:
         """Count a task that may run for the limit of its array, even above it."""

@@ -80,7 +80,11 @@ class Recovery:
         )
         for job in self._state.margin_jobs[-policy.window :]:
             self._state.classifier.remember(job)
-        self._state.views = {cluster.name: ClusterView(cluster) for cluster in event.clusters}
+        self._state.rechecks = {}
+        self._state.views = {
+            cluster.name: ClusterView(cluster, rechecks=self._state.rechecks)
+            for cluster in event.clusters
+        }
         self._state.views_with_unstarted = {}
         self._state.unstarted_by_key = []
         self._state.observed_seconds = 0.0

@@ -193,10 +193,9 @@ class Core:
             self._gates.pass_time(event.time)
         if outcome.reservations or type(event) in _CLUSTER_EVENTS:
             self._gates.request_recheck()
-        for view in self.state.views.values():
-            if view.scope_limits.rechecks:
-                for recheck in view.scope_limits.take_rechecks():
-                    self._gates.ineligible.request_recheck(recheck)
+        if self.state.rechecks:
+            for recheck in self.state.take_rechecks():
+                self._gates.ineligible.request_recheck(recheck)
 
         # 5. Find eligible clusters, lease licences, dispatch. Pull tasks to clusters with room.
         if self._placement.begin_pass():

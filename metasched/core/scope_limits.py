@@ -20,6 +20,8 @@ from metasched.core.tasks import Task, TaskId
 from metasched.model.job import Job, State
 from metasched.model.refusal_scope import JobSet
 
+# jobs for which a cluster has room that it had not before, by cluster and jobs
+Rechecks = dict[tuple[str, JobSet], Recheck]
 PROBE_DELAY = (10.0, 300.0)  # seconds until one task more is tried: initial, maximum
 # Share of the most tasks without an answer at which dispatches begin again: two dispatches of 200
 # tasks then follow, not many small ones
@@ -59,15 +61,15 @@ class ScopeLimit:
 class ScopeLimits:
     """The limits of a cluster, by the jobs for which they hold."""
 
-    def __init__(self, max_unanswered: int | None) -> None:
-        """`max_unanswered`: see `Cluster`."""
+    def __init__(self, cluster: str, max_unanswered: int | None, rechecks: Rechecks) -> None:
+        """`max_unanswered`: see `Cluster`; `rechecks`: of all clusters, extended here."""
+        self._cluster, self._rechecks = cluster, rechecks
         self._max_unanswered = math.inf if max_unanswered is None else max_unanswered
         # by user (None: limits that hold for several users) and jobs
         self._limits: dict[str | None, dict[JobSet, ScopeLimit]] = {}
         self._limited_jobs: set[int] = set()  # jobs with a limit of their own
         self._unanswered: Counter[str] = Counter()  # dispatched tasks without an answer, by user
         self._awaiting: set[str] = set()  # users who get no further dispatch until answers come
-        self.rechecks: dict[JobSet, Recheck] = {}  # not taken yet, see `take_rechecks`
 
     def __bool__(self) -> bool:
         return bool(self._limits or self._awaiting)
@@ -123,7 +125,7 @@ class ScopeLimits:
                 self._free(jobs, limit)
 
     def _free(self, jobs: JobSet, limit: ScopeLimit) -> None:
-        self.rechecks[jobs] = Recheck(jobs, lambda: limit.has_room)
+        self._rechecks[self._cluster, jobs] = Recheck(jobs, lambda: limit.has_room)
 
     def _forget(self, jobs: JobSet) -> None:
         limits = self._limits[jobs.user]
@@ -131,14 +133,7 @@ class ScopeLimits:
         if not limits:
             del self._limits[jobs.user]
         self._limited_jobs.discard(jobs.job or 0)
-        self.rechecks[jobs] = Recheck(jobs, lambda: True)
-
-    def take_rechecks(self) -> list[Recheck]:
-        """Return the jobs for which there is room now that was not before."""
-        if not self.rechecks:
-            return []
-        rechecks, self.rechecks = list(self.rechecks.values()), {}
-        return rechecks
+        self._rechecks[self._cluster, jobs] = Recheck(jobs, lambda: True)
 
     def add_task(self, task: Task) -> None:
         """Count a task that is dispatched or adopted."""
@@ -174,9 +169,8 @@ class ScopeLimits:
             self._awaiting.add(user)
         elif user in self._awaiting and count <= FEW_UNANSWERED * self._max_unanswered:
             self._awaiting.remove(user)
-            self.rechecks[JobSet(user=user)] = Recheck(
-                JobSet(user=user), lambda: user not in self._awaiting
-            )
+            jobs = JobSet(user=user)
+            self._rechecks[self._cluster, jobs] = Recheck(jobs, lambda: user not in self._awaiting)
         if not count:
             del self._unanswered[user]
 

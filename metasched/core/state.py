@@ -9,6 +9,8 @@ from typing import Literal
 
 from metasched.core.cluster_view import ClusterView, loads
 from metasched.core.events import ClusterDrained, Outcome
+from metasched.core.ineligible_tasks import Recheck
+from metasched.core.scope_limits import Rechecks
 from metasched.core.tasks import (
     Attempt,
     EndedTask,
@@ -43,6 +45,7 @@ class SchedulerState:
         self.last_dispatch: dict[int, int] = {}  # highest dispatch id of each open job
         self.ended_tasks: OrderedDict[TaskId, EndedTask] = OrderedDict()  # oldest first
         self.views: dict[str, ClusterView] = {}
+        self.rechecks: Rechecks = {}  # of all clusters, see `take_rechecks`
         # clusters with unstarted tasks; these tasks, sorted by queue key and id
         self.views_with_unstarted: dict[str, ClusterView] = {}
         self.unstarted_by_key: list[tuple[float, TaskId, Task]] = []
@@ -208,6 +211,12 @@ class SchedulerState:
         view.owed_by_own = (
             view.owed_by_own + direction * job.cpus * job.estimated if view.unstarted_tasks else 0.0
         )
+
+    def take_rechecks(self) -> list[Recheck]:
+        """Return the jobs for which a cluster has room now that it had not before."""
+        rechecks = list(self.rechecks.values())
+        self.rechecks.clear()
+        return rechecks
 
     def remember_job(self, job: Job) -> None:
         """Remember a submitted job if it has a deadline that can be met."""

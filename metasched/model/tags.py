@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 MAX_ID_DIGITS = 18  # of a job or dispatch id; such numbers fit into 64 bits with a sign
+_NUMBER = f"(0|[1-9][0-9]{{0,{MAX_ID_DIGITS - 1}}})"
+_TAG = re.compile(f"ms-([^-]*)-{_NUMBER}-{_NUMBER}")
 _DISPATCH_FOLDER = re.compile(r"claims-[0-9a-f]{32}")
 
 
@@ -30,13 +32,10 @@ def tag_of(instance: str, job: int, dispatch_id: int) -> str:
 
 def parse_tag(tag: str, instances: frozenset[str]) -> tuple[int, int] | None:
     """Return (job, dispatch id) if `tag_of` can have made the tag for an instance, else None."""
-    match tag.split("-", 4):
-        case ["ms", name, job, dispatch_id] if name in instances:
-            job_number = parse_number(job)
-            dispatch_number = parse_number(dispatch_id)
-            if job_number is not None and dispatch_number is not None:
-                return job_number, dispatch_number
-    return None
+    match = _TAG.fullmatch(tag)
+    if match is None or match[1] not in instances:
+        return None
+    return int(match[2]), int(match[3])
 
 
 class Instances:

@@ -185,6 +185,12 @@ class Lookahead:
         free = pool.free(now)
         if free is None or count > free:
             return False
+        return self.may_take_free(pool, count, queue_key, terms, now)
+
+    def may_take_free(
+        self, pool: PoolState, count: int, queue_key: QueueKey | None, terms: LeaseTerms, now: float
+    ) -> bool:
+        """Return whether the queued task with this key may lease so many of the free tokens."""
         if self.first_key(pool) != queue_key and not self.may_overtake(pool, count, terms, now):
             return False
         return not pool.windows or count <= self.free_beside_windows(pool, terms, now)

@@ -43,22 +43,21 @@ class TaskGroup:
     terms: LeaseTerms
     queue_keys: dict[TaskId, QueueKey] = field(default_factory=dict)  # of its tasks
     heap: list[QueueKey] = field(default_factory=list)  # of `queue_keys`; others may be stale
-
-    @property
-    def head_key(self) -> QueueKey:
-        """The key of the first task."""
-        return self.heap[0]
+    head_key: QueueKey = field(init=False)  # of the first task
 
     def add(self, task_id: TaskId, queue_key: QueueKey) -> None:
         """Add a task."""
         self.queue_keys[task_id] = queue_key
         heapq.heappush(self.heap, queue_key)
+        self.head_key = self.heap[0]
 
     def remove(self, task_id: TaskId) -> None:
         """Remove a task; O(log n) amortised."""
         del self.queue_keys[task_id]
         while self.heap and self.queue_keys.get(self.heap[0][3:]) != self.heap[0]:
             heapq.heappop(self.heap)
+        if self.heap:
+            self.head_key = self.heap[0]
 
 
 @dataclass(eq=False)

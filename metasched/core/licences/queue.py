@@ -51,8 +51,12 @@ class LicenceQueue(LicenceAccounts):
         super().__init__()
         self.patience = 0.0  # seconds
         self._groups: dict[RequestedTokens, dict[LeaseTerms, TaskGroup]] = {}
-        # requests in `_groups`, by the licence of which they need the most tokens, and how many
-        self._requests: dict[tuple[str, int], set[RequestedTokens]] = {}
+        # requests in `_groups`, by the licence of which they need the most tokens and how many
+        self._requests: dict[str, dict[int, set[RequestedTokens]]] = {}
+        # as of a state version: every group whose request fits into the free tokens, and others;
+        # a task that joins or takes tokens makes no other request fit
+        self._fitting: list[TaskGroup] = []
+        self._fitting_version = -1
         # of the last check after which no task could go
         self._checked_version, self._checked_at = -1, 0.0  # state version, epoch seconds
         self._next_change = NEVER  # epoch seconds from which time alone may let a task go
@@ -63,6 +67,7 @@ class LicenceQueue(LicenceAccounts):
         """Replace the configuration and empty the queue; see `set_pools`."""
         self.patience = patience
         self._groups, self._requests, self._state.group_of = {}, {}, {}
+        self._fitting, self._fitting_version = [], -1
         for pool in self._state.pools.values():
             pool.waiting_tokens = pool.requests = 0
             pool.groups, pool.head_key = set(), None
@@ -97,7 +102,16 @@ class LicenceQueue(LicenceAccounts):
         The caller has made sure that none can go now.
         """
         return any(
-            all(self._may_take(group, name, now, freed) for name in group.requested)
+            all(
+                self.lookahead.may_take(
+                    self._state.pools[name],
+                    count - freed.get(name, 0),
+                    group.head_key,
+                    group.terms,
+                    now,
+                )
+                for name, count in group.requested.items()
+            )
             for freed_name in freed
             for group in self._state.pools[freed_name].groups
         )
@@ -122,11 +136,14 @@ class LicenceQueue(LicenceAccounts):
         request = tuple(sorted(requested.items()))
         if request not in self._groups:
             self._groups[request] = {}
-            self._requests.setdefault(_largest(request), set()).add(request)
+            name, count = _largest(request)
+            self._requests.setdefault(name, {}).setdefault(count, set()).add(request)
         groups = self._groups[request]
         group = groups.get(terms)
+        fitting_known = self._fitting_version == self._state.version
         if group is None:
             group = groups[terms] = TaskGroup(dict(request), terms)
+            self._fitting.append(group)
         step = queue_time // self.patience if self.patience else queue_time
         queue_key = (step, -sum(requested.values()), queue_time, *task_id)
         self._state.group_of[task_id] = group
@@ -138,6 +155,8 @@ class LicenceQueue(LicenceAccounts):
             pool.requests += 1
         if queue_key == group.head_key:
             self._forget_heads(group, queue_key)
+        if fitting_known:
+            self._fitting_version = self._state.version
 
     def leave(self, task_id: TaskId) -> None:
         """Remove a task from the queue, if it is there."""
@@ -163,10 +182,12 @@ class LicenceQueue(LicenceAccounts):
         if self._groups[request]:
             return
         del self._groups[request]
-        requests = self._requests[_largest(request)]
-        requests.remove(request)
-        if not requests:
-            del self._requests[_largest(request)]
+        name, count = _largest(request)
+        self._requests[name][count].remove(request)
+        if not self._requests[name][count]:
+            del self._requests[name][count]
+            if not self._requests[name]:
+                del self._requests[name]
 
     def _forget_heads(self, group: TaskGroup, queue_key: QueueKey) -> None:
         """Have all groups checked again, since the first task of a group has joined or left."""
@@ -183,9 +204,12 @@ class LicenceQueue(LicenceAccounts):
 
         For the other arguments see `expect_end`.
         """
+        fitting_known = self._fitting_version == self._state.version
         self.leave((lease.job, lease.index))
         self._add(lease)
         self.expect_end((lease.job, lease.index), end, enforced, reservation)
+        if fitting_known:  # fewer tokens are free than before
+            self._fitting_version = self._state.version
 
     # The next task
 
@@ -214,10 +238,13 @@ class LicenceQueue(LicenceAccounts):
         if self.settled(now):
             return None
         kept_pools: set[PoolState] = set()  # whose free tokens a group may not take
-        for group in sorted(self._fitting_groups(now), key=attrgetter("head_key")):
-            for name in group.requested:
-                if not self._may_take(group, name, now):
-                    kept_pools.add(self._state.pools[name])
+        pools, may_take = self._state.pools, self.lookahead.may_take_free
+        self._fitting = sorted(self._fitting_groups(now), key=attrgetter("head_key"))
+        self._fitting_version = self._state.version
+        for group in self._fitting:
+            for name, count in group.requested.items():
+                if not may_take(pools[name], count, group.head_key, group.terms, now):
+                    kept_pools.add(pools[name])
                     break
             else:
                 return group.head_key[3:]
@@ -229,26 +256,30 @@ class LicenceQueue(LicenceAccounts):
 
     def _fitting_groups(self, now: float) -> list[TaskGroup]:
         """Return the groups whose first tasks request no more tokens than are free."""
-        free = {name: pool.free(now) or 0 for name, pool in self._state.pools.items()}
-        return [
-            group
-            for (name, count), requests in self._requests.items()
-            if count <= free[name]
-            for request in requests
-            if all(count <= free[name] for name, count in request)
-            for group in self._groups[request].values()
-        ]
-
-    def _may_take(
-        self, group: TaskGroup, name: str, now: float, freed: Mapping[str, int] | None = None
-    ) -> bool:
-        """Return whether the first task of a group may lease its tokens of a licence now.
-
-        `freed` tokens count as free.
-        """
-        missing = group.requested[name] - (freed.get(name, 0) if freed else 0)
-        pool = self._state.pools[name]
-        return self.lookahead.may_take(pool, missing, group.head_key, group.terms, now)
+        groups, fitting = self._groups, list[TaskGroup]()
+        pools = self._state.pools.items()
+        free = {name: pool.free(now) or 0 for name, pool in pools if pool.requests}
+        if self._fitting_version == self._state.version:
+            for group in self._fitting:
+                if group.queue_keys:
+                    for name, count in group.requested.items():
+                        if count > free[name]:
+                            break
+                    else:
+                        fitting.append(group)
+            return fitting
+        for largest, by_count in self._requests.items():
+            available = free[largest]
+            for needed, requests in by_count.items() if available > 0 else ():
+                if needed > available:
+                    continue
+                for request in requests:
+                    for name, count in request:
+                        if count > free[name]:
+                            break
+                    else:
+                        fitting += groups[request].values()
+        return fitting
 
     def missing_licences(self, task_id: TaskId, now: float) -> Iterator[LicenceStatus]:
         """Yield the status of each licence that a queued task could not have now."""
