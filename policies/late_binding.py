@@ -67,7 +67,7 @@ class LateBinding(Generic[K]):
     capacities: Mapping[K, BackfillCapacity]
     reserved_nodes: Mapping[K, ReservedNodes] = field(default_factory=dict)
     """Of the clusters whose reservations only metasched enforces."""
-    _head_reserved: bool = False  # the first blocked job has its reservation
+    head_reserved: bool = False  # the first blocked job has its reservation
 
     @property
     def full(self) -> bool:
@@ -86,8 +86,8 @@ class LateBinding(Generic[K]):
                 if reserved is not None:
                     reserved.record_start(job)
                 return key
-        if not self._head_reserved:
-            self._head_reserved = True
+        if not self.head_reserved:
+            self.head_reserved = True
             self._reserve_for_head(job, keys)
         return None
 

@@ -13,9 +13,10 @@ from typing import TypeVar
 
 from metasched.core.dependency_status import DependencyStatus
 from metasched.core.dependency_tracker import DependencyTracker
-from metasched.core.ineligible_tasks import IneligibleTasks, SortKey
+from metasched.core.ineligible_tasks import IneligibleTasks, QueuesOfGroups
 from metasched.core.tasks import StateChange, Task, TaskId
 from metasched.core.transitions import FINAL, LIVE, TaskEvent
+from metasched.core.user_turns import UserTurns
 from metasched.model.job import Job, Reason, State
 
 K = TypeVar("K", bound=Hashable)
@@ -39,7 +40,11 @@ class SchedulingGates:
         self._newly_ready: dict[TaskId, Task] = {}
         self.recheck_requested = False  # since the last `take_newly_ready`
         self._delayed: dict[TaskId, Task] = {}  # until their begin time, or a later step
-        self._timers: list[tuple[float, int, int]] = []  # heap of (time, job, index)
+        # by user: a heap of (time, job, index)
+        self._timers: dict[str, list[tuple[float, int, int]]] = {}
+        self._first_timers: list[tuple[float, str]] = []  # heap: the first of each user, and more
+        self._release_turns = UserTurns()
+        self.dispatch_turns = UserTurns()  # used by `Placement`; new after each start, too
         # by job
         self._dependency_timers: dict[int, float] = {}  # latest timer for its dependencies
         self._slots: dict[int, set[int]] = {}  # indices of tasks that count for its limit
@@ -85,7 +90,9 @@ class SchedulingGates:
 
     def rebuild(self, tasks: Sequence[Task]) -> None:
         """Forget all queued tasks, which the caller enqueues again; `tasks` are all open tasks."""
-        self._ready, self._newly_ready, self._delayed, self._timers = {}, {}, {}, []
+        self._ready, self._newly_ready, self._delayed = {}, {}, {}
+        self._timers, self._first_timers = {}, []
+        self._release_turns, self.dispatch_turns = UserTurns(), UserTurns()
         self.ineligible = IneligibleTasks()
         self._slots, self._waiting_for_slot, self._next_indices = {}, {}, {}
         self._blocked, self._never_satisfied = {}, {}
@@ -121,12 +128,12 @@ class SchedulingGates:
                     self._never_satisfied.setdefault(job_id, set()).add(index)
                 if due is not None and self._dependency_timers.get(job_id) != due:
                     self._dependency_timers[job_id] = due
-                    heapq.heappush(self._timers, (due, job_id, _ALL_TASKS))
+                    self._set_timer(job.user, due, job_id, _ALL_TASKS)
                 return status
         if job.begin is not None and job.begin > now:
             task.reason = Reason.BEGIN_TIME
             self._delayed[task_id] = task
-            heapq.heappush(self._timers, (job.begin, job_id, index))
+            self._set_timer(job.user, job.begin, job_id, index)
         elif job.array is not None and not self._take_slot(task):
             task.reason = Reason.LIMIT_ARRAY
             self._waiting_for_slot.setdefault(job_id, {})[index] = task
@@ -139,7 +146,7 @@ class SchedulingGates:
                 self._ready[task_id] = self._newly_ready[task_id] = task
             else:
                 self._delayed[task_id] = task
-                heapq.heappush(self._timers, (NEXT_STEP, job_id, index))
+                self._set_timer(job.user, NEXT_STEP, job_id, index)
         return status
 
     def _remove_job(self, job: Job) -> None:
@@ -201,22 +208,71 @@ class SchedulingGates:
 
     # Time and dependencies
 
+    def _set_timer(self, user: str, time: float, job_id: int, index: int) -> None:
+        timers = self._timers.setdefault(user, [])
+        heapq.heappush(timers, (time, job_id, index))
+        if timers[0] == (time, job_id, index):
+            heapq.heappush(self._first_timers, (time, user))
+
     @property
     def next_due(self) -> float | None:
         """Time of the next timer (epoch seconds), or None."""
         if self.ineligible.has_outdated_reasons:
             return NEXT_STEP
-        return self._timers[0][0] if self._timers else None
+        while self._first_timers:
+            time, user = self._first_timers[0]
+            timers = self._timers.get(user)
+            if timers and timers[0][0] == time:
+                return time
+            heapq.heappop(self._first_timers)
+        return None
 
-    def pass_time(self, now: float) -> None:
-        """Release tasks whose timers have expired, up to the limit of a step."""
-        while self._timers and self._timers[0][0] <= now and self._released < MAX_RELEASED_PER_STEP:
-            _, job_id, index = heapq.heappop(self._timers)
+    def pass_time(self, now: float, age: float) -> None:
+        """Release tasks whose timers have expired, up to the limit of a step; users take turns.
+
+        `age`: see `UserTurns.in_turns`.
+        """
+        if self._released >= MAX_RELEASED_PER_STEP:
+            return
+        users = {}
+        while self._first_timers and self._first_timers[0][0] <= now:
+            _, user = heapq.heappop(self._first_timers)
+            if user in self._timers:
+                users[user] = self._expired_tasks(user, now)
+        if not users:
+            return
+        if len(users) == 1:
+            ((user, expired_tasks),) = users.items()
+        else:
+            expired_tasks = self._release_turns.in_turns(
+                users.values(), now, age, lambda task: task.task_id not in self._delayed
+            )
+        for task in expired_tasks:
+            if self._released < MAX_RELEASED_PER_STEP:
+                heapq.heappop(self._timers[task.job.user])
+                del self._delayed[task.task_id]
+                self.enqueue(task, now)
+        for user in users:
+            if timers := self._timers[user]:
+                heapq.heappush(self._first_timers, (timers[0][0], user))
+            else:
+                del self._timers[user]
+
+    def _expired_tasks(self, user: str, now: float) -> Iterator[Task]:
+        """Yield the task of the user's first timer, which the caller removes; then of the next.
+
+        Ends at the limit of a step.
+        """
+        timers = self._timers[user]
+        while timers and timers[0][0] <= now and self._released < MAX_RELEASED_PER_STEP:
+            _, job_id, index = timers[0]
+            if (task := self._delayed.get((job_id, index))) is not None:
+                yield task
+                continue
+            heapq.heappop(timers)
             if index == _ALL_TASKS:
                 self._dependency_timers.pop(job_id, None)
                 self._recheck_tasks(job_id, list(self._blocked.get(job_id, ())), now)
-            elif (task := self._delayed.pop((job_id, index), None)) is not None:
-                self.enqueue(task, now)
 
     @property
     def settled(self) -> bool:
@@ -270,7 +326,7 @@ class SchedulingGates:
         """Let the next pass examine all ready tasks: something changed for all of them."""
         self.recheck_requested = True
 
-    def take_candidates(self) -> tuple[list[Task], Iterator[tuple[SortKey, Task]]]:
+    def take_candidates(self) -> tuple[list[Task], QueuesOfGroups]:
         """Return the tasks to be examined now: those of no group, and those of groups in order.
 
         The former became ready since the last call; after `request_recheck`, they are all.

@@ -14,15 +14,18 @@ from metasched.core.tasks import Task, TaskId
 from metasched.model.refusal_scope import JobSet
 
 SortKey = tuple[float, int, int]  # queue key, job, index
+# Tasks to be examined, each with its sort key, by user and priority
+QueuesOfGroups = dict[tuple[str, int], Iterator[tuple[SortKey, Task]]]
 MAX_REASONS_PER_STEP = 400  # tasks whose reason is updated; a step must not take long
 
 
 @dataclass(eq=False)
 class TaskGroup:
-    """Tasks with equal requirements that no cluster accepts for now."""
+    """Tasks of a user with equal requirements and priority that no cluster accepts for now."""
 
-    key: Hashable  # of their requirements
+    key: Hashable  # of their requirements, user and priority
     user: str  # of their jobs
+    priority: int  # of all tasks
     tasks: dict[TaskId, Task] = field(default_factory=dict)
     queue: list[SortKey] = field(default_factory=list)  # a heap: all of `tasks`, and more
     reason: str | None = ""  # of all tasks; None: they may differ
@@ -55,6 +58,7 @@ class IneligibleTasks:
         self._group_of: dict[TaskId, TaskGroup] = {}
         self._rechecks: list[Recheck] = []
         self._unfinished: dict[Hashable, TaskGroup] = {}  # groups with outdated reasons
+        self._allowance = 0  # reasons that may still be updated in this pass
 
     def __bool__(self) -> bool:
         return bool(self._group_of)
@@ -72,7 +76,9 @@ class IneligibleTasks:
             self.remove(task_id)
             group = self._groups.get(key)
             if group is None:
-                group = self._groups[key] = TaskGroup(key, task.job.user, reason=task.reason)
+                group = self._groups[key] = TaskGroup(
+                    key, task.job.user, task.priority, reason=task.reason
+                )
                 self._by_user.setdefault(group.user, {})[key] = group
             elif task.reason not in (group.reason, group.updated_to):
                 group.reason = group.updated_to = None
@@ -108,8 +114,8 @@ class IneligibleTasks:
         """Whether the next step has reasons to update."""
         return bool(self._unfinished)
 
-    def take_rechecked(self, every: bool) -> Iterator[tuple[SortKey, Task]]:
-        """Yield tasks to be examined, each with its sort key: of all groups, or as requested.
+    def take_rechecked(self, every: bool) -> QueuesOfGroups:
+        """Return the tasks to be examined: of all groups, or as requested.
 
         After each task the caller has dispatched it, or added it again with its verdict.
         """
@@ -119,20 +125,30 @@ class IneligibleTasks:
             groups = self._groups
         elif rechecks:
             groups = {**self._requested_groups(rechecks), **groups}
-        heap = [(group.first, group) for group in groups.values()]
-        allowance = MAX_REASONS_PER_STEP
+        self._allowance = MAX_REASONS_PER_STEP
+        queues: dict[tuple[str, int], list[TaskGroup]] = {}
+        for group in groups.values():
+            queues.setdefault((group.user, group.priority), []).append(group)
+        return {
+            owner: self._examine_groups(groups_of_owner, None if every else rechecks)
+            for owner, groups_of_owner in queues.items()
+        }
+
+    def _examine_groups(
+        self, groups: list[TaskGroup], rechecks: list[Recheck] | None
+    ) -> Iterator[tuple[SortKey, Task]]:
+        """Yield the tasks to be examined of these groups; `rechecks` None: of all."""
+        heap = [(group.first, group) for group in groups]
         heapq.heapify(heap)
         while heap:
             first, group = heapq.heappop(heap)
             task = group.tasks.get(first[1:])
             if task is not None:
-                if not (every or group.outdated or _may_start(task, rechecks)):
+                if not (rechecks is None or group.outdated or _may_start(task, rechecks)):
                     continue
                 yield first, task
             if first[1:] in group.tasks:  # no cluster accepts it, nor the others
-                for sort_key, outdated_task in self._outdated_tasks(group, allowance):
-                    allowance -= 1
-                    yield sort_key, outdated_task
+                yield from self._outdated_tasks(group)
             elif group.tasks:
                 heapq.heappush(heap, (group.first, group))
 
@@ -143,17 +159,17 @@ class IneligibleTasks:
             groups |= self._groups if user is None else self._by_user.get(user, {})
         return groups
 
-    def _outdated_tasks(self, group: TaskGroup, allowance: int) -> Iterator[tuple[SortKey, Task]]:
-        """Yield up to `allowance` tasks whose reason differs from that of the first task."""
+    def _outdated_tasks(self, group: TaskGroup) -> Iterator[tuple[SortKey, Task]]:
+        """Yield tasks whose reason differs from that of the first task, as far as allowed."""
         verdict = group.last_verdict
         if verdict is None or verdict == group.reason:
             return
         if verdict != group.updated_to:
             group.updated_to, group.outdated, group.reason = verdict, list(group.tasks), None
-        while group.outdated and allowance > 0:
+        while group.outdated and self._allowance > 0:
             task = group.tasks.get(group.outdated.pop())
             if task is not None and task.reason != verdict:
-                allowance -= 1
+                self._allowance -= 1
                 yield (task.queue_key, *task.task_id), task
         if group.outdated:
             self._unfinished[group.key] = group

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from heapq import merge
 from itertools import chain
 from operator import itemgetter
 
 from metasched.core.cluster_view import MAX_CACHED_DECISIONS, ClusterView
 from metasched.core.events import ClusterAssessment, Dispatch
 from metasched.core.gates import SchedulingGates
-from metasched.core.ineligible_tasks import SortKey
+from metasched.core.ineligible_tasks import QueuesOfGroups, SortKey
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.reservations.book import ReservationBook
 from metasched.core.state import SchedulerState
@@ -180,7 +180,7 @@ class Placement:
             state.observe_loads()
         self._open_dispatches, self._obstacles = {}, {}
         licence_waiters = []
-        for task in _in_order(waiting, of_groups):
+        for task in self._in_order(waiting, of_groups):
             if not leasing.needs_lease(task) or task.task_id in leasing.transferring:
                 if (change := self._place_task(task)) is not None:
                     yield change
@@ -207,6 +207,35 @@ class Placement:
                 yield change
         for (job, cluster), (dispatch_id, indices) in self._open_dispatches.items():
             state.outcome.actions.append(Dispatch(job, dispatch_id, cluster, tuple(indices)))
+
+    def _in_order(self, waiting: list[Task], of_groups: QueuesOfGroups) -> Iterator[Task]:
+        """Yield tasks in the order of the queue; those of groups as late as possible.
+
+        If there are several users, they take turns.
+        """
+        if len(waiting) < 2 and not of_groups:  # as in most steps
+            yield from waiting
+            return
+        with_keys: dict[tuple[str, int], list[tuple[SortKey, Task]]] = {}  # by user and priority
+        for task in waiting:
+            entry = (task.queue_key, *task.task_id), task
+            with_keys.setdefault((task.job.user, task.priority), []).append(entry)
+        for entries in with_keys.values():
+            entries.sort(key=itemgetter(0))
+        queues: list[Iterable[tuple[SortKey, Task]]] = []
+        for owner in dict.fromkeys(chain(with_keys, of_groups)):
+            sources = [source for source in (with_keys.get(owner), of_groups.get(owner)) if source]
+            queues.append(sources[0] if len(sources) == 1 else merge(*sources, key=itemgetter(0)))
+        users = {user for user, _ in chain(with_keys, of_groups)}
+        if len(users) == 1:
+            queue = queues[0] if len(queues) == 1 else merge(*queues, key=itemgetter(0))
+            for _, task in queue:
+                yield task
+            return
+        state = self._state
+        yield from self._gates.dispatch_turns.in_turns(
+            [map(itemgetter(1), queue) for queue in queues], state.now, state.policy.age, _is_live
+        )
 
     def _find_eligible(self, task: Task) -> tuple[list[str], list[Ineligibility]]:
         """Return the eligible clusters of a task, and the obstacles if there are none."""
@@ -241,7 +270,7 @@ class Placement:
         )
         return (
             *(job.user, job.requirements, job.directory, job.writes, *job.native.items()),
-            *(frozenset(task.rejected_by), job.id if has_own_limit else None),
+            *(task.priority, frozenset(task.rejected_by), job.id if has_own_limit else None),
         )
 
     def _cache_key(self, task: Task) -> Hashable:
@@ -267,8 +296,11 @@ class Placement:
             return self._set_aside(task, obstacles)
         cluster: str | None = None
         if late_binding is not None:
+            had_head = late_binding.head_reserved
             cluster = late_binding.choose(task.job, eligible)
             if cluster is None:
+                if not had_head:
+                    self._gates.dispatch_turns.reserved_head = task.task_id
                 reservation_near = late_binding.blocked_by_reservations(task.job, eligible)
                 obstacles = [_RESERVATION_NEAR if reservation_near else _NO_ROOM]
         elif task.target in eligible:
@@ -411,16 +443,5 @@ class Placement:
         return None
 
 
-def _in_order(waiting: list[Task], of_groups: Iterator[tuple[SortKey, Task]]) -> Iterator[Task]:
-    """Yield tasks in the order of the queue; those of groups as late as possible."""
-    first_of_groups = next(of_groups, None)
-    if first_of_groups is None:  # as in most steps; `merge` takes longer
-        if len(waiting) > 1:
-            waiting.sort(key=lambda task: (task.queue_key, *task.task_id))
-        yield from waiting
-        return
-    of_groups = chain((first_of_groups,), of_groups)
-    with_keys = [((task.queue_key, *task.task_id), task) for task in waiting]
-    with_keys.sort(key=itemgetter(0))
-    for _, task in heapq.merge(with_keys, of_groups, key=itemgetter(0)):
-        yield task
+def _is_live(task: Task) -> bool:
+    return task.attempt is not None

@@ -77,7 +77,7 @@ from metasched.policies.policy import Policy
 
 # Raise it with every change after which stored events, replayed, would be decided otherwise.
 # A replay begins at the first checkpoint of the present version.
-DECISION_VERSION: Final = 4
+DECISION_VERSION: Final = 5
 
 # Events after which tasks may be released because time has passed
 _TIMED_EVENTS: Final[frozenset[type]] = frozenset(
@@ -190,7 +190,7 @@ class Core:
 
         # 4. Release queued tasks from their gates.
         if type(event) in _TIMED_EVENTS:
-            self._gates.pass_time(event.time)
+            self._gates.pass_time(event.time, self.policy.age)
         if outcome.reservations or type(event) in _CLUSTER_EVENTS:
             self._gates.request_recheck()
         if self.state.rechecks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from hypothesis import strategies as st
@@ -57,6 +59,8 @@ BEGINNING: dict[str, Any] = {
 class Deeds(Life):
     """Each rule is one action of a user, the daemon, an operator or a manager."""
 
+    users: Mapping[str, str] = MappingProxyType({"mine": "a", "yours": "b"})  # by name of a job
+
     @initialize(**BEGINNING)
     def boot(self, pull: bool, load: str, send: str, sizes: list[int], fences: list[str]) -> None:
         """Boot with a listing of both clusters, and submit a job for each of `sizes`."""
@@ -109,6 +113,7 @@ class Deeds(Life):
         job = Job(
             id=len(self.jobs) + 1,
             submitted=self.now,
+            user=self.users[name],
             estimated=limit or 100.0,
             time_limit=limit,
             cpus=cpus,

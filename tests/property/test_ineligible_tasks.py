@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from msgspec import structs
 
 from metasched.core.events import CoreEvent, DaemonStarted, Outcome
-from metasched.core.ineligible_tasks import SortKey
+from metasched.core.ineligible_tasks import QueuesOfGroups
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Task
 from metasched.policies.policy import Policy
@@ -20,7 +20,7 @@ def without_groups(core: Core) -> Core:
     gates, placement = core._gates, core._placement
     take_candidates = gates.take_candidates
 
-    def take_all() -> tuple[list[Task], Iterator[tuple[SortKey, Task]]]:
+    def take_all() -> tuple[list[Task], QueuesOfGroups]:
         if gates.ineligible._rechecks:
             gates.request_recheck()
         return take_candidates()

@@ -1,0 +1,98 @@
+"""Turns of users: within a priority, users who have tasks to place take turns. Pure.
+
+This is deficit round robin by start-time fair queueing (Goyal, Vin and Cheng 1996): a heap of users
+in place of a ring gives the same shares in O(log users) per task. The cost of a task is 1 over the
+weight of its user. Turns share out places in the queues of managers and work of the daemon; both
+are the same for small and large tasks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+
+from metasched.core.tasks import Task, TaskId
+
+# Rank of a task in a contest: level (negative), turn, queue key, job, index
+Rank = tuple[int, float, float, int, int]
+_FIRST_TURN = -1.0  # before all turns
+_NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
+
+
+class UserTurns:
+    """The turns that users have had since the start.
+
+    The level of a task is its priority, plus a step for each `age` seconds that its user has waited
+    for a turn. Higher levels go first; within a level users take turns; a user's tasks of equal
+    priority keep their order. Turns count only while several users compete.
+    """
+
+    def __init__(self, weights: Mapping[str, float] = _NO_WEIGHTS) -> None:
+        """`weights` by user, above 0; other users have 1."""
+        self._weights = weights
+        self._next_turns: dict[tuple[int, str], float] = {}  # by level and user
+        self._clocks: dict[int, float] = {}  # by level: the turn that was used last
+        self._served_at: dict[str, float] = {}  # by user: epoch seconds of his last turn
+        # first of its level, since processors are kept free for it until it starts
+        self.reserved_head: TaskId | None = None
+
+    def in_turns(
+        self,
+        queues: Iterable[Iterator[Task]],
+        now: float,
+        age: float,
+        used_turn: Callable[[Task], bool],
+    ) -> Iterator[Task]:
+        """Yield the tasks of several users by turns.
+
+        Each queue has tasks of one user, in his order. It is advanced only after the caller has
+        handled its last task; `used_turn` returns whether that task used a turn of its user. `now`
+        (epoch seconds) and `age` (seconds) give the levels.
+        """
+
+        def rank_of(task: Task) -> Rank:
+            job, index = task.task_id
+            user, key = task.job.user, task.queue_key
+            # the queue key is the submission, earlier by `age` for each step above the first
+            waits_since = key + age * (task.priority - 1)
+            served_at = self._served_at.get(user)
+            if served_at is not None and served_at > waits_since:
+                waits_since = served_at
+            level = 0  # without `age`, any wait outweighs all priorities
+            if age:
+                level = task.priority + max(int((now - waits_since) // age), 0)
+            first = task.task_id == self.reserved_head
+            turn = _FIRST_TURN if first else self._next_turn(level, user)
+            return -level, turn, key, job, index
+
+        heap = []
+        for order, queue in enumerate(queues):
+            if (task := next(queue, None)) is not None:
+                heap.append((rank_of(task), order, task, queue))
+        heapq.heapify(heap)
+        while heap:
+            rank, order, task, queue = heap[0]
+            current_rank = rank_of(task)
+            if current_rank != rank:  # its user has had a turn since
+                heapq.heapreplace(heap, (current_rank, order, task, queue))
+                continue
+            yield task
+            if used_turn(task):
+                self._use_turn(-rank[0], task.job.user, now)
+            if (next_task := next(queue, None)) is not None:
+                heapq.heapreplace(heap, (rank_of(next_task), order, next_task, queue))
+            else:
+                heapq.heappop(heap)
+
+    def _next_turn(self, level: int, user: str) -> float:
+        """Return the next turn of a user; who did not compete for a while has no turns saved."""
+        clock = self._clocks.get(level, 0.0)
+        next_turn = self._next_turns.get((level, user), 0.0)
+        return next_turn if next_turn > clock else clock
+
+    def _use_turn(self, level: int, user: str, now: float) -> None:
+        turn = self._next_turn(level, user)
+        self._clocks[level] = turn
+        self._next_turns[level, user] = turn + 1.0 / self._weights.get(user, 1.0)
+        self._served_at[user] = now

@@ -1,0 +1,132 @@
+"""Turns of users: everyone is served within a round, nothing is left out, one user notices nothing.
+
+That restarts and replays repeat all turns, and that groups of tasks change none, is tested with two
+users in `test_recovery` and `test_ineligible_tasks`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metasched.core.ineligible_tasks import QueuesOfGroups
+from metasched.core.scheduler import Core
+from metasched.core.tasks import Task
+from metasched.core.user_turns import UserTurns
+from metasched.model.job import Job
+from metasched.policies.policy import Policy
+from tests.harness.examples import examples
+from tests.property.test_ineligible_tasks import Compared, without_groups
+
+AGE = 100.0
+USERS = "abcd"
+
+
+def make_task(number: int, user: str, priority: int = 1) -> Task:
+    job = Job(id=number, submitted=float(number), estimated=1.0, user=user)
+    return Task(job, 0, priority, number - AGE * (priority - 1))
+
+
+# A pass: users whose tasks come before it, how many tasks can be served, users that cannot be
+PASSES = st.lists(
+    st.tuples(
+        st.lists(st.sampled_from(USERS), max_size=8),
+        st.integers(0, 6),
+        st.sets(st.sampled_from(USERS), max_size=2),
+    ),
+    max_size=12,
+)
+
+
+@given(PASSES)
+@examples(300)
+def test_nobody_who_waits_is_skipped_for_longer_than_a_round(
+    passes: list[tuple[list[str], int, set[str]]],
+) -> None:
+    """Others have at most two turns each, of two rounds, between two turns of a waiting user."""
+    turns, number = UserTurns(), 0
+    waiting: dict[str, list[Task]] = {user: [] for user in USERS}
+    # by waiting user: turns of the others since his last one
+    skipped: dict[str, Counter[str]] = {user: Counter() for user in USERS}
+    for arrivals, places, barred in passes:
+        for user in arrivals:
+            number += 1
+            waiting[user].append(make_task(number, user))
+        served: list[Task] = []
+        queues = [iter(list(tasks)) for tasks in waiting.values()]
+        for task in turns.in_turns(queues, float(number), 1e9, served.__contains__):
+            user = task.job.user
+            if user in barred:
+                skipped[user].clear()
+                continue
+            if len(served) == places:
+                continue
+            served.append(task)
+            assert waiting[user].pop(0) is task
+            skipped[user].clear()
+            for other in USERS:
+                if waiting[other] and other not in {user, *barred}:
+                    skipped[other][user] += 1
+                    assert skipped[other][user] <= 2
+        eligible = sum(len(tasks) for user, tasks in waiting.items() if user not in barred)
+        assert len(served) == places or not eligible
+        for user in USERS:
+            if not waiting[user] or user in barred:
+                skipped[user].clear()
+
+
+@given(st.lists(st.tuples(st.sampled_from(USERS), st.integers(1, 3)), max_size=30), st.data())
+@examples(200)
+def test_each_task_comes_once_and_each_user_keeps_his_order(
+    owners: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    tasks = [make_task(number, *owner) for number, owner in enumerate(owners)]
+    used = {task.job.id for task in tasks if data.draw(st.booleans())}
+    queues: dict[tuple[str, int], list[Task]] = {}
+    for task in tasks:
+        queues.setdefault((task.job.user, task.priority), []).append(task)
+    order = list(
+        UserTurns().in_turns(
+            map(iter, queues.values()), float(len(tasks)), AGE, lambda task: task.job.id in used
+        )
+    )
+    assert sorted(task.job.id for task in order) == [task.job.id for task in tasks]
+    for owner, queue in queues.items():
+        assert [task for task in order if (task.job.user, task.priority) == owner] == queue
+
+
+class OneUser(Compared):
+    """With one user, each event is decided as by a core that sorts all tasks that wait."""
+
+    users = MappingProxyType({"mine": "a", "yours": "a"})
+
+    def begin(self, policy: Policy, fences: Sequence[str]) -> None:
+        super().begin(policy, fences)
+        self.plain = sorting(self.plain)
+
+    def restored(self) -> Core:
+        core = super().restored()
+        self.plain = sorting(self.plain)
+        return core
+
+
+def sorting(core: Core) -> Core:
+    """Return the core, changed to place tasks in the order of the queue."""
+
+    def in_order(waiting: list[Task], of_groups: QueuesOfGroups) -> Iterator[Task]:
+        tasks = {task.task_id: task for task in waiting}
+        tasks |= {task.task_id: task for queue in of_groups.values() for _, task in queue}
+        yield from sorted(tasks.values(), key=lambda task: (task.queue_key, *task.task_id))
+
+    placement: Any = without_groups(core)._placement
+    placement._in_order = in_order
+    return core
+
+
+TestOneUser = OneUser.TestCase
+TestOneUser.settings = examples(50, steps=40)

@@ -1,0 +1,275 @@
+"""Users take turns: in a pass, over passes, and in the portions of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import pytest
+
+from metasched.core.events import (
+    Action,
+    ClusterDrained,
+    ClusterResumed,
+    Dispatch,
+    DispatchAccepted,
+    DispatchRejected,
+    DispatchStarted,
+    JobSubmitted,
+    ListingReceived,
+    TimerExpired,
+)
+from metasched.core.gates import MAX_RELEASED_PER_STEP
+from metasched.core.tasks import Task
+from metasched.core.user_turns import UserTurns
+from metasched.model.job import Job, State
+from metasched.policies.policy import Policy
+from tests.unit.core_site import NOW, Site, job
+
+AGE = Policy.age
+
+
+def task(number: int, user: str, priority: int = 1, waited: float = 0.0) -> Task:
+    submitted = NOW - waited
+    accepted_job = Job(id=number, submitted=submitted, estimated=1.0, user=user)
+    return Task(accepted_job, 0, priority, submitted - AGE * (priority - 1))
+
+
+def order(turns: UserTurns, *tasks: Task, now: float = NOW, places: int | None = None) -> list[int]:
+    """Return the numbers of the first `places` tasks that get a turn."""
+    queues: dict[tuple[str, int], list[Task]] = {}
+    for waiting in sorted(tasks, key=lambda item: item.queue_key):
+        queues.setdefault((waiting.job.user, waiting.priority), []).append(waiting)
+    placed: list[int] = []
+    for item in turns.in_turns(
+        [iter(queue) for queue in queues.values()], now, AGE, lambda item: item.job.id in placed
+    ):
+        if places is None or len(placed) < places:
+            placed.append(item.job.id)
+    return placed
+
+
+def dispatched(actions: Iterable[Action]) -> list[str]:
+    return [
+        f"{action.job}_{index}"
+        for action in actions
+        if isinstance(action, Dispatch)
+        for index in action.indices
+    ]
+
+
+# Worked examples
+
+
+def test_users_take_turns_and_each_keeps_his_order() -> None:
+    tasks = [task(number, "a") for number in (1, 2, 3, 4)]
+    tasks += [task(number, "b") for number in (5, 6)] + [task(7, "c")]
+    assert order(UserTurns(), *tasks) == [1, 5, 7, 2, 6, 3, 4]
+
+
+def test_a_user_with_twice_the_weight_has_twice_the_turns() -> None:
+    tasks = [task(number, "a") for number in range(1, 9)]
+    tasks += [task(number, "b") for number in range(11, 19)]
+    turns = order(UserTurns({"a": 2.0}), *tasks, places=9)
+    assert turns == [1, 11, 2, 3, 12, 4, 5, 13, 6]
+
+
+def test_a_higher_priority_goes_first_and_waiting_raises_it() -> None:
+    tasks = [task(1, "a"), task(2, "b"), task(3, "c", priority=2), task(4, "c", priority=2)]
+    assert order(UserTurns(), *tasks) == [3, 4, 1, 2]
+    # after `AGE` a task is as urgent as those of the next priority, and older
+    old = [task(1, "a", waited=AGE), task(2, "a", waited=AGE), *tasks[2:]]
+    assert order(UserTurns(), *old) == [1, 3, 4, 2]
+
+
+def test_old_bulk_of_a_user_rises_only_as_long_as_he_waits() -> None:
+    """Else the array of a submitted yesterday would go before all that is urgent today."""
+    bulk = [task(number, "a", waited=2 * AGE) for number in (1, 2, 3)]
+    urgent = [task(number, "b", priority=2) for number in (4, 5)]
+    turns = UserTurns()
+    assert order(turns, *bulk, *urgent) == [1, 4, 5, 2, 3]
+    # he has waited for a step again
+    assert order(turns, *bulk[1:], *urgent, now=NOW + AGE - 1.0, places=1) == [4]
+
+
+def test_without_age_priorities_do_not_count() -> None:
+    urgent = task(2, "b", priority=5)
+    urgent.queue_key = urgent.job.submitted
+    queues = [iter([task(1, "a")]), iter([urgent])]
+    by_turns = UserTurns().in_turns(queues, NOW, 0.0, lambda _: True)
+    assert [item.job.id for item in by_turns] == [1, 2]
+
+
+def test_turns_are_remembered_and_who_was_away_saves_none() -> None:
+    turns = UserTurns()
+    a, b = [task(number, "a") for number in range(1, 20)], [task(20, "b"), task(21, "b")]
+    assert order(turns, *a, *b, places=1) == [1]
+    assert order(turns, *a[1:], *b, places=1) == [20]
+    assert order(turns, *a[1:], b[1], places=1) == [2]
+    # c comes late: his turn is next, and he has one turn as all
+    c = [task(30, "c"), task(31, "c")]
+    assert order(turns, *a[2:], b[1], *c, places=4) == [21, 30, 3, 31]
+
+
+def test_a_task_that_is_not_dispatched_uses_no_turn() -> None:
+    queues = [iter([task(number, "a") for number in (1, 2, 3)]), iter([task(4, "b"), task(5, "b")])]
+    by_turns = UserTurns().in_turns(queues, NOW, AGE, lambda item: item.job.id != 1)
+    assert [item.job.id for item in by_turns] == [1, 2, 4, 3, 5]
+
+
+def test_the_head_with_a_reservation_stays_first() -> None:
+    """Else two wide jobs of different users could take the processors kept free in turns."""
+    turns = UserTurns()
+    tasks = [task(1, "a"), task(2, "b"), task(3, "b")]
+    turns.reserved_head = (2, 0)
+    assert order(turns, *tasks) == [2, 1, 3]
+
+
+# In the core
+
+
+def drained_site(*jobs: Job, late: bool = False) -> Site:
+    """A site whose clusters are drained while the jobs are submitted."""
+    site = Site(send="late" if late else "at_once")
+    for name in ("left", "right"):
+        site.step(ClusterDrained(NOW, name))
+    for submitted in jobs:
+        assert site.step(JobSubmitted(NOW, submitted)) == []
+    return site
+
+
+def test_tasks_that_waited_for_a_cluster_go_by_turns() -> None:
+    site = drained_site(
+        job(1, user="a", array="1-3"),
+        *(job(number, user="a") for number in (2, 3)),
+        *(job(number, user="b") for number in (4, 5)),
+        job(6, user="c", user_class="gold"),
+    )
+    site.step(ClusterResumed(NOW, "left"))
+    placed = [
+        f"{change.job}_{change.index}"
+        for change in site.out.changes
+        if change.after is State.DISPATCHING
+    ]
+    assert placed == ["6_0", "1_1", "4_0", "1_2", "5_0", "1_3", "2_0", "3_0"]
+
+
+def test_one_user_has_the_order_of_the_queue() -> None:
+    site = drained_site(
+        job(1, user="a", array="1-3"),
+        job(2, user="a", user_class="gold"),
+        job(3, user="a", user_class="silver"),
+    )
+    site.step(ClusterResumed(NOW, "left"))
+    queue = sorted(site.core.tasks.values(), key=lambda item: (item.queue_key, *item.task_id))
+    placed = [(c.job, c.index) for c in site.out.changes if c.after is State.DISPATCHING]
+    assert placed == [item.task_id for item in queue]
+    assert placed[0] == (2, 0)
+
+
+def test_late_binding_gives_free_processors_by_turns() -> None:
+    site = drained_site(job(1, user="a", array="1-20"), job(2, user="b", array="1-20"), late=True)
+    site.step(ClusterResumed(NOW, "left"))  # 8 processors
+    placed = dispatched(site.out.actions)
+    assert sorted(placed) == [f"{number}_{index}" for number in (1, 2) for index in (1, 2, 3, 4)]
+
+
+def answer(site: Site, actions: Sequence[Action], now: float) -> list[str]:
+    """Let the managers accept all dispatches; return their tasks."""
+    for action in actions:
+        if isinstance(action, Dispatch):
+            natives = dict.fromkeys(action.indices, "7")
+            site.step(DispatchAccepted(now, action.job, action.dispatch_id, natives))
+    return dispatched(actions)
+
+
+def limited_partition(site: Site) -> None:
+    """Let the left cluster accept one task in its partition: it runs job 100 and refuses 101."""
+    for number in (100, 101):
+        waiting = job(number, user="z", clusters=("left",))
+        [action] = site.step(JobSubmitted(NOW, waiting))
+        assert isinstance(action, Dispatch)
+        site.step(DispatchStarted(NOW, number, 1))
+        if number == 100:
+            answer(site, [action], NOW)
+        else:
+            refusal = DispatchRejected(NOW, 101, 1, "full", retry_later=True, scope="partition")
+            site.step(refusal)
+
+
+def test_a_slot_that_users_share_goes_round() -> None:
+    """A limit of a partition frees one slot at a time; turns last from poll to poll."""
+    site = Site()
+    limited_partition(site)
+    for submitted in (
+        job(102, user="a", array="1-6", clusters=("left",)),
+        job(103, user="b", array="1-3", clusters=("left",)),
+        job(104, user="c", clusters=("left",)),
+    ):
+        assert dispatched(site.step(JobSubmitted(NOW, submitted))) == []
+    running, now, sequence = [(100, 1, 0)], NOW, []
+    for _ in range(11):
+        now += 1.0
+        rows = [
+            site.row(State.COMPLETED, number, dispatch, exit_code=0, started=now, ended=now)
+            for number, dispatch, _ in running
+        ]
+        for row, (*_, index) in zip(rows, running, strict=True):
+            row.task = index
+        actions = site.step(ListingReceived(now, "left", tuple(rows), since=0.0, until=now))
+        running = []
+        for action in actions:
+            if isinstance(action, Dispatch):
+                sequence += dispatched([action])
+                running += [(action.job, action.dispatch_id, index) for index in action.indices]
+        answer(site, actions, now)
+    assert sequence[:11] == [
+        *("101_0", "102_1", "103_1", "104_0"),
+        *("102_2", "103_2", "102_3", "103_3", "102_4", "102_5", "102_6"),
+    ]
+
+
+# Portions of a step
+
+
+def portions(site: Site, now: float) -> Iterator[list[str]]:
+    """Let timers expire until nothing is due; yield the tasks dispatched by each step."""
+    while site.core.next_due is not None and site.core.next_due <= now:
+        yield answer(site, site.step(TimerExpired(now)), now)
+
+
+@pytest.mark.parametrize("begin", [None, NOW + 10.0])
+def test_portions_of_a_large_array_leave_room_for_other_users(begin: float | None) -> None:
+    site = Site()
+    for submitted in (
+        job(1, user="a", array="0-4999", begin=begin),
+        job(2, user="b", array="0-999", begin=begin),
+        job(3, user="c", begin=begin),
+    ):
+        answer(site, site.step(JobSubmitted(NOW, submitted)), NOW)
+    steps = list(portions(site, NOW + 10.0))
+    assert max(map(len, steps)) <= MAX_RELEASED_PER_STEP
+    last_step = {
+        number: max(
+            i for i, step in enumerate(steps) if any(t.startswith(f"{number}_") for t in step)
+        )
+        for number in (1, 2)
+    }
+    # b has half of each portion, and a what is left
+    assert last_step[2] <= 2 * 1000 / MAX_RELEASED_PER_STEP
+    assert last_step[1] <= 6000 / MAX_RELEASED_PER_STEP + 1
+    assert all(item.attempt is not None for item in site.core.tasks.values())
+    if begin is not None:
+        assert "3_0" in steps[0]
+
+
+def test_portions_of_one_user_are_in_order() -> None:
+    site = Site()
+    for number in (1, 2):
+        array = job(number, user="a", array="0-899", clusters=("left",))
+        answer(site, site.step(JobSubmitted(NOW, array)), NOW)
+    first, second, third = list(portions(site, NOW))[:3]
+    assert first == [f"1_{index}" for index in range(400, 800)]
+    assert second == [f"1_{index}" for index in range(800, 900)] + [
+        f"2_{index}" for index in range(400, 700)
+    ]
+    assert third == [f"2_{index}" for index in range(700, 900)]
