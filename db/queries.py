@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from metasched.core.events import CoreEvent, RequeuedTask
 from metasched.db import recovery, reservations
-from metasched.db.schema import attempt, change, digest, job, task, token
+from metasched.db.schema import attempt, change, digest, epoch, job, task, token
 from metasched.db.store import StorageFailed, driver_message
 from metasched.model.arrays import parse_array
 from metasched.model.job import Job, State
@@ -187,6 +187,11 @@ class Queries:
         """Return reservations broken since `since` (epoch seconds) with owners not yet notified."""
         with self._connect() as connection:
             return reservations.unnotified(connection, since)
+
+    def check_readable(self) -> None:
+        """Read a row of a small table."""
+        with self._connect() as connection:
+            connection.execute(select(epoch.c.number).limit(1)).first()
 
     def token_user(self, secret: str, now: float) -> str | None:
         """Return the user of a token that is valid at `now` (epoch seconds), or None."""

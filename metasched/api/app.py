@@ -84,6 +84,7 @@ def create_app(daemon: Daemon) -> FastAPI:
 
     @app.get("/health")
     async def health(caller: CurrentCaller, service: CurrentService) -> dict[str, Any]:
+        await daemon.database_probe.check()
         return {
             "instance": service.core.instance,
             "version": version("metasched"),
@@ -147,7 +148,11 @@ def _register_error_handlers(app: FastAPI) -> None:
         return error_response(422, HALF_A_CHARACTER)
 
     @app.exception_handler(StorageFailed)
-    async def _storage_failed(_: Request, error: StorageFailed) -> JSONResponse:
+    async def _storage_failed(request: Request, error: StorageFailed) -> JSONResponse:
+        daemon: Daemon = request.app.state.daemon
+        daemon.database_probe.forget_answer()
+        if daemon.service is not None:
+            daemon.service.check_database_soon()
         problem = f"the database is away or rejects writes ({error})"
         return error_response(503, f"{problem}; nothing changed, try again soon")
 

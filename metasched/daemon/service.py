@@ -37,6 +37,7 @@ from metasched.core.events import (
 from metasched.core.scheduler import Core
 from metasched.core.tasks import TaskId
 from metasched.daemon.cluster_connection import ClusterConnection
+from metasched.daemon.database_probe import DatabaseProbe
 from metasched.daemon.licence_monitor import LicenceMonitor
 from metasched.daemon.mail import Mailer
 from metasched.daemon.manager_start_times import ExpectedStart
@@ -76,6 +77,7 @@ class SchedulerService:
         ]
         self.mailer = Mailer(settings.mail_program, ledger)
         self._timers_changed = asyncio.Event()
+        self._database_suspected = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ledger.restore(self.core, settings.policy.window)
         now = time.time()
@@ -214,10 +216,17 @@ class SchedulerService:
                 log.warning("old jobs are not deleted now: %s", error)
             await asyncio.sleep(min(PRUNE_INTERVAL, self.settings.retention))
 
+    def check_database_soon(self) -> None:
+        """Check the database at once instead of at the next interval: a request failed on it."""
+        self._database_suspected.set()
+
     async def _check_database(self) -> None:
         """Check at intervals that the database accepts writes, since an idle daemon makes none."""
         while True:
-            await asyncio.sleep(DATABASE_CHECK_INTERVAL)
+            self._database_suspected.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DATABASE_CHECK_INTERVAL):
+                    await self._database_suspected.wait()
             try:
                 self.ledger.check_active()
             except StorageFailed as error:
@@ -251,6 +260,7 @@ class Daemon:
         self._ledger: Ledger | None = None  # None until the database answered
         self.service: SchedulerService | None = None
         self.quarantine = Quarantine()
+        self.database_probe = DatabaseProbe(lambda: self.ledger.check_readable())
         self._stopped_reason = "the daemon starts"  # why `service` is None
         self.database_unavailable = False  # at the last try
         self._outage = ""  # error of the database, as logged last

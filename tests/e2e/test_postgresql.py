@@ -75,6 +75,32 @@ def test_the_daemon_is_killed_at_random(pg: Site) -> None:
     pg.replayed()
 
 
+def test_health_reports_an_outage_though_nothing_is_to_be_stored(
+    tmp_path: Path, own_server: Server
+) -> None:
+    """An idle scheduler checks its database every ten seconds only, unless a request fails."""
+    site = Site(tmp_path)
+    site.url = own_server.create()
+    site.configure()
+    socket = site.folder / "ms.sock"
+    try:
+        site.start()
+        assert call(socket, "GET", "/health").status == 200
+        own_server.stop()
+        submission: dict[str, object] = {"jobs": [], "scripts": {}, "environments": {}}
+        failed = call(socket, "POST", "/jobs", submission, {"Idempotency-Key": "outage"})
+        assert failed.status == 503
+        health = call(socket, "GET", "/health")
+        assert health.status == 503
+        assert health.headers["retry-after"].isdecimal()
+        assert "the database is away" in health.json["error"]
+        own_server.start()
+        site.until(lambda: call(socket, "GET", "/health").status == 200)
+        assert site.until_ended(site.submit("--wrap", "true"))[0]["state"] == "completed"
+    finally:
+        site.close()
+
+
 @pytest.mark.slow
 def test_the_server_goes_away_while_jobs_stream(tmp_path: Path, own_server: Server) -> None:
     """The server is killed, stopped and restarted; no job is lost or starts twice."""
