@@ -88,14 +88,15 @@ class DeletionLog:
         return deletion is not None and deletion.requested_at <= ended + 1
 
     def covers(self, repeated: Deletion) -> bool:
-        """Return whether the log already proves more than a repeated deletion would.
+        """Return whether the log already proves as much as a repeated deletion would.
 
-        A held job stays unable to start, whatever happens to a second deletion.
+        The first request counts: the job may have ended by it while the second was being made. A
+        held job stays unable to start, whatever happens to a second deletion.
         """
         deletion = self._by_task.get(repeated.key)
         if deletion is None or deletion.native_id != repeated.native_id:
             return False
-        return deletion.held and deletion.requested_at <= repeated.requested_at
+        return deletion.held or not repeated.held
 
     def drop_before(self, oldest: float) -> list[TaskKey]:
         """Drop deletions requested before `oldest`; return their tasks."""
