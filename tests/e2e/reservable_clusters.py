@@ -281,7 +281,7 @@ class GridEngineReservations(ReservableCluster):
     def divided(self) -> Iterator[None]:
         queue = re.sub(r"\\\n\s*", "", self.cell.run("qconf", "-sq", "all.q"))
         queue = re.sub(r"(?m)^qname .*", f"qname {SECOND_QUEUE}", queue)
-        self.load("-Aq", re.sub(r"(?m)^slots .*", f"slots {LOCATION_CPUS}", queue))
+        self.cell.load("-Aq", re.sub(r"(?m)^slots .*", f"slots {LOCATION_CPUS}", queue))
         self.cell.run("qconf", "-rattr", "queue", "slots", str(LOCATION_CPUS), "all.q")
         yield
         self.tidy()
@@ -299,12 +299,6 @@ class GridEngineReservations(ReservableCluster):
         except BootError:  # a job in it has just ended
             return False
         return True
-
-    def load(self, option: str, text: str) -> None:
-        """Pass the text to qconf in a file."""
-        path = self.cell.folder / "loaded"
-        path.write_text(text)
-        self.cell.run("qconf", option, str(path))
 
 
 @contextmanager

@@ -290,13 +290,13 @@ def default_memory(cluster: GridEngineReservations) -> Iterator[None]:
     whole = cluster.cell.run("qconf", "-sc")
     host = re.sub(r"\\\n\s*", "", cluster.cell.run("qconf", "-se", cluster.cell.host))
     [values] = re.findall(r"(?m)^complex_values +(\S+)", host)
-    cluster.load("-Mc", re.sub(rf"(?m)^({MEMORY} .*YES +)0( +0)", r"\g<1>1G\2", whole))
+    cluster.cell.load("-Mc", re.sub(rf"(?m)^({MEMORY} .*YES +)0( +0)", r"\g<1>1G\2", whole))
     few = re.sub(rf"{MEMORY}=[^,]+", f"{MEMORY}=4G", values)
     cluster.cell.run("qconf", "-rattr", "exechost", "complex_values", few, cluster.cell.host)
     yield
     cluster.tidy()
     cluster.cell.run("qconf", "-rattr", "exechost", "complex_values", values, cluster.cell.host)
-    cluster.load("-Mc", whole)
+    cluster.cell.load("-Mc", whole)
 
 
 @pytest.mark.usefixtures("default_memory")
@@ -325,11 +325,11 @@ def test_jobs_without_a_memory_request_get_the_default_in_a_reservation(
 def uncounted(cluster: GridEngineReservations) -> Iterator[None]:
     """h_vmem is a consumable for which the host has no value."""
     whole = cluster.cell.run("qconf", "-sc")
-    cluster.load("-Mc", re.sub(r"(?m)^(h_vmem .*<= +YES +)NO ", r"\1YES ", whole))
+    cluster.cell.load("-Mc", re.sub(r"(?m)^(h_vmem .*<= +YES +)NO ", r"\1YES ", whole))
     yield
     cluster.tidy()
     cluster.cell.run("qconf", "-rattr", "queue", "h_vmem", "INFINITY", "all.q")
-    cluster.load("-Mc", whole)
+    cluster.cell.load("-Mc", whole)
 
 
 @pytest.mark.parametrize(("limit", "memory"), [("INFINITY", "6G"), ("4G", "4G")])
@@ -343,7 +343,7 @@ def test_a_reservation_has_the_memory_of_its_queue_if_no_host_counts_it(
     reservation = reserve(site, "--size", "2", "--duration", "2m", "--deadline", "+4m")
     within = ("--reservation", str(reservation["reservation"]), "-t", "1", "--wrap", "true")
     jobs = [site.submit("--mem", memory, *within), site.submit("-n", "2", *within)]
-    assert {row["state"] for row in site.until_ended(*jobs, patience=30)} == {"completed"}
+    assert {row["state"] for row in site.until_ended(*jobs)} == {"completed"}
 
 
 @pytest.mark.usefixtures("divided")
@@ -368,9 +368,9 @@ def test_a_reservation_keeps_its_memory_when_its_queue_is_disabled(
 def offset_of_a_minute(cluster: GridEngineReservations) -> Iterator[None]:
     """The qmaster adds its default of a minute to each job's limit, not the harness's second."""
     quick = cluster.cell.run("qconf", "-ssconf")
-    cluster.load("-Msconf", re.sub(r"(?m)^params .*$", "params none", quick))
+    cluster.cell.load("-Msconf", re.sub(r"(?m)^params .*$", "params none", quick))
     yield
-    cluster.load("-Msconf", quick)
+    cluster.cell.load("-Msconf", quick)
 
 
 @pytest.mark.usefixtures("offset_of_a_minute")

@@ -273,10 +273,10 @@ class Cell(DaemonGroup):
             "matlab mlic INT <= YES JOB 0 0\n"
             f"{MEMORY} {MEMORY} MEMORY <= YES YES 0 0\n"
         )
-        self._load("-Mc", self._show("-sc") + counted)
-        self._load("-Ae", _lines(_host("global", f"matlab={TOKENS}")), or_else="-Me")
-        self._load("-Ae", _lines(_host(self.host, f"slots={self._slots},gpu={GPUS},{MEMORY}=64G")))
-        self._load("-Ap", _lines(_ENVIRONMENT | {"slots": self._slots}))
+        self.load("-Mc", self._show("-sc") + counted)
+        self.load("-Ae", _lines(_host("global", f"matlab={TOKENS}")), or_else="-Me")
+        self.load("-Ae", _lines(_host(self.host, f"slots={self._slots},gpu={GPUS},{MEMORY}=64G")))
+        self.load("-Ap", _lines(_ENVIRONMENT | {"slots": self._slots}))
         queue = {
             "qname": "all.q",
             "hostlist": self.host,
@@ -292,7 +292,7 @@ class Cell(DaemonGroup):
             "terminate_method": f"{self.folder}/kill {self.root} $job_id",
             "h_rt": "24:00:00",
         }
-        self._load("-Aq", _with_settings(self._show("-sq"), queue))
+        self.load("-Aq", _with_settings(self._show("-sq"), queue))
         self.run("qconf", "-au", self._account, "arusers")
         quick = {
             "schedule_interval": "0:0:1",
@@ -304,13 +304,14 @@ class Cell(DaemonGroup):
             "max_reservation": 32,
             "params": "DURATION_OFFSET=1",  # 60: short jobs would not backfill
         }
-        self._load("-Msconf", _with_settings(self._show("-ssconf"), quick))
+        self.load("-Msconf", _with_settings(self._show("-ssconf"), quick))
 
     def _show(self, option: str) -> str:
         return self.run("qconf", option)
 
-    def _load(self, option: str, text: str, or_else: str = "") -> None:
-        path = self.folder / f"qconf{option}"
+    def load(self, option: str, text: str, or_else: str = "", name: str = "loaded") -> None:
+        """Pass `text` to qconf in a file `name`, which some options take as an object's name."""
+        path = self.folder / name
         path.write_text(text)
         try:
             self.run("qconf", option, str(path))
