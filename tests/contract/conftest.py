@@ -38,7 +38,7 @@ from tests.harness.slurm import ALPHA, BIN_DIR, SlurmSite, missing
 Connect = Callable[[str], Adapter]
 Boot = Callable[[Path], AbstractContextManager[Connect]]
 
-PATIENCE = 60.0  # seconds until a manager must have carried out a request
+PATIENCE = 180.0  # seconds until a manager must have carried out a request
 
 
 @contextmanager

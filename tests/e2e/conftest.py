@@ -180,17 +180,22 @@ class Site:
         [row] = self.rows(job)
         return row
 
-    def until(self, condition: Callable[[], Any], patience: float = 60.0) -> Any:
-        """Poll `condition` and return its first true value; retry if it raises."""
+    def until(self, condition: Callable[[], Any], patience: float = 180.0) -> Any:
+        """Poll `condition` and return its first true value; retry if what it reads is not there."""
         deadline = time.monotonic() + patience
         while True:
-            with contextlib.suppress(AssertionError, ClientError):
+            missing: Exception | None = None
+            try:
                 if value := condition():
                     return value
-            assert time.monotonic() < deadline, f"not within {patience:g} s; {self.log_tail()}"
+            except (AssertionError, ClientError, LookupError, ValueError, OSError) as error:
+                missing = error
+            assert time.monotonic() < deadline, (
+                f"not within {patience:g} s ({missing!r}); {self.log_tail()}"
+            )
             time.sleep(0.05)
 
-    def until_ended(self, *jobs: int, patience: float = 120.0) -> list[dict[str, Any]]:
+    def until_ended(self, *jobs: int, patience: float = 240.0) -> list[dict[str, Any]]:
         """Wait until the jobs (default: all) have ended; return their rows."""
 
         def ended() -> Any:

@@ -145,7 +145,7 @@ class Promises:
         completed = sum(row["state"] == "completed" for row in ended)
         killed = list(self.slurm)[-1].name
         lost = sum(r["state"] != "completed" and r["cluster"] == killed for r in ended)
-        self.site.until(lambda: not self._leftover(), patience=120)
+        self.site.until(lambda: not self._leftover())
         return WorkloadResult(
             len(promised) - 1, refused, late, strangers, moved, self._leftover(), completed, lost
         )

@@ -113,7 +113,7 @@ def test_a_stopped_controller_opens_the_breaker_and_its_jobs_come_back(
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "running")
     slurm_site["alpha"].stop_controller()
     try:
-        over_slurm.until(lambda: over_slurm.row(job)["state"] == "unknown", patience=120)
+        over_slurm.until(lambda: over_slurm.row(job)["state"] == "unknown")
         row = cluster(over_slurm, "alpha")
         assert row["state"].startswith("down: ")
         assert row["breaker"]["failures"] >= 2
@@ -124,7 +124,7 @@ def test_a_stopped_controller_opens_the_breaker_and_its_jobs_come_back(
         assert over_slurm.until_ended(other)[0]["cluster"] == "beta"
     finally:
         slurm_site["alpha"].start_controller()
-    over_slurm.until(lambda: over_slurm.row(job)["state"] == "running", patience=120)
+    over_slurm.until(lambda: over_slurm.row(job)["state"] == "running")
     assert cluster(over_slurm, "alpha")["breaker"] == {
         "state": "closed",
         "failures": 0,

@@ -50,7 +50,7 @@ def test_jobs_run_exactly_once_each_and_report_their_exit_codes(over_cell: Site)
             str(code),
         )
         codes[json.loads(done.stdout)["job"]] = code
-    rows = {row["job"]: row for row in over_cell.until_ended(patience=200)}
+    rows = {row["job"]: row for row in over_cell.until_ended()}
 
     assert set(rows) == set(codes)
     assert Counter(run_log.read_text().split()) == Counter(map(str, codes))

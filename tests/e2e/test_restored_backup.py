@@ -110,7 +110,7 @@ class Jobs:
         def states_now() -> dict[int, str]:
             return {row["job"]: row["state"] for row in self.site.rows(*expected)}
 
-        self.site.until(lambda: states_now() == expected, patience=120)
+        self.site.until(lambda: states_now() == expected)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_200_jobs_run_once_each_on_the_cluster_that_the_core_chose(over_slurm: S
 
     with ThreadPoolExecutor(4) as several:
         submitted = list(several.map(submit, range(JOBS)))
-    rows = {row["job"]: row for row in over_slurm.until_ended(patience=200)}
+    rows = {row["job"]: row for row in over_slurm.until_ended()}
 
     assert sorted(rows) == sorted(job for job, _, _ in submitted)
     assert Counter(run_log.read_text().split()) == Counter(str(job) for job in rows)

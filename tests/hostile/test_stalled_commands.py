@@ -155,7 +155,6 @@ def test_a_stopped_supervisor_on_local(local: MultiUserSite) -> None:
         a.run("cancel", str(running))
         jobs = [b.submit(*options, "true") for _ in range(3)]
         assert {row["state"] for row in b.until_ended(*jobs)} == {"completed"}
-        assert {a.row(job)["state"] for job in stalled} <= {"dispatching", "pending"}
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)

@@ -277,7 +277,7 @@ def test_states_outside_the_table_are_refused(ledger: Ledger, database: Database
 def _hold(database: Database, held: object, done: object) -> None:
     with database.acquire_writer():
         held.set()  # type: ignore[attr-defined]
-        done.wait(30)  # type: ignore[attr-defined]
+        done.wait(300)  # type: ignore[attr-defined]
 
 
 def test_only_one_daemon_is_active_and_a_standby_waits(database: Database) -> None:
@@ -285,7 +285,7 @@ def test_only_one_daemon_is_active_and_a_standby_waits(database: Database) -> No
     held, done = spawn.Event(), spawn.Event()
     other = spawn.Process(target=_hold, args=(database, held, done))
     other.start()
-    assert held.wait(30)
+    assert held.wait(300)
     with (
         pytest.raises(DatabaseInUse, match=f"process {other.pid}.*--standby"),
         database.acquire_writer(),

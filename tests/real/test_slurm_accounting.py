@@ -23,7 +23,7 @@ from tests.conftest import require
 from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing
 from tests.harness.worker_adapter import WorkerAdapter
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 LONG_AGO = (
     "JobId=3 UserId=ada(1000) GroupId=ada(1000) Name=x JobState=COMPLETED Partition=main "
     "TimeLimit=10 StartTime=2020-01-01T00:00:00 EndTime=2020-01-01T00:00:01 NodeList=a1 NodeCnt=1 "
