@@ -151,10 +151,14 @@ class Adapter(ABC):
         return cls.capabilities
 
     @classmethod
-    def configuration_warnings(cls, options: Any) -> list[tuple[str, str]]:
-        """Compare the manager's own configuration with these options; return (problem, remedy).
+    def configuration_warnings(
+        cls, options: Any, environment: Mapping[str, str], site_mode: bool
+    ) -> list[tuple[str, str]]:
+        """Check the manager's own configuration; return (problem, remedy).
 
-        Called by `metasched doctor` on the daemon's host, outside any worker. Raises Unreachable.
+        `options` are those of the cluster, `environment` the variables of its worker. With
+        `site_mode` the jobs belong to several accounts. Called by `metasched doctor` on the
+        daemon's host, outside any worker. Raises Unreachable.
         """
         return []
 

@@ -17,6 +17,7 @@ from metasched.adapters.base import CHANGE_VERBS, Adapter, Capabilities, Submiss
 from metasched.adapters.drmaa.generic import DeclaredResources, GenericDrmaa, NativeTemplates
 from metasched.adapters.drmaa.session import DrmaaSession
 from metasched.adapters.gridengine.adapter import CellSettings, GridEngine
+from metasched.adapters.gridengine.cell_files import open_script_folder
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.model.cluster import Cluster
 from metasched.model.listing import Listing
@@ -116,6 +117,16 @@ class Drmaa(Adapter):
             **{option.name: getattr(options, option.name) for option in fields(CellSettings)}
         )
         self._profile = GridEngine(cluster, session, settings, instance, folder, launcher)
+
+    @classmethod
+    def configuration_warnings(
+        cls, options: DrmaaOptions, environment: Mapping[str, str], site_mode: bool
+    ) -> list[tuple[str, str]]:
+        if options.profile == "generic" or not site_mode:
+            return []
+        if (folder := open_script_folder(environment)) is None:
+            return []
+        return [(f"every account can read the scripts of jobs, {folder}", f"chmod 700 {folder}")]
 
     @classmethod
     def capabilities_for(cls, options: DrmaaOptions) -> Capabilities:

@@ -25,6 +25,7 @@ from metasched.adapters.drmaa.session import DrmaaSession
 from metasched.adapters.errors import Refused, SiteFault, Unreachable
 from metasched.adapters.gridengine import listing
 from metasched.adapters.gridengine.accounting import AccountingFile
+from metasched.adapters.gridengine.cell_files import cell_folder
 from metasched.adapters.gridengine.cluster_info import CellDemand, cluster_info
 from metasched.adapters.gridengine.commands import CellCommands
 from metasched.adapters.gridengine.reservation_listing import (
@@ -111,9 +112,8 @@ class GridEngine:
         user = pwd.getpwuid(os.geteuid()).pw_name
         self._commands = CellCommands(settings.bin_dir, settings.timeout, launcher)
         self._own_jobs = listing.OwnJobs(frozenset({instance}), user if launcher is None else "")
-        cell_folder = Path(os.environ.get("SGE_ROOT", "/"), os.environ.get("SGE_CELL", "default"))
         self._accounting = AccountingFile(
-            cell_folder / "common" / "accounting", frozenset({instance})
+            cell_folder(os.environ) / "common" / "accounting", frozenset({instance})
         )
         self._folder = folder
         self._deletions = DeletionLog(_deletion_log(folder, instance), settings.keep)

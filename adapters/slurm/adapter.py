@@ -98,7 +98,9 @@ class Slurm(Adapter):
         return replace(cls.capabilities, reserves_named_nodes=options.reservation_unit == "node")
 
     @classmethod
-    def configuration_warnings(cls, options: SlurmOptions) -> list[tuple[str, str]]:
+    def configuration_warnings(
+        cls, options: SlurmOptions, environment: Mapping[str, str], site_mode: bool
+    ) -> list[tuple[str, str]]:
         if options.reservation_unit == "node":
             return []
         select = SlurmCommands(options, "").controller().select

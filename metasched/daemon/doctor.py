@@ -66,7 +66,7 @@ def run_checks(config: Path | None) -> list[Diagnosis]:
         *_check_launcher(settings),
         *_check_mail_program(settings.mail_program),
         *_check_daemon(settings),
-        *(result for cluster in settings.clusters for result in _check_manager(cluster)),
+        *(result for cluster in settings.clusters for result in _check_manager(cluster, settings)),
         *(result for cluster in settings.clusters for result in _check_fence(cluster)),
     ]
 
@@ -290,15 +290,19 @@ def _check_cluster(row: dict[str, Any]) -> Diagnosis:
     return Diagnosis(check, True, row["state"])
 
 
-def _check_manager(settings: ClusterSettings) -> Iterator[Diagnosis]:
+def _check_manager(entry: ClusterSettings, settings: Settings) -> Iterator[Diagnosis]:
     """Check the manager's own configuration, if the manager answers."""
-    adapter_type = adapter_class(settings.cluster.adapter)
+    adapter_type = adapter_class(entry.cluster.adapter)
     try:
-        warnings = adapter_type.configuration_warnings(adapter_type.Options(**settings.options))
+        warnings = adapter_type.configuration_warnings(
+            adapter_type.Options(**entry.options),
+            os.environ | entry.environment,
+            settings.site is not None,
+        )
     except Unreachable:
         return  # a lasting failure is reported by the check of the daemon
     for text, fix in warnings:
-        yield Diagnosis(f"manager of {settings.cluster.name}", False, text, fix)
+        yield Diagnosis(f"manager of {entry.cluster.name}", False, text, fix)
 
 
 def _check_fence(settings: ClusterSettings) -> Iterator[Diagnosis]:

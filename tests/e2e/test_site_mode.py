@@ -333,6 +333,27 @@ def test_an_option_that_qsub_does_not_know_is_refused(over_gridengine: MultiUser
     assert "invalid option argument" in a.run("story", str(job)).stdout
 
 
+def test_the_doctor_reports_that_every_account_can_read_job_scripts(
+    over_gridengine: MultiUserSite, gridengine_cell: Cell
+) -> None:
+    keeper, folder = over_gridengine.by(KEEPER), gridengine_cell.script_folder
+    mode = folder.stat().st_mode & 0o777
+    try:
+        folder.chmod(0o755)
+        findings = json.loads(keeper.run("doctor", "--json", code=1).stdout)
+        check = f"manager of {gridengine_cell.name}"
+        [finding] = [finding for finding in findings if finding["check"] == check]
+        assert finding["text"] == f"every account can read the scripts of jobs, {folder}"
+        assert finding["mend"] == f"chmod 700 {folder}"
+        folder.chmod(0o700)
+        assert all(finding["ok"] for finding in keeper.json("doctor"))
+        a = over_gridengine.by(A)
+        job = a.submit("-t", "1", "-o", "/dev/null", "--wrap", "true")
+        assert a.until_ended(job)[0]["state"] == "completed"
+    finally:
+        folder.chmod(mode)
+
+
 def test_a_reservation_is_its_owners_and_operators_alone(
     over_gridengine: MultiUserSite, gridengine_cell: Cell
 ) -> None:

@@ -109,6 +109,11 @@ class Cell(DaemonGroup):
     def accounting(self) -> Path:
         return self._common / "accounting"
 
+    @property
+    def script_folder(self) -> Path:
+        """The folder in which the qmaster keeps the scripts of jobs."""
+        return self._spool / "qmaster" / "job_scripts"
+
     def python(self, path: Path) -> Path:
         """Make `path` an interpreter that runs in the namespace, for a cluster's key `python`."""
         command = " ".join(f"'{argument}'" for argument in (*self.inside, sys.executable))
@@ -201,7 +206,7 @@ class Cell(DaemonGroup):
 
     def _lay_out(self) -> None:
         """Write the files that the qmaster needs to start."""
-        for part in (self._common, self._spool / "qmaster" / "job_scripts", self._spool / "execd"):
+        for part in (self._common, self.script_folder, self._spool / "execd"):
             part.mkdir(parents=True)
         (self.root / "util").symlink_to(_SHARE / "util")
         for name in ("bin", "lib", "utilbin"):
