@@ -15,16 +15,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import require
-from tests.e2e.conftest import Site
+from tests.e2e.conftest import ONE_LOCAL, Site
 from tests.harness.slurm import ClusterSpec, SlurmSite, missing
-
-LOCAL = """
-[[cluster]]
-name = "here"
-adapter = "local"
-cpus = 4
-poll_interval = 0.2
-"""
 
 
 @dataclass
@@ -59,7 +51,7 @@ def slurm(folder: Path, request: pytest.FixtureRequest, *settings: str) -> Manag
 
 
 def local(folder: Path, request: pytest.FixtureRequest) -> Manager:
-    return Manager(LOCAL, 1, lambda: True)
+    return Manager(ONE_LOCAL, 1, lambda: True)
 
 
 def slurm_without_records(folder: Path, request: pytest.FixtureRequest) -> Manager:

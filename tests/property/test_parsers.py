@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.gridengine_answers import QSTAT, line
 
 from metasched.adapters.claims import new_claim_folder, read_end
 from metasched.adapters.gridengine import listing as cell
@@ -36,7 +37,6 @@ from metasched.model.job import State
 from metasched.model.listing import JobStatus, Listing, TaskClaim
 from tests.harness.examples import examples
 from tests.unit.test_associations import LISTED
-from tests.unit.test_gridengine_parsing import QSTAT, line
 from tests.unit.test_slurm_windows import SHOWN
 
 RECORDED = [
