@@ -65,6 +65,9 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
     fence: str = ""  # folder of claims; always "" when an adapter is called (see `claims`)
     reservation: str = ""  # name that was passed to `Adapter.reserve`; "" = none
     leased_licences: tuple[str, ...] = ()  # the site's names of the licences leased to the tasks
+    # epoch seconds from which the tasks' wait counts, later than `job.submitted` if they had to
+    # follow other tasks of their user; 0: from `job.submitted`
+    waits_since: float = 0.0
 
     def environment(self, index: int, cluster: str) -> dict[str, str]:
         """Return the whole environment of a task on `cluster`; metasched's variables win.

@@ -247,7 +247,7 @@ class Local(Adapter):
             counts=counts,
             estimated=job.time_limit or min(options.default_time, limit or math.inf),
             limit=limit,
-            key=job.submitted - options.age * (submission.priority - 1),
+            key=(submission.waits_since or job.submitted) - options.age * (submission.priority - 1),
             priority=submission.priority,
             deadline=job.deadline,
             user=job.user,

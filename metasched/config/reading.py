@@ -382,6 +382,7 @@ def _cluster_settings(
             benchmark=table.benchmark,
             filesystems=table.filesystems,
             max_tasks_per_dispatch=adapter_type.chunk,
+            queue_depth=table.queue_depth or 0,
             maps=table.map,
             move_after=table.move_after,
             fence_dir=table.fence_dir,

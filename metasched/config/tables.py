@@ -35,6 +35,7 @@ def _require_feature(name: str) -> str:
 
 
 MAP_NAMES = ("partition", "account", "qos", "feature", "licence")  # tables of [cluster.map]
+MAX_QUEUE_DEPTH = 1_000_000  # tasks
 MAX_SECONDS = 10 * 366 * 86400.0  # ten years; sums of longer durations exceed the range of times
 Seconds = Annotated[float, BeforeValidator(_parse_duration_text), Field(gt=0, le=MAX_SECONDS)]
 SecondsOrZero = Annotated[float, BeforeValidator(_parse_duration_text), Field(ge=0, le=MAX_SECONDS)]
@@ -123,6 +124,7 @@ class ClusterTable(BaseModel):
     poll_interval: Seconds | None = None
     call_timeout: Seconds = 60.0
     calls: Annotated[int, Field(ge=1, le=32)] = 4
+    queue_depth: Annotated[int, Field(ge=1, le=MAX_QUEUE_DEPTH)] | None = None
     move_after: Seconds | None = None
     fence_dir: Annotated[str, AfterValidator(_require_absolute)] = ""
     takes: Literal["both", "jobs", "reservations"] = _CLUSTER.takes

@@ -26,6 +26,10 @@ from metasched.policies.eligible import (
 EligibilityKey = tuple[object, object, object]
 _UNDECIDED = Ineligibility(Reason.PRIORITY, "not checked yet")
 MAX_CACHED_DECISIONS = 10_000  # different requirements in a cache
+# Default of `Cluster.queue_depth`: managers look no deeper for jobs to backfill (1,000 and more is
+# rare for `bf_max_job_test` of Slurm), and no cluster starts two fillings between two polls
+LEAST_QUEUE_DEPTH = 1000  # tasks
+QUEUE_DEPTH_PER_CPU = 2  # tasks
 FULL_RETRY_DELAY = (10.0, 300.0)  # seconds until a full cluster is tried again: initial, maximum
 
 
@@ -79,7 +83,17 @@ class ClusterView:
 
     def __post_init__(self) -> None:
         self.name = self.cluster.name
-        self.scope_limits = ScopeLimits(self.name, self.cluster.max_unanswered, self.rechecks)
+        self.scope_limits = ScopeLimits(
+            self.name, self.cluster.max_unanswered, self.queue_depth, self.rechecks
+        )
+
+    @property
+    def queue_depth(self) -> int | None:
+        """Tasks of a user that wait there at most; None: any number."""
+        if self.cluster.queue_depth == 0:
+            cpus = 0 if self.info is None else self.info.cpus
+            return max(LEAST_QUEUE_DEPTH, QUEUE_DEPTH_PER_CPU * cpus)
+        return self.cluster.queue_depth
 
     # Availability. `total_observed` is `SchedulerState.observed_seconds`, a clock that stands still
     # while no cluster answers
@@ -115,6 +129,7 @@ class ClusterView:
         self.info, self.owed_by_others = info, info.owed_by_others
         self.computing_power = info.cpus * self.cluster.benchmark or math.inf
         self.valid_until = -math.inf
+        self.scope_limits.set_queue_depth(self.queue_depth)
 
     def sum_running(self, now: float) -> None:
         """Sum up running jobs that have not reached their limits."""

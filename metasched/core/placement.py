@@ -33,6 +33,9 @@ _RESERVATION_NEAR = Ineligibility(
 AWAITS_ANSWERS = Ineligibility(
     Reason.PRIORITY, "it follows when the manager has answered the user's earlier dispatches"
 )
+QUEUE_FULL = Ineligibility(
+    Reason.PRIORITY, "it follows when tasks of the user that wait there have started"
+)
 _NO_CLUSTER = Ineligibility(Reason.NO_CLUSTER_FITS, "no cluster is configured")
 
 
@@ -82,6 +85,8 @@ class Placement:
             return Ineligibility(Reason.LIMIT_MANAGER, limit)
         if obstacle is None and view.scope_limits.awaits_answers(task.job.user):
             return AWAITS_ANSWERS
+        if obstacle is None and view.scope_limits.queue_is_full(task.job.user):
+            return QUEUE_FULL
         return obstacle
 
     def check_job(self, job: Job, view: ClusterView) -> Ineligibility | None:
@@ -393,6 +398,10 @@ class Placement:
             open_dispatch = self._open_dispatches[job, cluster] = state.last_dispatch[job], []
         dispatch_id, indices = open_dispatch
         indices.append(task.index)
+        if view.scope_limits.follows(task.job.user):
+            # it waited for others of its user, which gives it no precedence over other users
+            key = state.now - state.policy.age * (task.priority - 1)
+            task.queue_key = max(task.queue_key, key)
         if view.full_reason:
             view.retry_at = state.now + view.retry_delay
         task.attempts += 1

@@ -77,7 +77,7 @@ from metasched.policies.policy import Policy
 
 # Raise it with every change after which stored events, replayed, would be decided otherwise.
 # A replay begins at the first checkpoint of the present version.
-DECISION_VERSION: Final = 5
+DECISION_VERSION: Final = 6
 
 # Events after which tasks may be released because time has passed
 _TIMED_EVENTS: Final[frozenset[type]] = frozenset(
@@ -155,6 +155,7 @@ class Core:
         self.tasks, self.licences = self.state.tasks, self._leasing.licences
         self.tasks_of, self.is_open = self.state.tasks_of, self.state.is_open
         self.tasks_of_dispatch = self.state.tasks_of_dispatch
+        self.waits_since = self.state.waits_since
         self.missing_licences = self._leasing.missing_licences
         self.recall_wait = self._leasing.recall_wait
         self.licence_obstacle = self._leasing.licence_obstacle

@@ -4,7 +4,9 @@ A limit is found by bisection: after a refusal half as many tasks are dispatched
 ended is repeated with a single task after a delay, since others may have fewer jobs then. A limit
 that has grown is found by doubling.
 
-The number of a user's tasks on the way to a manager is bounded. So a refusal takes back few.
+The number of a user's tasks on the way to a manager is bounded. So a refusal takes back few. So is
+the number of his tasks that wait there: his other tasks follow as these start, and a later job of
+another user has few tasks before it.
 """
 
 from __future__ import annotations
@@ -61,8 +63,14 @@ class ScopeLimit:
 class ScopeLimits:
     """The limits of a cluster, by the jobs for which they hold."""
 
-    def __init__(self, cluster: str, max_unanswered: int | None, rechecks: Rechecks) -> None:
-        """`max_unanswered`: see `Cluster`; `rechecks`: of all clusters, extended here."""
+    def __init__(
+        self,
+        cluster: str,
+        max_unanswered: int | None,
+        queue_depth: int | None,
+        rechecks: Rechecks,
+    ) -> None:
+        """`max_unanswered`, `queue_depth`: see `Cluster`; `rechecks`: of all clusters."""
         self._cluster, self._rechecks = cluster, rechecks
         self._max_unanswered = math.inf if max_unanswered is None else max_unanswered
         # by user (None: limits that hold for several users) and jobs
@@ -70,9 +78,13 @@ class ScopeLimits:
         self._limited_jobs: set[int] = set()  # jobs with a limit of their own
         self._unanswered: Counter[str] = Counter()  # dispatched tasks without an answer, by user
         self._awaiting: set[str] = set()  # users who get no further dispatch until answers come
+        self._queue_depth = math.inf if queue_depth is None else queue_depth
+        self._queued: Counter[str] = Counter()  # dispatched tasks that have not started, by user
+        self._full_queues: set[str] = set()  # users who have `_queue_depth` of them or more
+        self._followed: set[str] = set()  # users who had, and have had some ever since
 
     def __bool__(self) -> bool:
-        return bool(self._limits or self._awaiting)
+        return bool(self._limits or self._awaiting or self._full_queues)
 
     def _matching(self, job: Job) -> list[tuple[JobSet, ScopeLimit]]:
         return [
@@ -169,14 +181,59 @@ class ScopeLimits:
             self._awaiting.add(user)
         elif user in self._awaiting and count <= FEW_UNANSWERED * self._max_unanswered:
             self._awaiting.remove(user)
-            jobs = JobSet(user=user)
-            self._rechecks[self._cluster, jobs] = Recheck(jobs, lambda: user not in self._awaiting)
+            self._recheck_user(user)
         if not count:
             del self._unanswered[user]
+
+    def _recheck_user(self, user: str) -> None:
+        jobs = JobSet(user=user)
+        self._rechecks[self._cluster, jobs] = Recheck(
+            jobs, lambda: user not in self._awaiting and user not in self._full_queues
+        )
 
     def awaits_answers(self, user: str) -> bool:
         """Whether the user gets no further dispatch until earlier dispatches are answered."""
         return user in self._awaiting
+
+    # Tasks that wait in the manager's queue
+
+    def count_queued(self, user: str, change: Literal[1, -1]) -> None:
+        """Count a task of a user that is dispatched (1), or that starts or ends there (-1)."""
+        if self._queue_depth == math.inf:
+            return
+        count = self._queued[user] + change
+        self._queued[user] = count
+        if count >= self._queue_depth:
+            self._full_queues.add(user)
+            self._followed.add(user)
+        elif user in self._full_queues:
+            self._full_queues.remove(user)
+            self._recheck_user(user)
+        if not count:
+            del self._queued[user]
+            self._followed.discard(user)
+
+    def set_queue_depth(self, queue_depth: int | None) -> None:
+        """Change the number of tasks of a user that may wait."""
+        depth = math.inf if queue_depth is None else queue_depth
+        if depth == self._queue_depth:
+            return
+        self._queue_depth = depth
+        for user, count in self._queued.items():
+            if count >= depth:
+                self._full_queues.add(user)
+                self._followed.add(user)
+            elif user in self._full_queues:
+                self._full_queues.remove(user)
+                self._recheck_user(user)
+
+    def queue_is_full(self, user: str) -> bool:
+        """Whether as many tasks of the user wait there as may."""
+        return user in self._full_queues
+
+    def follows(self, user: str) -> bool:
+        """Whether further tasks of the user follow as his tasks there start."""
+        return user in self._followed
 
     # Queries and time
 

@@ -120,6 +120,12 @@ class SchedulerState:
         """Return the sort key of queued tasks (seconds); a priority step counts as `Policy.age`."""
         return job.submitted - self.policy.age * (priority - 1)
 
+    def waits_since(self, task: Task) -> float:
+        """Return from when the wait of a task counts: its submission, or later (epoch seconds)."""
+        if task.queue_key == self.queue_key(task.job, task.priority):
+            return task.job.submitted
+        return task.queue_key + self.policy.age * (task.priority - 1)
+
     # Indexes
 
     def clear_open_tasks(self) -> None:
@@ -194,6 +200,7 @@ class SchedulerState:
         view, job = self.views.get(attempt.cluster), task.job
         if state not in UNSTARTED or view is None:
             return
+        view.scope_limits.count_queued(job.user, direction)
         if direction > 0:
             view.unstarted_tasks[task.task_id] = task
             insort(self.unstarted_by_key, (task.queue_key, task.task_id, task))

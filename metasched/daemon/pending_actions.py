@@ -138,6 +138,7 @@ class PendingActions:
             fence=attempts[0].fence,
             reservation=manager_name(core.instance, job.reservation) if job.reservation else "",
             leased_licences=tuple(tasks[0].job.licences),
+            waits_since=core.waits_since(tasks[0]),
         )
 
     # Withdrawals

@@ -254,7 +254,13 @@ class Simulation:
     def _start_core(self) -> None:
         start = self._entries[0].job.submitted if self._entries else 0.0
         clusters = tuple(
-            Cluster(name=c.name, adapter="simulated", benchmark=c.benchmark, max_unanswered=None)
+            Cluster(
+                name=c.name,
+                adapter="simulated",
+                benchmark=c.benchmark,
+                max_unanswered=None,
+                queue_depth=None,
+            )
             for c in self.clusters
         )
         licences = {name for c in self.clusters for name in c.licences}

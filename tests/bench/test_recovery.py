@@ -11,7 +11,7 @@ import pytest
 from metasched.client.client import Client, ClientError
 from tests.bench.conftest import Record
 from tests.bench.test_daemon import submission
-from tests.e2e.conftest import Site
+from tests.e2e.conftest import TWO_LOCAL, Site
 
 JOBS, BATCH, ROUNDS = 10_000, 1000, 5
 ASKED = 5.0  # seconds
@@ -19,21 +19,24 @@ ASKED = 5.0  # seconds
 
 @pytest.mark.bench
 @pytest.mark.timeout(900)
-def test_recovery_with_10_000_open_jobs(running: Site, record: Record) -> None:
+def test_recovery_with_10_000_open_jobs(site: Site, record: Record) -> None:
     """Half of the jobs are held, half are pending on two clusters; time since SIGKILL."""
-    client = Client(running.folder / "ms.sock", timeout=300)
+    depth = f"poll_interval = 0.2\nqueue_depth = {JOBS}\n"
+    site.configure(TWO_LOCAL.replace("poll_interval = 0.2\n", depth))
+    site.start()
+    client = Client(site.folder / "ms.sock", timeout=300)
     for cluster, cpus in (("left", "8"), ("right", "4")):  # all other jobs wait
-        running.submit("--wrap", "sleep 3600", "-n", cpus, "--cluster", cluster, "-t", "2:00:00")
-    running.until(lambda: len(client.jobs(state="running")) == 2)
+        site.submit("--wrap", "sleep 3600", "-n", cpus, "--cluster", cluster, "-t", "2:00:00")
+    site.until(lambda: len(client.jobs(state="running")) == 2)
     for _ in range(JOBS // BATCH // 2):
-        client.submit(submission(running.folder, BATCH, held=True))
-        client.submit(submission(running.folder, BATCH))
-    running.until(lambda: len(client.jobs(state="pending")) == JOBS // 2, 600)
+        client.submit(submission(site.folder, BATCH, held=True))
+        client.submit(submission(site.folder, BATCH))
+    site.until(lambda: len(client.jobs(state="pending")) == JOBS // 2, 600)
     serving, heard = [], []
     for _ in range(ROUNDS):
-        running.stop(signal.SIGKILL)
+        site.stop(signal.SIGKILL)
         begun = time.monotonic()
-        running.launch()
+        site.launch()
         while True:
             try:
                 client.health()
@@ -41,7 +44,7 @@ def test_recovery_with_10_000_open_jobs(running: Site, record: Record) -> None:
             except ClientError:
                 time.sleep(0.01)
         serving.append(time.monotonic() - begun)
-        running.until(lambda: all(c["state"] == "up" for c in client.clusters()))
+        site.until(lambda: all(c["state"] == "up" for c in client.clusters()))
         heard.append(time.monotonic() - begun)
     record("until the daemon answers", median(serving), "s", target="at most 5 s")
     record("until all clusters were listed", median(heard), "s")

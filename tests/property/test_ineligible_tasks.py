@@ -42,9 +42,11 @@ class Compared(Deeds):
         return super().restored()
 
     def booted(self, max_priority: int = 10) -> DaemonStarted:
-        """Let few tasks be on the way to a manager."""
+        """Let few tasks be on the way to a manager, and wait there."""
         event = super().booted(max_priority)
-        clusters = [structs.replace(cluster, max_unanswered=3) for cluster in event.clusters]
+        clusters = [
+            structs.replace(cluster, max_unanswered=3, queue_depth=4) for cluster in event.clusters
+        ]
         return structs.replace(event, clusters=tuple(clusters))
 
     def decide(self, event: CoreEvent) -> Outcome:

@@ -41,12 +41,19 @@ class Site:
         move_after: float | None = None,
         fence_dir: str = "",
         pools: tuple[LicencePool, ...] | None = None,
+        queue_depth: int | None = 0,
         **policy: object,
     ) -> None:
         self.core = Core()
         self.out = Outcome()
         clusters = tuple(
-            Cluster(name=n, adapter="local", move_after=move_after, fence_dir=fence_dir)
+            Cluster(
+                name=n,
+                adapter="local",
+                move_after=move_after,
+                fence_dir=fence_dir,
+                queue_depth=queue_depth,
+            )
             for n in ("left", "right")
         )
         policy = {"pull_after": 5.0, **policy}

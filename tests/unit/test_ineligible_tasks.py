@@ -146,7 +146,7 @@ def test_a_refusal_takes_back_few_tasks() -> None:
     assert limited.manager.refusals <= 12
 
 
-def test_a_large_array_without_a_limit_is_dispatched_whole() -> None:
+def test_a_large_array_without_a_limit_is_dispatched_as_its_tasks_start() -> None:
     limited = LimitedSite()
     limited.manager.limit = TASKS
     limited.submit(array(1, TASKS))
@@ -154,8 +154,12 @@ def test_a_large_array_without_a_limit_is_dispatched_whole() -> None:
         limited.actions += limited.site.step(TimerExpired(limited.now))
     assert limited.states == {State.DISPATCHING: MAX_UNANSWERED, State.QUEUED: TASKS - 1000}
     assert limited.site.core.tasks[1, TASKS - 1].reason == ""
-    limited.settle()
-    assert limited.states == {State.PENDING: TASKS}
+    for running in (0, 1000, 2000):  # the others follow as these start
+        limited.settle()
+        states = {State.RUNNING: running, State.PENDING: 1000, State.QUEUED: 2000 - running}
+        assert limited.states == {state: count for state, count in states.items() if count}
+        limited.poll(1.0)
+    assert limited.states == {State.RUNNING: TASKS}
     assert limited.manager.refusals == 0
     assert all(task.attempts == 1 for task in limited.site.core.tasks.values())
 

@@ -1,15 +1,17 @@
-"""Users take turns: in a pass, over passes, and in the portions of a step."""
+"""Users take turns: in a pass, over passes, in the portions of a step, and in managers' queues."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pytest
 
+from metasched.core.cluster_view import LEAST_QUEUE_DEPTH, ClusterView
 from metasched.core.events import (
     Action,
     ClusterDrained,
     ClusterResumed,
+    DaemonStarted,
     Dispatch,
     DispatchAccepted,
     DispatchRejected,
@@ -19,11 +21,13 @@ from metasched.core.events import (
     TimerExpired,
 )
 from metasched.core.gates import MAX_RELEASED_PER_STEP
+from metasched.core.placement import QUEUE_FULL
 from metasched.core.tasks import Task
 from metasched.core.user_turns import UserTurns
-from metasched.model.job import Job, State
+from metasched.model.cluster import Cluster, ClusterInfo
+from metasched.model.job import Job, Reason, State
 from metasched.policies.policy import Policy
-from tests.unit.core_site import NOW, Site, job
+from tests.unit.core_site import NOW, Site, facts, job
 
 AGE = Policy.age
 
@@ -239,7 +243,7 @@ def portions(site: Site, now: float) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("begin", [None, NOW + 10.0])
 def test_portions_of_a_large_array_leave_room_for_other_users(begin: float | None) -> None:
-    site = Site()
+    site = Site(queue_depth=None)
     for submitted in (
         job(1, user="a", array="0-4999", begin=begin),
         job(2, user="b", array="0-999", begin=begin),
@@ -263,7 +267,7 @@ def test_portions_of_a_large_array_leave_room_for_other_users(begin: float | Non
 
 
 def test_portions_of_one_user_are_in_order() -> None:
-    site = Site()
+    site = Site(queue_depth=None)
     for number in (1, 2):
         array = job(number, user="a", array="0-899", clusters=("left",))
         answer(site, site.step(JobSubmitted(NOW, array)), NOW)
@@ -273,3 +277,108 @@ def test_portions_of_one_user_are_in_order() -> None:
         f"2_{index}" for index in range(400, 700)
     ]
     assert third == [f"2_{index}" for index in range(700, 900)]
+
+
+# Queues of managers
+
+
+def listed(
+    site: Site, states: Mapping[int, State], info: ClusterInfo | None = None, at: float = NOW
+) -> list[str]:
+    """List job 1 on the left cluster: `states` by index, the others pending.
+
+    Return the tasks that are dispatched then.
+    """
+    rows = []
+    for item in site.core.tasks_of(1):
+        if item.attempt is not None:
+            state = states.get(item.index, item.state)
+            state = State.PENDING if state is State.UNKNOWN else state
+            rows.append(site.row(state, 1, item.attempt.dispatch_id, started=NOW))
+            rows[-1].task = item.index
+    return answer(site, site.seen("left", info, *rows, at=at, full=True), at)
+
+
+def test_few_tasks_of_a_user_wait_in_a_cluster_and_others_follow_as_they_start() -> None:
+    site = Site(queue_depth=4)
+    array = job(1, user="a", array="0-19", clusters=("left",))
+    assert len(answer(site, site.step(JobSubmitted(NOW, array)), NOW)) == 4
+    assert site.core.tasks[1, 4].reason == Reason.PRIORITY
+    # other users have queues of their own
+    assert dispatched(site.step(JobSubmitted(NOW, job(2, user="b", clusters=("left",))))) == ["2_0"]
+    assert dispatched(site.step(TimerExpired(NOW))) == []
+    running = dict.fromkeys((0, 1, 2), State.RUNNING)
+    assert listed(site, running) == ["1_4", "1_5", "1_6"]
+    assert listed(site, {3: State.RUNNING}) == ["1_7"]
+    # what ends without a start makes room, too
+    assert listed(site, {5: State.CANCELLED}) == ["1_8"]
+    assert listed(site, {}) == []
+
+
+def test_tasks_that_follow_others_of_their_user_have_waited_since_then() -> None:
+    """Else a manager that goes by submission would start them before what came meanwhile."""
+    site = Site(queue_depth=2)
+    array = job(1, user="a", array="0-4", clusters=("left",), user_class="gold")
+    answer(site, site.step(JobSubmitted(NOW, array)), NOW)
+    listed(site, {}, at=NOW + 50.0)
+    assert listed(site, {0: State.RUNNING}, at=NOW + 60.0) == ["1_2"]
+    since = [site.core.waits_since(item) for item in site.core.tasks_of(1)]
+    assert since == [NOW, NOW, NOW + 60.0, NOW, NOW]
+    # once all of them have started, there is nothing to follow
+    everything = dict.fromkeys(range(5), State.RUNNING)
+    assert listed(site, everything, at=NOW + 70.0) == ["1_3", "1_4"]
+    assert listed(site, everything, at=NOW + 80.0) == []
+    later = job(2, user="a", clusters=("left",), begin=NOW + 90.0)
+    site.step(JobSubmitted(NOW + 81.0, later))
+    assert answer(site, site.step(TimerExpired(NOW + 90.0)), NOW + 90.0) == ["2_0"]
+    assert site.core.waits_since(site.core.tasks[2, 0]) == later.submitted
+
+
+def test_explain_says_that_tasks_of_the_user_wait_there() -> None:
+    site = Site(queue_depth=2)
+    answer(site, site.step(JobSubmitted(NOW, job(1, user="a", array="0-9"))), NOW)
+    waiting = site.core.tasks[1, 9]
+    assert waiting.state is State.QUEUED
+    obstacles = [assessment.obstacle for assessment in site.core.assess_clusters(waiting)]
+    assert obstacles == [QUEUE_FULL, QUEUE_FULL]
+    other = Task(job(2, user="b"), 0, 1, NOW)
+    assert [assessment.obstacle for assessment in site.core.assess_clusters(other)] == [None, None]
+
+
+def test_a_restart_counts_the_tasks_that_wait() -> None:
+    site = Site(queue_depth=4)
+    answer(
+        site, site.step(JobSubmitted(NOW, job(1, user="a", array="0-9", clusters=("left",)))), NOW
+    )
+    clusters = tuple(site.core.clusters)
+    assert dispatched(site.step(DaemonStarted(NOW, "cafe", Policy(), clusters))) == []
+    assert listed(site, {}, facts(8)) == []
+    assert listed(site, dict.fromkeys((0, 1), State.RUNNING)) == ["1_4", "1_5"]
+
+
+def test_the_default_depth_grows_with_the_cluster() -> None:
+    view = ClusterView(Cluster(name="x", adapter="local"))
+    assert view.queue_depth == LEAST_QUEUE_DEPTH
+    view.update_info(facts(10_000))
+    assert view.queue_depth == 20_000
+
+
+def test_a_cluster_that_grows_gets_more_tasks() -> None:
+    site = Site()
+    array = job(1, user="a", array="0-1999", clusters=("left",))
+    answer(site, site.step(JobSubmitted(NOW, array)), NOW)
+    assert sum(map(len, portions(site, NOW))) == LEAST_QUEUE_DEPTH - MAX_RELEASED_PER_STEP
+    grown = facts(LEAST_QUEUE_DEPTH)
+    assert len(listed(site, {}, grown)) == LEAST_QUEUE_DEPTH
+
+
+def test_the_next_job_of_another_user_waits_behind_few_tasks() -> None:
+    site = Site()
+    site_actions = site.step(
+        JobSubmitted(NOW, job(1, user="a", array="0-19999", clusters=("left",)))
+    )
+    answer(site, site_actions, NOW)
+    list(portions(site, NOW))
+    live = [item for item in site.core.tasks.values() if item.attempt is not None]
+    assert len(live) == LEAST_QUEUE_DEPTH
+    assert dispatched(site.step(JobSubmitted(NOW, job(2, user="b", clusters=("left",))))) == ["2_0"]
