@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from metasched.adapters.claims import FenceError, new_claim_folder, read_end, revoke_claim
 from metasched.client.client import Client
+from metasched.model.listing import TaskClaim
 from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite, slurm_tables
 from tests.harness import accounts
 from tests.harness.accounts import KEEPER, A, B
@@ -99,6 +101,21 @@ def test_an_attack_on_the_fence_fails_no_job_and_opens_no_file(
 
 def uid_of(account: str) -> int:
     return pwd.getpwnam(account).pw_uid
+
+
+def test_the_claim_of_another_account_proves_nothing(tmp_path: Path) -> None:
+    fence = new_claim_folder(str(tmp_path), 1)
+    claim = TaskClaim(fence, "ms-cafe-1-1", 0, user=A)
+    assert revoke_claim(TaskClaim(fence, "ms-cafe-1-1", 1, False, A))  # creates the folder
+    path = Path(fence, "task.0")
+    path.write_text("began\nstarted 7\nended 3 9\n")
+    os.chown(path, uid_of(B), -1)
+    with pytest.raises(FenceError, match="not to the job's owner"):
+        revoke_claim(claim)
+    assert read_end(claim) is None
+    os.chown(path, uid_of(A), -1)
+    assert not revoke_claim(claim)
+    assert read_end(claim) is not None
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hypothesis.stateful import RuleBasedStateMachine
 
@@ -45,6 +45,26 @@ WANTS: tuple[dict[str, int], ...] = (
 )
 
 
+def copy_outcome(outcome: Outcome) -> Outcome:
+    """Copy an outcome at all depths; a copy of a task loses its classified priority."""
+    copied = copy.deepcopy(outcome)
+    tasks = [*outcome.tasks.values(), *(task for task, _ in outcome.closed_attempts)]
+    copies = [*copied.tasks.values(), *(task for task, _ in copied.closed_attempts)]
+    for task, task_copy in zip(tasks, copies, strict=True):
+        task_copy.classified_priority = task.classified_priority
+    return copied
+
+
+@dataclass(frozen=True)
+class SubmitCommand:
+    """A dispatch whose command was started and is not answered yet."""
+
+    action: Dispatch
+    tag: str
+    indices: list[int]
+    cpus: int  # of each task
+
+
 class Life(RuleBasedStateMachine):
     """The core, its managers, and a record of both that is kept independently of the core."""
 
@@ -63,6 +83,7 @@ class Life(RuleBasedStateMachine):
         self.events: list[CoreEvent] = []
         self.outcomes: list[Outcome] = []
         self.actions: list[Action] = []
+        self.under_way: list[SubmitCommand] = []
         self.jobs: dict[int, Job] = {}
         self.submitted: dict[int, Job] = {}
         self.again: dict[Place, tuple[int, int]] = {}
@@ -78,6 +99,7 @@ class Life(RuleBasedStateMachine):
         self.held: dict[Place, dict[str, int]] = {}  # leased tokens of each task
         self.lingering: list[LingeringTokens] = []
         self.totals: dict[str, int] = {}  # set by an operator
+        self.clock_set_back = False  # while no daemon ran
         self.doubted = False  # licences of an unknown task were released
 
     def booted(self, max_priority: int = 10) -> DaemonStarted:
@@ -101,8 +123,11 @@ class Life(RuleBasedStateMachine):
     def step(self, event: CoreEvent) -> None:
         self.events.append(event)
         out = self.decide(event)
-        self.outcomes.append(copy.deepcopy(out))
+        self.outcomes.append(copy_outcome(out))
         self.actions += out.actions
+        for action in out.actions:
+            if isinstance(action, Dispatch):
+                self.check_dispatch(action)
         self.store_licences(out)
         for task, attempt in out.closed_attempts:
             key = (task.job.id, task.index, attempt.number)
@@ -119,6 +144,7 @@ class Life(RuleBasedStateMachine):
                 self.cancelled.discard(task_id)
                 self.final.pop(task_id, None)
                 self.begun_at.pop(task_id, None)
+                self.came.discard(task_id)
         for task_id, task in out.tasks.items():
             assert task_id not in self.final, "an ended task changed"
             started = task.attempt.started if task.attempt else None
@@ -137,6 +163,18 @@ class Life(RuleBasedStateMachine):
             if isinstance(action, Dispatch) and not isinstance(event, DaemonStarted):
                 for index in action.indices:
                     self.may_be_sent(self.core.tasks[action.job, index])
+
+    def check_dispatch(self, action: Dispatch) -> None:
+        """Check that a dispatch sends its tasks, and only these, to the cluster of their attempts.
+
+        A task may have left the dispatch within the step.
+        """
+        for index in action.indices:
+            task = self.core.tasks.get((action.job, index))
+            if task is not None and task.attempt is not None:
+                attempt = task.attempt
+                assert attempt.dispatch_id == action.dispatch_id, (task.name, action)
+                assert attempt.cluster == action.cluster, (task.name, action)
 
     def store_licences(self, out: Outcome) -> None:
         """Count leases as the database does, and check its constraint."""

@@ -12,7 +12,6 @@ from msgspec import structs
 
 from metasched.core.events import (
     ClaimsRevoked,
-    ClockSet,
     ClusterDrained,
     ClusterResumed,
     ClusterUnreachable,
@@ -32,19 +31,19 @@ from metasched.core.events import (
     QueryAccounting,
     RequeuedTask,
     Revoke,
-    TimerExpired,
     UserRequested,
     Withdraw,
 )
-from metasched.core.transitions import ATTEMPT_FINAL
 from metasched.model.job import Job, State
 from metasched.model.licence import LicenceCount
 from metasched.model.refusal_scope import RefusalScope
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
-from tests.property.core_model import INSTANCE, KINDS, SIZES, WANTS, Life
+from tests.property.core_model import INSTANCE, KINDS, SIZES, WANTS, SubmitCommand
+from tests.property.manager_rules import ManagerRules
 from tests.property.managers import Manager, place_of
 
+FATES = ("lost answer", "lost", "refused")
 SCOPES: tuple[RefusalScope, ...] = ("cluster", "user", "job")
 # arguments of `Deeds.boot`
 BEGINNING: dict[str, Any] = {
@@ -56,7 +55,7 @@ BEGINNING: dict[str, Any] = {
 }
 
 
-class Deeds(Life):
+class Deeds(ManagerRules):
     """Each rule is one action of a user, the daemon, an operator or a manager."""
 
     users: Mapping[str, str] = MappingProxyType({"mine": "a", "yours": "b"})  # by name of a job
@@ -127,6 +126,9 @@ class Deeds(Life):
             dependency=("?" if any_of else ",").join(terms) or None,
             kill_on_invalid_dep=kill,
         )
+        self.submit_job(job)
+
+    def submit_job(self, job: Job) -> None:
         fates = self.fates_of(job) if job.dependency else ()
         self.jobs[job.id] = self.submitted[job.id] = job
         self.step(JobSubmitted(self.now, job, fates))
@@ -160,7 +162,9 @@ class Deeds(Life):
     def requeue(self, data: st.DataObject) -> None:
         if not self.jobs:
             return
-        job = data.draw(st.sampled_from(sorted(self.jobs)))
+        self.requeue_job(data.draw(st.sampled_from(sorted(self.jobs))))
+
+    def requeue_job(self, job: int) -> None:
         ended = [i for i in self.jobs[job].indices if (job, i) in self.final]
         last = max(
             sending for _, sending in (self.again.get((job, i), (0, 0)) for i in ended or [0])
@@ -208,9 +212,9 @@ class Deeds(Life):
     # The daemon
 
     @precondition(lambda self: self.actions)
-    @rule(data=st.data(), fate=st.sampled_from(["done", "done", "lost answer", "lost", "refused"]))
+    @rule(data=st.data(), fate=st.sampled_from(["done", "done", *FATES, "slow"]))
     def act(self, data: st.DataObject, fate: str) -> None:
-        """Carry out the next action; the request or its answer may be lost."""
+        """Carry out the next action; the request or its answer may be lost, or late."""
         action = self.actions.pop(0)
         manager = self.managers[action.cluster]
         if isinstance(action, QueryAccounting):
@@ -231,21 +235,36 @@ class Deeds(Life):
             self.step(DispatchSkipped(self.now, ((action.job, action.dispatch_id),)))
             return
         self.step(DispatchStarted(self.now, action.job, action.dispatch_id))
-        cpus, indices = self.jobs[action.job].cpus, self.indices(action)
+        command = SubmitCommand(action, tag, self.indices(action), self.jobs[action.job].cpus)
+        if fate == "slow":
+            self.under_way.append(command)
+        else:
+            self.answer_command(command, data, fate)
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data(), fate=st.sampled_from(["done", "done", *FATES]))
+    def answer(self, data: st.DataObject, fate: str) -> None:
+        """A slow submission reaches its manager, and is answered."""
+        self.answer_command(self.under_way.pop(0), data, fate)
+
+    def answer_command(self, command: SubmitCommand, data: st.DataObject, fate: str) -> None:
+        action, manager = command.action, self.managers[command.action.cluster]
+        dispatch = action.job, action.dispatch_id
         match fate:
+            case "done" if manager.refuses(len(command.indices)):
+                self.step(DispatchRejected(self.now, *dispatch, "limit", True, "user"))
             case "done":
-                natives = manager.submit(tag, indices, cpus)
-                self.step(DispatchAccepted(self.now, action.job, action.dispatch_id, natives))
+                natives = manager.submit(command.tag, command.indices, command.cpus)
+                self.step(DispatchAccepted(self.now, *dispatch, natives))
             case "lost answer":
-                taken = data.draw(st.integers(1, len(indices)))
-                manager.submit(tag, indices[:taken], cpus)
-                self.step(DispatchUncertain(self.now, action.job, action.dispatch_id, "time-out"))
+                taken = data.draw(st.integers(1, len(command.indices)))
+                manager.submit(command.tag, command.indices[:taken], command.cpus)
+                self.step(DispatchUncertain(self.now, *dispatch, "time-out"))
             case "lost":
-                self.step(DispatchUncertain(self.now, action.job, action.dispatch_id, "time-out"))
+                self.step(DispatchUncertain(self.now, *dispatch, "time-out"))
             case "refused":
                 again = data.draw(st.booleans())
                 scope: RefusalScope = data.draw(st.sampled_from(SCOPES)) if again else "cluster"
-                dispatch = action.job, action.dispatch_id
                 self.step(DispatchRejected(self.now, *dispatch, "no", again, scope))
 
     def revoke(self, manager: Manager, action: Revoke, fate: str) -> None:
@@ -253,24 +272,33 @@ class Deeds(Life):
             reported = [
                 ((c.tag, c.task), manager.claims.setdefault((c.tag, c.task), True))
                 for c in action.claims
+                if not c.started
             ]
-            if fate == "done":
+            keys = [(c.tag, c.task) for c in action.claims]
+            ends = tuple((*key, manager.ends[key]) for key in keys if key in manager.ends)
+            if fate == "done" and (reported or ends):
                 never = tuple(key for key, revoked in reported if revoked)
                 begun = tuple(key for key, revoked in reported if not revoked)
-                self.step(ClaimsRevoked(self.now, never, begun))
+                self.step(ClaimsRevoked(self.now, never, begun, ends))
 
     @rule(
         submitted=st.booleans(),
         at_act=st.booleans(),
         configured=st.sampled_from([["left", "right"], ["left", "right"], ["right"]]),
         max_priority=st.sampled_from([10, 10, 3]),
+        clock=st.sampled_from([0.0, 0.0, -3600.0, 3600.0]),
     )
     def crash(
-        self, submitted: bool, at_act: bool, configured: list[str], max_priority: int
+        self,
+        submitted: bool,
+        at_act: bool,
+        configured: list[str],
+        max_priority: int,
+        clock: float = 0.0,
     ) -> None:
-        """Kill the daemon, perhaps during a dispatch, and restart it from its database.
+        """Kill the daemon, perhaps during dispatches, and restart it from its database.
 
-        The configuration may have changed meanwhile.
+        The configuration may have changed meanwhile, and the clock may have been set by `clock`.
         """
         action = self.actions[0] if at_act and self.actions else None
         if isinstance(action, Dispatch) and self.wanted(action):
@@ -279,7 +307,13 @@ class Deeds(Life):
                 tag = tag_of(INSTANCE, action.job, action.dispatch_id)
                 cpus = self.jobs[action.job].cpus
                 self.managers[action.cluster].submit(tag, self.indices(action), cpus)
+        for command in self.under_way if submitted else ():
+            manager = self.managers[command.action.cluster]
+            manager.submit(command.tag, command.indices, command.cpus)
+        self.under_way.clear()
         self.actions.clear()
+        self.shift_clocks(clock)
+        self.clock_set_back |= clock < 0
         self.core = self.restored()
         self.configured = configured
         self.step(self.booted(max_priority))
@@ -292,13 +326,19 @@ class Deeds(Life):
         name=st.sampled_from(sorted(SIZES)),
         full=st.booleans(),
         unusable=st.sampled_from([0, 0, 0, 1, 2]),
+        readable=st.sampled_from(["task", "dispatch", "nothing"]),
     )
-    def poll(self, name: str, full: bool, unusable: int = 0) -> None:
-        """Deliver a listing; quarantine each row whose position `unusable` divides."""
+    def poll(self, name: str, full: bool, unusable: int = 0, readable: str = "task") -> None:
+        """Deliver a listing; quarantine each row whose position `unusable` divides.
+
+        The row shows its task, or its dispatch alone, or neither.
+        """
         if name not in self.configured:
             return
         manager = self.managers[name]
         set_aside = set(list(manager.rows)[::unusable] if unusable else ())
+        present = [key for key in set_aside if self.core.state.task_by_tag(*key) is not None]
+        unreadable = {"task": set_aside, "dispatch": {(tag, -1) for tag, _ in set_aside}}
         self.step(
             ListingReceived(
                 self.now,
@@ -311,10 +351,19 @@ class Deeds(Life):
                 until=self.now,
                 previous_taken=manager.listed_at,
                 up_since=manager.boot,
-                quarantined=tuple(sorted(set_aside)),
+                in_flight=tuple((c.action.job, c.action.dispatch_id) for c in self.under_way),
+                quarantined=tuple(
+                    sorted(unreadable.get(readable, {("", -1)} if set_aside else set()))
+                ),
             )
         )
         manager.listed, manager.listed_at = set(manager.rows), self.now
+        for key in present:
+            assert self.core.state.task_by_tag(*key), f"{key} was set aside and counts as absent"
+        for key in manager.those(State.RUNNING):
+            task = self.core.tasks.get(place_of(key))
+            if key not in set_aside and task is not None:
+                assert task.attempt is not None, f"{task.name} is queued, but {key} runs"
 
     @rule(name=st.sampled_from(sorted(SIZES)))
     def silence(self, name: str) -> None:
@@ -365,100 +414,3 @@ class Deeds(Life):
         self.doubted = True
         self.step(LicencesReleased(self.now, job, (index,), by="op"))
         assert (job, index) not in self.held
-
-    # Time and managers
-
-    @rule(seconds=st.floats(0.1, 100))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-        self.step(TimerExpired(self.now))
-
-    @rule(name=st.sampled_from(sorted(SIZES)))
-    def start(self, name: str) -> None:
-        self.managers[name].start(self.now)
-
-    @rule(
-        name=st.sampled_from(sorted(SIZES)),
-        state=st.sampled_from([State.COMPLETED, State.FAILED, State.CANCELLED, State.NODE_FAIL]),
-    )
-    def end(self, name: str, state: State) -> None:
-        self.managers[name].end(self.now, state)
-
-    @rule(name=st.sampled_from(sorted(SIZES)))
-    def lose(self, name: str) -> None:
-        """Restart the manager without its last accepted job; its listings then prove less."""
-        manager = self.managers[name]
-        self.now += 1.0
-        manager.boots(self.now)
-        for key in reversed(manager.those(State.PENDING, begun=False)):
-            del manager.rows[key]
-            manager.ids -= 1  # the next job gets this id
-            self.lost.add(place_of(key))
-            return
-
-    @precondition(lambda self: self.those(State.CANCELLED, begun=False))
-    @rule(data=st.data())
-    def bring_back(self, data: st.DataObject) -> None:
-        """Restart a manager without its last cancel: the withdrawn task is pending again."""
-        manager, key = data.draw(st.sampled_from(self.those(State.CANCELLED, begun=False)))
-        self.now += 1.0
-        manager.boots(self.now)
-        manager.rows[key] = structs.replace(manager.rows[key], state=State.PENDING, ended=None)
-        self.excused[place_of(key)] += 1
-
-    @precondition(lambda self: self.those(State.RUNNING))
-    @rule(data=st.data(), counted=st.booleans())
-    def restart(self, data: st.DataObject, counted: bool) -> None:
-        """A manager starts a job again: its node failed, or the manager lost its last seconds."""
-        manager, key = data.draw(st.sampled_from(self.those(State.RUNNING)))
-        self.now += 1.0
-        row = manager.rows[key]
-        again = structs.replace(row, state=State.PENDING, started=None)
-        if counted:
-            again = structs.replace(again, restarts=row.restarts + 1, started=self.now)
-        else:
-            manager.boots(self.now)
-        manager.rows[key] = again
-        self.excused[place_of(key)] += 1
-
-    @precondition(lambda self: self.unknown())
-    @rule(data=st.data())
-    def write_off(self, data: st.DataObject) -> None:
-        """An operator declares an unknown task lost, although the manager may have it."""
-        job, index = data.draw(st.sampled_from(self.unknown()))
-        self.excused[job, index] += 1
-        self.step(UserRequested(self.now, "lost", job, (index,), by="root"))
-
-    @rule(by=st.sampled_from([-3600.0, -5.0, 5.0, 3600.0]))
-    def set_clock(self, by: float) -> None:
-        self.now += by
-        for manager in self.managers.values():
-            manager.up_since += by
-            manager.boot += by
-            manager.listed_at += by
-        self.lingering = [
-            structs.replace(returned, returned=returned.returned + by, until=returned.until + by)
-            for returned in self.lingering
-        ]
-        self.step(ClockSet(self.now, by))
-
-    @rule(name=st.sampled_from(sorted(SIZES)))
-    def forget(self, name: str) -> None:
-        """The manager stops listing ended jobs; its accounting still has them."""
-        manager = self.managers[name]
-        self.now += 1.0
-        manager.up_since = self.now
-        ended = {t: r for t, r in manager.rows.items() if r.state in ATTEMPT_FINAL}
-        manager.forgot |= ended
-        for tag in ended:
-            del manager.rows[tag]
-
-    @rule(name=st.sampled_from(sorted(SIZES)))
-    def drop(self, name: str) -> None:
-        """Cancel a pending job outside metasched; the manager keeps no record of it."""
-        manager = self.managers[name]
-        for key, row in manager.rows.items():
-            if row.state is State.PENDING:
-                del manager.rows[key]
-                self.cancelled.add(place_of(key))
-                return

@@ -12,7 +12,7 @@ from metasched.adapters.claims import EXIT_CLAIM_TAKEN
 from metasched.core.events import AccountingReceived, QueryAccounting
 from metasched.model.cluster import ClusterInfo, ManagerLicences, NodeCapacity, Partition
 from metasched.model.job import State
-from metasched.model.listing import JobStatus
+from metasched.model.listing import ClaimEnd, JobStatus
 
 Key = tuple[str, int]  # tag, task
 Place = tuple[int, int]  # job, task
@@ -24,21 +24,26 @@ class Manager:
 
     Its listing proves absence from `up_since` on; its accounting keeps the jobs in `forgot`. With
     a `fence` each task makes a claim at its start; `claims` maps a claim to whether it is revoked.
+    A payload records its end in its claim, unless it was killed. Nobody but claims knows of the
+    jobs in `unrecorded`.
     """
 
     cpus: int
     fence: str = ""
     claims: dict[Key, bool] = field(default_factory=dict)
+    ends: dict[Key, ClaimEnd] = field(default_factory=dict)
     rows: dict[Key, JobStatus] = field(default_factory=dict)
     sizes: dict[Key, int] = field(default_factory=dict)
     begun: Counter[Key] = field(default_factory=Counter)
     up_since: float = 0.0
     boot: float = 0.0
     forgot: dict[Key, JobStatus] = field(default_factory=dict)
+    unrecorded: set[Key] = field(default_factory=set)
     licences: dict[str, ManagerLicences] = field(default_factory=dict)
     ids: int = 0
     listed: set[Key] = field(default_factory=set)
     listed_at: float = 0.0
+    limit: int | None = None  # most pending and running jobs
 
     def submit(self, tag: str, indices: Iterable[int], cpus: int) -> dict[int, str]:
         taken = {}
@@ -48,6 +53,11 @@ class Manager:
             self.rows[tag, index] = JobStatus(tag, index, taken[index], State.PENDING)
             self.sizes[tag, index] = cpus
         return taken
+
+    def refuses(self, count: int) -> bool:
+        """Return whether so many jobs more are above its limit."""
+        live = sum(row.state in (State.PENDING, State.RUNNING) for row in self.rows.values())
+        return self.limit is not None and live + count > self.limit
 
     def used(self) -> int:
         return sum(self.sizes[t] for t, r in self.rows.items() if r.state is State.RUNNING)
@@ -69,7 +79,10 @@ class Manager:
                 return
 
     def end_one(self, key: Key, now: float, state: State, code: int) -> None:
-        self.rows[key] = structs.replace(self.rows[key], state=state, ended=now, exit_code=code)
+        row = self.rows[key]
+        self.rows[key] = structs.replace(row, state=state, ended=now, exit_code=code)
+        if self.claims.get(key) is False and state is State.COMPLETED:
+            self.ends[key] = ClaimEnd(row.started or now, now, code)
 
     def withdraw(self, tag: str, indices: Iterable[int], unstarted: bool, now: float) -> None:
         for index in indices:
@@ -92,7 +105,7 @@ class Manager:
         self.up_since = self.boot = now
 
     def trace(self, query: QueryAccounting, now: float) -> AccountingReceived:
-        recorded = self.rows.keys() | self.forgot.keys()
+        recorded = self.rows.keys() | self.forgot.keys() | self.unrecorded
         return AccountingReceived(
             now,
             query.cluster,

@@ -18,11 +18,11 @@ from metasched.core.transitions import ATTEMPT_FINAL, LIVE, QUEUED_OR_HELD, UNST
 from metasched.model.job import Reason, State
 from tests.harness.examples import examples
 from tests.property.core_model import POOLS, SIZES
-from tests.property.core_rules import Deeds
+from tests.property.core_scenarios import Scenarios
 from tests.property.managers import place_of
 
 
-class World(Deeds):
+class World(Scenarios):
     """Invariants of every step, and the required outcome of every job."""
 
     @invariant()
@@ -105,6 +105,17 @@ class World(Deeds):
                     assert (task.job.id, task.index) in self.came, task.name
 
     @invariant()
+    def refilled_as_tasks_end(self) -> None:
+        """A task waits for the limit of a manager only while that bars it."""
+        if isinstance(self.events[-1], DaemonStarted):
+            return
+        views = self.core.state.views.values()
+        for task in self.core.tasks.values():
+            if task.state is State.QUEUED and task.reason == Reason.LIMIT_MANAGER:
+                barred = [v for v in views if v.full_reason or v.scope_limits.obstacle(task.job)]
+                assert barred, task.name
+
+    @invariant()
     def nothing_new_on_a_drained_cluster(self) -> None:
         out = self.outcomes[-1]
         for action in out.actions:
@@ -122,6 +133,13 @@ class World(Deeds):
             ]
             assert self.core.load_ordering.count(name) == counts
 
+    def check_restart(self) -> None:
+        """A dispatch that was not started is known not to be in a manager."""
+        for task in self.core.tasks.values():
+            if task.state is State.UNKNOWN and task.attempt is not None:
+                attempt = task.attempt
+                assert attempt.tried or attempt.accepted or attempt.native_id, task.name
+
     def teardown(self) -> None:
         """End all faults; every job must then end after one start, unless cancelled or rejected."""
         if not hasattr(self, "core"):
@@ -130,6 +148,7 @@ class World(Deeds):
         for name in SIZES:
             self.resume(name)
             self.resize(name, 1)
+            self.limit_jobs(name, None)
         for pool in POOLS:
             self.set_licence(pool.name, None)
         for job in self.jobs:
@@ -173,6 +192,8 @@ class World(Deeds):
                     task
                 )  # an unstarted task with a claim is sent again
                 assert key in self.lost or any(m.boot for m in self.managers.values())
+                expires = task.attempt.missing and task.job.time_limit is not None
+                assert not (expires and key in self.held), f"{task.name} keeps its licences"
         for manager in self.managers.values():
             for listed, row in manager.rows.items():
                 assert row.state in ATTEMPT_FINAL or place_of(listed) in self.core.tasks, row
@@ -180,8 +201,10 @@ class World(Deeds):
         for key, state in self.final.items():
             if state is State.REJECTED:  # may have run before a requeue or a loss
                 assert begun[key] <= self.requeued[key] + self.excused[key]
-            elif key not in self.cancelled and key not in begun:
+            elif key not in self.cancelled and (key not in begun or state is State.CANCELLED):
                 assert state is State.CANCELLED, f"{key} is {state} but never began"
+                if self.clock_set_back:  # a loss looks like a cancel before the manager's start
+                    continue
                 assert self.jobs[key[0]].kill_on_invalid_dep, key
                 # its dependencies may have been requeued since
                 assert self.requeued or not self.has_come(self.jobs[key[0]], key[1])
@@ -194,17 +217,24 @@ class World(Deeds):
     def stuck(self, task: Task) -> bool:
         """Return whether nothing in this simulation can end the task any more."""
         if task.state is State.UNKNOWN:
-            return True
+            expires = task.job.time_limit is not None
+            return not (expires and task.attempt and task.attempt.missing) or (
+                task.attempt.lease_expired
+            )
         if task.state is not State.QUEUED:
             return False
         if task.reason == Reason.DEPENDENCY:
             return not self.has_come(task.job, task.index) and self.core.next_due is None
         if task.reason == Reason.LICENCE_BUSY:
             return bool(self.held)  # by an unknown task
-        unknown = [t for t in self.core.tasks_of(task.job.id) if t.state is State.UNKNOWN]
+        unknown = [
+            t
+            for t in self.core.tasks_of(task.job.id)
+            if t.state is State.UNKNOWN and not (t.attempt and t.attempt.lease_expired)
+        ]
         limit = task.job.parsed_array.limit if task.job.parsed_array else None
         return task.reason == Reason.LIMIT_ARRAY and limit is not None and len(unknown) >= limit
 
 
 TestWorld = World.TestCase
-TestWorld.settings = examples(150, steps=40)
+TestWorld.settings = examples(100, steps=40)

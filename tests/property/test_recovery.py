@@ -65,7 +65,7 @@ class Restored(World):
     @initialize(
         **BEGINNING,
         binds_late=st.booleans(),
-        together=st.sampled_from([1, 1, 3]),
+        together=st.sampled_from([1, 3, 8]),
     )
     def boot(
         self,
@@ -123,6 +123,7 @@ class Restored(World):
     # Restarts
 
     def check_restart(self) -> None:
+        super().check_restart()
         self.store()
         self.catch_up()
         mismatches = list(differences(self.other, self.core, "core"))
@@ -338,4 +339,4 @@ def parts_of(thing: Any) -> list[str]:
 
 
 TestRestored = Restored.TestCase
-TestRestored.settings = examples(40, steps=40)
+TestRestored.settings = examples(30, steps=40)
