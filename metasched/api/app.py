@@ -11,6 +11,7 @@ import logging
 import secrets
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -77,6 +78,9 @@ def create_app(daemon: Daemon) -> FastAPI:
     app.state.readers = Readers()
     app.state.listeners = []  # their open connections
     app.state.launcher_locks = defaultdict(asyncio.Lock)  # by user
+    app.state.directory_checks = ThreadPoolExecutor(
+        submissions.MAX_DIRECTORY_CHECKS, "directory-check"
+    )
     job_modules = (submissions, changes, jobs, explanations)
     for module in (*job_modules, clusters, licences, reservations, tokens, reference):
         app.include_router(module.router)

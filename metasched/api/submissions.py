@@ -45,6 +45,10 @@ from metasched.units import MAX_NUMBER, iso
 
 router = APIRouter(route_class=StructRoute)
 
+# Threads that check users' directories at a time. They are not those of other requests: a file
+# system that hangs then delays submissions alone.
+MAX_DIRECTORY_CHECKS = 32
+
 
 @router.post("/jobs")
 async def submit(
@@ -60,8 +64,12 @@ async def submit(
     if (launcher_path := service.settings.launcher) is not None:
         # one thread per user at a time: file systems of their directories may be slow
         async with request.app.state.launcher_locks[caller.user]:
-            await asyncio.to_thread(
-                _check_may_submit, LauncherClient(launcher_path, ""), caller.user, submission
+            await asyncio.get_running_loop().run_in_executor(
+                request.app.state.directory_checks,
+                _check_may_submit,
+                LauncherClient(launcher_path, ""),
+                caller.user,
+                submission,
             )
     if not submission.jobs:
         raise ApiError(422, "no job in the request; send one or more")

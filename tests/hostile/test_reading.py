@@ -1,4 +1,4 @@
-"""An account floods the daemon with slow listings; requests of other accounts are answered."""
+"""Slow listings, or a directory that hangs, occupy threads; other accounts are answered."""
 
 from __future__ import annotations
 
@@ -9,16 +9,28 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import COMMAND
 from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
 from tests.harness.accounts import A, B, as_
 
 pytestmark = pytest.mark.root
 
 REQUESTS = 60  # at a time: more than the daemon has threads or connections to the database
-# Listings of account a last until the file is removed, and hold a connection to the database.
-SLOW_LISTINGS = """
+# Listings of account a last until the file is removed, and hold a connection to the database. So do
+# checks of its directories in a submission, if there is another file; the daemon has one thread
+# for what has no threads of its own.
+SLOW_DAEMON = """
 import os, sys, time
+os.cpu_count = lambda: -3  # asyncio takes four threads more than processors
+from metasched.adapters.launcher_client import LauncherClient
 from metasched.db.queries import Queries
+check_access = LauncherClient.check_access
+def hang(self, user, directory):
+    while user == {account!r} and os.path.exists({hang!r}):
+        open({hanging!r}, "w").close()
+        time.sleep(0.05)
+    return check_access(self, user, directory)
+LauncherClient.check_access = hang
 original = Queries.status
 def status(self, jobs=None, user=None, *more, **filters):
     with self._connect():
@@ -41,12 +53,18 @@ print([peer.makefile("rb").readline()[9:12].decode() for peer in peers], flush=T
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def slow(common_folder: Path) -> Iterator[MultiUserSite]:
     site = MultiUserSite(common_folder / "reading")
-    (hold := site.folder / "hold").touch()
     script = site.folder / "slow.py"
-    script.write_text(SLOW_LISTINGS.format(account=A, hold=str(hold)))
+    script.write_text(
+        SLOW_DAEMON.format(
+            account=A,
+            hold=str(site.folder / "hold"),
+            hang=str(site.folder / "hang"),
+            hanging=str(site.state / "hanging"),
+        )
+    )
     site.before = (*site.before, sys.executable, str(script))
     site.set_up(
         '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n',
@@ -60,6 +78,7 @@ def slow(common_folder: Path) -> Iterator[MultiUserSite]:
 
 
 def test_a_flood_of_listings_delays_its_account_alone(slow: MultiUserSite) -> None:
+    (slow.folder / "hold").touch()
     flood = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", FLOOD, str(slow.state / "ms.sock"), str(REQUESTS)],
         stdin=subprocess.DEVNULL,
@@ -85,3 +104,20 @@ def test_a_flood_of_listings_delays_its_account_alone(slow: MultiUserSite) -> No
             flood.kill()
     assert "200" in answers
     assert set(answers) <= set("[]', 0235\n"), answers
+
+
+def test_a_directory_that_hangs_delays_submissions_of_its_user_alone(slow: MultiUserSite) -> None:
+    a, b = slow.by(A), slow.by(B)
+    (slow.folder / "hang").touch()
+    arguments = ("submit", "--hold", "-o", "/dev/null", "--wrap", "true")
+    with subprocess.Popen(
+        [COMMAND, *arguments], env=a.environment, stdin=subprocess.DEVNULL, **a.caller
+    ) as submitter:
+        try:
+            slow.until((slow.state / "hanging").exists)
+            job = b.submit("-t", "5", "-o", "/dev/null", "--wrap", "true")
+            assert b.until_ended(job)[0]["state"] == "completed"
+            assert submitter.poll() is None
+        finally:
+            (slow.folder / "hang").unlink()
+        assert submitter.wait(120) == 0
