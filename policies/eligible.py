@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from msgspec import structs
@@ -192,6 +193,45 @@ def fits_partition(
         if remaining_tasks <= 0:
             return True
     return False
+
+
+def take_nodes(job: Job, partition: Partition) -> Partition:
+    """Return the partition without what a job takes that starts on its free nodes.
+
+    The job fills the nodes with the most room first. What does not fit is left out.
+    """
+    remaining_tasks = job.tasks
+    remaining_nodes = math.inf if (limit := job.nodes or partition.max_nodes) is None else limit
+    groups: list[NodeCapacity] = []
+    for nodes in sorted(
+        partition.nodes, key=lambda nodes: _task_capacity(job, nodes, True), reverse=True
+    ):
+        capacity = _task_capacity(job, nodes, True)
+        untouched = nodes.count
+        usable = nodes.up and _satisfies_constraint(nodes, job.constraint)
+        while usable and capacity > 0 and untouched and remaining_tasks and remaining_nodes:
+            tasks = min(capacity, remaining_tasks)
+            count = int(min(untouched, remaining_tasks // tasks, remaining_nodes))
+            groups.append(_with_tasks(job, nodes, tasks, count))
+            untouched -= count
+            remaining_tasks -= count * tasks
+            remaining_nodes -= count
+        if untouched:
+            groups.append(replace(nodes, count=untouched))
+    return replace(partition, nodes=tuple(groups))
+
+
+def _with_tasks(job: Job, nodes: NodeCapacity, tasks: int, count: int) -> NodeCapacity:
+    """Return `count` nodes of a group, each with some tasks of the job."""
+    cpus = tasks * job.cpus_per_task
+    memory = max(job.memory or 0, (job.memory_per_cpu or 0) * cpus)
+    return replace(
+        nodes,
+        count=count,
+        free_cpus=0 if job.exclusive else nodes.free_cpus - cpus,
+        free_memory=None if nodes.free_memory is None else nodes.free_memory - memory,
+        free_gres={n: free - job.gres.get(n, 0) for n, free in nodes.free_gres.items()},
+    )
 
 
 def _path_outside_filesystems(job: Job, cluster: Cluster) -> str | None:

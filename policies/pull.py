@@ -7,13 +7,15 @@ future reservation has a shadow time and extra processors, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from metasched.model.cluster import ClusterInfo
+from metasched.model.cluster import ClusterInfo, Partition
 from metasched.model.job import Job
-from metasched.policies.eligible import fits_partition
+from metasched.policies.eligible import UnmappedNameError, fits_partition, take_nodes
 from metasched.policies.local.capacity import earliest_fit
+
+MAX_PLACED = 100  # jobs on their way whose nodes are counted; more use processors only
 
 
 @dataclass
@@ -72,9 +74,12 @@ class BackfillCapacity:
 
         A False stays False for the rest of the pass.
         """
-        if job.cpus > self.free_cpus:
+        return self._has_cpus(job.cpus, self.now + (job.time_limit or job.estimated))
+
+    def _has_cpus(self, cpus: int, end: float) -> bool:
+        """Whether processors are free for a job that ends by then, and it delays no head."""
+        if cpus > self.free_cpus:
             return False
-        cpus, end = job.cpus, self.now + (job.time_limit or job.estimated)
         # called for thousands of jobs: `all` takes four times as long
         for shadow, extra in self._shadows:  # noqa: SIM110
             if cpus > extra and end > shadow:
@@ -99,3 +104,129 @@ class BackfillCapacity:
     def record_start(self, job: Job) -> None:
         """Record a start of the job on this cluster in this pass."""
         self._use(job.cpus, job.time_limit or job.estimated)
+
+
+@dataclass
+class PullCapacity(BackfillCapacity):
+    """Room for pulls: also counts nodes and licences, which earlier jobs of the pass take.
+
+    A job that still runs when the head starts takes only what the head leaves (`HeadPlan`), if the
+    manager reports it.
+    """
+
+    expected_jobs: Sequence[Job] = ()  # on their way, in the order of dispatch
+
+    def __post_init__(self) -> None:
+        self.incoming = [(job.cpus, job.time_limit or job.estimated) for job in self.expected_jobs]
+        super().__post_init__()
+        self._free_now = _FreeNodes(self.info.partitions, self.info.free_licences)
+        self._free_later: _FreeNodes | None = None  # once a job would still run at the head's start
+        self._placed: list[Job] = []
+        for job in self.expected_jobs[:MAX_PLACED]:
+            self._place(job)
+
+    @property
+    def lacking_licences(self) -> Set[str]:
+        """Licences of which no copy is free."""
+        return self._free_now.lacking_licences
+
+    @property
+    def largest_task(self) -> int:
+        """Most processors that are free on a node: no job with a larger task can start."""
+        return min(self._free_now.largest_task, self.free_cpus)
+
+    def can_start(self, job: Job, seconds: float | None = None) -> bool:
+        """Whether the job would start now and delay no head; `seconds` replace its time limit.
+
+        Nodes are checked once for all jobs with the same requirements.
+        """
+        end = self.now + (seconds or job.time_limit or job.estimated)
+        if not (self._has_cpus(job.cpus, end) and self._hold(self._free_now, job)):
+            return False
+        plan = self.info.head_plan
+        if plan is None or end <= plan.start:
+            return True
+        if self._free_later is None:
+            self._free_later = _FreeNodes(plan.partitions, plan.licences)
+            for placed in self._placed:
+                self._free_later.take(placed, self.translate, self.info)
+        return self._hold(self._free_later, job)
+
+    def _hold(self, free: _FreeNodes, job: Job) -> bool:
+        return free.has_licences(job) and free.hold(job, self.translate, self.info)
+
+    def record_start(self, job: Job) -> None:
+        """Record a start of the job on this cluster in this pass."""
+        super().record_start(job)
+        self._place(job)
+
+    def _place(self, job: Job) -> None:
+        """Take the nodes and licences of a job from those that follow."""
+        self._placed.append(job)
+        self._free_now.take(job, self.translate, self.info)
+        if self._free_later is not None:
+            self._free_later.take(job, self.translate, self.info)
+
+
+class _FreeNodes:
+    """Free nodes and licences of a cluster at some time."""
+
+    def __init__(self, partitions: Iterable[Partition], licences: Mapping[str, int]) -> None:
+        self._partitions = {partition.name: partition for partition in partitions}
+        self._licences = licences
+        self._fits: dict[Hashable, bool] = {}  # by requirements of a job
+
+    @property
+    def lacking_licences(self) -> Set[str]:
+        return {name for name, count in self._licences.items() if count <= 0}
+
+    @property
+    def largest_task(self) -> int:
+        return max(
+            [
+                nodes.free_cpus
+                for partition in self._partitions.values()
+                for nodes in partition.nodes
+                if nodes.up
+            ],
+            default=0,
+        )
+
+    def has_licences(self, job: Job) -> bool:
+        """Whether enough copies are free; a licence that is not counted does not matter."""
+        if not (job.licences and self._licences):
+            return True
+        free = self._licences
+        return all(count <= free.get(name, count) for name, count in job.licences.items())
+
+    def hold(self, job: Job, translate: Callable[[Job], Job], info: ClusterInfo) -> bool:
+        """Whether the free parts of nodes can hold the job."""
+        requirements = job.node_requirements
+        if requirements not in self._fits:
+            translated = translate(job)
+            partition = self._partition(translated, info)
+            self._fits[requirements] = partition is not None and fits_partition(
+                translated, partition, only_free=True
+            )
+        return self._fits[requirements]
+
+    def take(self, job: Job, translate: Callable[[Job], Job], info: ClusterInfo) -> None:
+        """Take the nodes and licences of a job that starts."""
+        if self._licences and job.licences:
+            self._licences = {
+                name: count - job.licences.get(name, 0) for name, count in self._licences.items()
+            }
+        try:
+            translated = translate(job)
+        except UnmappedNameError:  # the cluster's names have changed since its dispatch
+            return
+        partition = self._partition(translated, info)
+        if partition is not None:
+            self._partitions[partition.name] = take_nodes(translated, partition)
+            self._fits = {
+                requirements: False for requirements, fits in self._fits.items() if not fits
+            }
+
+    def _partition(self, translated: Job, info: ClusterInfo) -> Partition | None:
+        partition = info.partition(translated.partition)
+        return None if partition is None else self._partitions.get(partition.name)

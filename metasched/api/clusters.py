@@ -69,6 +69,7 @@ def _cluster_row(service: SchedulerService, name: str, adapter: str) -> dict[str
     info, unreachable_reason = service.core.cluster_status(name)
     drain_state = service.core.find_drain(name)
     connection = service.connections[name]
+    pulls, pulls_started = service.core.pull_counts(name)
     state = (
         f"down: {connection.breaker.last_error or unreachable_reason}"
         if unreachable_reason
@@ -85,6 +86,8 @@ def _cluster_row(service: SchedulerService, name: str, adapter: str) -> dict[str
         "records": info.accounting_source if info else "",
         "load": service.core.load_ordering.load(name),
         "count": service.core.load_ordering.count(name),
+        "pulls": pulls,
+        "pulls_started_at_once": pulls_started,
         "drained": drain_state
         and {
             "by": drain_state.by,

@@ -30,8 +30,9 @@ def clusters(json: JsonOption = False, config: ConfigOption = None) -> None:
     """List the clusters with their state, size and queue.
 
     LOAD is the remaining processor time of their queue at the lowest priority. JOBS counts the jobs
-    of metasched that are pending there. --json lists both for every priority. SINCE and NEXT TRY
-    belong to a cluster that does not answer or whose worker died; polls are delayed.
+    of metasched that are pending there. --json lists both for every priority. PULLS counts the jobs
+    that were moved there to start at once, with the percentage that did. SINCE and NEXT TRY belong
+    to a cluster that does not answer or whose worker died; polls are delayed.
 
     \b
     Examples:
@@ -98,6 +99,7 @@ def _print_clusters(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
             "PENDING",
             "LOAD",
             "JOBS",
+            "PULLS",
             "SINCE",
             "NEXT TRY",
         ),
@@ -107,11 +109,18 @@ def _print_clusters(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
                 " by ".join(filter(None, (row["adapter"], row["access"]))),
                 *(row[key] for key in ("state", "cpus", "used", "pending")),
                 *(format_number(row[key][0]) if row[key] else "" for key in ("load", "count")),
+                _describe_pulls(row),
                 *_trouble_times(row),
             )
             for row in rows
         ),
     )
+
+
+def _describe_pulls(row: Mapping[str, Any]) -> str:
+    """Return the number of pulls and the percentage that started at once."""
+    pulls = row.get("pulls", 0)
+    return f"{pulls} ({100 * row['pulls_started_at_once'] // pulls}%)" if pulls else ""
 
 
 def _trouble_times(row: Mapping[str, Any]) -> tuple[str, str]:

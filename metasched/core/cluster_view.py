@@ -10,6 +10,7 @@ from functools import reduce
 from itertools import starmap
 from operator import add, itemgetter, mul
 
+from metasched.core.pull_record import PullRecord
 from metasched.core.scope_limits import Rechecks, ScopeLimits
 from metasched.core.tasks import Task, TaskId, WithdrawalMode
 from metasched.model.cluster import Cluster, ClusterInfo
@@ -23,7 +24,7 @@ from metasched.policies.eligible import (
 )
 
 # of partitions, of licences, of associations: see `eligibility_key`
-EligibilityKey = tuple[object, object, object]
+EligibilityKey = tuple[object, dict[str, tuple[int, int]], object]
 _UNDECIDED = Ineligibility(Reason.PRIORITY, "not checked yet")
 MAX_CACHED_DECISIONS = 10_000  # different requirements in a cache
 # Default of `Cluster.queue_depth`: managers look no deeper for jobs to backfill (1,000 and more is
@@ -77,6 +78,7 @@ class ClusterView:
     eligibility_key: EligibilityKey | None = None
     # results of `check_job` by requirements; valid for the current `eligibility_key`
     decisions: dict[Hashable, Ineligibility | None] = field(default_factory=dict)
+    pulls: PullRecord = field(init=False)
     # in `SchedulerState.observed_seconds`: time up before the last change of `up`, and that change
     _answered_seconds: float = 0.0
     _turned_at: float = 0.0
@@ -86,6 +88,7 @@ class ClusterView:
         self.scope_limits = ScopeLimits(
             self.name, self.cluster.max_unanswered, self.queue_depth, self.rechecks
         )
+        self.pulls = PullRecord(self.cluster.start_delay)
 
     @property
     def queue_depth(self) -> int | None:
@@ -126,6 +129,8 @@ class ClusterView:
         previous_key, self.eligibility_key = self.eligibility_key, eligibility_key(info)
         if self.eligibility_key != previous_key:
             self.decisions.clear()
+            if _permanent(self.eligibility_key) != _permanent(previous_key):
+                self.pulls.evidence.bars.clear()
         self.info, self.owed_by_others = info, info.owed_by_others
         self.computing_power = info.cpus * self.cluster.benchmark or math.inf
         self.valid_until = -math.inf
@@ -177,6 +182,8 @@ class ClusterView:
     def remove_task(self, task: Task) -> None:
         """Remove a task whose attempt there has ended."""
         self.scope_limits.remove_task(task)
+        if task.attempt is not None and task.attempt.has_started:
+            self.pulls.record_end(task.job)
         self.live_tasks.pop(task.task_id, None)
         self.needs_attention.pop(task.task_id, None)
 
@@ -229,6 +236,14 @@ def loads(views: Collection[ClusterView], now: float) -> list[float]:
     if min(owed, default=0.0) < 0.0:  # by rounding, when all running jobs are about to end
         return [max(0.0, seconds) for seconds in owed]
     return owed
+
+
+def _permanent(key: EligibilityKey | None) -> object:
+    """Return the part of the key without the use of licences, which changes all the time."""
+    if key is None:
+        return None
+    partitions, licences, associations = key
+    return partitions, {name: total for name, (total, _) in licences.items()}, associations
 
 
 def eligibility_key(

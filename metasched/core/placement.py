@@ -414,6 +414,8 @@ class Placement:
             observed_at_dispatch=view.observed_seconds(state.observed_seconds),
             fence=view.cluster.fence_dir,
         )
+        if task.target == cluster:
+            view.pulls.record_dispatch(task, task.attempt)
         cause = "moved" if task.target == cluster else "load and ordering"
         task.target = None
         if self._leasing.needs_lease(task):
@@ -440,6 +442,8 @@ class Placement:
             default=_NO_CLUSTER,
         )
         if task.target is not None:
+            if (target_view := self._state.views.get(task.target)) is not None:
+                target_view.pulls.drop(task)
             task.target = None
             self._state.store(task)
         if task.rejected_by and not temporary:

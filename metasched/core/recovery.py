@@ -15,6 +15,7 @@ from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import HELD_AFTER_BACKUP, TaskStateMachine
 from metasched.core.tasks import Attempt, Intent, StateChange, Task
 from metasched.core.transitions import TaskEvent
+from metasched.core.unstarted_index import UnstartedIndex
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.job import State
 from metasched.model.tags import Instances, is_claim_folder
@@ -86,7 +87,7 @@ class Recovery:
             for cluster in event.clusters
         }
         self._state.views_with_unstarted = {}
-        self._state.unstarted_by_key = []
+        self._state.unstarted_index = UnstartedIndex()
         self._state.observed_seconds = 0.0
         # the reported load is out of date
         self._state.cluster_info = {

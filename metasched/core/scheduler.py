@@ -375,10 +375,17 @@ class Core:
             return True
         return bool(self.state.views_with_unstarted)
 
-    @property
-    def may_pull(self) -> bool:
-        """Whether an unchanged listing may let a task be pulled, as of the last step."""
-        return self.policy.pull_enabled and self._withdrawals.may_pull
+    def may_pull(self, cluster: str) -> bool:
+        """Whether an unchanged listing may let a task be pulled there, as of the last step."""
+        return self.policy.pull_enabled and self._withdrawals.may_pull(self.state.views[cluster])
+
+    def pull_counts(self, cluster: str) -> tuple[int, int]:
+        """Return the number of pulls to a cluster, and of those that started at once.
+
+        Both count from the start of the daemon.
+        """
+        record = self.state.views[cluster].pulls
+        return record.pulls, record.started_at_once
 
     def unchanged_listing_matters(
         self, cluster: str, now: float, set_aside: Collection[tuple[str, int]] = ()

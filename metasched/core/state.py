@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Literal
@@ -21,6 +20,7 @@ from metasched.core.tasks import (
     TaskId,
 )
 from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD, UNSTARTED, TaskEvent
+from metasched.core.unstarted_index import UnstartedIndex
 from metasched.model.cluster import ClusterInfo
 from metasched.model.job import Job, State
 from metasched.model.listing import JobStatus
@@ -46,9 +46,8 @@ class SchedulerState:
         self.ended_tasks: OrderedDict[TaskId, EndedTask] = OrderedDict()  # oldest first
         self.views: dict[str, ClusterView] = {}
         self.rechecks: Rechecks = {}  # of all clusters, see `take_rechecks`
-        # clusters with unstarted tasks; these tasks, sorted by queue key and id
-        self.views_with_unstarted: dict[str, ClusterView] = {}
-        self.unstarted_by_key: list[tuple[float, TaskId, Task]] = []
+        self.views_with_unstarted: dict[str, ClusterView] = {}  # clusters with unstarted tasks
+        self.unstarted_index = UnstartedIndex()  # empty if the policy does not pull
         self.drains: dict[str, ClusterDrained] = {}  # also of unconfigured clusters
         self.margin_jobs: list[Job] = []  # last jobs with a deadline that could be met
         self.cluster_info: dict[str, ClusterInfo] = {}  # last reported; also of unconfigured ones
@@ -203,14 +202,14 @@ class SchedulerState:
         view.scope_limits.count_queued(job.user, direction)
         if direction > 0:
             view.unstarted_tasks[task.task_id] = task
-            insort(self.unstarted_by_key, (task.queue_key, task.task_id, task))
+            if self.policy.pull_enabled:
+                self.unstarted_index.add(task, view.name)
             self.views_with_unstarted[view.name] = view
             self.load_ordering.assigned(view.name, job, task.priority)
         else:
             del view.unstarted_tasks[task.task_id]
-            del self.unstarted_by_key[
-                bisect_left(self.unstarted_by_key, (task.queue_key, task.task_id))
-            ]
+            if self.policy.pull_enabled:
+                self.unstarted_index.remove(task)
             if not view.unstarted_tasks:
                 del self.views_with_unstarted[view.name]
             self.load_ordering.left_queue(view.name, job, task.priority)

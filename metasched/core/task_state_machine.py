@@ -130,6 +130,9 @@ class TaskStateMachine:
             task.attempt, task.target = None, attempt.target
             if task.target is not None:
                 task.moves += 1
+                target_view = self._state.views.get(task.target)
+                if attempt.intent is Intent.PULL and target_view is not None:
+                    target_view.pulls.record_withdrawal(task)
 
     # Listings
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from metasched.core.cluster_view import ClusterView
 from metasched.core.events import ClusterDrained, ClusterResumed
@@ -16,7 +18,7 @@ from metasched.core.transitions import UNSTARTED
 from metasched.model.job import State
 from metasched.model.reservation import FINAL_STATES, Reservation
 from metasched.policies.eligible import PERMANENT_REASONS
-from metasched.policies.pull import BackfillCapacity
+from metasched.policies.pull import PullCapacity
 
 
 class Withdrawals:
@@ -190,58 +192,63 @@ class Withdrawals:
 
     def pull(self, view: ClusterView) -> None:
         """Withdraw pending tasks elsewhere that would start on this cluster now."""
-        info = view.info
-        if info is None or info.cpus <= info.used_cpus:
+        info, record = view.info, view.pulls
+        if info is None:
             return
-        other_queues = [
-            other_view
-            for other_view in self._state.views_with_unstarted.values()
-            if other_view.up and other_view is not view
-        ]
-        if not any(
-            self._may_be_pulled(task)
-            for other_view in other_queues
-            for task in other_view.unstarted_tasks.values()
-        ):
+        record.judge(self._state.now, info.cpus - info.used_cpus)
+        if info.cpus <= info.used_cpus or not self._has_unstarted_elsewhere(view):
             return
         on_their_way = [
             task.job
             for task in view.needs_attention.values()
             if task.state in UNSTARTED and not task.live_attempt.in_last_listing
-        ] + [
+        ]
+        withdrawing = [
             task.job
             for other_view in self._state.views.values()
             if other_view is not view
             for task in other_view.needs_attention.values()
             if task.live_attempt.target == view.name
         ]
-        incoming = [(job.cpus, job.time_limit or job.estimated) for job in on_their_way]
-        capacity = BackfillCapacity(info, self._state.now, incoming, view.translate_job)
-        if capacity.free_cpus <= 0:
+        room = record.evidence.window - record.unjudged - len(withdrawing)
+        if room <= 0:
             return
+        expected = (*on_their_way, *withdrawing, *record.arriving)
+        capacity = PullCapacity(
+            info, self._state.now, translate=view.translate_job, expected_jobs=expected
+        )
         for task in self._pullable(view, capacity):
-            if self._placement.check_task(task, view) is not None:
+            job = task.job
+            if (
+                not capacity.can_start(job)
+                or record.evidence.bars_job(job)
+                or self._placement.check_task(task, view) is not None
+            ):
                 continue
-            if not capacity.can_start(task.job):
-                continue
-            capacity.record_start(task.job)
+            capacity.record_start(job)
             task.live_attempt.intent, task.live_attempt.target = Intent.PULL, view.name
             self._state.record_note(task, f"would start on {view.name} now")
             self._state_machine.request_withdrawal(task)
-            if capacity.free_cpus <= 0:
+            room -= 1
+            if capacity.free_cpus <= 0 or room <= 0:
                 return
 
-    def _pullable(self, view: ClusterView, capacity: BackfillCapacity) -> Iterator[Task]:
+    def _has_unstarted_elsewhere(self, view: ClusterView) -> bool:
+        return any(other is not view for other in self._state.views_with_unstarted.values())
+
+    def _pullable(self, view: ClusterView, capacity: PullCapacity) -> Iterator[Task]:
         """Yield tasks of other clusters that may start in the capacity, in order of their keys.
 
-        There may be thousands at every listing. Most often the first tasks use up the capacity, and
-        the cheap check by processor counts excludes others, so it comes first.
+        There may be thousands at every listing: only tasks of groups that would start are checked.
         """
-        for _, _, task in self._state.unstarted_by_key:
-            if capacity.has_cpus_for(task.job) and self._may_be_pulled(task):
-                current_view = self._state.views[task.live_attempt.cluster]
-                if current_view.up and current_view is not view:
-                    yield task
+        queues = [
+            group.tasks
+            for group in view.pulls.promising_groups(self._state.unstarted_index, capacity)
+            if (other_view := self._state.views[group.cluster]) is not view and other_view.up
+        ]
+        for _, _, task in heapq.merge(*queues) if len(queues) > 1 else chain(*queues):
+            if self._may_be_pulled(task):
+                yield task
 
     def _may_be_pulled(self, task: Task) -> bool:
         """Whether a task is pending, not being withdrawn, and has waited long enough."""
@@ -263,11 +270,11 @@ class Withdrawals:
         waited = observed - attempt.observed_at_dispatch
         return waited >= self._state.policy.pull_after * 2.0**task.moves
 
-    @property
-    def may_pull(self) -> bool:
-        """Whether a task that is not being withdrawn has waited for long enough to be pulled."""
-        return any(
+    def may_pull(self, view: ClusterView) -> bool:
+        """Whether a task may be pulled there by a listing without changes."""
+        return view.pulls.may_gain(view.info, self._state.unstarted_index) and any(
             task.live_attempt.intent is None and self._has_waited(task)
-            for view in self._state.views_with_unstarted.values()
-            for task in view.unstarted_tasks.values()
+            for other_view in self._state.views_with_unstarted.values()
+            if other_view is not view
+            for task in other_view.unstarted_tasks.values()
         )

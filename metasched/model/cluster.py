@@ -37,6 +37,7 @@ class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_o
     lead: float = 60.0  # seconds
     guard: float = 60.0  # seconds that jobs hold nodes after their limits; used if not reported
     granularity: float = 1.0  # seconds; the manager rounds limits up to multiples
+    start_delay: float = 30.0  # seconds in which its manager starts a new job that can start
     # licence -> the manager's feature of the machines that can use it; unlisted: all machines
     licence_features: Mapping[str, str] = msgspec.field(default_factory=dict)
 
@@ -107,6 +108,15 @@ class Partition:
 
 
 @dataclass(frozen=True)
+class HeadPlan:
+    """The planned start of the head of a queue, and what it leaves to jobs that then still run."""
+
+    start: float  # epoch seconds; inf: the manager does not know it
+    partitions: tuple[Partition, ...]  # free processors of nodes, now and at the start
+    licences: Mapping[str, int]  # free copies, now and at the start
+
+
+@dataclass(frozen=True)
 class ManagerLicences:
     """Copies of a licence that a manager counts itself."""
 
@@ -151,6 +161,9 @@ class ClusterInfo(msgspec.Struct, rename=STORED_FIELDS["ClusterInfo"]):
     accounting_source: str = ""  # description of the accounting of ended jobs; "": there is none
     licences: Mapping[str, ManagerLicences] = msgspec.field(default_factory=dict)  # manager's names
     associations: Associations | None = None  # None: the manager has none, or they are unknown
+    # free copies of licences that the manager counts without refusing jobs that must wait for them
+    free_licences: Mapping[str, int] = msgspec.field(default_factory=dict)
+    head_plan: HeadPlan | None = None  # None: `queue_head` is all that the manager reports
 
     @property
     def requires_associations(self) -> bool:
@@ -169,6 +182,8 @@ class ClusterInfo(msgspec.Struct, rename=STORED_FIELDS["ClusterInfo"]):
             pending_jobs=0,
             queue_head=None,
             upcoming_windows=(),
+            free_licences={},
+            head_plan=None,
             licences={name: replace(counts, used=0) for name, counts in self.licences.items()},
         )
 

@@ -94,6 +94,8 @@ class Schedule(NamedTuple):
     event_count: int  # passed to the core
     pass_count: int  # of local policies
     pools: tuple[LicencePool, ...] = ()  # licences leased by the core
+    pulls: int = 0  # moves of pending jobs to a cluster that would start them at once
+    pulls_started: int = 0  # those that did start at once
 
 
 THROUGH_METASCHED = SubmissionScheme()
@@ -118,14 +120,19 @@ class Simulation:
         self._licence_pools, self._leasing = tuple(licence_pools), bool(licence_pools)
         self.core = Core()
         self.clusters = tuple(clusters)
-        self._managers = [
-            SimulatedManager(cluster, make_policy(cluster), licences_leased=self._leasing)
-            for cluster in clusters
-        ]
         self._index_by_name = {cluster.name: index for index, cluster in enumerate(clusters)}
         # with one cluster there is no choice: its reported load has no effect
         self._multiple_clusters = len(self.clusters) > 1
         self._pulling = policy.pull_enabled and self._multiple_clusters
+        self._managers = [
+            SimulatedManager(
+                cluster,
+                make_policy(cluster),
+                licences_leased=self._leasing,
+                reports_plan=self._pulling,
+            )
+            for cluster in clusters
+        ]
         self._reports_info = self._pulling or (
             policy.load == "observed" and self._multiple_clusters
         )
@@ -237,6 +244,7 @@ class Simulation:
             if self._leasing:
                 timer = self._next_timer()
         self._report_to_core(now, sorted(self._unreported))
+        pulls_by_cluster = [self.core.pull_counts(cluster.name) for cluster in self.clusters]
         return Schedule(
             clusters=self.clusters,
             jobs=tuple(self._scheduled[entry.job.id] for entry in entries),
@@ -244,6 +252,8 @@ class Simulation:
             event_count=self._event_count,
             pass_count=self._pass_count,
             pools=self._licence_pools,
+            pulls=sum(pulls for pulls, _ in pulls_by_cluster),
+            pulls_started=sum(started for _, started in pulls_by_cluster),
         )
 
     def _next_timer(self) -> float:
@@ -260,6 +270,7 @@ class Simulation:
                 benchmark=c.benchmark,
                 max_unanswered=None,
                 queue_depth=None,
+                start_delay=0.0,
             )
             for c in self.clusters
         )
@@ -419,19 +430,19 @@ class Simulation:
             return
         if self._multiple_clusters or self._leasing:
             self._list_pending(now)
-        # None: not yet queried; `core.may_pull` holds for the current time and tasks
-        may_pull: bool | None = None
         for index in indexes:
             manager, updates = self._managers[index], self._updates[index]
             if not (updates or self._reports_info):
                 continue
             info = manager.cluster_info() if self._reports_info else None
-            if not (updates or self._leasing) and info is self._reported_info[index]:
-                if may_pull is None and self.core.state.now == now:
-                    may_pull = self.core.may_pull
-                if may_pull is False:
-                    continue
-            self._updates[index], self._reported_info[index], may_pull = {}, info, None
+            if (
+                not (updates or self._leasing)
+                and info is self._reported_info[index]
+                and self.core.state.now == now  # `core.may_pull` holds for the current time
+                and not self.core.may_pull(manager.cluster.name)
+            ):
+                continue
+            self._updates[index], self._reported_info[index] = {}, info
             statuses = tuple(
                 [
                     JobStatus(self._tags[job_id], 0, native_id, state, start, end, exit_code)

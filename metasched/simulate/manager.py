@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
 
-from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
+from metasched.model.cluster import ClusterInfo, HeadPlan, NodeCapacity, Partition
 from metasched.model.job import Job
-from metasched.policies.local.capacity import earliest_fit
+from metasched.policies.local.capacity import MachineHeadReservation, earliest_fit, make_capacity
 from metasched.policies.local.conservative import planned_start
 from metasched.policies.local.queueing import (
     EMPTY,
@@ -29,10 +30,16 @@ class SimulatedManager:
     """The manager of a simulated cluster. Decisions use estimates, never true run times.
 
     `licences_leased`: the core leases licences, and submitted jobs already hold them.
+    `reports_plan`: `cluster_info` has the plan of the queue's head, where it has to be known.
     """
 
     def __init__(
-        self, cluster: SimulatedCluster, policy: LocalPolicy, *, licences_leased: bool = False
+        self,
+        cluster: SimulatedCluster,
+        policy: LocalPolicy,
+        *,
+        licences_leased: bool = False,
+        reports_plan: bool = False,
     ) -> None:
         self.cluster, self.policy, self._licences_leased = cluster, policy, licences_leased
         self.queue: dict[int, WaitingJob] = {}
@@ -50,6 +57,9 @@ class SimulatedManager:
         # licences that all machines can use
         self._universal_licences = frozenset[str]().union(*usable).intersection(*usable)
         self._machines_by_needs: dict[tuple[int, frozenset[str]], tuple[int, ...]] = {}
+        # counted processors alone are reported well enough by `queue_head`
+        self._plans_head = reports_plan and bool(cluster.machines or self._free_licences)
+        self._last_pass = 0.0  # time of the last pass of the policy
         self._blocked_count = 0  # first jobs of the queue that cannot start before a job ends
         self._info: ClusterInfo | None = None  # cached until a change
         self._partitions_by_free: dict[int, Partition] = {}  # by free counted processors
@@ -126,7 +136,7 @@ class SimulatedManager:
 
     def run_policy(self, now: float) -> list[StartedJob]:
         """Run a pass of the local policy; return the jobs that it started."""
-        queue = self.queue
+        queue, self._last_pass = self.queue, now
         if not queue or self.free_cpus <= 0:
             return []
         started = []
@@ -218,18 +228,11 @@ class SimulatedManager:
         return self._info
 
     def _build_info(self) -> ClusterInfo:
-        if self._free_by_machine is not None:
-            shapes = Counter(zip(self._machine_sizes, self._free_by_machine, strict=True))
-            nodes = tuple([_make_nodes(count, *shape) for shape, count in shapes.items()])
-            partition = Partition("all", nodes, default=True)
-        elif (cached := self._partitions_by_free.get(self.free_cpus)) is not None:
-            partition = cached
-        else:
-            nodes = (_make_nodes(1, self.cluster.cpus, self.free_cpus),)
-            partition = self._partitions_by_free[self.free_cpus] = Partition(
-                "all", nodes, default=True
-            )
+        partition = self._partition(self.free_cpus, self._free_by_machine)
         head = next(iter(self.queue.values()), None)
+        plan: HeadPlan | None = None
+        if self._plans_head and head is not None and self.free_cpus > 0:
+            plan = LazyHeadPlan(partial(self._plan_head, head, self._last_pass))
         return ClusterInfo(
             cpus=self.cluster.cpus,
             used_cpus=self.cluster.cpus - self.free_cpus,
@@ -237,8 +240,61 @@ class SimulatedManager:
             running_jobs=tuple(self._releases),
             owed_by_others=sum(self._bypassing_work.values()),
             pending_jobs=len(self.queue),
-            queue_head=None if head is None else (head.cpus, head.estimated),
+            queue_head=None if head is None or plan is not None else (head.cpus, head.estimated),
+            free_licences={} if self._licences_leased else dict(self._free_licences),
+            head_plan=plan,
         )
+
+    def _partition(self, free_cpus: int, free_by_machine: Sequence[int] | None) -> Partition:
+        """Return the cluster's nodes, with these free processors."""
+        if free_by_machine is not None:
+            shapes = Counter(zip(self._machine_sizes, free_by_machine, strict=True))
+            nodes = tuple([_make_nodes(count, *shape) for shape, count in shapes.items()])
+            return Partition("all", nodes, default=True)
+        if (cached := self._partitions_by_free.get(free_cpus)) is None:
+            nodes = (_make_nodes(1, self.cluster.cpus, free_cpus),)
+            cached = self._partitions_by_free[free_cpus] = Partition("all", nodes, default=True)
+        return cached
+
+    def _plan_head(self, first: WaitingJob, now: float) -> HeadPlan:
+        """Return EASY's reservation for the head of the queue, of which `first` is the first."""
+        head = self.queue.get(self.policy.head_id or first.id, first)
+        reservation = make_capacity(now, self.running.values(), self._free_resources()).reserve(
+            head
+        )
+        if reservation.shadow_time == NEVER:
+            return HeadPlan(NEVER, (), {})
+        free_cpus, free_by_machine = self.free_cpus, self._free_by_machine
+        if isinstance(reservation, MachineHeadReservation):
+            free_by_machine = list(free_by_machine or ())
+            machine = reservation.machine
+            free_by_machine[machine] = min(free_by_machine[machine], reservation.extra_cpus)
+        else:
+            free_cpus = min(free_cpus, reservation.extra_cpus)
+        extra = reservation.extra_resources
+        return HeadPlan(
+            reservation.shadow_time,
+            (self._partition(free_cpus, free_by_machine),),
+            {
+                name: min(count, extra.get(name, count))
+                for name, count in self._free_licences.items()
+            },
+        )
+
+
+class LazyHeadPlan(HeadPlan):
+    """A plan that is computed when it is first read, which few listings need.
+
+    It must be read before the manager changes.
+    """
+
+    def __init__(self, compute: Callable[[], HeadPlan]) -> None:
+        object.__setattr__(self, "_compute", compute)
+
+    def __getattr__(self, name: str) -> Any:
+        plan = self._compute()
+        vars(self).update(vars(plan))
+        return getattr(plan, name)
 
 
 @lru_cache(maxsize=10_000)

@@ -64,6 +64,8 @@ def summary(schedule: Schedule, policy: str, wall_seconds: float) -> dict[str, A
         "jobs_per_second": len(jobs) / wall_seconds if wall_seconds > 0 else 0.0,
         "longest_wait": overall["longest_wait"],
         "moves": sum([scheduled.moves for scheduled in jobs]),
+        "pulls": schedule.pulls,
+        "pulls_started_at_once": schedule.pulls_started,
         "dropped": schedule.dropped,
         "clusters": {
             c.name: overall

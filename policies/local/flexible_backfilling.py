@@ -207,6 +207,7 @@ class FlexibleBackfilling:
         self.weights = weights or Weights()
         self.licences = dict(licences or {})
         self._queue = _QueueTable(self.weights)
+        self.head_id: int | None = None
         self._reservation: HeadReservation | None = None  # for the head of the last blocked pass
 
     def choose_starts(
@@ -225,7 +226,8 @@ class FlexibleBackfilling:
     def _run_pass(self, capacity: Capacity) -> None:
         fitting = self._queue.fitting_now(capacity)
         if fitting.any():
-            self._backfill(capacity, fitting, self._positions_by_priority(capacity))
+            head = self._backfill(capacity, fitting, self._positions_by_priority(capacity))
+            self.head_id = None if head is None else head.id
 
     def _backfill(
         self, capacity: Capacity, fitting: Mask, order: Iterable[int]
@@ -343,16 +345,10 @@ class UnmodifiedFlexibleBackfilling(FlexibleBackfilling):
 
     name: ClassVar[str] = UNMODIFIED
 
-    def __init__(
-        self, weights: Weights | None = None, licences: Mapping[str, int] | None = None
-    ) -> None:
-        super().__init__(weights, licences)
-        self._head_id: int | None = None
-
     def _run_pass(self, capacity: Capacity) -> None:
         fitting, head_position = (
             self._queue.fitting_now(capacity),
-            self._queue.find_position(self._head_id),
+            self._queue.find_position(self.head_id),
         )
         if head_position is None:
             order = self._positions_by_priority(capacity)
@@ -363,4 +359,4 @@ class UnmodifiedFlexibleBackfilling(FlexibleBackfilling):
         else:
             return
         head = self._backfill(capacity, fitting, order)
-        self._head_id = None if head is None else head.id
+        self.head_id = None if head is None else head.id

@@ -98,10 +98,10 @@ def test_the_reservation_is_kept_or_goes_to_who_comes_first() -> None:
     keeping, releasing = UnmodifiedFlexibleBackfilling(weights), FlexibleBackfilling(weights)
     for policy in (keeping, releasing):
         assert started(policy, 0.0, [first], 1) == []
-    assert keeping._head_id == 1
+    assert keeping.head_id == 1
     assert started(keeping, 100.0, [first, second, three], 1) == [3]
     assert started(releasing, 100.0, [first, second, three], 1) == [3]
-    assert keeping._head_id == 1
+    assert keeping.head_id == 1
     assert started(keeping, 200.0, [first, second], 4) == [1]
     assert started(releasing, 200.0, [first, second], 4) == [2]
 

@@ -1,0 +1,119 @@
+"""Pulls to a cluster: which are under way, how many started at once, what they showed. Pure.
+
+Kept since the start of the daemon. A pull is judged by the first listing after its manager had
+`Cluster.start_delay` seconds to start it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+from metasched.core.tasks import Attempt, Task, TaskId
+from metasched.core.transitions import LIVE
+from metasched.core.unstarted_index import UnstartedGroup, UnstartedIndex
+from metasched.model.cluster import ClusterInfo
+from metasched.model.job import Job
+from metasched.policies.pull import PullCapacity
+from metasched.policies.pull_evidence import PullEvidence
+
+
+class PullRecord:
+    """Pulls to a cluster since the start of the daemon."""
+
+    def __init__(self, start_delay: float) -> None:
+        """`start_delay`: see `Cluster`."""
+        self._start_delay = start_delay
+        self.pulls = 0  # dispatched to the cluster
+        self.started_at_once = 0
+        self.evidence = PullEvidence()
+        self._withdrawn: set[TaskId] = set()  # from their former clusters, not dispatched yet
+        # groups of unstarted tasks that may start with these facts, if nothing is on its way, and
+        # the position in the log of groups up to which they were checked
+        self._promising: tuple[ClusterInfo, list[UnstartedGroup], int] | None = None
+        self._arriving: dict[TaskId, tuple[Task, Attempt]] = {}  # dispatched, not judged yet
+
+    @property
+    def arriving(self) -> list[Job]:
+        """Jobs that are listed as pending, but may still start at once."""
+        return [
+            task.job
+            for task, attempt in self._arriving.values()
+            if attempt.unstarted and attempt.in_last_listing
+        ]
+
+    @property
+    def unjudged(self) -> int:
+        """Number of dispatched pulls that have not shown yet whether they start at once."""
+        return len(self._arriving)
+
+    def record_withdrawal(self, task: Task) -> None:
+        """Record that a pulled task has left its former cluster."""
+        self._withdrawn.add(task.task_id)
+
+    def drop(self, task: Task) -> None:
+        """Forget a pulled task that is not dispatched to the cluster after all."""
+        self._withdrawn.discard(task.task_id)
+
+    def record_dispatch(self, task: Task, attempt: Attempt) -> None:
+        """Record a dispatch of a task that was withdrawn elsewhere; not each was a pull."""
+        if task.task_id in self._withdrawn:
+            self._withdrawn.remove(task.task_id)
+            self._arriving[task.task_id] = task, attempt
+            self.pulls += 1
+
+    def judge(self, now: float, free_cpus: int) -> None:
+        """Judge the pulls that this listing shows as started, or that had time to start."""
+        if self.evidence.bars:
+            self.evidence.pass_time(now, free_cpus)
+        for task_id, (task, attempt) in list(self._arriving.items()):
+            dispatched = attempt.dispatched if attempt.accepted is None else attempt.accepted
+            latest_start = dispatched + self._start_delay
+            if attempt.has_started:
+                if attempt.started is None or attempt.started <= latest_start:
+                    self.started_at_once += 1
+                    self.evidence.record_success()
+            elif attempt.state not in LIVE:
+                pass  # cancelled, moved or rejected: no evidence
+            elif attempt.in_last_listing and now >= latest_start:
+                self.evidence.record_failure(task.job, attempt.manager_reason, free_cpus, now)
+            else:
+                continue
+            del self._arriving[task_id]
+
+    def promising_groups(
+        self, index: UnstartedIndex, capacity: PullCapacity
+    ) -> list[UnstartedGroup]:
+        """Return the groups of which a task may start in this capacity.
+
+        With the same facts as at the last check only new groups are checked: time alone frees
+        nothing.
+        """
+        candidates: Iterable[UnstartedGroup] = index.groups
+        if self._promising is not None and self._promising[0] is capacity.info:
+            _, groups, position = self._promising
+            candidates = dict.fromkeys(chain(groups, index.groups_since(position)))
+        lacking, largest = capacity.lacking_licences, capacity.largest_task
+        groups = [
+            group
+            for group in candidates
+            if group.cpus_per_task <= largest
+            and lacking.isdisjoint(group.job.licences)
+            and group.tasks
+            and capacity.can_start(group.job, group.shortest)
+        ]
+        self._promising = None
+        if not capacity.expected_jobs:
+            self._promising = capacity.info, groups, index.position
+        return groups
+
+    def may_gain(self, info: ClusterInfo | None, index: UnstartedIndex) -> bool:
+        """Whether another check with the same facts may find a group that may start."""
+        if self._promising is None or self._promising[0] is not info:
+            return True
+        return bool(self._promising[1]) or self._promising[2] != index.position
+
+    def record_end(self, job: Job) -> None:
+        """Lift the bars for which the end of a started job leaves room."""
+        if self.evidence.bars:
+            self.evidence.record_end(job)

@@ -1,0 +1,78 @@
+"""Index of unstarted tasks for pulls: groups of equal requests on the same cluster. Pure.
+
+Each listing asks which of all pending tasks would start on its cluster now. Tasks of a group need
+the same nodes and licences, so that a group is checked once for all of its tasks. While the facts
+of a cluster do not change, only groups that passed the check, and new ones, are looked at again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+
+from metasched.core.tasks import Task, TaskId
+from metasched.model.job import Job
+
+_SPARE_LOG = 1000  # entries of ended groups before the log is cut
+
+
+@dataclass(eq=False, slots=True)
+class UnstartedGroup:
+    """Unstarted tasks on a cluster that need the same nodes and licences."""
+
+    cluster: str
+    job: Job  # of some task
+    cpus_per_task: int
+    shortest: float  # seconds; no task has a lower limit
+    tasks: list[tuple[float, TaskId, Task]] = field(default_factory=list)  # by queue key and id
+
+
+class UnstartedIndex:
+    """Groups of unstarted tasks; `log` lists them in the order in which they may newly start."""
+
+    def __init__(self) -> None:
+        self._groups: dict[Hashable, UnstartedGroup] = {}
+        self._keys: dict[TaskId, Hashable] = {}  # of groups
+        self._log: list[UnstartedGroup] = []
+        self._cut = 0  # entries cut off from the log
+
+    def add(self, task: Task, cluster: str) -> None:
+        """Add a task that is now pending, or may be, on a cluster."""
+        job = task.job
+        seconds = job.time_limit or job.estimated
+        key = (cluster, job.node_requirements, frozenset(job.licences.items()))
+        self._keys[task.task_id] = key
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = UnstartedGroup(cluster, job, job.cpus_per_task, seconds)
+            self._log.append(group)
+        elif seconds < group.shortest:
+            group.shortest = seconds
+            self._log.append(group)
+        insort(group.tasks, (task.queue_key, task.task_id, task))
+
+    def remove(self, task: Task) -> None:
+        """Remove a task that has started or left its cluster."""
+        key = self._keys.pop(task.task_id)
+        group = self._groups[key]
+        del group.tasks[bisect_left(group.tasks, (task.queue_key, task.task_id))]
+        if not group.tasks:
+            del self._groups[key]
+            if len(self._log) > 2 * len(self._groups) + _SPARE_LOG:
+                self._cut += len(self._log)
+                self._log = list(self._groups.values())
+
+    @property
+    def position(self) -> int:
+        """The present end of the log."""
+        return self._cut + len(self._log)
+
+    def groups_since(self, position: int) -> Iterator[UnstartedGroup]:
+        """Yield the groups in the log from a position on; after a cut, all groups."""
+        yield from self._log[max(position - self._cut, 0) :]
+
+    @property
+    def groups(self) -> list[UnstartedGroup]:
+        """All groups, in the order of their creation."""
+        return list(self._groups.values())

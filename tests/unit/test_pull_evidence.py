@@ -1,0 +1,266 @@
+"""Evidence of pulls that did not start at once: bars, and what lifts them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from metasched.core.events import (
+    ClusterUnreachable,
+    DaemonStarted,
+    DispatchAccepted,
+    DispatchStarted,
+    JobSubmitted,
+    Withdraw,
+)
+from metasched.model.cluster import ClusterInfo
+from metasched.model.job import Job, State
+from metasched.policies.policy import Policy
+from metasched.policies.pull_evidence import (
+    BAR_SECONDS,
+    FIRST_WINDOW,
+    MAX_BARS,
+    PullEvidence,
+    needs_at_least,
+)
+from tests.unit.core_site import NOW, Site, facts, job
+
+DELAY = 30.0  # seconds: `Cluster.start_delay` of the site
+
+
+@pytest.mark.parametrize(
+    ("more", "less"),
+    [
+        ({"cpus": 3}, {"cpus": 2}),
+        ({"memory": 200}, {"memory": 100}),
+        ({"licences": {"a": 2, "b": 1}}, {"licences": {"a": 1}}),
+        ({"gres": {"gpu": 1}}, {}),
+        ({"constraint": "fast"}, {}),
+        ({"exclusive": True}, {}),
+        ({"cpus": 4, "tasks": 1}, {"cpus": 4, "tasks": 4}),  # on a node, or on any nodes
+    ],
+)
+def test_a_larger_request_needs_at_least_as_much(more: Any, less: Any) -> None:
+    assert needs_at_least(job(1, **more), job(2, **less))
+    assert not needs_at_least(job(1, **less), job(2, **more))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"cpus": 2, "memory": 100}, {"cpus": 1, "memory": 200}),
+        ({"memory": 100}, {}),  # the manager's default may be more, or less
+        ({"partition": "a"}, {"partition": "b"}),
+        ({"constraint": "fast"}, {"constraint": "big"}),
+        ({"licences": {"a": 1}}, {"licences": {"b": 1}}),
+    ],
+)
+def test_requests_that_cannot_be_compared(first: Any, second: Any) -> None:
+    assert not needs_at_least(job(1, **first), job(2, **second))
+    assert not needs_at_least(job(1, **second), job(2, **first))
+
+
+def barred(evidence: PullEvidence, **fields: Any) -> bool:
+    return evidence.bars_job(job(9, **fields))
+
+
+def failed(cpus: int = 2, reason: str = "Resources", **fields: Any) -> PullEvidence:
+    """Evidence of one failure, seen with 4 free processors."""
+    evidence = PullEvidence()
+    evidence.record_failure(job(1, cpus, **fields), reason, 4, NOW)
+    return evidence
+
+
+def test_a_failure_bars_what_needs_at_least_as_much_and_nothing_else() -> None:
+    evidence = failed()
+    assert barred(evidence, cpus=2)
+    assert barred(evidence, cpus=8, memory=None, licences={"a": 1})
+    assert not barred(evidence, cpus=1)
+    short = job(9, 2)
+    assert not evidence.bars_job(Job(id=9, submitted=NOW, estimated=short.estimated / 2, cpus=2))
+
+
+def test_an_own_job_that_ends_there_lifts_the_bars_for_which_it_leaves_room() -> None:
+    evidence = failed(licences={"a": 1})
+    evidence.record_end(job(5, cpus=8))
+    assert barred(evidence, cpus=2, licences={"a": 1})
+    evidence.record_end(job(5, cpus=2, licences={"a": 1}))
+    assert not barred(evidence, cpus=2, licences={"a": 1})
+
+
+def test_ends_of_other_jobs_and_time_lift_a_bar() -> None:
+    for lifted, now, free in (
+        (False, NOW + 5, 5),
+        (True, NOW + 5, 6),  # two more than at the failure
+        (True, NOW + BAR_SECONDS, 0),
+    ):
+        evidence = failed()
+        evidence.pass_time(now, free)
+        assert barred(evidence, cpus=2) is not lifted
+
+
+@pytest.mark.parametrize(
+    ("reason", "others_of_the_qos", "others"),
+    [
+        ("Resources", True, True),
+        ("QOSGrpCpuLimit", True, False),
+        ("QOSMaxCpuPerUserLimit", False, False),
+        ("AssocGrpCpuLimit", False, False),
+    ],
+)
+def test_a_limit_bars_only_the_jobs_that_share_it(
+    reason: str, others_of_the_qos: bool, others: bool
+) -> None:
+    evidence = failed(reason=reason, user="ada", qos="long")
+    assert barred(evidence, cpus=2, user="ada", qos="long")
+    assert barred(evidence, cpus=2, user="bob", qos="long") is others_of_the_qos
+    assert barred(evidence, cpus=2, user="bob", qos="short") is others
+
+
+def test_the_bars_are_the_least_requests_and_their_number_is_bounded() -> None:
+    evidence = failed(cpus=8)
+    evidence.record_failure(job(2, cpus=3), "Resources", 4, NOW)
+    evidence.record_failure(job(3, cpus=5), "Resources", 4, NOW)
+    assert [bar.job.id for bar in evidence.bars] == [2]
+    for number in range(2 * MAX_BARS):
+        licences = {f"l{number}": 1}
+        evidence.record_failure(job(number, cpus=1, licences=licences), "Licenses", 4, NOW)
+    assert len(evidence.bars) == MAX_BARS
+
+
+def test_the_window_doubles_with_each_start_and_closes_with_a_failure() -> None:
+    evidence = failed()
+    assert evidence.window == 1
+    for window in (2, 4, 8):
+        evidence.record_success()
+        assert evidence.window == window
+
+
+def test_repeated_failures_need_more_ends_until_pulls_start_again() -> None:
+    evidence = failed()
+    evidence.record_end(job(5, cpus=2))
+    for ends in (2, 4):
+        evidence.record_failure(job(1, cpus=2), "Resources", 4, NOW)
+        for _ in range(ends):
+            assert barred(evidence, cpus=2)
+            evidence.record_end(job(5, cpus=2))
+        assert not barred(evidence, cpus=2)
+    for _ in range(30):
+        evidence.record_success()
+    evidence.record_failure(job(1, cpus=2), "Resources", 4, NOW)
+    evidence.record_end(job(5, cpus=2))
+    assert not barred(evidence, cpus=2)
+
+
+# In the core
+
+
+def pend_on_left(site: Site, count: int, cpus: int = 1, **fields: Any) -> None:
+    """Jobs 1 to `count` are pending on left, which is full; right is empty."""
+    site.step(ClusterUnreachable(NOW, "right", "no answer"))
+    rows = []
+    for number in range(1, count + 1):
+        site.step(JobSubmitted(NOW, job(number, cpus, **fields)))
+        site.sent(number, native=str(number))
+        rows.append(site.row(State.PENDING, number))
+    full = facts(8, free=0, running_jobs=((NOW + 9000, 8),), pending_jobs=count, queue_head=(8, 99))
+    site.seen("left", full, *rows)
+
+
+def pulled(site: Site, at: float, info: ClusterInfo | None = None, *rows: Any) -> list[int]:
+    """Jobs whose withdrawal a listing of right requests."""
+    actions = site.seen("right", info, *rows, at=at)
+    return [action.job for action in actions if isinstance(action, Withdraw)]
+
+
+def move(site: Site, number: int, at: float) -> None:
+    """The withdrawn job has gone, and right accepts it."""
+    site.seen("left", None, site.row(State.CANCELLED, number, ended=at), at=at)
+    site.step(DispatchStarted(at, number, 2))
+    site.step(DispatchAccepted(at, number, 2, {0: f"r{number}"}))
+
+
+def test_a_pulled_job_that_starts_counts_as_started_at_once() -> None:
+    site = Site()
+    pend_on_left(site, 1)
+    assert pulled(site, NOW + 6, facts(4)) == [1]
+    move(site, 1, NOW + 7)
+    assert site.core.pull_counts("right") == (1, 0)
+    running = site.row(State.RUNNING, 1, 2, started=NOW + 8)
+    site.seen("right", facts(4, free=3), running, at=NOW + 9)
+    assert site.core.pull_counts("right") == (1, 1)
+    assert site.core.pull_counts("left") == (0, 0)
+
+
+def fail_pull(site: Site) -> float:
+    """Job 1 is pulled and still pending after the delay of the manager; return the time."""
+    assert pulled(site, NOW + 6, facts(4, free=1)) == [1]
+    move(site, 1, NOW + 7)
+    later = NOW + 7 + DELAY
+    stuck = site.row(State.PENDING, 1, 2, manager_reason="Resources")
+    assert pulled(site, later, facts(4, free=1, pending_jobs=1), stuck) == []
+    return later
+
+
+def test_a_pull_that_does_not_start_bars_the_others_until_an_own_job_ends_there() -> None:
+    site = Site()
+    pend_on_left(site, 3)
+    later = fail_pull(site)
+    assert site.core.pull_counts("right") == (1, 0)
+    idle = facts(4, free=1)
+    assert pulled(site, later + 5, idle) == []
+    started = site.row(State.RUNNING, 1, 2, started=later + 6)
+    assert pulled(site, later + 6, idle, started) == []
+    ended = site.row(State.COMPLETED, 1, 2, started=later + 6, ended=later + 8, exit_code=0)
+    assert pulled(site, later + 8, facts(4, free=1), ended) == [2]  # one at a time
+
+
+def test_changed_facts_lift_the_bars() -> None:
+    site = Site()
+    pend_on_left(site, 2)
+    later = fail_pull(site)
+    assert pulled(site, later + 5, facts(5, free=1)) == [2]  # a node with more processors
+
+
+def test_a_pulled_job_that_may_still_start_keeps_its_place() -> None:
+    """It is listed as pending: the next job may not take the same processor."""
+    site = Site()
+    pend_on_left(site, 2)
+    assert pulled(site, NOW + 6, facts(4, free=1)) == [1]
+    move(site, 1, NOW + 7)
+    waiting = site.row(State.PENDING, 1, 2)
+    assert pulled(site, NOW + 8, facts(4, free=1), waiting) == []
+
+
+def test_a_job_that_is_pulled_while_another_is_on_its_way_is_counted_by_node_and_memory() -> None:
+    from metasched.model.cluster import NodeCapacity, Partition
+
+    site = Site()
+    pend_on_left(site, 3, memory=600)
+    nodes = (NodeCapacity(2, 4, 4, memory=1000, free_memory=1000),)
+    info = ClusterInfo(8, 0, (Partition("main", nodes, default=True),))
+    assert pulled(site, NOW + 6, info) == [1, 2]
+
+
+def test_at_first_a_window_of_pulls_is_tried() -> None:
+    site = Site()
+    pend_on_left(site, FIRST_WINDOW + 5)
+    assert len(pulled(site, NOW + 6, facts(100))) == FIRST_WINDOW
+
+
+def test_a_restarted_daemon_begins_without_evidence() -> None:
+    site = Site()
+    pend_on_left(site, 2)
+    later = fail_pull(site)
+    policy = Policy(pull_after=5.0)
+    clusters = tuple(site.core.clusters)
+    site.step(DaemonStarted(later + 1, "cafe", policy, clusters))
+    assert site.core.pull_counts("right") == (0, 0)
+    full = facts(8, free=0, running_jobs=((NOW + 9000, 8),), pending_jobs=1, queue_head=(8, 99))
+    site.seen("left", full, site.row(State.PENDING, 2), at=later + 2, full=True)
+    stuck = site.row(State.PENDING, 1, 2)
+    right = facts(4, free=1)
+    assert site.seen("right", right, stuck, at=later + 10, full=True) == [
+        Withdraw(2, 1, "left", {0: "7"}, only_pending=True)
+    ]
