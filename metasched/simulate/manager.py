@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
 
 from metasched.model.cluster import ClusterInfo, HeadPlan, NodeCapacity, Partition
 from metasched.model.job import Job
@@ -21,6 +20,7 @@ from metasched.policies.local.queueing import (
     WaitingJob,
 )
 from metasched.simulate.clusters import SimulatedCluster
+from metasched.simulate.lazy_head_plan import LazyHeadPlan
 
 # A job that has just started, its machine, and its true run time in seconds.
 StartedJob = tuple[int, int, float]
@@ -280,21 +280,6 @@ class SimulatedManager:
                 for name, count in self._free_licences.items()
             },
         )
-
-
-class LazyHeadPlan(HeadPlan):
-    """A plan that is computed when it is first read, which few listings need.
-
-    It must be read before the manager changes.
-    """
-
-    def __init__(self, compute: Callable[[], HeadPlan]) -> None:
-        object.__setattr__(self, "_compute", compute)
-
-    def __getattr__(self, name: str) -> Any:
-        plan = self._compute()
-        vars(self).update(vars(plan))
-        return getattr(plan, name)
 
 
 @lru_cache(maxsize=10_000)
