@@ -258,7 +258,7 @@ class SimulatedManager:
 
     def _plan_head(self, first: WaitingJob, now: float) -> HeadPlan:
         """Return EASY's reservation for the head of the queue, of which `first` is the first."""
-        head = self.queue.get(self.policy.head_id or first.id, first)
+        head = self.queue.get(getattr(self.policy, "head_id", None) or first.id, first)
         reservation = make_capacity(now, self.running.values(), self._free_resources()).reserve(
             head
         )

@@ -173,7 +173,6 @@ class Conservative:
     name: ClassVar[str] = "conservative"
     period: float = 0.0
     incremental: ClassVar[bool] = False
-    head_id: ClassVar[int | None] = None
 
     def __init__(self) -> None:
         self._planned: dict[int, _PlannedRun] = {}

@@ -17,7 +17,6 @@ class FCFS:
     name: ClassVar[str] = "fcfs"
     period: float = 0.0
     incremental: ClassVar[bool] = True
-    head_id: ClassVar[int | None] = None
 
     def choose_starts(
         self,
@@ -40,7 +39,6 @@ class FirstFit:
     name: ClassVar[str] = "first-fit"
     period: float = 0.0
     incremental: ClassVar[bool] = True
-    head_id: ClassVar[int | None] = None
 
     def choose_starts(
         self,
@@ -98,7 +96,6 @@ class EASY:
     name: ClassVar[str] = "easy"
     period: float = 0.0
     incremental: ClassVar[bool] = True
-    head_id: ClassVar[int | None] = None
 
     def choose_starts(
         self,
@@ -123,7 +120,6 @@ class Priority(EASY):
 
     name: ClassVar[str] = "priority"
     incremental: ClassVar[bool] = False
-    head_id: ClassVar[int | None] = None
 
     def sort_queue(self, now: float, queue: Collection[WaitingJob]) -> Collection[WaitingJob]:
         return sorted(queue, key=lambda job: -job.priority)
@@ -138,7 +134,6 @@ class FairShare(EASY):
 
     name: ClassVar[str] = "fair-share"
     incremental: ClassVar[bool] = False
-    head_id: ClassVar[int | None] = None
 
     def __init__(self, half_life: float = 7 * 86400.0) -> None:
         if not (math.isfinite(half_life) and half_life > 0):

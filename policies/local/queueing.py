@@ -75,7 +75,8 @@ class LocalPolicy(Protocol):
     Call it after every arrival and ending, or only every `period` seconds if that is not 0.
     `incremental`: a job that was not started can only start after a job ends or exceeds its
     estimate; until then it is enough to pass the head of the queue and the jobs that arrived since.
-    `head_id`: the job for which the last pass reserved; None: the first of the queue, or no job.
+    A policy may have `head_id`: the job for which its last pass reserved, if not the first of the
+    queue.
     """
 
     @property
@@ -83,9 +84,6 @@ class LocalPolicy(Protocol):
 
     @property
     def incremental(self) -> bool: ...
-
-    @property
-    def head_id(self) -> int | None: ...
 
     def choose_starts(
         self,
