@@ -30,6 +30,11 @@ def task_row(encoded: Task) -> dict[str, Any]:
     }
 
 
+def new_task_row(encoded: Task) -> dict[str, Any]:
+    """Encode a new task, with the columns that never change."""
+    return {**task_row(encoded), "user": encoded.job.user}
+
+
 def attempt_row(owner: Task, encoded: Attempt) -> dict[str, Any]:
     """Encode an attempt of the task `owner` as a row of `attempt`."""
     row = {column: getattr(encoded, name) for column, name in ATTEMPT_FIELDS.items()}

@@ -42,6 +42,7 @@ from metasched.db.job_rows import (
     UPDATE_TASK,
     attempt_row,
     bind_values,
+    new_task_row,
     task_row,
 )
 from metasched.db.pruning import PruningPass, lock_epoch
@@ -287,10 +288,11 @@ class Ledger(Queries):
             if (live := changed_task.attempt) is not None:
                 attempts[*key, live.number] = attempt_row(changed_task, live)
         execute(insert(event), event_rows)
-        rows = {key: task_row(changed_task) for key, changed_task in tasks.items()}
-        if new_rows := [row for key, row in rows.items() if key in new_tasks]:
+        if new_rows := [new_task_row(new) for key, new in tasks.items() if key in new_tasks]:
             insert_rows(self._connection, task, new_rows)
-        if updates := [bind_values(row) for key, row in rows.items() if key not in new_tasks]:
+        if updates := [
+            bind_values(task_row(changed)) for key, changed in tasks.items() if key not in new_tasks
+        ]:
             execute(UPDATE_TASK, updates)
         # ended attempts first: a task must never have two live attempts
         if updates := [bind_values(r) for key, r in attempts.items() if key not in new_attempts]:

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, func, or_, select, tuple_
+from sqlalchemy import Connection, Engine, func, select, tuple_
 from sqlalchemy.exc import DBAPIError
 
 from metasched.core.events import CoreEvent, RequeuedTask
+from metasched.core.tasks import TaskId
 from metasched.db import recovery, reservations
+from metasched.db.job_pages import BEFORE_ALL, MAX_EXAMINED, JobPage, TaskFilter, read_page
 from metasched.db.schema import attempt, change, digest, epoch, job, task, token
 from metasched.db.store import StorageFailed, driver_message
 from metasched.model.arrays import parse_array
@@ -19,6 +21,8 @@ from metasched.model.job import Job, State
 from metasched.model.reservation import Reservation
 
 Value = TypeVar("Value")
+
+ALL_TASKS = TaskFilter()
 
 
 class Queries:
@@ -35,46 +39,22 @@ class Queries:
         except DBAPIError as error:
             raise StorageFailed(driver_message(error)) from error
 
-    def status(
-        self,
-        jobs: Iterable[tuple[int, int | None]] | None = None,
-        user: str | None = None,
-        states: Sequence[str] = (),
-        since: float | None = None,
-        ended_since: float | None = None,
-        only_open: bool = False,
-        cluster: str | None = None,
-    ) -> list[dict[str, Any]]:
-        """Return the rows of `status --json` (times in epoch seconds), by job and task.
+    def status(self, wanted: TaskFilter = ALL_TASKS) -> list[dict[str, Any]]:
+        """Return all rows of `status --json` (times in epoch seconds), by job and task."""
+        return [row for page in self.status_pages(wanted) for row in page.rows]
 
-        `jobs` holds (job, index) pairs; index None selects all tasks. `since` keeps jobs submitted
-        at or after it. `ended_since` keeps open tasks and tasks that ended at or after it.
-        `only_open` keeps open tasks. `cluster` keeps tasks whose present or last attempt is there.
-        """
-        conditions: list[ColumnElement[bool]] = []
-        if user is not None:
-            conditions.append(job.c.user == user)
-        if states:
-            conditions.append(task.c.state.in_(list(states)))
-        if since is not None:
-            conditions.append(job.c.submitted >= since)
-        if ended_since is not None:
-            conditions.append(or_(task.c.ended.is_(None), task.c.ended >= ended_since))
-        if only_open:
-            conditions.append(task.c.ended.is_(None))
-        if cluster is not None:
-            conditions.append(attempt.c.cluster == cluster)
-        query = _STATUS.where(*conditions)
+    def status_pages(self, wanted: TaskFilter) -> Iterator[JobPage]:
+        """Yield all pages of the rows of `status --json`; see `job_pages`."""
+        after: TaskId | None = BEFORE_ALL
+        while after is not None:
+            page = self.status_page(wanted, after)
+            yield page
+            after = page.next_after
+
+    def status_page(self, wanted: TaskFilter, after: TaskId, limit: int = MAX_EXAMINED) -> JobPage:
+        """Return at most `limit` rows of `status --json` after a task."""
         with self._connect() as connection:
-            if jobs is None:
-                return [dict(row) for row in connection.execute(query).mappings()]
-            requested = set(jobs)
-            return [
-                dict(row)
-                for ids in _in_portions(sorted({id for id, _ in requested}))
-                for row in connection.execute(query.where(task.c.job.in_(ids))).mappings()
-                if (row.job, None) in requested or (row.job, row.task_index) in requested
-            ]
+            return read_page(connection, wanted, after, limit)
 
     def missing_jobs(
         self, jobs: Iterable[tuple[int, int | None]], visible_to: str | None = None
@@ -220,35 +200,3 @@ def _in_portions(ids: Sequence[Value]) -> Iterator[Sequence[Value]]:
     """Yield ids, or pairs, in portions that fit into the parameters of a statement."""
     for first in range(0, len(ids), 10_000):
         yield ids[first : first + 10_000]
-
-
-_STATUS: Select[Any] = (
-    select(
-        task.c.job,
-        job.c.array,
-        task.c.task_index,
-        job.c.name,
-        job.c.user,
-        task.c.state,
-        task.c.reason,
-        job.c.priority,
-        attempt.c.cluster,
-        attempt.c.native_id,
-        job.c.submitted,
-        attempt.c.started,
-        task.c.ended,
-        attempt.c.exit_code,
-        attempt.c.signal,
-    )
-    .join(job, job.c.id == task.c.job)
-    .outerjoin(
-        attempt,
-        and_(
-            attempt.c.job == task.c.job,
-            attempt.c.task_index == task.c.task_index,
-            attempt.c.number == task.c.attempts,
-            task.c.state.not_in(["queued", "held", "rejected"]),
-        ),
-    )
-    .order_by(task.c.job, task.c.task_index)
-)

@@ -31,7 +31,7 @@ from sqlalchemy import (
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HELD
 from metasched.model.reservation import FINAL_STATES, ReservationState
 
-REVISION = "0019"  # the newest migration, which creates exactly these tables
+REVISION = "0021"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -104,6 +104,7 @@ job = Table(
     Index("ix_job_margin", "id", sqlite_where=_HAS_MARGIN, postgresql_where=_HAS_MARGIN),
     Index("ix_job_script", "script"),  # these two find the last job that refers to a content
     Index("ix_job_environment", "environment"),
+    Index("ix_job_user", "user", "id"),  # all jobs of a user in pages
 )
 
 task = Table(
@@ -119,17 +120,39 @@ task = Table(
     Column("moves", Int64, nullable=False),
     Column("ended", Float),
     Column("forgiven", Int64, nullable=False, server_default="0"),
+    # that of the job: an index of the open tasks of a user needs it here
+    Column("user", SafeText, nullable=False, server_default=""),
     CheckConstraint(_in_condition("state", QUEUED_OR_HELD | LIVE | FINAL), name="state"),
     CheckConstraint(f"({_in_condition('state', FINAL)}) = (ended IS NOT NULL)", name="ended"),
 )
+_IS_OPEN = task.c.ended.is_(None)
 Index(
     "ix_task_open",
     task.c.job,
     task.c.task_index,
-    sqlite_where=task.c.ended.is_(None),
-    postgresql_where=task.c.ended.is_(None),
+    sqlite_where=_IS_OPEN,
+    postgresql_where=_IS_OPEN,
 )
-Index("ix_task_ended", task.c.ended, task.c.job)  # pruning walks it
+Index(
+    "ix_task_user_open",
+    task.c.user,
+    task.c.job,
+    task.c.task_index,
+    sqlite_where=_IS_OPEN,
+    postgresql_where=_IS_OPEN,
+)
+# pruning walks the first; both find what ended lately
+Index("ix_task_ended", task.c.ended, task.c.job, task.c.task_index)
+_HAS_ENDED = task.c.ended.is_not(None)
+Index(
+    "ix_task_user_ended",
+    task.c.user,
+    task.c.ended,
+    task.c.job,
+    task.c.task_index,
+    sqlite_where=_HAS_ENDED,
+    postgresql_where=_HAS_ENDED,
+)
 
 attempt = Table(
     "attempt",
@@ -330,6 +353,7 @@ token = Table(
     Column("created", Float, nullable=False),
     Column("expires", Float, nullable=False),
     Column("revoked", Float),
+    Index("ix_token_user", "user", "id"),
 )
 
 # Keys of recent submissions, by which a repetition is recognised.

@@ -11,6 +11,7 @@ MAX_REQUEST_BYTES = 64 << 20
 # sender knows. A daemon serves older clients; 1: releases that send no version.
 PROTOCOL_HEADER = "Metasched-Protocol"
 API_PROTOCOL = 2
+NEXT_CURSOR_HEADER = "Metasched-Next-Cursor"  # of a page: `cursor` of the request for the next page
 
 
 class DaemonAddressError(UserError):

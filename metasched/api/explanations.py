@@ -19,6 +19,7 @@ from metasched.core.tasks import Task
 from metasched.core.transitions import FINAL, QUEUED_OR_HELD
 from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.daemon.service import SchedulerService
+from metasched.db.job_pages import TaskFilter
 from metasched.model.job import State
 from metasched.units import iso
 
@@ -38,7 +39,7 @@ async def explain(
         job_id, index = find_visible_job(daemon.ledger, caller, job)
         job_row = daemon.ledger.job_row(job_id)
         assert job_row is not None
-        rows = daemon.ledger.status([(job_id, index)])  # perhaps 100,000
+        rows = daemon.ledger.status(TaskFilter([(job_id, index)]))  # perhaps 100,000
         row = min(rows, key=_order_of_explanation)
         cause = daemon.ledger.story(job_id, row["task_index"])[-1]["cause"]
         return job_row, row, Counter(task["state"] for task in rows), cause

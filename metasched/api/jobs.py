@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -13,20 +14,28 @@ from fastapi.responses import Response
 
 from metasched.api.answers import JobRow, encoded
 from metasched.api.connections import OpenConnections, Wait
+from metasched.api.pages import (
+    MAX_PAGE,
+    PageCursor,
+    PageLimit,
+    decode_cursor,
+    encode_cursor,
+)
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.api.selection import (
     RECENTLY_ENDED,
-    TaskSelector,
     find_owners,
     find_visible_job,
     parse_job_ids,
     parse_states,
 )
 from metasched.daemon.service import Daemon, SchedulerService
+from metasched.db.job_pages import BEFORE_ALL, TaskFilter, TaskSelector
 from metasched.errors import ApiError
 from metasched.model.job import State
 from metasched.model.output_paths import expand_task_fields, first_node, varies_by_task
+from metasched.paths import NEXT_CURSOR_HEADER
 from metasched.units import iso
 
 MAX_WAIT = 60.0  # seconds
@@ -45,7 +54,11 @@ async def status(
     state: str | None = None,
     since: float | None = None,
     all: bool = False,
+    limit: PageLimit = None,
+    cursor: PageCursor = None,
 ) -> Response:
+    """List jobs. If a page is requested, Metasched-Next-Cursor in its header announces the next."""
+
     def list_jobs() -> Response:
         requested = parse_job_ids(job) if job else None
         owner = user
@@ -55,16 +68,37 @@ async def status(
             caller.require_visible([owner])
         elif not caller.sees_all:
             owner = caller.user
-        rows = daemon.ledger.status(
-            requested,
+        # the same for all pages: a job that ends between two pages is not lost
+        listed_since, after = math.floor((time.time() - RECENTLY_ENDED) * 1000), BEFORE_ALL
+        if cursor is not None:
+            listed_since, *position = decode_cursor(cursor, 3)
+            after = (position[0], position[1])
+        wanted = TaskFilter(
+            named=requested,
             user=owner,
             states=parse_states(state),
             since=since,
-            ended_since=None if all or requested else time.time() - RECENTLY_ENDED,
+            ended_since=None if all or requested else listed_since / 1000,
         )
-        return encoded([_job_row(row, daemon.service) for row in rows])
+        if limit is None and cursor is None:
+            return _whole_listing(daemon, wanted)
+        page = daemon.ledger.status_page(wanted, after, limit or MAX_PAGE)
+        answer = encoded([_job_row(row, daemon.service) for row in page.rows])
+        if page.next_after is not None:
+            answer.headers[NEXT_CURSOR_HEADER] = encode_cursor(listed_since, *page.next_after)
+        return answer
 
     return await readers.run(request, ReadingKind.NAMED if job else ReadingKind.LISTING, list_jobs)
+
+
+def _whole_listing(daemon: Daemon, wanted: TaskFilter) -> Response:
+    """Return all pages as one answer: what is in memory is its text, and the rows of a page."""
+    pages = (
+        msgspec.json.encode([_job_row(row, daemon.service) for row in page.rows])
+        for page in daemon.ledger.status_pages(wanted)
+    )
+    rows = b",".join(page[1:-1] for page in pages if page != b"[]")
+    return Response(b"[" + rows + b"]", media_type="application/json")
 
 
 @router.get("/jobs/wait", response_model=list[JobRow])
@@ -98,7 +132,7 @@ async def wait(
                 break
 
     def list_jobs() -> Response:
-        return encoded([_job_row(row, daemon.service) for row in daemon.ledger.status(requested)])
+        return _whole_listing(daemon, TaskFilter(requested))
 
     return await readers.run(request, ReadingKind.NAMED, list_jobs)
 
@@ -157,7 +191,8 @@ def _output_paths(daemon: Daemon, job_id: int, index: int | None) -> dict[str, A
     payload = msgspec.json.decode(job_row["payload"])
     paths = {"output": payload["output"], "error": payload["error"]}
     if index is None and any(path and varies_by_task(path) for path in paths.values()):
-        first_index = daemon.ledger.status([(job_id, None)])[0]["task_index"]
+        named = TaskFilter([(job_id, None)])
+        first_index = daemon.ledger.status_page(named, BEFORE_ALL, 1).rows[0]["task_index"]
         raise ApiError(
             422, f"job {job_id} has a file for each task; name a task, as {job_id}_{first_index}"
         )

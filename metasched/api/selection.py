@@ -15,6 +15,7 @@ from metasched.api.identity import Caller
 from metasched.api.readers import Readers, ReadingKind
 from metasched.core.events import Outcome
 from metasched.daemon.service import SchedulerService
+from metasched.db.job_pages import TaskFilter, TaskSelector
 from metasched.db.ledger import Ledger
 from metasched.errors import ApiError, ParseError
 from metasched.model.arrays import parse_task_selector
@@ -23,8 +24,6 @@ from metasched.model.job import State
 
 RECENTLY_ENDED = 3600.0  # seconds for which ended jobs are listed by default
 MAX_SELECTORS = 100_000  # jobs and tasks that a request may name, each task of a range counted
-
-TaskSelector = tuple[int, int | None]  # a job and a task's index; None: all its tasks
 
 
 @dataclass(frozen=True)
@@ -79,12 +78,14 @@ def _read_rows(
     elif not caller.operator:
         user = caller.user
     return ledger.status(
-        requested,
-        user=user,
-        states=parse_states(selection.state),
-        ended_since=time.time() - RECENTLY_ENDED if by_filter and action == "requeue" else None,
-        only_open=by_filter and action != "requeue",
-        cluster=selection.cluster,
+        TaskFilter(
+            named=requested,
+            user=user,
+            states=parse_states(selection.state),
+            ended_since=time.time() - RECENTLY_ENDED if by_filter and action == "requeue" else None,
+            only_open=by_filter and action != "requeue",
+            cluster=selection.cluster,
+        )
     )
 
 

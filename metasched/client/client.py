@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from metasched.errors import UserError
@@ -21,6 +21,7 @@ from metasched.paths import (
     API_PROTOCOL,
     MAX_REQUEST_BYTES,
     MAX_SOCKET_PATH_BYTES,
+    NEXT_CURSOR_HEADER,
     PROTOCOL_HEADER,
     is_url,
 )
@@ -28,6 +29,7 @@ from metasched.paths import (
 TIMEOUT = 60.0  # seconds for a response
 RETRY_TIME = 30.0  # seconds from the first try for which a submission is repeated
 RETRY_INTERVAL = 0.5  # seconds between two tries
+PAGE_SIZE = 5000  # rows of a listing that are requested at once
 LONG_POLL = 30.0  # seconds after which the daemon answers `wait` though jobs are still open
 
 
@@ -75,6 +77,11 @@ _BY_STATUS = {
     503: DaemonUnreachable,
     504: ResponseLost,
 }
+
+
+class _Response(NamedTuple):
+    answer: Any  # JSON
+    fields: Mapping[str, str]  # of the header; names in lower case
 
 
 class Client:
@@ -153,7 +160,7 @@ class Client:
 
     def jobs(self, jobs: Sequence[str] = (), **filters: str | float | None) -> list[dict[str, Any]]:
         """Return the rows of `status` for these jobs, or for all jobs that pass the filters."""
-        return self._parse_rows(self._request("GET", "/jobs", {"job": jobs, **filters}))
+        return self._all_pages("/jobs", {"job": jobs, **filters})
 
     def change(
         self,
@@ -264,6 +271,20 @@ class Client:
     def health(self) -> dict[str, Any]:
         return self._parse_object(self._request("GET", "/health"))
 
+    def _all_pages(self, path: str, query: Mapping[str, object]) -> list[dict[str, Any]]:
+        """Return the rows of all pages of a listing, in the order of the pages.
+
+        A daemon of an earlier release sends all rows as one page.
+        """
+        rows: list[dict[str, Any]] = []
+        page = {**query, "limit": PAGE_SIZE}
+        while True:
+            response = self._respond("GET", path, page)
+            rows += self._parse_rows(response.answer)
+            if (cursor := response.fields.get(NEXT_CURSOR_HEADER.lower())) is None:
+                return rows
+            page["cursor"] = cursor
+
     def _request(
         self,
         method: str,
@@ -272,11 +293,22 @@ class Client:
         body: object = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
+        """Send a request; return the JSON of its response."""
+        return self._respond(method, path, query, body, headers).answer
+
+    def _respond(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> _Response:
         parameters = {key: value for key, value in (query or {}).items() if value is not None}
         encoded = urlencode(parameters, doseq=True)
         target = f"{path}?{encoded}" if encoded else path
         encoded_body = b"" if body is None else _encode_json(body)
-        status, content, protocol = self._exchange(method, target, encoded_body, headers or {})
+        status, content, fields = self._exchange(method, target, encoded_body, headers or {})
         try:
             answer = json.loads(content)
         except ValueError:
@@ -286,20 +318,22 @@ class Client:
         if status >= 300:
             error = answer.get("error") if isinstance(answer, dict) else None
             message = str(error or f"status {status}, socket {self.path}; see the daemon's log")
-            if protocol < API_PROTOCOL and _may_be_unknown(status, message):
+            protocol = fields.get(PROTOCOL_HEADER.lower(), "")
+            is_earlier = (int(protocol) if protocol.isdecimal() else 1) < API_PROTOCOL
+            if is_earlier and _may_be_unknown(status, message):
                 message = (
                     f"{message.rpartition(';')[0] or message}, by a daemon of an earlier release; "
                     "use the commands of its release"
                 )
             raise _BY_STATUS.get(status, ClientError)(message)
-        return answer
+        return _Response(answer, fields)
 
     def _exchange(
         self, method: str, target: str, body: bytes, headers: Mapping[str, str]
-    ) -> tuple[int, bytes, int]:
+    ) -> tuple[int, bytes, dict[str, str]]:
         """Send an HTTP/1.0 request: the response is unchunked and ends with the connection.
 
-        Return its status and content, and the version of the API that the daemon knows.
+        Return its status, content and header fields; their names are in lower case.
         """
         if len(body) > MAX_REQUEST_BYTES:
             raise BadRequest(
@@ -348,8 +382,7 @@ class Client:
             raise self._response_lost(problem, method)
         if values.get(_CONTENT_LENGTH) != str(len(content)):
             raise self._response_lost("the response is incomplete", method)
-        protocol = values.get(PROTOCOL_HEADER.lower(), "")
-        return int(status[:3]), bytes(content), int(protocol) if protocol.isdecimal() else 1
+        return int(status[:3]), bytes(content), values
 
     def _connect(self) -> socket.socket:
         return self._connect_tcp() if self._remote else self._connect_unix()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from metasched.api.connections import Refusal
+from metasched.paths import NEXT_CURSOR_HEADER
 from tests.e2e.conftest import COMMAND, Site
 from tests.harness.http_calls import Response, call
 from tests.harness.postgresql import Server
@@ -94,6 +95,51 @@ def test_health_counts_connections_and_descriptors(shared: Site) -> None:
     assert refused.status == 400
     [after] = call(shared.folder / "ms.sock", "GET", "/health").json["connections"]
     assert after["refused"] == listener["refused"] | {"size": listener["refused"]["size"] + 1}
+
+
+def test_jobs_are_listed_in_pages(running: Site) -> None:
+    socket = running.folder / "ms.sock"
+    for _ in range(2):
+        running.run("submit", "--hold", "-o", "/dev/null", "--array", "1-3", "--wrap", "true")
+    whole = call(socket, "GET", "/jobs")
+    assert NEXT_CURSOR_HEADER.lower() not in whole.headers
+    for filters in ("", "&state=held", "&job=1&job=2_[1-3]"):
+        rows: list[dict[str, Any]] = []
+        cursor, sizes = "", []
+        while True:
+            page = call(socket, "GET", f"/jobs?limit=4{filters}{cursor}")
+            rows += page.json
+            sizes.append(len(page.json))
+            if (following := page.headers.get(NEXT_CURSOR_HEADER.lower())) is None:
+                break
+            cursor = f"&cursor={following}"
+        assert rows == whole.json
+        assert sizes == [4, 2]
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    ["", "x", "1", "1.2", "1.2.3.4", "-1.2.3", "1.2.9223372036854775808", "1.2.%D9%A3", "1e3.2.3"],
+)
+def test_a_cursor_of_no_page_is_refused(shared: Site, cursor: str) -> None:
+    refused = call(shared.folder / "ms.sock", "GET", f"/jobs?cursor={cursor}")
+    assert refused.status == 422
+    assert refused.json["error"].endswith("is no cursor of this listing; send that of a page")
+    assert refused.json["error"].count("\n") == 0
+
+
+@pytest.mark.parametrize("limit", ["0", "10001", "-1", "all"])
+def test_a_page_has_a_largest_size(shared: Site, limit: str) -> None:
+    refused = call(shared.folder / "ms.sock", "GET", f"/jobs?limit={limit}")
+    assert refused.status == 422
+    assert "limit" in refused.json["error"]
+
+
+def test_the_largest_cursor_is_after_all_jobs(shared: Site) -> None:
+    cursor = ".".join([str(2**63 - 1)] * 3)
+    for filters in ("", "&all=true", "&user=root&all=true", "&state=failed"):
+        page = call(shared.folder / "ms.sock", "GET", f"/jobs?cursor={cursor}{filters}")
+        assert (page.status, page.json) == (200, [])
 
 
 def submission(command: str, **options: object) -> dict[str, Any]:

@@ -31,13 +31,13 @@ def hang(self, user, directory):
         time.sleep(0.05)
     return check_access(self, user, directory)
 LauncherClient.check_access = hang
-original = Queries.status
-def status(self, jobs=None, user=None, *more, **filters):
+original = Queries.status_page
+def status_page(self, wanted, *more):
     with self._connect():
-        while user == {account!r} and os.path.exists({hold!r}):
+        while wanted.user == {account!r} and os.path.exists({hold!r}):
             time.sleep(0.05)
-    return original(self, jobs, user, *more, **filters)
-Queries.status = status
+    return original(self, wanted, *more)
+Queries.status_page = status_page
 sys.argv = sys.argv[1:]
 from metasched.cli import main
 sys.exit(main())

@@ -28,7 +28,10 @@ class FakeDaemon:
     keys: list[str] = field(default_factory=list)  # Idempotency-Key of each request in `requests`
 
     def answer(self, path: str, *answers: Any) -> None:
-        """Set responses: JSON values, (status, JSON value) pairs, raw bytes, None for silence."""
+        """Set responses: JSON values, raw bytes, None for silence, (status, JSON value) pairs.
+
+        Such a pair may have a third part, header fields.
+        """
         self.answers[path] = list(answers)
 
 
@@ -51,11 +54,13 @@ class _Handler(BaseHTTPRequestHandler):
         elif isinstance(answer, bytes):
             self.wfile.write(answer)
         else:
-            status, value = answer if isinstance(answer, tuple) else (200, answer)
+            status, value, *more = answer if isinstance(answer, tuple) else (200, answer)
             content = json.dumps(value).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
             self.send_header(PROTOCOL_HEADER, fake.protocol)
+            for name, text in more[0].items() if more else ():
+                self.send_header(name, text)
             self.end_headers()
             self.wfile.write(content)
         self.close_connection = True

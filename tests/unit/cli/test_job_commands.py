@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from metasched.paths import NEXT_CURSOR_HEADER
 from tests.unit.cli.fake_daemon import FakeDaemon, Run, row, started, verdict
 
 
@@ -38,9 +39,25 @@ def test_status_sends_its_filters(daemon: FakeDaemon, run: Run) -> None:
         "user": ["a&b"],
         "state": ["held,queued"],
         "all": ["true"],
+        "limit": ["5000"],
     }
-    assert daemon.requests[1][2].keys() == {"since"}
+    assert daemon.requests[1][2].keys() == {"since", "limit"}
     assert float(daemon.requests[1][2]["since"][0]) == pytest.approx(before - 7200, abs=60)
+
+
+def test_status_prints_all_pages(daemon: FakeDaemon, run: Run) -> None:
+    pages = [[row(job=17), row(job=18)], [], [row(job=19)]]
+    cursors = ("5.18.0", "5.18.7")
+    daemon.answer(
+        "/jobs",
+        *((200, page, {NEXT_CURSOR_HEADER: c}) for page, c in zip(pages, cursors, strict=False)),
+        pages[2],
+    )
+    lines = run("status", "--user", "ada").out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["17", "18", "19"]
+    queries = [query for _, _, query, _ in daemon.requests]
+    assert [query.get("cursor") for query in queries] == [None, *([c] for c in cursors)]
+    assert [query["user"] for query in queries] == [["ada"]] * 3
 
 
 def test_tables_contain_no_control_characters(daemon: FakeDaemon, run: Run) -> None:

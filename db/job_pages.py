@@ -1,0 +1,247 @@
+"""Pages of the rows that `status` lists, in the order of job and task index.
+
+A page walks an index: of the open tasks of a user or of all users, of ended tasks, of jobs. Other
+filters are applied to at most `MAX_EXAMINED` of the tasks that the index gives. So a page costs the
+same however many rows are stored; it may be short although another page follows.
+
+Job and index of a task never change. So a row that passes the filter while its pages are read is on
+exactly one of them, whatever begins or ends meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    func,
+    or_,
+    select,
+    tuple_,
+    union_all,
+)
+
+from metasched.core.tasks import TaskId
+from metasched.core.transitions import FINAL
+from metasched.db.schema import attempt, job, task
+
+MAX_EXAMINED = 10_000  # tasks that a page compares with filters that no index serves
+SELECTORS_PER_QUERY = 500  # named jobs and tasks
+BEFORE_ALL: TaskId = (-1, -1)  # position before the first task
+
+TaskSelector = tuple[int, int | None]  # a job and a task's index; None: all its tasks
+TaskIds = Select[Any]  # a query that gives jobs and indices
+
+_job_id, _index = task.c.job, task.c.task_index
+# sorted: else SQLite would walk all tasks in this order rather than sort those that ended
+_unindexed = (_job_id + 0, _index + 0)
+# PostgreSQL's planner misjudges how few rows a LIMIT leaves, and would read whole tables
+_PLAN_BY_INDEX = select(
+    *(
+        func.set_config(name, "off", True)
+        for name in ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit")
+    )
+)
+
+
+@dataclass(frozen=True)
+class TaskFilter:
+    """Which tasks are listed: those that pass all conditions."""
+
+    named: Sequence[TaskSelector] | None = None  # None: any
+    user: str | None = None  # owner
+    states: Sequence[str] = ()  # (): any
+    since: float | None = None  # epoch seconds; submitted at or after it
+    ended_since: float | None = None  # epoch seconds; open, or ended at or after it
+    only_open: bool = False
+    cluster: str | None = None  # of the present or last attempt
+
+    @property
+    def needs_comparison(self) -> bool:
+        """Whether there are conditions that no index serves."""
+        return bool(self.states) or self.since is not None or self.cluster is not None
+
+    def conditions(self) -> Iterator[ColumnElement[bool]]:
+        """Yield all conditions but the names."""
+        if self.user is not None:
+            yield task.c.user == self.user
+        if self.states:
+            yield task.c.state.in_(list(self.states))
+        if self.since is not None:
+            yield job.c.submitted >= self.since
+        if self.ended_since is not None:
+            yield or_(task.c.ended.is_(None), task.c.ended >= self.ended_since)
+        if self.only_open:
+            yield task.c.ended.is_(None)
+        if self.cluster is not None:
+            yield attempt.c.cluster == self.cluster
+
+
+@dataclass(frozen=True)
+class JobPage:
+    """A page of the rows of `status`."""
+
+    rows: list[dict[str, Any]]  # times in epoch seconds
+    next_after: TaskId | None  # the next page begins after this task; None: there is none
+
+
+def read_page(
+    connection: Connection, wanted: TaskFilter, after: TaskId = BEFORE_ALL, limit: int = 10_000
+) -> JobPage:
+    """Return at most `limit` rows after a task, from 1 to `MAX_EXAMINED`."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(_PLAN_BY_INDEX)  # for this transaction
+    if wanted.named is None:
+        return _read_from(connection, wanted, _indexed_tasks(wanted, after), limit)
+    rows: list[dict[str, Any]] = []
+    examined = 0
+    selectors = _selectors_after(wanted.named, after)
+    for first in range(0, len(selectors), SELECTORS_PER_QUERY):
+        portion = selectors[first : first + SELECTORS_PER_QUERY]
+        page = _read_from(connection, wanted, _named_tasks(portion, after), limit - len(rows))
+        rows += page.rows
+        examined += len(portion)
+        if page.next_after is not None:
+            return JobPage(rows, page.next_after)
+        last_id, last_index = portion[-1]
+        # an index is at most 63 bits in both databases
+        after = (last_id, last_index if last_index is not None else 2**63 - 1)
+        is_last = first + SELECTORS_PER_QUERY >= len(selectors)
+        if not is_last and (len(rows) == limit or examined >= MAX_EXAMINED):
+            return JobPage(rows, after)
+    return JobPage(rows, None)
+
+
+def _read_from(
+    connection: Connection, wanted: TaskFilter, sources: Sequence[TaskIds], limit: int
+) -> JobPage:
+    """Return the first `limit` tasks of several queries that pass the filter."""
+    if not sources:
+        return JobPage([], None)
+    boundary = None
+    count = limit
+    if wanted.needs_comparison:
+        count = MAX_EXAMINED
+        last = _first_tasks(sources, count).offset(count - 1).limit(1)
+        boundary = connection.execute(last).first()
+    found = _first_tasks(sources, count).limit(count).subquery("found")
+    query = (
+        select(*_STATUS_COLUMNS)
+        .select_from(found)
+        .join(task, and_(_job_id == found.c.job, _index == found.c.task_index))
+        .join(job, job.c.id == _job_id)
+        .outerjoin(attempt, _IS_LAST_ATTEMPT)
+        .where(*wanted.conditions())
+        .order_by(_job_id, _index)
+        .limit(limit)
+    )
+    rows = [dict(row) for row in connection.execute(query).mappings()]
+    if len(rows) == limit:
+        return JobPage(rows, (rows[-1]["job"], rows[-1]["task_index"]))
+    return JobPage(rows, None if boundary is None else (boundary.job, boundary.task_index))
+
+
+def _first_tasks(sources: Sequence[TaskIds], count: int) -> TaskIds:
+    """Return a query of the first tasks of several ordered queries, which share no task."""
+    found = union_all(*(select(source.limit(count).subquery()) for source in sources)).subquery()
+    return select(found.c.job, found.c.task_index).order_by(found.c.job, found.c.task_index)
+
+
+def _indexed_tasks(wanted: TaskFilter, after: TaskId) -> list[TaskIds]:
+    """Return queries that together give the tasks after `after`, each by an index."""
+    finals = FINAL.intersection(wanted.states)
+    wants_open = not wanted.states or len(finals) < len(set(wanted.states))
+    wants_ended = not wanted.only_open and (not wanted.states or bool(finals))
+    if wants_ended and wanted.ended_since is None:
+        return _all_tasks(wanted.user, after)
+    of_user = [] if wanted.user is None else [task.c.user == wanted.user]
+    ids, sources = select(_job_id, _index).where(*of_user), []
+    if wants_open:
+        is_after = tuple_(_job_id, _index) > after
+        sources.append(ids.where(task.c.ended.is_(None), is_after).order_by(_job_id, _index))
+    if wants_ended:
+        is_after = tuple_(*_unindexed) > after
+        ended = ids.where(task.c.ended >= wanted.ended_since, is_after)
+        sources.append(ended.order_by(*_unindexed))
+    return sources
+
+
+def _all_tasks(user: str | None, after: TaskId) -> list[TaskIds]:
+    """Return queries that together give all tasks after `after`, of a user or of all."""
+    if user is None:
+        is_after = tuple_(_job_id, _index) > after
+        return [select(_job_id, _index).where(is_after).order_by(_job_id, _index)]
+    id, index = after
+    rest_of_job = select(_job_id, _index).where(_job_id == id, _index > index, task.c.user == user)
+    later_jobs = (
+        select(job.c.id.label("job"), _index)
+        .join(task, _job_id == job.c.id)
+        .where(job.c.user == user, job.c.id > id)
+    )
+    return [rest_of_job.order_by(_index), later_jobs.order_by(job.c.id, _index)]
+
+
+def _selectors_after(named: Sequence[TaskSelector], after: TaskId) -> list[TaskSelector]:
+    """Return the selectors that may give tasks after `after`, without repetitions, in order."""
+    whole = {id for id, index in named if index is None and id >= after[0]}
+    single = {
+        (id, index)
+        for id, index in named
+        if index is not None and id not in whole and (id, index) > after
+    }
+    return sorted([*((id, None) for id in whole), *single], key=lambda s: (s[0], s[1] or 0))
+
+
+def _named_tasks(selectors: Sequence[TaskSelector], after: TaskId) -> list[TaskIds]:
+    """Return queries that together give the tasks of selectors after `after`."""
+    whole: list[int] = []
+    indices_of: dict[int, list[int]] = {}
+    for id, index in selectors:
+        if index is None:
+            whole.append(id)
+        else:
+            indices_of.setdefault(id, []).append(index)
+    jobs_by_indices: dict[tuple[int, ...], list[int]] = {}
+    for id, indices in indices_of.items():
+        jobs_by_indices.setdefault(tuple(indices), []).append(id)
+    named = select(_job_id, _index)
+    sources = []
+    if whole:
+        is_after = tuple_(*_unindexed) > after
+        sources.append(named.where(_job_id.in_(whole), is_after).order_by(*_unindexed))
+    if jobs_by_indices:
+        arms = (
+            and_(_job_id.in_(ids), _index.in_(indices)) for indices, ids in jobs_by_indices.items()
+        )
+        sources.append(named.where(or_(*arms)).order_by(*_unindexed))
+    return sources
+
+
+_STATUS_COLUMNS = (
+    task.c.job,
+    job.c.array,
+    task.c.task_index,
+    job.c.name,
+    job.c.user,
+    task.c.state,
+    task.c.reason,
+    job.c.priority,
+    attempt.c.cluster,
+    attempt.c.native_id,
+    job.c.submitted,
+    attempt.c.started,
+    task.c.ended,
+    attempt.c.exit_code,
+    attempt.c.signal,
+)
+_IS_LAST_ATTEMPT = and_(
+    attempt.c.job == task.c.job,
+    attempt.c.task_index == task.c.task_index,
+    attempt.c.number == task.c.attempts,
+    task.c.state.not_in(["queued", "held", "rejected"]),
+)

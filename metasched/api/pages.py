@@ -1,0 +1,39 @@
+"""Listings in pages: the parameters `limit` and `cursor`, and the header with the next cursor.
+
+A cursor is opaque to clients: it is the position after which the next page begins. It carries no
+right: each page is read with the rights of its caller.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import Query
+
+from metasched.db.job_pages import MAX_EXAMINED
+from metasched.errors import ApiError, quote_for_error
+
+MAX_PAGE = MAX_EXAMINED  # rows
+MAX_NUMBER = 2**63 - 1  # in a cursor: the largest integer of both databases
+
+PageLimit = Annotated[int | None, Query(ge=1, le=MAX_PAGE, description="rows of a page")]
+PageCursor = Annotated[
+    str | None, Query(description="the header Metasched-Next-Cursor of the page before")
+]
+
+
+def encode_cursor(*numbers: int) -> str:
+    """Write non-negative numbers as a cursor."""
+    return ".".join(map(str, numbers))
+
+
+def decode_cursor(text: str, count: int) -> tuple[int, ...]:
+    """Read a cursor of so many numbers. ApiError for any other text."""
+    if re.fullmatch(rf"\d{{1,19}}(\.\d{{1,19}}){{{count - 1}}}", text, re.ASCII):
+        numbers = tuple(map(int, text.split(".")))
+        if max(numbers) <= MAX_NUMBER:
+            return numbers
+    raise ApiError(
+        422, f"{quote_for_error(text)} is no cursor of this listing; send that of a page"
+    )

@@ -1,0 +1,289 @@
+"""Pages of `status`: every row once whatever changes between two pages, and no table is scanned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Connection, Engine, delete, event, insert, text, update
+
+from metasched.core.tasks import TaskId
+from metasched.core.transitions import FINAL
+from metasched.db.job_pages import BEFORE_ALL, TaskFilter, read_page
+from metasched.db.queries import Queries
+from metasched.db.schema import attempt, content, job, task
+from metasched.db.store import Database
+from metasched.model.job import State
+
+NOW = 1_000_000.0
+USERS, STATES = ("ada", "bob"), (State.QUEUED, State.RUNNING, State.COMPLETED, State.FAILED)
+ENDS = (NOW - 20, NOW, NOW + 20)
+
+
+@dataclass
+class StoredTasks:
+    """The tasks in a database."""
+
+    connection: Connection
+    rows: dict[TaskId, dict[str, Any]] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        self.rows.clear()
+        for table in (attempt, task, job, content):
+            self.connection.execute(delete(table))
+        self.connection.execute(insert(content).values(digest="d", text="{}"))
+
+    def add(self, id: int, size: int, user: str, states: Sequence[State], ended: float) -> None:
+        values = {"id": id, "user": user, "name": "n", "submitted": NOW + id % 3, "priority": 5}
+        texts = {"parts": "[]", "job": "{}", "script": "d", "environment": "d", "payload": "{}"}
+        self.connection.execute(insert(job).values(**values, **texts))
+        for index in range(size):
+            state = states[index % len(states)]
+            end = ended if state in FINAL else None
+            row = {"job": id, "task_index": index, "state": state, "ended": end, "user": user}
+            rest = {"reason": "", "held": False, "attempts": 1, "moves": 0}
+            self.connection.execute(insert(task).values(**row, **rest))
+            self.connection.execute(
+                insert(attempt).values(
+                    job=id,
+                    task_index=index,
+                    number=1,
+                    sending=1,
+                    cluster="left" if index % 2 else "right",
+                    state="completed",
+                    sent=NOW,
+                    word="",
+                    node="",
+                    refused=False,
+                )
+            )
+            self.rows[id, index] = {**row, "submitted": values["submitted"]}
+
+    def set_state(self, id: TaskId, state: State, ended: float) -> None:
+        values = {"state": state, "ended": ended if state in FINAL else None}
+        is_task = (task.c.job == id[0]) & (task.c.task_index == id[1])
+        self.connection.execute(update(task).where(is_task).values(values))
+        self.rows[id] |= values
+
+    def matching(self, wanted: TaskFilter) -> set[TaskId]:
+        """Return the tasks that pass a filter."""
+        return {id for id, row in self.rows.items() if _passes(wanted, id, row)}
+
+
+def _passes(wanted: TaskFilter, id: TaskId, row: dict[str, Any]) -> bool:
+    ended = row["ended"]
+    has_attempt = row["state"] != State.QUEUED
+    cluster = ("left" if id[1] % 2 else "right") if has_attempt else None
+    return all(
+        (
+            wanted.named is None or id in wanted.named or (id[0], None) in wanted.named,
+            wanted.user in (None, row["user"]),
+            not wanted.states or row["state"] in wanted.states,
+            wanted.since is None or row["submitted"] >= wanted.since,
+            wanted.ended_since is None or ended is None or ended >= wanted.ended_since,
+            not wanted.only_open or ended is None,
+            wanted.cluster in (None, cluster),
+        )
+    )
+
+
+@pytest.fixture
+def stored(database: Database) -> Iterator[StoredTasks]:
+    engine = database.open()
+    with engine.connect() as connection:
+        yield StoredTasks(connection)
+    engine.dispose()
+
+
+ids = st.integers(1, 12)
+selectors = st.tuples(ids, st.none() | st.integers(0, 4))
+filters = st.builds(
+    TaskFilter,
+    named=st.none() | st.lists(selectors, max_size=5),
+    user=st.none() | st.sampled_from(USERS),
+    states=st.lists(st.sampled_from(STATES), max_size=2),
+    since=st.none() | st.just(NOW + 1),
+    ended_since=st.none() | st.just(NOW),
+    only_open=st.booleans(),
+    cluster=st.none() | st.just("left"),
+)
+new_jobs = st.tuples(
+    *(st.integers(1, 4), st.sampled_from(USERS)),
+    *(st.lists(st.sampled_from(STATES), min_size=1, max_size=3), st.sampled_from(ENDS)),
+)
+changes = st.one_of(
+    st.tuples(st.just("add"), new_jobs),
+    st.tuples(st.just("set"), st.integers(0), st.sampled_from(STATES), st.sampled_from(ENDS)),
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(new_jobs, max_size=6),
+    filters,
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.lists(changes, max_size=12),
+)
+def test_every_row_is_on_one_page_whatever_changes(
+    stored: StoredTasks,
+    jobs: list[Any],
+    wanted: TaskFilter,
+    limit: int,
+    examined: int,
+    between: list[Any],
+) -> None:
+    stored.clear()
+    for id, new_job in enumerate(jobs, 1):
+        stored.add(id, *new_job)
+    always = ever = stored.matching(wanted)
+    listed: list[TaskId] = []
+    after: TaskId | None = BEFORE_ALL
+    pending = list(between)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metasched.db.job_pages.MAX_EXAMINED", examined)
+        patch.setattr("metasched.db.job_pages.SELECTORS_PER_QUERY", 2)
+        while after is not None:
+            page = read_page(stored.connection, wanted, after, min(limit, examined))
+            assert len(page.rows) <= limit
+            listed += [(row["job"], row["task_index"]) for row in page.rows]
+            assert page.next_after is None or page.next_after > after
+            after = page.next_after
+            for change in pending[:2]:
+                _apply(stored, change)
+                now = stored.matching(wanted)
+                always, ever = always & now, ever | now
+            del pending[:2]
+    assert listed == sorted(set(listed))
+    assert always <= set(listed) <= ever
+
+
+def _apply(stored: StoredTasks, change: tuple[Any, ...]) -> None:
+    if change[0] == "add":
+        stored.add(max((id for id, _ in stored.rows), default=0) + 1, *change[1])
+    elif stored.rows:
+        tasks = sorted(stored.rows)
+        stored.set_state(tasks[change[1] % len(tasks)], *change[2:])
+
+
+LISTINGS = {
+    "own jobs": TaskFilter(user="ada", ended_since=NOW),
+    "all users": TaskFilter(ended_since=NOW),
+    "own jobs, --all": TaskFilter(user="ada"),
+    "all users, --all": TaskFilter(),
+    "--state failed": TaskFilter(user="ada", states=["failed"], ended_since=NOW),
+    "--state running": TaskFilter(user="ada", states=["running"], ended_since=NOW),
+    "--state failed --all": TaskFilter(user="ada", states=["failed"]),
+    "--since": TaskFilter(user="ada", since=NOW, ended_since=NOW),
+    "named jobs": TaskFilter([(17_000, None), (18_000, None)]),
+    "named tasks": TaskFilter([(17_000, 0), (18_000, 0), (19_000, None)]),
+    "cancel --user": TaskFilter(user="ada", only_open=True),
+    "cancel --cluster": TaskFilter(cluster="left", only_open=True),
+}
+
+
+MANY_JOBS = """
+WITH RECURSIVE number(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM number WHERE id < 20000)
+INSERT INTO job
+    (id, "user", name, submitted, priority, parts, job, script, environment, payload)
+SELECT id, CASE WHEN id % 9 = 0 THEN 'ada' ELSE 'bob' END, 'n', 1000000.0 + id % 3, 5,
+    '[]', '{}', 'd', 'd', '{}' FROM number
+"""
+THEIR_TASKS = """
+INSERT INTO task (job, task_index, state, reason, held, attempts, moves, ended, "user")
+SELECT id, 0, CASE WHEN id % 50 = 0 THEN 'queued' ELSE 'failed' END, '', false, 1, 0,
+    CASE WHEN id % 50 = 0 THEN NULL WHEN id % 20 = 0 THEN 1000020.0 ELSE id END, "user" FROM job
+"""
+THEIR_ATTEMPTS = """
+INSERT INTO attempt
+    (job, task_index, number, sending, cluster, state, sent, word, node, refused)
+SELECT job, task_index, 1, 1, 'left', 'completed', 1000000.0, '', '', false FROM task
+"""
+
+
+@pytest.fixture
+def many_tasks(database: Database) -> Iterator[Engine]:
+    """Tasks of which most ended long ago, and statistics as PostgreSQL collects them."""
+    engine = database.open()
+    with engine.begin() as connection:
+        connection.execute(insert(content).values(digest="d", text="{}"))
+        for statement in (MANY_JOBS, THEIR_TASKS, THEIR_ATTEMPTS):
+            connection.execute(text(statement))
+    if engine.dialect.name == "postgresql":
+        with engine.connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("ANALYZE"))
+    yield engine
+    engine.dispose()
+
+
+def _explain(cursor: Any, dialect: str, statement: str, parameters: Any) -> list[str]:
+    """Return the parts of the plan of a statement that read a whole table or index."""
+    if dialect == "sqlite":
+        cursor.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        steps = [str(row[3]) for row in cursor.fetchall()]
+        return [step for step in steps if step.startswith("SCAN") and step.split()[1] in TABLES]
+    cursor.execute(f"EXPLAIN (FORMAT JSON) {statement}", parameters)
+    [[[plan]]] = cursor.fetchall()
+    return list(_full_scans(plan["Plan"]))
+
+
+def _full_scans(node: dict[str, Any]) -> Iterator[str]:
+    """Yield the scans without a condition in a part of a plan of PostgreSQL."""
+    kind, scanned = node["Node Type"], node.get("Relation Name", node.get("Index Name"))
+    reads_index = "Index" in kind and "Index Cond" in node
+    if scanned in TABLES and not reads_index and kind != "Bitmap Heap Scan":
+        yield f"{kind} of {scanned}"
+    if kind == "Bitmap Index Scan" and not reads_index:
+        yield f"{kind} of {scanned}"
+    for part in node.get("Plans", ()):
+        yield from _full_scans(part)
+
+
+TABLES = ("task", "job", "attempt")
+
+
+def test_no_query_of_status_scans_a_table(many_tasks: Engine) -> None:
+    """A scan reads a whole table, or a whole index."""
+    dialect, queries = many_tasks.dialect.name, Queries(many_tasks)
+    scans: list[str] = []
+
+    def add_scans(_: object, cursor: Any, statement: str, parameters: Any, *_more: object) -> None:
+        if "set_config" not in statement:
+            scans.extend(_explain(cursor, dialect, statement, parameters))
+
+    def scans_of(query: Callable[[], object]) -> list[str]:
+        scans.clear()
+        event.listen(many_tasks, "before_cursor_execute", add_scans)
+        query()
+        event.remove(many_tasks, "before_cursor_execute", add_scans)
+        return list(scans)
+
+    with many_tasks.connect() as connection:
+        cursor = connection.connection.cursor()
+        assert _explain(cursor, dialect, "SELECT * FROM task WHERE state = 'running'", ())
+        assert _explain(cursor, dialect, "SELECT job FROM task ORDER BY job", ())
+    for name, wanted in LISTINGS.items():
+        assert scans_of(partial(queries.status_page, wanted, (10_000, 0), 100)) == [], name
+    for selector in ((17_000, None), (17_000, 0)):
+        assert scans_of(partial(queries.missing_jobs, [selector], "ada")) == []
+    assert scans_of(partial(queries.owners, [17])) == []
+
+
+def test_a_page_that_compares_many_rows_may_be_empty(stored: StoredTasks) -> None:
+    stored.clear()
+    for id in range(1, 9):
+        stored.add(id, 1, "ada", [State.FAILED if id == 8 else State.COMPLETED], NOW)
+    wanted = TaskFilter(user="ada", states=["failed"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metasched.db.job_pages.MAX_EXAMINED", 5)
+        first = read_page(stored.connection, wanted, BEFORE_ALL, 5)
+        assert (first.rows, first.next_after) == ([], (5, 0))
+        second = read_page(stored.connection, wanted, first.next_after or BEFORE_ALL, 5)
+    assert [row["job"] for row in second.rows] == [8]
+    assert second.next_after is None
+    assert read_page(stored.connection, replace(wanted, user="bob")).rows == []
