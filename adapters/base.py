@@ -217,6 +217,14 @@ class Adapter(ABC):
         For adapters that order the manager's queue: tasks with scarce licences should start early.
         """
 
+    def resume_after(self, cursor: str | None) -> None:  # noqa: B027 - optional
+        """Store the `Listing.cursor` after which `poll` lists ended tasks; called before each poll.
+
+        A text that is no cursor of this manager: all ended tasks. None: the caller knows no
+        cursors, and the listing has none. For managers that number the ends of tasks, so that a
+        listing need not repeat those of a whole day.
+        """
+
     def query_accounting(self, missing: Sequence[MissingTask]) -> AccountingAnswer:
         """Query the manager's accounting for tasks that are missing from a complete listing.
 

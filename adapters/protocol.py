@@ -39,6 +39,8 @@ class WorkerBoot(msgspec.Struct, frozen=True):
     former_instances: tuple[str, ...] = ()  # the database is a restored backup of theirs
 
 
+FIRST_CURSOR = "0"  # of `WorkerCall`: no end is stored
+
 _numbers = itertools.count(1)
 
 
@@ -58,6 +60,9 @@ class WorkerCall(msgspec.Struct, rename=STORED_FIELDS["WorkerCall"], frozen=True
     chained: bool = False
     withdrawals: tuple[Withdrawal, ...] = ()  # of withdraw
     full: bool = False  # of poll: report the whole listing, not the changes
+    # of poll: the cursor up to which the ends of tasks are stored, where a whole listing begins;
+    # None: a daemon that knows no cursors
+    cursor: str | None = None
     # of poll: `Adapter.update_licence_demand`
     criticality: dict[str, float] = msgspec.field(default_factory=dict)
     missing: tuple[MissingTask, ...] = ()  # of trace
@@ -85,6 +90,8 @@ class ListingDelta(msgspec.Struct, rename=STORED_FIELDS["ListingDelta"], frozen=
     # changed start times that the manager expects: tag, task, owner, start or None
     expected_starts: tuple[tuple[str, int, str, float | None], ...] = ()
     quarantined: tuple[QuarantinedRow, ...] = ()  # all rows that are set aside now
+    cursor: str = ""  # `Listing.cursor`; an ended task before it never vanishes
+    partial: bool = False  # `rows` are the first ends of a listing whose rest follows
 
 
 class WorkerReply(msgspec.Struct, rename=STORED_FIELDS["WorkerReply"], frozen=True):

@@ -43,7 +43,7 @@ from metasched.adapters.protocol import (
 from metasched.adapters.registry import adapter_class
 from metasched.clock import ClockStepDetector
 from metasched.model.cluster import Cluster, ClusterInfo
-from metasched.model.listing import JobStatus, Listing, TaskClaim
+from metasched.model.listing import JobStatus, Listing, QuarantinedRow, TaskClaim
 from metasched.model.row_checks import (
     MAX_TEXT_LENGTH,
     clean_row,
@@ -66,10 +66,12 @@ class AdapterHost:
     adapter: Adapter
     launcher: LauncherClient | None = None  # in site mode
     _rows: dict[RowKey, JobStatus] = field(default_factory=dict)
-    _set_aside: set[RowKey] = field(default_factory=set)  # rows quarantined in that listing
+    # rows quarantined in that listing, and in earlier listings if it has a cursor
+    _set_aside: dict[RowKey, QuarantinedRow] = field(default_factory=dict)
     _expected_starts: dict[RowKey, float] = field(default_factory=dict)
     _info: ClusterInfo | None = None
-    _has_reported: bool = False
+    _is_full: bool = True  # the next delta reports the whole listing
+    _position: str | None = None  # cursor of the last listing; "": it has none
     _broken_chains: set[str] = field(default_factory=set)  # owners: chained submits are skipped
 
     def execute(self, call: WorkerCall) -> WorkerReply:
@@ -103,7 +105,7 @@ class AdapterHost:
                     return WorkerReply()
                 case WorkerCall(operation="poll"):
                     self.adapter.update_licence_demand(call.criticality)
-                    return self._poll(call.full)
+                    return self._poll(call)
                 case WorkerCall(operation="trace"):
                     return WorkerReply(accounting=self.adapter.query_accounting(call.missing))
                 case WorkerCall(operation="revoke"):
@@ -128,11 +130,18 @@ class AdapterHost:
         except Exception:
             return WorkerReply("defect", traceback.format_exc())
 
-    def _poll(self, full: bool) -> WorkerReply:
+    def _poll(self, call: WorkerCall) -> WorkerReply:
         """Poll the manager. A listing during which the clock was set is discarded.
 
         In site mode the launcher must be able to change jobs: otherwise the cluster is down.
+        A whole listing begins at the daemon's cursor, further listings where the last one ended.
         """
+        if call.full:
+            self._is_full, self._position = True, None
+        if call.cursor is None:
+            self.adapter.resume_after(None)
+        else:
+            self.adapter.resume_after(self._position or call.cursor)
         if self.launcher is not None:
             self.launcher.check_cluster(self.adapter.launcher_verbs)
         clock_detector = ClockStepDetector()
@@ -141,7 +150,8 @@ class AdapterHost:
             return WorkerReply(
                 "unreachable", f"the clock was set by {clock_step:+.0f} s during a poll"
             )
-        return WorkerReply(delta=self._delta(listing, full))
+        self._position = listing.cursor
+        return WorkerReply(delta=self._delta(listing))
 
     @staticmethod
     def _revoke(claims: Sequence[TaskClaim]) -> WorkerReply:
@@ -160,9 +170,9 @@ class AdapterHost:
                 reason = str(error)
         return WorkerReply(reason=reason, revoked=revoked, ends=ends)
 
-    def _delta(self, listing: Listing, full: bool) -> ListingDelta:
+    def _delta(self, listing: Listing) -> ListingDelta:
         """Return the changes since the last reported listing, and remember this listing."""
-        full = full or not self._has_reported
+        full = self._is_full
         rows: dict[RowKey, JobStatus] = {}
         set_aside = {(row.tag, row.task, row.owner): row for row in listing.quarantined}
         for row in listing.rows:
@@ -172,20 +182,22 @@ class AdapterHost:
                 set_aside[entry.tag, entry.task, entry.owner] = entry
             else:
                 rows[row.tag, row.task, row.owner] = clean_row(row)
+        if listing.cursor:
+            # a task that has ended is not listed again, so its row stays set aside
+            set_aside = {k: v for k, v in self._set_aside.items() if k not in rows} | set_aside
+        if listing.partial:
+            return self._partial_delta(listing, rows, set_aside)
         expected_starts = {
             key: row.expected for key, row in rows.items() if row.expected is not None
         }
         previous_starts = {} if full else self._expected_starts
+        gone = [*self._rows, *sorted(self._set_aside.keys() - self._rows.keys())]
         delta = ListingDelta(
             taken=listing.taken,
             since=listing.since,
             until=listing.until,
             rows=tuple(row for key, row in rows.items() if full or self._rows.get(key) != row),
-            vanished=tuple(
-                key
-                for key in (*self._rows, *sorted(self._set_aside - self._rows.keys()))
-                if key not in rows and key not in set_aside
-            ),
+            vanished=tuple(key for key in gone if key not in rows and key not in set_aside),
             info=listing.info if full or listing.info != self._info else None,
             full=full,
             up_since=listing.up_since,
@@ -195,11 +207,33 @@ class AdapterHost:
                 if previous_starts.get(key) != expected_starts.get(key)
             ),
             quarantined=tuple(set_aside.values()),
+            cursor=listing.cursor,
         )
-        self._set_aside = set(set_aside)
-        self._rows, self._info, self._has_reported = rows, listing.info, True
+        if listing.cursor:
+            rows = {key: row for key, row in rows.items() if row.ended is None}
+        self._set_aside = set_aside
+        self._rows, self._info, self._is_full = rows, listing.info, False
         self._expected_starts = expected_starts
         return delta
+
+    def _partial_delta(
+        self,
+        listing: Listing,
+        rows: dict[RowKey, JobStatus],
+        set_aside: dict[RowKey, QuarantinedRow],
+    ) -> ListingDelta:
+        """Return the first ends of a listing; the rest of it is compared when it arrives."""
+        self._set_aside = set_aside
+        self._rows = {key: row for key, row in self._rows.items() if key not in rows}
+        return ListingDelta(
+            taken=listing.taken,
+            since=listing.since,
+            until=listing.until,
+            rows=tuple(rows.values()),
+            quarantined=tuple(set_aside.values()),
+            cursor=listing.cursor,
+            partial=True,
+        )
 
 
 def _tags_of(call: WorkerCall) -> list[str]:

@@ -59,6 +59,7 @@ from metasched.db.schema import (
     epoch,
     event,
     job,
+    listing_cursor,
     task,
     token,
 )
@@ -110,6 +111,7 @@ class Ledger(Queries):
         self._next_event = self._next_job = self._next_reservation = 0
         self._stored_infos: dict[str, ClusterInfo] = {}  # base of the next difference, by cluster
         self._lasting_infos: dict[str, str] = {}  # as in the table `cluster`
+        self._cursors: dict[str, str] = {}  # as in the table `listing_cursor`
         self._pending_checkpoint: bytes | None = None  # stored with the next DaemonStarted
 
     def close(self) -> None:
@@ -254,6 +256,8 @@ class Ledger(Queries):
                         {"name": core_event.cluster, "facts": encoded_info, "time": core_event.time}
                     )
                     self._lasting_infos[core_event.cluster] = encoded_info
+            if isinstance(core_event, ListingReceived):
+                self._store_cursor(core_event)
             for task_change in outcome.changes:
                 key = (task_change.job, task_change.index)
                 if task_change.before is None and task_change.event is None:
@@ -324,6 +328,17 @@ class Ledger(Queries):
             statement = update(cluster).where(cluster.c.name == row["name"]).values(row)
             if not execute(statement).rowcount:
                 execute(insert(cluster), row)
+
+    def _store_cursor(self, listing: ListingReceived) -> None:
+        """Store the cursor of a listing if it has moved."""
+        name, position = listing.cluster, listing.cursor
+        if position and position != self._cursors.get(name):
+            statement = update(listing_cursor).where(listing_cursor.c.cluster == name)
+            if not self._connection.execute(statement.values(cursor=position)).rowcount:
+                self._connection.execute(
+                    insert(listing_cursor).values(cluster=name, cursor=position)
+                )
+            self._cursors[name] = position
 
     def _encode_event(self, core_event: CoreEvent) -> str:
         """Encode an event; of cluster information only the difference from the last is stored."""
@@ -433,6 +448,7 @@ class Ledger(Queries):
         """
         self._stored_infos.clear()  # a failed transaction may have changed them
         self._lasting_infos.clear()
+        self._cursors.clear()
         with self._transaction() as connection:
             execute = connection.execute
             self._daemon_epoch = lock_epoch(connection) + 1
@@ -453,6 +469,12 @@ class Ledger(Queries):
             )
             self._pending_checkpoint = recovered.pack() if checkpoint_due else None
             core.restore(recovered)
+
+    def listing_cursors(self) -> dict[str, str]:
+        """Return the stored positions in the listings of clusters."""
+        with self._transaction() as connection:
+            rows = connection.execute(select(listing_cursor)).all()
+        return {row.cluster: row.cursor for row in rows}
 
     def target_summary(self, target: DependencyTarget) -> TargetSummary | None:
         """Summarise a job or task named in a dependency; None if there is no such job or task."""

@@ -343,6 +343,15 @@ cluster = Table(
     Column("time", Float, nullable=False),
 )
 
+# Positions in the listings of clusters that list the end of a task once: a listing after a restart
+# begins there.
+listing_cursor = Table(
+    "listing_cursor",
+    metadata,
+    Column("cluster", SafeText, primary_key=True),
+    Column("cursor", SafeText, nullable=False),
+)
+
 # Access tokens; only their hashes are stored.
 token = Table(
     "token",

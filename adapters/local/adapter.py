@@ -41,6 +41,8 @@ from metasched.model.listing import Listing
 __all__ = ["Local", "LocalOptions"]
 
 PARTITION_NAME = "local"
+ENDS_AT_ONCE = 10_000  # in a listing after a cursor: a reply of about 3 MB
+ALL_ENDS = 2**62
 
 
 class Local(Adapter):
@@ -71,6 +73,7 @@ class Local(Adapter):
         self._lock = threading.Lock()
         self._scheduler: LocalScheduler | None = None  # None: closed
         self._resources = ExitStack()  # of the scheduler
+        self._cursor: str | None = None  # see `resume_after`
 
     @classmethod
     def capabilities_for(cls, options: LocalOptions) -> Capabilities:
@@ -79,7 +82,7 @@ class Local(Adapter):
     def submit(self, submission: Submission) -> dict[int, str]:
         with self._open_scheduler() as scheduler:
             native_ids = scheduler.table.native_ids(submission.tag)
-        if native_ids is None:
+        if not native_ids:
             # without the lock: it may wait for a directory of the user's
             requirements = self._requirements_of(submission)
             kill_wait = self.options.kill_wait
@@ -93,7 +96,7 @@ class Local(Adapter):
                         requirements,
                     )
                 )
-                native_ids = scheduler.table.native_ids(submission.tag) or {}
+                native_ids = scheduler.table.native_ids(submission.tag)
         elif not set(submission.indices) <= native_ids.keys():
             raise Refused(f"tag {submission.tag} is in use for other tasks")
         return {index: native_ids[index] for index in submission.indices}
@@ -111,6 +114,9 @@ class Local(Adapter):
             cancellation.cancel()
             raise Unreachable(f"tasks of {withdrawal.tag}: {error}") from None
 
+    def resume_after(self, cursor: str | None) -> None:
+        self._cursor = cursor
+
     def poll(self) -> Listing:
         with self._open_scheduler() as scheduler:
             if self.launcher is not None:
@@ -118,20 +124,39 @@ class Local(Adapter):
             now = time.time()
             scheduler.refresh(now - self.options.keep)
             table = scheduler.table
+            # saves ends: a task is listed either as open or as ended
+            ends = table.ends_after(*self._position(table))
             queue_head = table.queue[0] if table.queue else None
+            open_tasks = (
+                structs.replace(task.status, manager_reason="Resources")
+                if task is queue_head
+                else task.status
+                for task in table.tasks.values()
+                if task.is_own
+            )
             return Listing(
                 taken=now,
                 since=max(table.first_opened, now - self.options.keep),
                 until=now,
-                rows=tuple(
-                    structs.replace(task.status, manager_reason="Resources")
-                    if task is queue_head
-                    else task.status
-                    for task in table.tasks.values()
-                    if task.is_own
+                rows=(
+                    *(() if ends.more else open_tasks),
+                    *(status for status in ends.statuses if table.is_own(status.tag)),
                 ),
                 info=self._cluster_info(table, queue_head),
+                cursor="" if self._cursor is None else f"{table.first_opened!r}:{ends.last}",
+                partial=ends.more,
             )
+
+    def _position(self, table: TaskTable) -> tuple[int, int]:
+        """Return the number of the end after which to list, and how many to list.
+
+        A cursor of another database, which was deleted, counts as the beginning.
+        """
+        if self._cursor is None:
+            return 0, ALL_ENDS
+        created, _, number = self._cursor.partition(":")
+        is_known = created == repr(table.first_opened) and number.isdecimal()
+        return (int(number) if is_known else 0), ENDS_AT_ONCE
 
     def update_licence_demand(self, rho: Mapping[str, float]) -> None:
         with self._open_scheduler() as scheduler:

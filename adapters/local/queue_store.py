@@ -1,5 +1,7 @@
 """The database of a local cluster: submissions, and the final status of their tasks.
 
+Ends have growing numbers: whoever has read all up to a number asks for those after it.
+
 A transaction is synced to disk when its method returns. Methods raise sqlite3.Error.
 """
 
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +28,17 @@ CREATE TABLE IF NOT EXISTS tasks (
     ended REAL, row TEXT,  -- both are set when the task ends
     UNIQUE (tag, task)
 );
+CREATE TABLE IF NOT EXISTS ends (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows with each end that is stored
+    native INTEGER NOT NULL UNIQUE
+);
+CREATE INDEX IF NOT EXISTS open_tasks ON tasks (native) WHERE ended IS NULL;
+CREATE INDEX IF NOT EXISTS ended_tasks ON tasks (ended) WHERE ended IS NOT NULL;
+"""
+# of a database that a release without numbers has written
+NUMBER_ENDS = """
+INSERT INTO ends (native) SELECT native FROM tasks
+WHERE ended IS NOT NULL AND native NOT IN (SELECT native FROM ends) ORDER BY ended, native
 """
 
 
@@ -55,13 +68,20 @@ class NewSubmission(NamedTuple):
 
 
 class StoredTask(NamedTuple):
-    """A task as the database stores it."""
+    """A task that has not ended, as the database stores it."""
 
     native_id: int
     tag: str
     task: int  # array index
     requirements: Requirements
-    final_status: JobStatus | None  # None: not ended
+
+
+class StoredEnds(NamedTuple):
+    """Final statuses of tasks, in the order in which they were stored."""
+
+    statuses: list[JobStatus]
+    last: int  # number of the last of them; without any, the number that they follow
+    more: bool  # further ends follow
 
 
 class QueueStore:
@@ -78,6 +98,7 @@ class QueueStore:
                     "INSERT INTO opened SELECT ?, '' WHERE NOT EXISTS (SELECT * FROM opened)",
                     (time.time(),),
                 )
+                self._db.execute(NUMBER_ENDS)
         except BaseException:
             self._db.close()
             raise
@@ -98,18 +119,35 @@ class QueueStore:
         with self._db:
             self._db.execute("UPDATE opened SET boot = ?", (boot,))
 
-    def tasks(self) -> Iterator[StoredTask]:
-        """Yield all tasks in the order of submission."""
-        for native_id, tag, index, requirements, status in self._db.execute(
-            "SELECT native, tag, task, needs, row FROM tasks ORDER BY native"
+    def open_tasks(self) -> Iterator[StoredTask]:
+        """Yield the tasks that have not ended in the order of submission."""
+        for native_id, tag, index, requirements in self._db.execute(
+            "SELECT native, tag, task, needs FROM tasks WHERE ended IS NULL ORDER BY native"
         ):
             yield StoredTask(
-                native_id,
-                tag,
-                index,
-                msgspec.json.decode(requirements, type=Requirements),
-                msgspec.json.decode(status, type=JobStatus) if status else None,
+                native_id, tag, index, msgspec.json.decode(requirements, type=Requirements)
             )
+
+    def native_ids(self, tag: str) -> dict[int, str]:
+        """Return the native ids of a submission's tasks by index; empty if it is unknown."""
+        rows = self._db.execute("SELECT task, native FROM tasks WHERE tag = ?", (tag,))
+        return {index: str(native_id) for index, native_id in rows}
+
+    def ends_after(self, number: int, limit: int) -> StoredEnds:
+        """Return at most `limit` ends that were stored after the end of a number.
+
+        A number that was never given counts as 0: the database is not the same.
+        """
+        [highest] = self._db.execute("SELECT MAX(number) FROM ends").fetchone()
+        number = number if number <= (highest or 0) else 0
+        rows = self._db.execute(
+            "SELECT number, row FROM ends JOIN tasks USING (native) WHERE number > ? "
+            "ORDER BY number LIMIT ?",
+            (number, limit + 1),
+        ).fetchall()
+        statuses = [msgspec.json.decode(row, type=JobStatus) for _, row in rows[:limit]]
+        last = rows[len(statuses) - 1][0] if statuses else number
+        return StoredEnds(statuses, last, len(rows) > limit)
 
     def insert(self, submission: NewSubmission) -> list[int]:
         """Store a submission and its tasks; return the native ids of the tasks."""
@@ -136,7 +174,7 @@ class QueueStore:
         return header, script
 
     def save_ended(
-        self, statuses: Iterable[tuple[int, JobStatus]], ended_tags: Collection[str]
+        self, statuses: Collection[tuple[int, JobStatus]], ended_tags: Collection[str]
     ) -> None:
         """Store the final status of tasks by native id; delete submissions that have ended."""
         with self._db:
@@ -147,9 +185,17 @@ class QueueStore:
                     for native_id, status in statuses
                 ],
             )
+            self._db.executemany(
+                "INSERT INTO ends (native) VALUES (?)", [(native_id,) for native_id, _ in statuses]
+            )
             self._db.executemany("DELETE FROM orders WHERE tag = ?", [(t,) for t in ended_tags])
 
-    def delete(self, native_ids: Iterable[int]) -> None:
-        """Delete tasks that have ended."""
-        with self._db:
-            self._db.executemany("DELETE FROM tasks WHERE native = ?", [(n,) for n in native_ids])
+    def delete_ended(self, before: float, limit: int) -> None:
+        """Delete at most `limit` tasks that ended before a time (epoch seconds), oldest first."""
+        expired = self._db.execute(
+            "SELECT native FROM tasks WHERE ended < ? ORDER BY ended LIMIT ?", (before, limit)
+        ).fetchall()
+        if expired:
+            with self._db:
+                self._db.executemany("DELETE FROM ends WHERE native = ?", expired)
+                self._db.executemany("DELETE FROM tasks WHERE native = ?", expired)

@@ -17,19 +17,25 @@ import msgspec
 
 from metasched.adapters import supervisor
 from metasched.adapters.local.options import LocalOptions
-from metasched.adapters.local.queue_store import NewSubmission, QueueStore, Requirements
+from metasched.adapters.local.queue_store import (
+    NewSubmission,
+    QueueStore,
+    Requirements,
+    StoredEnds,
+)
 from metasched.adapters.local.spec import gpu_indices
 from metasched.model.job import State
 from metasched.model.listing import JobStatus
 from metasched.model.tags import parse_tag
 from metasched.policies.local.queueing import RunningJob, WaitingJob
 
+FORGOTTEN_AT_ONCE = 1000  # ended tasks that a poll deletes
 MEMORY_RESOURCE = "MiB of memory"  # memory among the counted resources; never the name of a gres
 
 
 @dataclass(slots=True, eq=False)
 class LocalTask:
-    """A task in the queue, running, or ended within `keep` seconds."""
+    """A task in the queue or running, or an end that is not in the database yet."""
 
     native_id: int
     requirements: Requirements
@@ -75,7 +81,10 @@ class LocalTask:
 
 
 class TaskTable:
-    """All tasks, in memory and in the database. Methods raise OSError and sqlite3.Error."""
+    """The open tasks, in memory and in the database. Methods raise OSError and sqlite3.Error.
+
+    A task that has ended is in the database alone, once its end is saved.
+    """
 
     def __init__(
         self, folder: Path, options: LocalOptions, instances: frozenset[str], store: QueueStore
@@ -92,10 +101,8 @@ class TaskTable:
         self.first_opened, last_boot = self._store.opened()
         self.tasks: dict[int, LocalTask] = {}
         self._tasks_by_tag: dict[str, dict[int, LocalTask]] = {}
-        for stored in self._store.tasks():
+        for stored in self._store.open_tasks():
             task = self._new_task(stored.native_id, stored.tag, stored.task, stored.requirements)
-            if stored.final_status is not None:
-                task.status = stored.final_status
             self.tasks[task.native_id] = task
             self._tasks_by_tag.setdefault(stored.tag, {})[stored.task] = task
         return self._recover_tasks(same_boot=last_boot == supervisor.boot_id())
@@ -116,7 +123,7 @@ class TaskTable:
         for folder in (self._folder / "jobs").iterdir():
             task = self.tasks.get(int(folder.name)) if folder.name.isdecimal() else None
             start_decided = (folder / ("spec" if same_boot else "claim")).exists()
-            if task is None or task.status.ended is not None or not start_decided:
+            if task is None or not start_decided:
                 self._obsolete_folders.append(folder)
                 continue
             if same_boot:
@@ -126,9 +133,8 @@ class TaskTable:
             self._allocate(task)
             started.append(task)
         self._remove_obsolete()
-        open_tasks = (t for t in self.tasks.values() if t.status.ended is None)
         self.queue = sorted(
-            (t for t in open_tasks if t.launch_decided is None), key=lambda t: t.queue_key
+            (t for t in self.tasks.values() if t.launch_decided is None), key=lambda t: t.queue_key
         )
         return started
 
@@ -143,20 +149,20 @@ class TaskTable:
             manager_reason="Priority",
             owner=requirements.user,
         )
-        is_own = parse_tag(tag, self._instances) is not None
-        return LocalTask(native_id, requirements, status, is_own)
+        return LocalTask(native_id, requirements, status, self.is_own(tag))
+
+    def is_own(self, tag: str) -> bool:
+        """Return whether this or a former instance submitted the tasks of a tag."""
+        return parse_tag(tag, self._instances) is not None
 
     def folder_of(self, task: LocalTask) -> Path:
         return self._folder / "jobs" / str(task.native_id)
 
     # Submissions.
 
-    def native_ids(self, tag: str) -> dict[int, str] | None:
-        """Return the native ids of a submission's tasks by index; None if it is unknown."""
-        tasks = self._tasks_by_tag.get(tag)
-        if tasks is None:
-            return None
-        return {index: str(task.native_id) for index, task in tasks.items()}
+    def native_ids(self, tag: str) -> dict[int, str]:
+        """Return the native ids of a submission's tasks by index; empty if it is unknown."""
+        return self._store.native_ids(tag)
 
     def insert(self, submission: NewSubmission) -> None:
         """Store and queue the tasks of a new submission."""
@@ -238,6 +244,11 @@ class TaskTable:
             if all(task.status.ended for task in self._tasks_by_tag[tag].values())
         ]
         self._store.save_ended([(t.native_id, t.status) for t in self._unsaved], ended_tags)
+        for task in self._unsaved:
+            del self.tasks[task.native_id]
+            del self._tasks_by_tag[task.status.tag][task.status.task]
+        for tag in ended_tags:
+            del self._tasks_by_tag[tag]
         started = [task for task in self._unsaved if task.launch_decided is not None]
         self._obsolete_folders += [self.folder_of(task) for task in started]
         self._unsaved.clear()
@@ -253,17 +264,11 @@ class TaskTable:
             shutil.rmtree(renamed, ignore_errors=True)
         self._obsolete_folders.clear()
 
-    def forget_ended(self, before: float) -> None:
-        """Forget tasks that ended before a time (epoch seconds)."""
-        ended = (t for t in self.tasks.values() if t.status.ended is not None)
-        expired = [t for t in ended if t.status.ended is not None and t.status.ended < before]
-        if not expired:
-            return
+    def ends_after(self, number: int, limit: int) -> StoredEnds:
+        """Return ends of the database; see `QueueStore.ends_after`."""
         self.save_ended()
-        self._store.delete(task.native_id for task in expired)
-        for task in expired:
-            tag = task.status.tag
-            del self.tasks[task.native_id]
-            del self._tasks_by_tag[tag][task.status.task]
-            if not self._tasks_by_tag[tag]:
-                del self._tasks_by_tag[tag]
+        return self._store.ends_after(number, limit)
+
+    def forget_ended(self, before: float) -> None:
+        """Delete tasks that ended before a time (epoch seconds), a portion at a time."""
+        self._store.delete_ended(before, FORGOTTEN_AT_ONCE)

@@ -118,6 +118,10 @@ class ListingReceived(msgspec.Struct, rename=STORED_FIELDS["ListingReceived"]):
     # (tag, index) of all rows that are set aside: present, with a status that cannot be used.
     # Index -1: it may be any task of the dispatch; tag "": any task of this instance
     quarantined: tuple[tuple[str, int], ...] = ()
+    # position after the ends of tasks that are known for good: they are not listed again.
+    # "": each full listing repeats all ends
+    cursor: str = ""
+    partial: bool = False  # the first ends of a listing whose rest follows; it proves nothing
 
 
 class AccountingReceived(msgspec.Struct, rename=STORED_FIELDS["AccountingReceived"], frozen=True):

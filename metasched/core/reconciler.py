@@ -36,7 +36,7 @@ class Reconciler:
     def apply_listing(self, view: ClusterView, event: ListingReceived) -> Iterator[StateChange]:
         """Apply the rows of a listing, then reconcile the tasks that it does not contain."""
         own_rows = yield from self._apply_rows(view, event)
-        if event.full or event.vanished or view.needs_attention:
+        if not event.partial and (event.full or event.vanished or view.needs_attention):
             yield from self._check_unlisted_tasks(view, event, own_rows)
 
     def apply_unreachable(self, event: ClusterUnreachable) -> Iterator[StateChange]:
@@ -55,7 +55,10 @@ class Reconciler:
         own_rows, parse_tag, dispatches = [], state.instances.parse_tag, state.dispatches
         if event.full:
             view.stale_attempts.clear()
-            view.deferred_rows.clear()
+            # with a cursor, an end was perhaps listed just before
+            for id, row in list(view.deferred_rows.items()):
+                if not event.cursor or row.ended is None:
+                    del view.deferred_rows[id]
         for row in event.rows:
             dispatch = parse_tag(row.tag)
             if dispatch is None:

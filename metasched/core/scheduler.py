@@ -69,6 +69,7 @@ from metasched.core.user_requests import UserRequests
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Reason, State
+from metasched.model.listing import JobStatus
 from metasched.model.row_checks import RowDefect
 from metasched.model.tags import Instances
 from metasched.policies.classify import Classifier
@@ -252,6 +253,9 @@ class Core:
     def _apply_listing(self, event: ListingReceived) -> Iterator[StateChange]:
         """Apply a listing to its cluster and tasks; recall tasks that should not wait there."""
         view = self.state.views[event.cluster]
+        if event.partial:
+            yield from self._reconciler.apply_listing(view, event)
+            return
         was_up, previous_key, previous_info = view.up, view.eligibility_key, view.info
         silent_seconds = view.mark_up(self.state.observed_seconds)
         if event.info is not None and event.info is not previous_info:
@@ -386,6 +390,15 @@ class Core:
         """
         record = self.state.views[cluster].pulls
         return record.pulls, record.started_at_once
+
+    def defers_rows(self, cluster: str, rows: Iterable[JobStatus]) -> bool:
+        """Whether rows of a listing, or earlier rows, wait until claims are revoked."""
+        deferred = map(self.tasks.get, self.state.views[cluster].deferred_rows)
+        listed = (self.state.task_by_tag(row.tag, row.task) for row in rows)
+        return any(
+            task is not None and task.attempt is not None and task.attempt.revoking
+            for task in (*deferred, *listed)
+        )
 
     def unchanged_listing_matters(
         self, cluster: str, now: float, set_aside: Collection[tuple[str, int]] = ()

@@ -16,7 +16,7 @@ from functools import partial
 
 from msgspec import structs
 
-from metasched.adapters.protocol import ListingDelta, WorkerCall
+from metasched.adapters.protocol import FIRST_CURSOR, ListingDelta, WorkerCall
 from metasched.clock import ClockStepDetector
 from metasched.config.settings import ClusterSettings
 from metasched.core.events import (
@@ -55,7 +55,10 @@ UNREACHABLE_AFTER_FAILURES = 2  # consecutive failed polls after which the core 
 class ClusterConnection:
     """One cluster: its worker process, its pending actions and its polls."""
 
-    def __init__(self, host: SchedulerHost, settings: ClusterSettings) -> None:
+    def __init__(
+        self, host: SchedulerHost, settings: ClusterSettings, cursor: str = FIRST_CURSOR
+    ) -> None:
+        """`cursor` is the stored position in the ends that the manager lists."""
         self.name, self.settings = settings.cluster.name, settings
         self._host = host
         self._wake = asyncio.Event()
@@ -70,6 +73,7 @@ class ClusterConnection:
         )
         self.last_listed = 0.0  # epoch seconds of the listing that the next delta refers to
         self._full_poll = True  # the next poll requests the whole listing
+        self._cursor = cursor  # the ends before it are applied for good
         self._next_poll = 0.0  # monotonic seconds
         self._poll_delay = settings.poll_interval  # seconds, grows while nothing changes
         self.breaker = CircuitBreaker(  # of polls
@@ -200,7 +204,9 @@ class ClusterConnection:
     async def _poll(self) -> None:
         clock_detector = ClockStepDetector()
         criticality = self._host.core.licences.rho
-        call = WorkerCall("poll", full=self._full_poll, criticality=criticality)
+        call = WorkerCall(
+            "poll", full=self._full_poll, cursor=self._cursor, criticality=criticality
+        )
         self._in_flight.begin_poll()
         reply = await self.worker.call(call)
         if step := clock_detector.detect_step():
@@ -214,6 +220,10 @@ class ClusterConnection:
             return
         set_aside = set(self.row_filter.rows)
         delta = self.row_filter.filter(self._drop_foreign_rows(reply.delta))
+        self._advance_cursor(delta)
+        if delta.partial:
+            self._apply_partial(delta, now)
+            return
         _, unreachable = core.cluster_status(self.name)
         if unreachable or self.breaker.failures:
             log.info("cluster %s answers", self.name)
@@ -242,10 +252,30 @@ class ClusterConnection:
                 delta.up_since,
                 self._in_flight.since_poll(),
                 unusable,
+                self._cursor if delta.cursor else "",
             )
             self._host.apply_events(listing)
         self.last_listed = delta.taken
         self._next_poll = time.monotonic() + self._poll_interval(has_changes, unusable)
+
+    def _advance_cursor(self, delta: ListingDelta) -> None:
+        """Let a later whole listing begin after this one, unless that may lose an end.
+
+        A row that is set aside, or deferred until a claim is revoked, is not applied for good.
+        """
+        if not delta.cursor or delta.quarantined:
+            return
+        if not self._host.core.defers_rows(self.name, delta.rows):
+            self._cursor = delta.cursor
+
+    def _apply_partial(self, delta: ListingDelta, now: float) -> None:
+        """Apply the first ends of a listing, and poll for the rest at once."""
+        unusable = tuple((row.tag, row.task) for row in delta.quarantined)
+        listing = ListingReceived(
+            now, self.name, delta.rows, quarantined=unusable, cursor=self._cursor, partial=True
+        )
+        self._host.apply_events(listing)
+        self._full_poll, self._next_poll = False, 0.0
 
     def _poll_interval(self, has_changes: bool, unusable: Collection[tuple[str, int]]) -> float:
         """Return the seconds to the next poll: more while no task is to start, move or change."""

@@ -129,7 +129,7 @@ class RowFilter:
     def filter(self, delta: ListingDelta) -> ListingDelta:
         """Return a delta without unusable rows; its `quarantined` are all rows set aside now."""
         previous = {(row.tag, row.task, row.owner) for row in self.rows}
-        if delta.full:
+        if delta.full and not delta.cursor:  # with a cursor an ended task is not listed again
             self._own.clear()
         for key in delta.vanished:
             self._own.pop(key, None)

@@ -23,6 +23,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from metasched.adapters.protocol import FIRST_CURSOR
 from metasched.client.client import RETRY_TIME
 from metasched.clock import ClockStepDetector
 from metasched.config.settings import Settings
@@ -66,8 +67,12 @@ class SchedulerService:
         self.core = Core()
         self._clock_detector = ClockStepDetector()
         self.state_changed = asyncio.Event()
+        cursors = ledger.listing_cursors()
         self.connections = {
-            entry.cluster.name: ClusterConnection(self, entry) for entry in settings.clusters
+            entry.cluster.name: ClusterConnection(
+                self, entry, cursors.get(entry.cluster.name, FIRST_CURSOR)
+            )
+            for entry in settings.clusters
         }
         self.licence_monitors = [
             LicenceMonitor(

@@ -63,6 +63,10 @@ class Listing:
     the span is in `rows`. With Slurm the span begins at the controller's boot, at most MinJobAge
     ago. It ends `settle` seconds before the listing began, since a command may still be under way.
     Times are epoch seconds.
+
+    With a `cursor` a task that has ended is listed once, see `Adapter.resume_after`: `rows` contain
+    all open tasks, and the tasks that ended since. A `partial` listing contains the first of very
+    many ends alone, and proves nothing.
     """
 
     taken: float
@@ -72,6 +76,8 @@ class Listing:
     info: ClusterInfo
     up_since: float = 0.0  # last start of the manager; 0: it loses nothing at a restart
     quarantined: tuple[QuarantinedRow, ...] = ()  # rows that the adapter cannot read
+    cursor: str = ""  # position after the last end in `rows`; "": all ends are in `rows`
+    partial: bool = False  # further ends and the open tasks follow in the next listing
 
 
 class MissingTask(msgspec.Struct, rename=STORED_FIELDS["MissingTask"], frozen=True):

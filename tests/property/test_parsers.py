@@ -174,7 +174,7 @@ def encode_rows(rows: list[JobStatus], info: ClusterInfo | None = None) -> bytes
     """Encode a listing as a worker does; the daemon must be able to decode it."""
     host = AdapterHost.__new__(AdapterHost)
     AdapterHost.__init__(host, None)  # type: ignore[arg-type]
-    delta = host._delta(Listing(NOW, NOW, NOW, tuple(rows), info or ClusterInfo(1, 0, ())), True)
+    delta = host._delta(Listing(NOW, NOW, NOW, tuple(rows), info or ClusterInfo(1, 0, ())))
     encoded = encode_reply(WorkerReply(delta=delta))
     assert not msgspec.json.decode(encoded, type=WorkerReply).error
     return encoded

@@ -43,6 +43,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "moves": 2,
         "ended": None,
         "forgiven": 1,
+        "user": WIDE,
     },
     "attempt": {
         "job": 1 << 40,
@@ -74,6 +75,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "revoked": False,
         "lease_expired": False,
     },
+    "listing_cursor": {"cluster": "alpha", "cursor": WIDE},
     "licence": {
         "name": "solver",
         "total": 4,

@@ -29,9 +29,16 @@ def upgrade() -> None:
     op.create_index(op.f("ix_task_ended"), "task", ["ended", "job", "task_index"])
     op.create_index(op.f("ix_job_user"), "job", ["user", "id"])
     op.create_index(op.f("ix_token_user"), "token", ["user", "id"])
+    op.create_table(
+        "listing_cursor",
+        sa.Column("cluster", sa.Text(), nullable=False),
+        sa.Column("cursor", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("cluster", name=op.f("pk_listing_cursor")),
+    )
 
 
 def downgrade() -> None:
+    op.drop_table("listing_cursor")
     op.drop_index(op.f("ix_token_user"), "token")
     op.drop_index(op.f("ix_job_user"), "job")
     op.drop_index(op.f("ix_task_ended"), "task")
