@@ -150,8 +150,9 @@ class AdapterHost:
             return WorkerReply(
                 "unreachable", f"the clock was set by {clock_step:+.0f} s during a poll"
             )
+        delta = self._delta(listing)
         self._position = listing.cursor
-        return WorkerReply(delta=self._delta(listing))
+        return WorkerReply(delta=delta)
 
     @staticmethod
     def _revoke(claims: Sequence[TaskClaim]) -> WorkerReply:

@@ -7,10 +7,14 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from contextlib import closing
 
 import psutil
 import pytest
 
+from metasched.core.events import ListingReceived
+from metasched.db.backends import database_from_url
+from metasched.db.ledger import Ledger
 from tests.e2e.conftest import COMMAND, TWO_LOCAL, Site
 
 
@@ -52,6 +56,30 @@ def test_killed_at_random_while_jobs_are_submitted(running: Site) -> None:
     assert {row["state"] for row in rows} == {"completed"}
     assert Counter(run_log.read_text().split()) == Counter(str(job) for job in accepted)
     running.stop()
+    running.replayed()
+
+
+@pytest.mark.parametrize("dies", ["daemon", "worker"])
+def test_an_end_is_listed_once(running: Site, dies: str) -> None:
+    """A local cluster lists ends after the position that the daemon has stored."""
+    jobs = [running.submit("--wrap", "true", "-o", "/dev/null") for _ in range(2)]
+    running.until_ended(*jobs)
+    if dies == "daemon":
+        running.stop(signal.SIGKILL)
+        running.start()
+    else:
+        for worker in psutil.Process(running.pid).children():
+            worker.kill()
+    jobs.append(running.submit("--wrap", "true", "-o", "/dev/null", "--cluster", "left"))
+    jobs.append(running.submit("--wrap", "true", "-o", "/dev/null", "--cluster", "right"))
+    running.until_ended(*jobs)
+    running.stop()
+    ledger = Ledger(database_from_url(running.url, running.folder).open_existing())
+    with closing(ledger):
+        listings = [event for event in ledger.events() if isinstance(event, ListingReceived)]
+    ended = Counter(row.tag for listing in listings for row in listing.rows if row.ended)
+    assert set(ended.values()) == {1}
+    assert len(ended) == len(jobs)
     running.replayed()
 
 
