@@ -54,6 +54,7 @@ from metasched.model.row_checks import (
 from metasched.model.survey import ReservationSpec
 
 MAX_TRACEBACK_LENGTH = 20_000  # characters
+MAX_SET_ASIDE = 10_000  # rows of a manager with a cursor; each delta repeats them
 IDLE_SECONDS = 30.0  # without a call, after which the thread of an owner ends
 
 RowKey = tuple[str, int, str]  # tag, task, owner
@@ -186,6 +187,8 @@ class AdapterHost:
         if listing.cursor:
             # a task that has ended is not listed again, so its row stays set aside
             set_aside = {k: v for k, v in self._set_aside.items() if k not in rows} | set_aside
+            for key in list(set_aside)[:-MAX_SET_ASIDE]:
+                del set_aside[key]
         if listing.partial:
             return self._partial_delta(listing, rows, set_aside)
         expected_starts = {

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from metasched.adapters.base import Adapter, Capabilities, Submission, Withdrawal
 from metasched.adapters.errors import Refused, Unreachable
-from metasched.adapters.protocol import WorkerBoot, WorkerCall, WorkerReply
+from metasched.adapters.protocol import FIRST_CURSOR, WorkerBoot, WorkerCall, WorkerReply
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.listing import AccountingAnswer, JobStatus, Listing, MissingTask
 from metasched.model.survey import ReservationSpec, Survey
@@ -56,7 +56,7 @@ class WorkerAdapter(Adapter):
         self._call(WorkerCall("withdraw", withdrawals=tuple(withdrawals)))
 
     def poll(self) -> Listing:
-        delta = self._call(WorkerCall("poll")).delta
+        delta = self._call(WorkerCall("poll", cursor=FIRST_CURSOR)).delta
         assert delta is not None
         if delta.full:
             self._rows.clear()

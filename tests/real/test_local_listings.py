@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from metasched.adapters import worker as worker_process
 from metasched.adapters.errors import Unreachable
 from metasched.adapters.local import adapter as local_adapter
 from metasched.adapters.local.adapter import Local, LocalOptions
@@ -226,16 +227,33 @@ def test_a_second_worker_is_refused_before_it_reads(folder: Path) -> None:
     worker.close()
 
 
+def end_with_damage(folder: Path, jobs: range) -> list[str]:
+    """Store ends with values that cannot be used; return their tags."""
+    tags = [tag_of(INSTANCE, job, 1) for job in jobs]
+    with closing(QueueStore(folder / "queue.db")) as store:
+        for job, tag in zip(jobs, tags, strict=True):
+            [native_id] = store.insert(NewSubmission(tag, b"", b"", (0,), NEEDS))
+            damaged = msgspec.structs.replace(final_status(job, native_id), started=1e300)
+            store.save_ended([(native_id, damaged)], [tag])
+    return tags
+
+
 def test_a_row_that_is_set_aside_stays_so(folder: Path) -> None:
     """It is not listed again, and must not count as absent."""
-    store = QueueStore(folder / "queue.db")
-    with closing(store):
-        tag = tag_of(INSTANCE, 1, 1)
-        [native_id] = store.insert(NewSubmission(tag, b"", b"", (0,), NEEDS))
-        damaged = msgspec.structs.replace(final_status(1, native_id), started=1e300)
-        store.save_ended([(native_id, damaged)], [tag])
+    tags = end_with_damage(folder, range(1, 2))
     worker = Worker(folder)
     first, second = worker.poll(), worker.poll()
     assert (first.rows, second.rows, second.vanished) == ((), (), ())
-    assert [row.tag for row in second.quarantined] == [tag]
+    assert [row.tag for row in second.quarantined] == tags
+    worker.close()
+
+
+def test_rows_that_are_set_aside_do_not_fill_a_worker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process, "MAX_SET_ASIDE", 3)
+    tags = end_with_damage(folder, range(1, 6))
+    worker = Worker(folder)
+    assert [row.tag for row in worker.poll().quarantined] == tags[2:]
+    assert [row.tag for row in worker.poll().quarantined] == tags[2:]
     worker.close()

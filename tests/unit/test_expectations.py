@@ -28,6 +28,9 @@ class FakeAdapter:
     def __init__(self) -> None:
         self.rows: tuple[JobStatus, ...] = ()
 
+    def resume_after(self, cursor: str | None) -> None:
+        pass
+
     def update_licence_demand(self, rho: Mapping[str, float]) -> None:
         """Ignored."""
 

@@ -35,6 +35,9 @@ class FaultyAdapter:
     def submit(self, submission: Submission) -> dict[int, str]:
         raise SiteFault("no program")
 
+    def resume_after(self, cursor: object) -> None:
+        pass
+
     def update_licence_demand(self, rho: object) -> None:
         return None
 
