@@ -18,9 +18,10 @@ PAGE = CHECKOUT / "docs" / "reliability.md"
 TITLE = "## Track record"
 _LONGEST = 300  # characters of a stored finding
 _ABOUT = """\
-Each row is a defect that was repaired. A patch in `tests/chaos/mutants` restores it in the present
-code. The harness then makes trials with new seeds, at most 100, until it finds the defect. The same
-trials of the unchanged code, at least three, are the control. They must find nothing.
+Each row is a defect that was repaired, or from which a repair protects. A patch in
+`tests/chaos/mutants` restores it in the present code. The harness then makes trials with new seeds,
+at most 100, until it finds the defect. The same trials of the unchanged code, at least three, are
+the control. They must find nothing.
 
 A trial of chaos is a strike, in rounds of a few. A trial of pytest is a random example of a
 property test, or a run of a plain test. A trial of hostile is a contest of two accounts.

@@ -1,0 +1,68 @@
+"""A client, daemon or worker of a later release is refused in one line that names the remedy."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Message
+
+from metasched.adapters.protocol import WORKER_PROTOCOL, WorkerBoot
+from metasched.api.version_exchange import VersionExchange
+from metasched.model.cluster import Cluster
+from metasched.paths import API_PROTOCOL, PROTOCOL_HEADER
+
+
+async def respond(version: str) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Return status, headers and body of the answer to a client of this version."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    header = (PROTOCOL_HEADER.lower().encode(), version.encode())
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [header]}
+    await VersionExchange(PlainTextResponse("served"))(scope, receive, send)
+    return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "text"),
+    [
+        (str(API_PROTOCOL), 200, b"served"),
+        (str(API_PROTOCOL + 1), 400, b"of a later release than the daemon"),
+        ("1" * 10, 400, b"no version of the API"),
+        ("-1", 400, b"no version of the API"),
+    ],
+)
+def test_a_client_of_a_later_release_is_refused(version: str, status: int, text: bytes) -> None:
+    answered, headers, body = asyncio.run(respond(version))
+    assert answered == status
+    assert text in body
+    assert headers[PROTOCOL_HEADER.lower().encode()] == str(API_PROTOCOL).encode()
+
+
+def test_a_worker_refuses_a_daemon_of_a_later_release() -> None:
+    boot = WorkerBoot(
+        adapter="local",
+        cluster=Cluster(name="left", adapter="local"),
+        options={},
+        instance="cafe",
+        folder="/nowhere",
+        protocol=WORKER_PROTOCOL + 1,
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "metasched.adapters.worker"],
+        input=msgspec.json.encode(boot) + b"\n",
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == b"metasched: error: left: the daemon is of a later release\n"
