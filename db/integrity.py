@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, and_, func, select
 from metasched.core.recovered_state import RecoveredState
 from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.core.transitions import FINAL, LIVE
-from metasched.db import leases, reservations
+from metasched.db import leases, limit_uses, reservations
 from metasched.db.recovery import recorded_events
 from metasched.db.schema import attempt, checkpoint, event, job, metadata, task
 from metasched.db.store import Database
@@ -92,6 +92,7 @@ def _check_counters(connection: Connection) -> tuple[list[str], str]:
     without_tasks = select(job.c.id).where(~select(1).where(task.c.job == job.c.id).exists())
     problems += [f"job {id} has no task" for id in execute(without_tasks).scalars()]
     problems += leases.find_mismatches(connection)
+    problems += limit_uses.find_mismatches(connection)
     problems += reservations.find_conflicts(connection)
     return problems, f"{len(tasks)} tasks agree with their attempts, licences with their leases"
 

@@ -32,7 +32,7 @@ from metasched.core.events import (
 from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.core.tasks import Intent, PastAttempt, Task
 from metasched.core.transitions import TaskEvent
-from metasched.db import leases, recovery, reservations, submission_keys
+from metasched.db import leases, limit_uses, recovery, reservations, submission_keys
 from metasched.db.bulk_rows import insert_rows
 from metasched.db.cluster_info import changed_fields
 from metasched.db.instances import Identity, read_identity, store_name
@@ -323,6 +323,7 @@ class Ledger(Queries):
                 leases.shift_clock(self._connection, core_event)
             leases.store(self._connection, outcome)
             reservations.store(self._connection, [outcome])
+        limit_uses.store(self._connection, [outcome for _, outcome in steps])
         insert_rows(self._connection, change, change_rows)
         for row in cluster_rows:
             statement = update(cluster).where(cluster.c.name == row["name"]).values(row)

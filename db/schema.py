@@ -31,7 +31,7 @@ from sqlalchemy import (
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HELD
 from metasched.model.reservation import FINAL_STATES, ReservationState
 
-REVISION = "0021"  # the newest migration, which creates exactly these tables
+REVISION = "0022"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -253,6 +253,22 @@ Index(
     unique=True,
     sqlite_where=_NOT_RETURNED,
     postgresql_where=_NOT_RETURNED,
+)
+
+# Uses of the resources that the site limits, by scope. `used` is changed with the tasks, and the
+# constraint `within_limit` fails if too little is left, also for racing processes. `excess` is
+# the use beyond the limit: the limit was lowered, or the tasks were there before.
+limit_use = Table(
+    "limit_use",
+    metadata,
+    Column("scope", SafeText, primary_key=True),  # kind of the scope
+    Column("name", SafeText, primary_key=True),  # of the user, group, account or class
+    Column("resource", SafeText, primary_key=True),
+    Column("used", Int64, nullable=False),
+    Column("maximum", Int64, nullable=False),
+    Column("excess", Int64, nullable=False),
+    CheckConstraint("used >= 0 AND excess >= 0", name="counts"),
+    CheckConstraint("used <= maximum + excess", name="within_limit"),
 )
 
 # Advance reservations. The manager may know a reservation while it is `held`. `told` is the time

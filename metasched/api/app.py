@@ -28,6 +28,7 @@ from metasched.api import (
     explanations,
     jobs,
     licences,
+    limits,
     reference,
     reservations,
     submissions,
@@ -82,7 +83,7 @@ def create_app(daemon: Daemon) -> FastAPI:
         submissions.MAX_DIRECTORY_CHECKS, "directory-check"
     )
     job_modules = (submissions, changes, jobs, explanations)
-    for module in (*job_modules, clusters, licences, reservations, tokens, reference):
+    for module in (*job_modules, clusters, licences, limits, reservations, tokens, reference):
         app.include_router(module.router)
     _register_error_handlers(app)
 

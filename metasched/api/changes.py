@@ -84,7 +84,11 @@ async def modify(
             notes[job_id] = (
                 "it is running; only deadline, urgency, priority and name can be changed"
             )
-        elif (refusal := service.core.rejection_reason(modified)) is not None:
+        elif (refusal := service.core.rejection_reason(modified)) is not None or (
+            refusal := service.core.limits.admission_refusal(
+                [(modified, len(service.core.tasks_of(job_id)))], replaced=job
+            )
+        ) is not None:
             raise ApiError(403, f"job {job_id}: {refusal}")
         else:
             if {"time_limit", "clusters", "begin"} & changed_fields(job, modified):
@@ -155,6 +159,9 @@ async def request_action(
                         targets,
                     )
                 )
+    requeued = [(event.job, len(event.tasks)) for event in events if isinstance(event, JobRequeued)]
+    if (refusal := service.core.limits.admission_refusal(requeued)) is not None:
+        raise ApiError(403, refusal)
     outcomes = service.apply_events(*events) if events else []
     return change_answer(service, rows, notes, outcomes)
 

@@ -59,6 +59,9 @@ async def explain(
                 service.core, task, now, lambda user: caller.sees_all or user == caller.user
             )
             cause = "; ".join((shortage.text, *describe_holders(licences)))
+        if (limit := service.core.limit_shortage(task)) is not None:
+            row |= {"reason": str(limit.reason)}
+            cause = limit.text
     expectation = service.expected_start((job_id, row["task_index"]))
     several = counts.total() > 1
     summary = f"{_describe_counts(counts)}; task {row['task_index']}: " if several else ""
@@ -123,6 +126,8 @@ def _describe_state(row: dict[str, Any], clusters: Sequence[dict[str, Any]], cau
             return f"It waits for other jobs: {cause}."
         case State.QUEUED if row["reason"] in ("licence_busy", "licence_unknown"):
             return f"It waits for its licences: {cause}."
+        case State.QUEUED if row["reason"] in ("limit_user", "limit_class"):
+            return f"It waits until tasks within its limits have ended: {cause}."
         case State.QUEUED if row["reason"] == "limit_array":
             return f"It waits until fewer tasks of its array ({row['array']}) are active."
         case State.QUEUED:

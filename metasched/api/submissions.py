@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Body, Request
 from msgspec import structs
@@ -50,6 +50,14 @@ router = APIRouter(route_class=StructRoute)
 MAX_DIRECTORY_CHECKS = 32
 
 
+class Owner(NamedTuple):
+    """Who submits, and what is looked up of him."""
+
+    user: str
+    user_class: str
+    groups: tuple[str, ...]  # those with limits
+
+
 @router.post("/jobs")
 async def submit(
     request: Request,
@@ -77,8 +85,14 @@ async def submit(
     # again, now that nothing else comes between this look and the transaction
     if (answer := earlier_answer(service.ledger, key, now)) is not None:
         return answer
-    owner = (caller.user, service.settings.class_of(caller.user))
+    settings = service.settings
+    owner = Owner(
+        caller.user, settings.class_of(caller.user), settings.limited_groups_of(caller.user)
+    )
     accepted = [_accept(service, owner, job, submission, now) for job in submission.jobs]
+    new_tasks = [(stored.job, len(stored.job.indices)) for stored in accepted]
+    if (refusal := service.core.limits.admission_refusal(new_tasks)) is not None:
+        raise ApiError(403, refusal)
     targets = [dependency_targets(service, stored.job) for stored in accepted]
     warnings = [
         deadline_warnings(stored.job) + _shared_output_warnings(stored) for stored in accepted
@@ -144,16 +158,16 @@ def _check_may_submit(launcher: LauncherClient, user: str, submission: SubmitReq
 
 def _accept(
     service: SchedulerService,
-    owner: tuple[str, str],
+    owner: Owner,
     request: JobRequest,
     submission: SubmitRequest,
     now: float,
 ) -> StoredJob:
-    """Return the job for a request of `owner` (user, user class).
+    """Return the job for a request of `owner`.
 
     Raise ApiError if it is invalid, or can never run on this site.
     """
-    user, user_class = owner
+    user = owner.user
     request = apply_reservation(service, user, request, now)
     for field_name, text_digest, texts in (
         ("script", request.script, submission.scripts),
@@ -197,7 +211,8 @@ def _accept(
             estimated=request.time_limit or default_time_limit(service, request.partition),
             cpus=request.tasks * request.cpus_per_task,
             user=user,
-            user_class=user_class,
+            user_class=owner.user_class,
+            groups=owner.groups,
             owner_priority=request.urgency,
             writes=(output_path, error_path) if error_path else (output_path,),
         )

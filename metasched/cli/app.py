@@ -33,6 +33,7 @@ COMMANDS = {  # name -> module
     "explain": "explain",
     "licences": "licences",
     "licence": "licences",
+    "limits": "limits",
     "clusters": "clusters",
     "cluster": "clusters",
     "reserve": "reservations",

@@ -236,6 +236,11 @@ class Client:
     def licences(self) -> list[dict[str, Any]]:
         return self._parse_rows(self._request("GET", "/licences"))
 
+    def limits(self, user: str | None = None) -> list[dict[str, Any]]:
+        """Return the limits of a user's tasks (None: all that the caller may see) and their use."""
+        query = {} if user is None else {"user": user}
+        return self._parse_rows(self._request("GET", "/limits", query))
+
     def set_licence(self, name: str, total: int | None) -> dict[str, Any]:
         """Set the total of a licence (None: as configured). Return its new row of `licences`."""
         path = f"/licences/{quote(name, safe='')}/total"

@@ -17,6 +17,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from metasched.adapters.base import Capabilities
 from metasched.adapters.registry import ADAPTER_GROUP, adapter_class
+from metasched.config.limits import read_limits
 from metasched.config.settings import (
     ClusterSettings,
     ConfigError,
@@ -104,6 +105,7 @@ def load_settings(path: Path | None) -> Settings:
             _licence_server_settings(table, path) for table in config.licence_server
         ),
         quotas=_class_quotas(config.reservations, policy, path),
+        limits=read_limits(config, policy, path),
         mail_program=base / daemon.mail_program if daemon.mail_program else None,
     )
 

@@ -15,6 +15,7 @@ from metasched.db.store import Database
 from metasched.errors import UserError
 from metasched.model.cluster import Cluster
 from metasched.model.licence import LicencePool
+from metasched.model.limits import LimitSettings
 from metasched.model.reservation_request import ReservationQuota
 from metasched.policies.policy import Policy
 
@@ -85,6 +86,7 @@ class Settings:
     quotas: dict[str, ReservationQuota] = field(default_factory=lambda: {"": ReservationQuota()})
     mail_program: Path | None = None  # None: no mail is sent
     requests: RequestLimits = field(default_factory=RequestLimits)
+    limits: LimitSettings = field(default_factory=LimitSettings)
 
     @property
     def launcher(self) -> Path | None:
@@ -101,6 +103,12 @@ class Settings:
     def quota_of(self, user: str) -> ReservationQuota:
         """Return the limits of a user's reservations."""
         return self.quotas.get(self.class_of(user), self.quotas[""])
+
+    def limited_groups_of(self, user: str) -> tuple[str, ...]:
+        """Return those groups of a user that have limits."""
+        if not self.limits.groups:
+            return ()
+        return tuple(sorted(groups_of(user).intersection(self.limits.groups)))
 
     def class_of(self, user: str) -> str:
         """Return the first class that lists the user, else a group of the user, else "regular"."""

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from metasched.model.arrays import MAX_TASKS
 from metasched.model.cluster import Cluster
 from metasched.model.licence import MAX_TOKENS
+from metasched.model.limits import MAX_LIMIT
 from metasched.model.reservation_request import ReservationQuota
 from metasched.paths import MAX_REQUEST_BYTES
 from metasched.policies.eligible import FEATURE
@@ -163,6 +164,30 @@ class ReservationsTable(QuotaTable):
     classes: dict[str, QuotaTable] = Field(default_factory=dict)
 
 
+Amount = Annotated[int, Field(ge=0, le=MAX_LIMIT)]
+
+
+class LimitsOfScope(_Table):
+    """Limits of a user, group, account or class, or of all; see `LimitTable`."""
+
+    open_tasks: Amount | None = None
+    queued: Amount | None = None
+    dispatched: Amount | None = None
+    running: Amount | None = None
+    processors: Amount | None = None
+    licences: dict[str, Amount] = Field(default_factory=dict)
+
+
+class LimitsTable(LimitsOfScope):
+    """[limits]: limits of all tasks together, with those of each user and of named scopes."""
+
+    each_user: LimitsOfScope = LimitsOfScope()
+    users: dict[str, LimitsOfScope] = Field(default_factory=dict)
+    groups: dict[str, LimitsOfScope] = Field(default_factory=dict)
+    accounts: dict[str, LimitsOfScope] = Field(default_factory=dict)
+    classes: dict[str, LimitsOfScope] = Field(default_factory=dict)
+
+
 class ConfigFile(_Table):
     """metasched.toml."""
 
@@ -175,6 +200,7 @@ class ConfigFile(_Table):
     user_class: tuple[UserClassTable, ...] = ()
     licence_server: tuple[LicenceServerTable, ...] = ()
     reservations: ReservationsTable = ReservationsTable()
+    limits: LimitsTable = LimitsTable()
 
 
 class PolicyFile(_Table):

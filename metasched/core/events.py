@@ -19,6 +19,7 @@ from metasched.core.tasks import Attempt, PastAttempt, Task, TaskChange
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Job, State
 from metasched.model.licence import Lease, LicenceCount, LicencePool, LicenceStatus, ReturnedLease
+from metasched.model.limits import LimitChange, LimitScope, LimitSettings, LimitUse
 from metasched.model.listing import ClaimEnd, JobStatus, MissingTask, TaskClaim
 from metasched.model.refusal_scope import RefusalScope
 from metasched.model.reservation import Reservation
@@ -40,6 +41,7 @@ class DaemonStarted(msgspec.Struct, rename=STORED_FIELDS["DaemonStarted"], froze
     # first dispatch id of each instance, oldest first; empty: `instance` has had all
     first_dispatches: Mapping[str, int] = msgspec.field(default_factory=dict)
     restored: bool = False  # the first start on a restored backup
+    limits: LimitSettings = LimitSettings()
 
 
 class JobSubmitted(msgspec.Struct, rename=STORED_FIELDS["JobSubmitted"]):
@@ -344,6 +346,10 @@ class Outcome:
     licence_statuses: dict[str, LicenceStatus] = field(default_factory=dict)  # changed, by name
     reservations: dict[int, Reservation] = field(default_factory=dict)  # new or changed, by id
     reservation_actions: list[ReservationAction] = field(default_factory=list)
+    limit_uses: list[LimitUse] | None = None  # all, after a start; None: only changes
+    limit_changes: dict[tuple[LimitScope, str], LimitChange] = field(
+        default_factory=dict
+    )  # after `limit_uses`; by scope and resource
     warnings: list[str] = field(default_factory=list)  # for the log
     actions: list[Action] = field(default_factory=list)
     priority_parts: list[HeuristicContribution] = field(default_factory=list)  # of the event's job

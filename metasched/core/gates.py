@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import TypeVar
 
 from metasched.core.dependency_status import DependencyStatus
 from metasched.core.dependency_tracker import DependencyTracker
-from metasched.core.ineligible_tasks import IneligibleTasks, QueuesOfGroups
+from metasched.core.ineligible_tasks import IneligibleTasks
+from metasched.core.task_groups import QueuesOfGroups
 from metasched.core.tasks import StateChange, Task, TaskId
 from metasched.core.transitions import FINAL, LIVE, TaskEvent
+from metasched.core.usage_limits import ScopeUse, UsageLimits
 from metasched.core.user_turns import UserTurns
 from metasched.model.job import Job, Reason, State
 
@@ -31,10 +34,11 @@ MAX_RELEASED_PER_STEP = 400
 class SchedulingGates:
     """Queued tasks by the gate that holds them; ready tasks wait for a cluster only."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: UsageLimits) -> None:
+        self._limits = limits
         self.dependencies = DependencyTracker()
         self._ready: dict[TaskId, Task] = {}  # examined at each recheck
-        self.ineligible = IneligibleTasks()  # the other ready tasks
+        self.ineligible = IneligibleTasks(limits)  # the other ready tasks
         self._released = 0  # number of tasks in this step
         self.changed_tasks: list[Task] = []  # in this step: tasks with a new reason
         self._newly_ready: dict[TaskId, Task] = {}
@@ -93,7 +97,7 @@ class SchedulingGates:
         self._ready, self._newly_ready, self._delayed = {}, {}, {}
         self._timers, self._first_timers = {}, []
         self._release_turns, self.dispatch_turns = UserTurns(), UserTurns()
-        self.ineligible = IneligibleTasks()
+        self.ineligible = IneligibleTasks(self._limits)
         self._slots, self._waiting_for_slot, self._next_indices = {}, {}, {}
         self._blocked, self._never_satisfied = {}, {}
         self._dependency_timers = {}
@@ -217,7 +221,7 @@ class SchedulingGates:
     @property
     def next_due(self) -> float | None:
         """Time of the next timer (epoch seconds), or None."""
-        if self.ineligible.has_outdated_reasons:
+        if self.ineligible.has_unfinished_work:
             return NEXT_STEP
         while self._first_timers:
             time, user = self._first_timers[0]
@@ -334,13 +338,28 @@ class SchedulingGates:
         every = self.recheck_requested
         tasks = self._ready if every else self._newly_ready
         self._newly_ready, self.recheck_requested = {}, False
-        return list(tasks.values()), self.ineligible.take_rechecked(every)
+        of_groups = self.ineligible.take_rechecked(every)
+        if self.ineligible.lines.has_candidates:
+            for owner, released in self.ineligible.lines.take_candidates().items():
+                rechecked = of_groups.get(owner, ())
+                of_groups[owner] = heapq.merge(rechecked, released, key=itemgetter(0))
+        return list(tasks.values()), of_groups
 
-    def set_aside(self, task: Task, requirements: Hashable, verdict: str | None) -> None:
-        """Group a ready task that no cluster accepts, see `IneligibleTasks.add`."""
+    def set_aside(
+        self,
+        task: Task,
+        requirements: Hashable,
+        verdict: str | None,
+        limit: ScopeUse | None = None,
+    ) -> None:
+        """Group a ready task that cannot be dispatched, see `IneligibleTasks.add`."""
         self._ready.pop(task.task_id, None)
         self._newly_ready.pop(task.task_id, None)
-        self.ineligible.add(task, requirements, verdict)
+        self.ineligible.add(task, requirements, verdict, limit)
+
+    def request_step(self) -> None:
+        """Request another step at once: this one has done its part."""
+        self._set_timer("", NEXT_STEP, 0, 0)
 
     def mark_eligible(self, task: Task) -> None:
         """Take a ready task out of its group, since some cluster accepts it."""

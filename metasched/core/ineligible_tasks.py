@@ -2,58 +2,30 @@
 
 The tasks of a group have the same eligible clusters. So only its first task is examined when a
 cluster may have become eligible: the work depends on what can start, not on how many tasks wait.
+Groups above a limit of the site wait in `LimitLines`; no cluster matters to them meanwhile.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator
 
+from metasched.core.limit_lines import LimitLines
+from metasched.core.rechecks import Recheck
+from metasched.core.task_groups import QueuesOfGroups, SortKey, TaskGroup
 from metasched.core.tasks import Task, TaskId
-from metasched.model.refusal_scope import JobSet
+from metasched.core.usage_limits import ScopeUse, UsageLimits
 
-SortKey = tuple[float, int, int]  # queue key, job, index
-# Tasks to be examined, each with its sort key, by user and priority
-QueuesOfGroups = dict[tuple[str, int], Iterator[tuple[SortKey, Task]]]
 MAX_REASONS_PER_STEP = 400  # tasks whose reason is updated; a step must not take long
-
-
-@dataclass(eq=False)
-class TaskGroup:
-    """Tasks of a user with equal requirements and priority that no cluster accepts for now."""
-
-    key: Hashable  # of their requirements, user and priority
-    user: str  # of their jobs
-    priority: int  # of all tasks
-    tasks: dict[TaskId, Task] = field(default_factory=dict)
-    queue: list[SortKey] = field(default_factory=list)  # a heap: all of `tasks`, and more
-    reason: str | None = ""  # of all tasks; None: they may differ
-    last_verdict: str | None = None  # reason of the task examined last; None: it keeps its own
-    outdated: list[TaskId] = field(default_factory=list)  # reasons to be updated
-    updated_to: str | None = None  # the reason that `outdated` tasks are to have
-
-    @property
-    def first(self) -> SortKey:
-        """The first task of the queue."""
-        while self.queue[0][1:] not in self.tasks:
-            heapq.heappop(self.queue)
-        return self.queue[0]
-
-
-@dataclass(frozen=True)
-class Recheck:
-    """Jobs for which a cluster may have become eligible."""
-
-    jobs: JobSet
-    has_room: Callable[[], bool]  # whether that cluster accepts another task of them
 
 
 class IneligibleTasks:
     """The groups, and which of them are to be examined again."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: UsageLimits) -> None:
         self._groups: dict[Hashable, TaskGroup] = {}
+        self._limited: dict[Hashable, TaskGroup] = {}  # the groups above a limit of the site
+        self.lines = LimitLines(limits)  # of the latter
         self._by_user: dict[str, dict[Hashable, TaskGroup]] = {}
         self._group_of: dict[TaskId, TaskGroup] = {}
         self._rechecks: list[Recheck] = []
@@ -68,24 +40,36 @@ class IneligibleTasks:
 
     # Membership
 
-    def add(self, task: Task, key: Hashable, verdict: str | None) -> None:
-        """Add a task that was examined; `verdict` is its reason, None if it keeps its last one."""
+    def add(
+        self, task: Task, key: Hashable, verdict: str | None, limit: ScopeUse | None = None
+    ) -> None:
+        """Add a task that was examined; `verdict` is its reason, None if it keeps its last one.
+
+        `limit` bars it, if it is above a limit of the site.
+        """
         task_id = task.task_id
         group = self._group_of.get(task_id)
         if group is None or group.key != key:
             self.remove(task_id)
-            group = self._groups.get(key)
+            group = self._groups.get(key) or self._limited.get(key)
             if group is None:
-                group = self._groups[key] = TaskGroup(
-                    key, task.job.user, task.priority, reason=task.reason
+                group = TaskGroup(
+                    key, task.job.user, task.priority, reason=task.reason, limit=limit
                 )
-                self._by_user.setdefault(group.user, {})[key] = group
+                self._insert(group)
             elif task.reason not in (group.reason, group.updated_to):
                 group.reason = group.updated_to = None
             group.tasks[task_id] = task
             self._group_of[task_id] = group
             heapq.heappush(group.queue, (task.queue_key, *task_id))
         group.last_verdict = verdict
+        if limit is not group.limit:
+            self._take_out(group)
+            group.limit, group.line_key = limit, None
+            self._insert(group)
+            self._unfinished[key] = group  # the reasons of its other tasks
+        if limit is not None and (group.line_key is None or group.first < group.line_key[0]):
+            self.lines.add(group, limit)
 
     def remove(self, task_id: TaskId) -> bool:
         """Remove a task from its group; return whether it was in a group."""
@@ -94,13 +78,26 @@ class IneligibleTasks:
             return False
         del group.tasks[task_id]
         if not group.tasks:
-            del self._groups[group.key]
             self._unfinished.pop(group.key, None)
-            groups_of_user = self._by_user[group.user]
-            del groups_of_user[group.key]
-            if not groups_of_user:
-                del self._by_user[group.user]
+            self._take_out(group)
         return True
+
+    def _insert(self, group: TaskGroup) -> None:
+        if group.limit is not None:
+            self._limited[group.key] = group
+            return
+        self._groups[group.key] = group
+        self._by_user.setdefault(group.user, {})[group.key] = group
+
+    def _take_out(self, group: TaskGroup) -> None:
+        if group.limit is not None:
+            del self._limited[group.key]
+            return
+        del self._groups[group.key]
+        groups_of_user = self._by_user[group.user]
+        del groups_of_user[group.key]
+        if not groups_of_user:
+            del self._by_user[group.user]
 
     # Rechecks
 
@@ -110,9 +107,9 @@ class IneligibleTasks:
             self._rechecks.append(recheck)
 
     @property
-    def has_outdated_reasons(self) -> bool:
-        """Whether the next step has reasons to update."""
-        return bool(self._unfinished)
+    def has_unfinished_work(self) -> bool:
+        """Whether the next step has reasons to update, or tasks to examine."""
+        return bool(self._unfinished) or self.lines.has_candidates
 
     def take_rechecked(self, every: bool) -> QueuesOfGroups:
         """Return the tasks to be examined: of all groups, or as requested.
@@ -144,7 +141,9 @@ class IneligibleTasks:
             first, group = heapq.heappop(heap)
             task = group.tasks.get(first[1:])
             if task is not None:
-                if not (rechecks is None or group.outdated or _may_start(task, rechecks)):
+                if not (
+                    rechecks is None or group.key in self._unfinished or _may_start(task, rechecks)
+                ):
                     continue
                 yield first, task
             if first[1:] in group.tasks:  # no cluster accepts it, nor the others
@@ -163,6 +162,7 @@ class IneligibleTasks:
         """Yield tasks whose reason differs from that of the first task, as far as allowed."""
         verdict = group.last_verdict
         if verdict is None or verdict == group.reason:
+            self._unfinished.pop(group.key, None)
             return
         if verdict != group.updated_to:
             group.updated_to, group.outdated, group.reason = verdict, list(group.tasks), None

@@ -13,6 +13,7 @@ from metasched.core.gates import SchedulingGates
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.state import SchedulerState
 from metasched.core.tasks import Task
+from metasched.core.usage_limits import UsageLimits
 
 GRACE = 600.0  # seconds after the time limit, in which managers end a job and count the licence
 
@@ -21,9 +22,13 @@ class LeaseExpiry:
     """Returns what such tasks hold, and takes it again if they are present after all."""
 
     def __init__(
-        self, state: SchedulerState, leasing: LicenceLeasing, gates: SchedulingGates
+        self,
+        state: SchedulerState,
+        leasing: LicenceLeasing,
+        gates: SchedulingGates,
+        limits: UsageLimits,
     ) -> None:
-        self._state, self._leasing, self._gates = state, leasing, gates
+        self._state, self._leasing, self._gates, self._limits = state, leasing, gates, limits
 
     def is_due(self, task: Task, view: ClusterView, now: float) -> bool:
         """Whether a task is missing for so long that it cannot run, and what it holds is due."""
@@ -45,9 +50,11 @@ class LeaseExpiry:
                 self._state.store(task)
                 self._leasing.take_again(task)
                 self._gates.take_slot_again(task)
+                self._limits.update_dispatched(task, forced=True)
             elif self.is_due(task, view, now):
                 attempt.lease_expired = True
                 cause = "its manager has forgotten it, and its time limit is over"
                 self._state.record_note(task, f"{cause}: its licences and array slot are free")
                 self._leasing.return_lease(task, cause, attempt)
                 self._gates.release_slot(task, now)
+                self._limits.update_dispatched(task, forced=True)

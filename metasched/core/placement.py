@@ -9,14 +9,15 @@ from operator import itemgetter
 
 from metasched.core.cluster_view import MAX_CACHED_DECISIONS, ClusterView
 from metasched.core.events import ClusterAssessment, Dispatch
-from metasched.core.gates import SchedulingGates
-from metasched.core.ineligible_tasks import QueuesOfGroups, SortKey
+from metasched.core.gates import MAX_RELEASED_PER_STEP, SchedulingGates
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.reservations.book import ReservationBook
 from metasched.core.state import SchedulerState
+from metasched.core.task_groups import QueuesOfGroups, SortKey
 from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import Attempt, StateChange, Task
 from metasched.core.transitions import UNSTARTED, TaskEvent
+from metasched.core.usage_limits import UsageLimits
 from metasched.model.job import Job, Reason, State
 from metasched.policies.eligible import PERMANENT_REASONS, Ineligibility
 from metasched.policies.late_binding import LateBinding, ReservedNodes
@@ -48,10 +49,11 @@ class Placement:
         state_machine: TaskStateMachine,
         leasing: LicenceLeasing,
         gates: SchedulingGates,
+        limits: UsageLimits,
         reservations: ReservationBook,
     ) -> None:
         self._state, self._state_machine = state, state_machine
-        self._leasing, self._gates = leasing, gates
+        self._leasing, self._gates, self._limits = leasing, gates, limits
         self._reservations = reservations
         # of the current pass, by job and cluster: dispatch id and task indices
         self._open_dispatches: dict[tuple[int, str], tuple[int, list[int]]] = {}
@@ -125,6 +127,8 @@ class Placement:
             and (licence_problem := licences.refusal(job.licences)) is not None
         ):
             return licence_problem
+        if (limit_problem := self._limits.permanent_refusal(job)) is not None:
+            return limit_problem
         sample_task = Task(job, 0, 1, 0.0)
         obstacles: dict[str, Ineligibility] = {}
         for name, view in views.items():
@@ -191,6 +195,8 @@ class Placement:
                     yield change
                     self._observe_dispatch(change)
                 continue
+            if self._limits.enabled and self._wait_for_limit(task):
+                continue
             eligible, obstacles = self._find_eligible(task)
             if eligible:
                 leasing.join(task)
@@ -199,7 +205,12 @@ class Placement:
                 yield change
         if leasing.transferring:
             leasing.release_untransferred()
+        granted_tasks = 0
         while (granted := licences.next_ready(now)) is not None:
+            granted_tasks += 1
+            if granted_tasks > MAX_RELEASED_PER_STEP and self._limits.enabled:
+                self._gates.request_step()  # thousands may be above their limits
+                break
             task = state.tasks[granted]
             if (change := self._place_task(task)) is not None:
                 yield change
@@ -276,6 +287,7 @@ class Placement:
         return (
             *(job.user, job.requirements, job.directory, job.writes, *job.native.items()),
             *(task.priority, frozenset(task.rejected_by), job.id if has_own_limit else None),
+            *(job.user_class, job.groups),  # with user and account these name the site's limits
         )
 
     def _cache_key(self, task: Task) -> Hashable:
@@ -294,6 +306,8 @@ class Placement:
         """Choose a cluster for a task and dispatch it, or defer it."""
         late_binding = None if task.job.reservation is not None else self._late_binding
         if late_binding is not None and late_binding.full and task.reason == Reason.PRIORITY:
+            return None
+        if self._limits.enabled and self._wait_for_limit(task):
             return None
         state = self._state
         eligible, obstacles = self._find_eligible(task)
@@ -421,6 +435,21 @@ class Placement:
         if self._leasing.needs_lease(task):
             cause += f", with {self._leasing.take_lease(task)}"
         return self._state_machine.apply(task, TaskEvent.SEND, cause)
+
+    def _wait_for_limit(self, task: Task) -> bool:
+        """Set a task aside if a limit of the site bars it. Return whether that is so.
+
+        Its story gets no line for that: thousands may wait.
+        """
+        shortage = self._limits.shortage(task.job)
+        if shortage is None:
+            return False
+        self._leasing.leave(task)
+        if task.reason != shortage.reason or task.target is not None:
+            task.reason, task.target = shortage.reason, None
+            self._state.store(task)
+        self._gates.set_aside(task, self._group_key(task), task.reason, shortage.use)
+        return True
 
     def _set_aside(self, task: Task, obstacles: list[Ineligibility]) -> StateChange | None:
         """Group a task without eligible cluster and set its reason, or reject it permanently."""

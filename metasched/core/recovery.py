@@ -16,6 +16,7 @@ from metasched.core.task_state_machine import HELD_AFTER_BACKUP, TaskStateMachin
 from metasched.core.tasks import Attempt, Intent, StateChange, Task
 from metasched.core.transitions import TaskEvent
 from metasched.core.unstarted_index import UnstartedIndex
+from metasched.core.usage_limits import UsageLimits
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.job import State
 from metasched.model.tags import Instances, is_claim_folder
@@ -34,10 +35,12 @@ class Recovery:
         gates: SchedulingGates,
         reservations: ReservationBook,
         withdrawals: Withdrawals,
+        limits: UsageLimits,
     ) -> None:
         self._state, self._state_machine = state, state_machine
         self._leasing, self._gates = leasing, gates
         self._reservations, self._withdrawals = reservations, withdrawals
+        self._limits = limits
 
     def restore(self, recovered: RecoveredState) -> None:
         """Restore a fresh core before its first event, which must be `DaemonStarted`."""
@@ -126,6 +129,7 @@ class Recovery:
         self._configure(event)
         open_tasks = [self._state.tasks[task_id] for task_id in sorted(self._state.tasks)]
         self._state.clear_open_tasks()  # below they are opened in the database's order
+        self._limits.configure(event.limits, open_tasks)
         self._gates.rebuild(open_tasks)
         untried: dict[tuple[int, int, str], list[int]] = {}
         for task in open_tasks:

@@ -65,6 +65,7 @@ from metasched.core.stale_attempts import StaleAttempts
 from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import WITHDRAWAL_RETRY_SECONDS, TaskStateMachine
 from metasched.core.tasks import StateChange, Task, WithdrawalMode
+from metasched.core.usage_limits import Shortage, UsageLimits
 from metasched.core.user_requests import UserRequests
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.cluster import Cluster, ClusterInfo
@@ -95,15 +96,21 @@ class Core:
 
     def __init__(self) -> None:
         self.state = SchedulerState()
-        self._gates = SchedulingGates()
+        self.limits = UsageLimits(self.state)
+        self._gates = SchedulingGates(self.limits)
         self._leasing = LicenceLeasing(self.state)
         self.reservations = ReservationBook(self._leasing.licences)
         self._state_machine = TaskStateMachine(self.state, self._leasing)
         self._stale_attempts = StaleAttempts(self.state, self._state_machine)
         self._reconciler = Reconciler(self.state, self._state_machine, self._stale_attempts)
-        self._lease_expiry = LeaseExpiry(self.state, self._leasing, self._gates)
+        self._lease_expiry = LeaseExpiry(self.state, self._leasing, self._gates, self.limits)
         self._placement = Placement(
-            self.state, self._state_machine, self._leasing, self._gates, self.reservations
+            self.state,
+            self._state_machine,
+            self._leasing,
+            self._gates,
+            self.limits,
+            self.reservations,
         )
         self._withdrawals = Withdrawals(
             self.state, self._state_machine, self._leasing, self._placement
@@ -115,6 +122,7 @@ class Core:
             self._gates,
             self._stale_attempts,
             self._placement,
+            self.limits,
         )
         self._recovery = Recovery(
             self.state,
@@ -123,6 +131,7 @@ class Core:
             self._gates,
             self.reservations,
             self._withdrawals,
+            self.limits,
         )
         self._answers = DispatchAnswers(
             self.state, self._state_machine, self._gates, self._placement
@@ -220,6 +229,8 @@ class Core:
         for change in changes:
             self.state.update_indexes(change)
             self._leasing.update_leases(change)
+            if self.limits.enabled:
+                self.limits.update(change)
             job_is_open = change.task.job.id in self.state.open_tasks
             cancel_cause = self._gates.update_gates(change, self.state.now, job_is_open)
             if cancel_cause or change.follow_up is not None:
@@ -356,6 +367,11 @@ class Core:
     def find_drain(self, cluster: str) -> ClusterDrained | None:
         """Return the drain of a cluster, or None."""
         return self.state.drains.get(cluster)
+
+    def limit_shortage(self, task: Task) -> Shortage | None:
+        """Return the limit of the site that bars a queued task, or None."""
+        waits = task.reason in (Reason.LIMIT_USER, Reason.LIMIT_CLASS)
+        return self.limits.shortage(task.job) if waits else None
 
     def describe_dependencies(self, task: Task) -> str:
         """Describe the unmet dependencies of a task; empty if it has none."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from metasched.core.ineligible_tasks import Recheck
+from metasched.core.rechecks import Recheck
 from metasched.core.tasks import Task, TaskId
 from metasched.model.job import Job, State
 from metasched.model.refusal_scope import JobSet

@@ -8,7 +8,7 @@ from typing import Literal
 
 from metasched.core.cluster_view import ClusterView, loads
 from metasched.core.events import ClusterDrained, Outcome
-from metasched.core.ineligible_tasks import Recheck
+from metasched.core.rechecks import Recheck
 from metasched.core.scope_limits import Rechecks
 from metasched.core.tasks import (
     Attempt,

@@ -15,6 +15,7 @@ from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import Intent, StateChange, Task
 from metasched.core.transitions import STARTED, TaskEvent
+from metasched.core.usage_limits import UsageLimits
 from metasched.model.job import Reason, State
 from metasched.policies.eligible import PERMANENT_REASONS
 
@@ -30,9 +31,11 @@ class UserRequests:
         gates: SchedulingGates,
         stale_attempts: StaleAttempts,
         placement: Placement,
+        limits: UsageLimits,
     ) -> None:
         self._state, self._state_machine, self._leasing = state, state_machine, leasing
         self._gates, self._stale_attempts, self._placement = gates, stale_attempts, placement
+        self._limits = limits
 
     def apply_submission(self, event: JobSubmitted) -> Iterator[StateChange]:
         """Classify a new job, and queue or hold its tasks."""
@@ -47,6 +50,8 @@ class UserRequests:
         tasks = [Task(job, index, priority, key, held=job.held) for index in job.indices]
         for task in tasks:  # all, before any of them may end
             state.open_task(task)
+        if self._limits.enabled:
+            self._limits.add_job(job, len(tasks))
         for task in tasks:
             if job.held:
                 task.state, task.reason = State.HELD, Reason.HELD
@@ -156,7 +161,9 @@ class UserRequests:
             attempt = task.attempt
             if attempt is not None:
                 self._state.count_unstarted(task, attempt, attempt.state, -1)
-            task.job, task.priority = job, priority
+            previous, task.job, task.priority = task.job, job, priority
+            if self._limits.enabled:
+                self._limits.replace_job(task, previous)
             task.queue_key = self._state.queue_key(job, priority)
             task.classified_priority = priority
             task.ignore_rejections_until, task.rejected_by = task.attempts, set()

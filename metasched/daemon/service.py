@@ -96,6 +96,7 @@ class SchedulerService:
                 pools=settings.licences,
                 first_dispatches=identity.first_dispatches,
                 restored=identity.restored,
+                limits=settings.limits,
             )
         )
 

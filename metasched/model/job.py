@@ -52,6 +52,8 @@ class Reason(StrEnum):
     HELD = "held"
     DEPENDENCY = "dependency"
     BEGIN_TIME = "begin_time"
+    LIMIT_USER = "limit_user"  # of the site, for the user alone
+    LIMIT_CLASS = "limit_class"  # of the site, shared with others: class, group, account, all
     LIMIT_MANAGER = "limit_manager"
     LIMIT_ARRAY = "limit_array"
     NO_CLUSTER_FITS = "no_cluster_fits"
@@ -146,6 +148,7 @@ class Job(JobSpec, frozen=True, kw_only=True):
     cpus: int = 1  # processors of all `tasks` together
     user: str = ""
     user_class: str = "regular"
+    groups: tuple[str, ...] = ()  # of the user; those with limits at the submission
     owner_priority: int = 0  # 0..3: `--urgency`
     benchmark: float = 1.0  # speed of the machine that `estimated` refers to
     writes: tuple[str, ...] = ()  # output and error path; they too decide on filesystems

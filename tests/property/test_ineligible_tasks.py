@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from metasched.core.events import CoreEvent, DaemonStarted, Outcome
-from metasched.core.ineligible_tasks import QueuesOfGroups
 from metasched.core.scheduler import Core
+from metasched.core.task_groups import QueuesOfGroups
 from metasched.core.tasks import Task
 from metasched.policies.policy import Policy
 from tests.harness.examples import examples

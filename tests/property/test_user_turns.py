@@ -14,8 +14,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.core.ineligible_tasks import QueuesOfGroups
 from metasched.core.scheduler import Core
+from metasched.core.task_groups import QueuesOfGroups
 from metasched.core.tasks import Task
 from metasched.core.user_turns import UserTurns
 from metasched.model.job import Job

@@ -98,6 +98,14 @@ ROWS: dict[str, dict[str, Any]] = {
         "why": None,
         "lingers": None,
     },
+    "limit_use": {
+        "scope": "user",
+        "name": WIDE,
+        "resource": "open_tasks",
+        "used": 3,
+        "maximum": 2,
+        "excess": 1,
+    },
     "reservation": {
         "id": 1,
         "user": WIDE,

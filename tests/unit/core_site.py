@@ -15,6 +15,7 @@ from metasched.core.scheduler import Core
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, State
 from metasched.model.licence import LicencePool
+from metasched.model.limits import LimitSettings
 from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
@@ -42,6 +43,7 @@ class Site:
         fence_dir: str = "",
         pools: tuple[LicencePool, ...] | None = None,
         queue_depth: int | None = 0,
+        limits: LimitSettings | None = None,
         **policy: object,
     ) -> None:
         self.core = Core()
@@ -57,7 +59,14 @@ class Site:
             for n in ("left", "right")
         )
         policy = {"pull_after": 5.0, **policy}
-        booted = DaemonStarted(NOW, "cafe", Policy(**policy), clusters, pools=pools)  # type: ignore[arg-type]
+        booted = DaemonStarted(
+            NOW,
+            "cafe",
+            Policy(**policy),  # type: ignore[arg-type]
+            clusters,
+            pools=pools,
+            limits=limits or LimitSettings(),
+        )
         self.step(booted)
         if listed:
             self.seen("left", facts(8))

@@ -12,6 +12,7 @@ import pytest
 from metasched.adapters.slurm.adapter import Slurm
 from metasched.config.reading import find_config, load_settings, read_policy
 from metasched.config.settings import ConfigError
+from metasched.model.job import Job
 from metasched.model.reservation_request import ReservationQuota
 from metasched.policies.policy import Policy
 
@@ -136,6 +137,40 @@ def test_limits_of_reservations_for_all_users_and_for_a_class(file: Path) -> Non
     assert settings.quota_of("ada") == ReservationQuota(max_duration=60 * day, let_run=1800.0)
     file.write_text(file.read_text().replace("classes.gold", "classes.golf"))
     with pytest.raises(ConfigError, match='no user class "golf" in the policy'):
+        load_settings(file)
+
+
+def test_limits_of_the_site(file: Path) -> None:
+    complete = file.read_text()
+    file.write_text(
+        f"{complete}[limits]\nopen_tasks = 9\n[limits.each_user]\nrunning = 4\nprocessors = 8\n"
+        "[limits.users.ada]\nprocessors = 16\n[limits.groups.aero]\nqueued = 3\n"
+    )
+    settings = load_settings(file)
+    job = Job(id=1, submitted=0.0, estimated=1.0, user="ada", groups=("aero", "other"))
+    limits = settings.limits
+    assert {str(scope): limits.maxima_of(scope) for scope in limits.scopes_of(job)} == {
+        "user ada": {"running": 4, "processors": 16},
+        "group aero": {"queued": 3},
+        "all users": {"open_tasks": 9},
+    }
+    assert settings.limited_groups_of("no such user") == ()
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ("[limits]\nrunning = 5\ndispatched = 4\n", "running = 5 exceeds dispatched = 4"),
+        ("[limits.each_user]\nqueued = 5\nopen_tasks = 4\n", r"\[limits.each_user\]; lower it"),
+        ("[limits.classes.golf]\nrunning = 5\n", 'no user class "golf" in the policy'),
+        ("[limits.users.ada]\nlicences = { nope = 1 }\n", 'no licence "nope"'),
+        ("[limits]\nrunning = -1\n", "running = -1"),
+        ("[limits.users.ada]\nruning = 1\n", 'unknown key "runing"'),
+    ],
+)
+def test_limits_that_cannot_be_meant(file: Path, tables: str, message: str) -> None:
+    file.write_text(file.read_text() + tables)
+    with pytest.raises(ConfigError, match=message):
         load_settings(file)
 
 

@@ -164,7 +164,7 @@ def test_a_manager_is_asked_for_the_licences_that_it_counts_by_its_names() -> No
 # Fields that do not affect eligibility; paths do where the filesystems of a cluster are known.
 ELSEWHERE = {
     *("id", "submitted", "estimated", "deadline", "begin", "benchmark", "name", "native", "array"),
-    *("user", "user_class", "owner_priority", "held", "requeue", "dependency"),
+    *("user", "user_class", "groups", "owner_priority", "held", "requeue", "dependency"),
     *("kill_on_invalid_dep", "directory", "writes"),
 }
 ASKED: dict[str, Any] = {

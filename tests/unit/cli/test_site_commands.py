@@ -22,6 +22,19 @@ def test_licences_with_reservations(daemon: FakeDaemon, run: Run) -> None:
     assert run("licences").out.splitlines()[-1].split()[:3] == ["7", "matlab", "2"]
 
 
+def test_limits_and_their_use(daemon: FakeDaemon, run: Run) -> None:
+    row = {"scope": "user", "name": "ada", "limit": "running", "used": 3, "maximum": 4}
+    total = {"scope": "all", "name": None, "limit": "open_tasks", "used": 7, "maximum": 9}
+    daemon.answer("/limits", [total, row])
+    lines = [line.split() for line in run("limits").out.splitlines()]
+    assert lines == [
+        ["SCOPE", "NAME", "LIMIT", "USED", "MAXIMUM"],
+        ["all", "open_tasks", "7", "9"],
+        ["user", "ada", "running", "3", "4"],
+    ]
+    assert json.loads(run("limits", "--user", "ada", "--json").out) == [total, row]
+
+
 def test_a_reservation_for_another_user(daemon: FakeDaemon, run: Run) -> None:
     times = {"start": "2090-01-31T10:00:00+00:00", "end": "2090-01-31T11:00:00+00:00"}
     where = {"cluster": "alpha", "nodes": 1, "processors": None, "starts": []}

@@ -1,0 +1,52 @@
+"""Route that lists the limits of the site and their use."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+
+from metasched.api.identity import ForbiddenError
+from metasched.api.request import CurrentCaller, CurrentService
+from metasched.model.limits import LimitScope, ScopeKind
+
+router = APIRouter()
+
+
+@router.get("/limits")
+async def limits(
+    caller: CurrentCaller, service: CurrentService, user: str | None = None
+) -> list[dict[str, Any]]:
+    """List the limits that count a user's tasks.
+
+    None: all limits for those who may see all jobs, else the caller's own.
+    """
+    if user is not None:
+        if user != caller.user and not caller.sees_all:
+            raise ForbiddenError(
+                f"limits of {user}, and you are {caller.user}; ask {user} or an operator"
+            )
+    elif not caller.sees_all:
+        user = caller.user
+    scopes: set[LimitScope] | None = None
+    if user is not None:
+        # in a thread: a directory service may be slow
+        groups = await asyncio.to_thread(service.settings.limited_groups_of, user)
+        user_class = await asyncio.to_thread(service.settings.class_of, user)
+        scopes = {
+            LimitScope(ScopeKind.ALL, ""),
+            LimitScope(ScopeKind.USER, user),
+            LimitScope(ScopeKind.CLASS, user_class),
+            *(LimitScope(ScopeKind.GROUP, group) for group in groups),
+        }
+    return [
+        {
+            "scope": use.scope.kind,
+            "name": use.scope.name or None,
+            "limit": use.resource,
+            "used": use.used,
+            "maximum": use.maximum,
+        }
+        for use in sorted(service.core.limits.uses_of(scopes))
+    ]
