@@ -71,10 +71,11 @@ class PullEvidence:
     def record_failure(self, job: Job, manager_reason: str, free_cpus: int, now: float) -> None:
         """Bar jobs like this one, which did not start at once."""
         self.window, ends = 1, 2 ** int(self.distrust)
-        self.distrust = min(self.distrust + 1.0, MAX_DISTRUST)
+        scope = _limited_scope(job, manager_reason)
+        if not scope:
+            self.distrust = min(self.distrust + 1.0, MAX_DISTRUST)
         if self.bars_job(job):
             return
-        scope = _limited_scope(job, manager_reason)
         new = PullBar(job, scope, free_cpus, now + BAR_SECONDS * ends, ends)
         kept = [bar for bar in self.bars if not (new.covers(bar.job) and not new.scope)]
         self.bars = [*kept[1 - MAX_BARS :], new]
@@ -117,8 +118,11 @@ def _is_as_large(amount: int | None, other: int | None) -> bool:
 
 
 def _limited_scope(job: Job, manager_reason: str) -> tuple[str | None, ...]:
-    """Return whose limit a pending job waits for, by Slurm's reason; (): not for such a limit."""
-    if manager_reason.startswith(("Assoc", "QOSMax")):
+    """Return whose limit a pending job waits for, by Slurm's reason; (): not for such a limit.
+
+    Native options may keep a job pending at will: they are no evidence for other users.
+    """
+    if job.native or manager_reason.startswith(("Assoc", "QOSMax")):
         return _scope(job, 3)
     return _scope(job, 1) if manager_reason.startswith("QOS") else ()
 

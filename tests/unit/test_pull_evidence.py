@@ -118,6 +118,14 @@ def test_a_limit_bars_only_the_jobs_that_share_it(
     assert barred(evidence, cpus=2, user="bob", qos="short") is others
 
 
+def test_native_options_of_a_user_bar_nobody_else() -> None:
+    """With them anybody could keep a job of one processor pending."""
+    evidence = failed(cpus=1, user="eve", native={"right": "--hold"})
+    assert barred(evidence, cpus=2, user="eve")
+    assert not barred(evidence, cpus=2, user="bob")
+    assert evidence.distrust == 0.0
+
+
 def test_the_bars_are_the_least_requests_and_their_number_is_bounded() -> None:
     evidence = failed(cpus=8)
     evidence.record_failure(job(2, cpus=3), "Resources", 4, NOW)
