@@ -17,7 +17,7 @@ from metasched.core.dependency_tracker import DependencyTracker
 from metasched.core.ineligible_tasks import IneligibleTasks
 from metasched.core.task_groups import QueuesOfGroups
 from metasched.core.tasks import StateChange, Task, TaskId
-from metasched.core.transitions import FINAL, LIVE, TaskEvent
+from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD, TaskEvent
 from metasched.core.usage_limits import ScopeUse, UsageLimits
 from metasched.core.user_turns import UserTurns
 from metasched.model.job import Job, Reason, State
@@ -74,6 +74,8 @@ class SchedulingGates:
             # the slots exceed the limit if a manager lists a lost attempt again
             self.take_slot_again(task)
         elif after in FINAL or after is State.HELD:
+            if change.before in QUEUED_OR_HELD:
+                self.remove(task)
             self.release_slot(task, now)
             if not job_is_open:
                 self._remove_job(task.job)
@@ -180,8 +182,7 @@ class SchedulingGates:
                 self._clear_never_satisfied(job_id, index)
 
     def release_slot(self, task: Task, now: float) -> None:
-        """Remove a task that cannot run now, and pass its slot to the next task."""
-        self.remove(task)
+        """Pass the slot of a task that cannot run now to the next task."""
         slots = self._slots.get(task.job.id)
         if slots is not None and task.index in slots:
             slots.discard(task.index)

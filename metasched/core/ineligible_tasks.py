@@ -116,6 +116,9 @@ class IneligibleTasks:
 
         After each task the caller has dispatched it, or added it again with its verdict.
         """
+        if not (self._groups or self._unfinished):
+            self._rechecks.clear()
+            return {}
         rechecks, self._rechecks = self._rechecks, []
         groups = self._unfinished
         if every:

@@ -189,7 +189,9 @@ class Placement:
             state.observe_loads()
         self._open_dispatches, self._obstacles = {}, {}
         licence_waiters = []
-        for task in self._in_order(waiting, of_groups):
+        # most steps place a single task
+        ordered = self._in_order(waiting, of_groups) if of_groups or len(waiting) > 1 else waiting
+        for task in ordered:
             if not leasing.needs_lease(task) or task.task_id in leasing.transferring:
                 if (change := self._place_task(task)) is not None:
                     yield change
@@ -229,9 +231,6 @@ class Placement:
 
         If there are several users, they take turns.
         """
-        if len(waiting) < 2 and not of_groups:  # as in most steps
-            yield from waiting
-            return
         with_keys: dict[tuple[str, int], list[tuple[SortKey, Task]]] = {}  # by user and priority
         for task in waiting:
             entry = (task.queue_key, *task.task_id), task

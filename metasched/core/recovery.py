@@ -14,7 +14,7 @@ from metasched.core.reservations.book import ReservationBook
 from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import HELD_AFTER_BACKUP, TaskStateMachine
 from metasched.core.tasks import Attempt, Intent, StateChange, Task
-from metasched.core.transitions import TaskEvent
+from metasched.core.transitions import UNSTARTED, TaskEvent
 from metasched.core.unstarted_index import UnstartedIndex
 from metasched.core.usage_limits import UsageLimits
 from metasched.core.withdrawals import Withdrawals
@@ -89,6 +89,7 @@ class Recovery:
             cluster.name: ClusterView(cluster, rechecks=self._state.rechecks)
             for cluster in event.clusters
         }
+        self._state.indexes_unstarted = policy.pull_enabled and len(self._state.views) > 1
         self._state.views_with_unstarted = {}
         self._state.unstarted_index = UnstartedIndex()
         self._state.observed_seconds = 0.0
@@ -168,8 +169,9 @@ class Recovery:
             if (view := self._state.view_of(task)) is not None:
                 view.add_task(task)
                 if attempt.state is State.DISPATCHING:
-                    self._state.count_unanswered(task, attempt, +1)
-                self._state.count_unstarted(task, attempt, attempt.state, +1)
+                    view.scope_limits.count_unanswered(task, +1)
+                if attempt.state in UNSTARTED:
+                    self._state.count_unstarted(task, view, +1)
                 if attempt.tried is not None:
                     attempt.tried = event.time  # the call may have lasted until now
                     self._state.store(task)

@@ -285,7 +285,8 @@ class Core:
         self._withdrawals.recall_licence_holders(view)
         self._withdrawals.recall_late_starters(view)
         self._withdrawals.recall_window_conflicts(view)
-        self._withdrawals.end_overrunning_tasks(self.reservations.expired_on(view.name))
+        if self.reservations.by_id:
+            self._withdrawals.end_overrunning_tasks(self.reservations.expired_on(view.name))
         if view.cluster.move_after is not None and silent_seconds >= view.cluster.move_after:
             self._withdrawals.evacuate(
                 view, f"{view.name} was unreachable for {silent_seconds:.0f} s"

@@ -158,6 +158,8 @@ class ScopeLimits:
 
     def remove_task(self, task: Task) -> None:
         """Count a task whose attempt has ended."""
+        if not self._limits:
+            return
         for user in (None, task.job.user):
             for jobs, limit in self._limits.get(user, {}).items():
                 if limit.live_tasks.pop(task.task_id, None) is not None and limit.has_room:

@@ -47,7 +47,8 @@ class SchedulerState:
         self.views: dict[str, ClusterView] = {}
         self.rechecks: Rechecks = {}  # of all clusters, see `take_rechecks`
         self.views_with_unstarted: dict[str, ClusterView] = {}  # clusters with unstarted tasks
-        self.unstarted_index = UnstartedIndex()  # empty if the policy does not pull
+        self.unstarted_index = UnstartedIndex()
+        self.indexes_unstarted = False  # whether tasks can be pulled: else the index is empty
         self.drains: dict[str, ClusterDrained] = {}  # also of unconfigured clusters
         self.margin_jobs: list[Job] = []  # last jobs with a deadline that could be met
         self.cluster_info: dict[str, ClusterInfo] = {}  # last reported; also of unconfigured ones
@@ -143,24 +144,32 @@ class SchedulerState:
         """Update the indexes of tasks, and the tasks and loads of clusters."""
         task, before, after, attempt = change.task, change.before, change.after, change.attempt
         if attempt is not None:
+            view = self.views.get(attempt.cluster)
             if before in QUEUED_OR_HELD:  # sent or adopted
                 self._add_live_attempt(task, attempt)
-                if (view := self.views.get(attempt.cluster)) is not None:
-                    view.add_task(task)
-            if (before is State.DISPATCHING) != (after is State.DISPATCHING):
-                self.count_unanswered(task, attempt, +1 if after is State.DISPATCHING else -1)
-            was_unstarted, is_unstarted = before in UNSTARTED, after in UNSTARTED
-            # a restarted task moves to the end of its queue
-            if was_unstarted and (not is_unstarted or change.event is TaskEvent.RESTART):
-                self.count_unstarted(task, attempt, before, -1)
-            if is_unstarted and (not was_unstarted or change.event is TaskEvent.RESTART):
-                self.count_unstarted(task, attempt, after, +1)
+            if view is not None:
+                self._update_view(view, change)
         if after in LIVE:
             return
         if attempt is not None:
             self._remove_live_attempt(task, attempt)
+            if view is not None:
+                view.remove_task(task)
         if after in FINAL:
             self._remove_ended(task)
+
+    def _update_view(self, view: ClusterView, change: StateChange) -> None:
+        task, before, after = change.task, change.before, change.after
+        if before in QUEUED_OR_HELD:
+            view.add_task(task)
+        if (before is State.DISPATCHING) != (after is State.DISPATCHING):
+            view.scope_limits.count_unanswered(task, +1 if after is State.DISPATCHING else -1)
+        was_unstarted, is_unstarted = before in UNSTARTED, after in UNSTARTED
+        # a restarted task moves to the end of its queue
+        if was_unstarted and (not is_unstarted or change.event is TaskEvent.RESTART):
+            self.count_unstarted(task, view, -1)
+        if is_unstarted and (not was_unstarted or change.event is TaskEvent.RESTART):
+            self.count_unstarted(task, view, +1)
 
     def _add_live_attempt(self, task: Task, attempt: Attempt) -> None:
         self.dispatches.setdefault((task.job.id, attempt.dispatch_id), {})[task.index] = task
@@ -171,8 +180,6 @@ class SchedulerState:
         del tasks[task.index]
         if not tasks:
             del self.dispatches[dispatch]
-        if (view := self.views.get(attempt.cluster)) is not None:
-            view.remove_task(task)
 
     def _remove_ended(self, task: Task) -> None:
         """Remember an ended task, in case a manager lists an attempt of it again."""
@@ -187,28 +194,19 @@ class SchedulerState:
             del self.open_tasks[job_id]
             self.last_dispatch.pop(job_id, None)
 
-    def count_unanswered(self, task: Task, attempt: Attempt, direction: Literal[1, -1]) -> None:
-        """Add (1) or remove (-1) a dispatched task without an answer at its cluster."""
-        if (view := self.views.get(attempt.cluster)) is not None:
-            view.scope_limits.count_unanswered(task, direction)
-
-    def count_unstarted(
-        self, task: Task, attempt: Attempt, state: State, direction: Literal[1, -1]
-    ) -> None:
+    def count_unstarted(self, task: Task, view: ClusterView, direction: Literal[1, -1]) -> None:
         """Add (1) or remove (-1) an unstarted task in queue and load of its cluster."""
-        view, job = self.views.get(attempt.cluster), task.job
-        if state not in UNSTARTED or view is None:
-            return
+        job = task.job
         view.scope_limits.count_queued(job.user, direction)
         if direction > 0:
             view.unstarted_tasks[task.task_id] = task
-            if self.policy.pull_enabled:
+            if self.indexes_unstarted:
                 self.unstarted_index.add(task, view.name)
             self.views_with_unstarted[view.name] = view
             self.load_ordering.assigned(view.name, job, task.priority)
         else:
             del view.unstarted_tasks[task.task_id]
-            if self.policy.pull_enabled:
+            if self.indexes_unstarted:
                 self.unstarted_index.remove(task)
             if not view.unstarted_tasks:
                 del self.views_with_unstarted[view.name]

@@ -158,7 +158,8 @@ class TaskStateMachine:
         elif status.started is not None:
             attempt.started = status.started
         attempt.has_started |= status.started is not None
-        self._leasing.update_expected_end(task)
+        if self._leasing.licences.leases:
+            self._leasing.update_expected_end(task)
         attempt.ended = status.ended
         attempt.exit_code, attempt.signal = status.exit_code, status.signal
         attempt.manager_reason, attempt.node = status.manager_reason, status.node
@@ -190,7 +191,8 @@ class TaskStateMachine:
             attempt.withdrawal_requested = attempt.yields_to = None
             task.held = False
             self._state.store(task)
-        self.request_withdrawal(task)
+        if task.attempt is not None and task.attempt.intent is not None:
+            self.request_withdrawal(task)
 
     def _apply_restart(self, task: Task, status: JobStatus) -> StateChange:
         """Close the attempt that the manager restarted by itself, and open a new attempt."""

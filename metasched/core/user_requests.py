@@ -14,7 +14,7 @@ from metasched.core.stale_attempts import StaleAttempts
 from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import Intent, StateChange, Task
-from metasched.core.transitions import STARTED, TaskEvent
+from metasched.core.transitions import STARTED, UNSTARTED, TaskEvent
 from metasched.core.usage_limits import UsageLimits
 from metasched.model.job import Reason, State
 from metasched.policies.eligible import PERMANENT_REASONS
@@ -159,16 +159,19 @@ class UserRequests:
             self._gates.dependencies.replace_job(tasks[0].job, job)
         for task in tasks:
             attempt = task.attempt
-            if attempt is not None:
-                self._state.count_unstarted(task, attempt, attempt.state, -1)
+            waits_in = None  # the cluster where it has not started
+            if attempt is not None and attempt.state in UNSTARTED:
+                waits_in = self._state.view_of(task)
+            if waits_in is not None:
+                self._state.count_unstarted(task, waits_in, -1)
             previous, task.job, task.priority = task.job, job, priority
             if self._limits.enabled:
                 self._limits.replace_job(task, previous)
             task.queue_key = self._state.queue_key(job, priority)
             task.classified_priority = priority
             task.ignore_rejections_until, task.rejected_by = task.attempts, set()
-            if attempt is not None:
-                self._state.count_unstarted(task, attempt, attempt.state, +1)
+            if waits_in is not None:
+                self._state.count_unstarted(task, waits_in, +1)
             self._state.record_note(task, f"changed{by_user}: {event.change_summary}")
             if task.state is State.QUEUED:
                 task.reason = ""
