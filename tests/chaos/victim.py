@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
+import metasched.adapters.local.adapter
 import metasched.adapters.worker
 import metasched.daemon.service
 from metasched.cli import main as command
@@ -58,6 +59,7 @@ def daemon(environment: Mapping[str, str], log: str, account: str | None) -> Non
 
 if __name__ == "__main__":
     if "metasched.adapters.worker" in sys.argv:
+        metasched.adapters.local.adapter.ENDS_AT_ONCE = 3  # else listings are seldom partial
         points.install("worker")
         sys.exit(metasched.adapters.worker.main())
     points.install("daemon")

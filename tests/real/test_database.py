@@ -18,7 +18,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, insert, text, update
+from sqlalchemy import Engine, insert, select, text, update
 from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.exc import IntegrityError
 
@@ -30,8 +30,10 @@ from metasched.core.events import (
     DispatchStarted,
     JobSubmitted,
     ListingReceived,
+    Outcome,
 )
 from metasched.core.scheduler import Core
+from metasched.core.tasks import PastAttempt
 from metasched.daemon.doctor import tag_of_unknown
 from metasched.db import postgresql
 from metasched.db.backends import database_from_url
@@ -239,6 +241,29 @@ def test_a_task_cannot_have_two_live_attempts(ledger: Ledger, database: Database
         connection.execute(insert(attempt).values(second))
     with engine.begin() as connection:
         connection.execute(insert(attempt).values(second | {"state": State.CANCELLED}))
+    engine.dispose()
+
+
+def test_the_last_report_of_a_past_attempt_in_a_transaction_is_stored(
+    ledger: Ledger, database: Database
+) -> None:
+    """The attempt is reported as not started; then it is live again, then it ends."""
+    core = booted(ledger)
+    stored(core, ledger)
+    for event in (DispatchStarted(NOW, 1, 1), DispatchAccepted(NOW, 1, 1, {0: "7"})):
+        ledger.record([(event, core.step(event))])
+    changed = core.tasks[1, 0]
+    live = changed.live_attempt
+    live.has_started = True
+    live_again = Outcome(tasks={(1, 0): changed})
+    ended = Outcome(closed_attempts=[(changed, live)])
+    earlier = Outcome(past_attempts={(1, 0, 1): PastAttempt("left", False, "", False, True)})
+    event, engine = ListingReceived(NOW, "left"), database.open()
+    for later in (live_again, ended):
+        ledger.record([(event, earlier), (event, later)])
+        with engine.begin() as connection:
+            stored_values = connection.execute(select(attempt.c.begun, attempt.c.intent)).one()
+        assert stored_values == (True, None)
     engine.dispose()
 
 
