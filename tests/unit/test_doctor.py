@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from metasched.config.reading import load_settings
-from metasched.daemon.doctor import check_evidence
+from metasched.daemon.doctor import check_evidence, run_checks
 
 SITE = """[daemon]
 database = "sqlite:///ms.db"
@@ -55,3 +55,19 @@ def test_a_file_of_completions_is_warned_of(tmp_path: Path) -> None:
     }
     [diagnosis] = check_evidence(row, settings)
     assert "any account can write lines of others" in diagnosis.text
+
+
+def test_a_folder_of_claims_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "usable").mkdir(mode=0o711)
+    tables = [
+        f'[[cluster]]\nname = "{name}"\nadapter = "slurm"\nconfig = "/etc/slurm.conf"\n'
+        f'fence_dir = "{tmp_path / name}"\n'
+        for name in ("usable", "missing")
+    ]
+    config = tmp_path / "metasched.toml"
+    config.write_text('[daemon]\ndatabase = "sqlite:///ms.db"\n' + "".join(tables))
+    checks = {diagnosis.check: diagnosis for diagnosis in run_checks(config)}
+    assert checks["claims of usable"].ok
+    assert not checks["claims of missing"].ok
+    assert str(tmp_path / "missing") in checks["claims of missing"].text
+    assert checks["claims of missing"].fix
