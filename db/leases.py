@@ -6,6 +6,7 @@ and ended with the end of its attempt.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -177,16 +178,31 @@ def lingering(connection: Connection) -> list[LingeringTokens]:
     query = select(lease).where(lease.c.lingers > func.coalesce(newest, 0.0))
     if not (rows := connection.execute(query.order_by(lease.c.id)).all()):
         return []
-    # the clock may have been set back while no daemon ran
     last_clock_set = (
         select(func.max(event.c.id))
         .where(event.c.kind == EVENT_KINDS["ClockSet"])
         .scalar_subquery()
     )
-    since = event.c.id >= func.coalesce(last_clock_set, 0)
-    latest = connection.execute(select(func.max(event.c.time)).where(since)).scalar_one()
-    candidates = [LingeringTokens(row.licence, row.tokens, row.until, row.lingers) for row in rows]
-    return [returned for returned in candidates if returned.until > latest]
+    since_earliest = event.c.time >= min(row.until for row in rows)
+    times: list[float] = list(
+        connection.execute(
+            select(event.c.time)
+            .where(event.c.id >= func.coalesce(last_clock_set, 0), since_earliest)
+            .order_by(event.c.id)
+        ).scalars()
+    )
+    # The clock may have been set back while no daemon ran, before or after the return: tokens are
+    # free if an event since their return was later than `lingers`.
+    latest_since: dict[float, float] = {}  # latest time from the last event of a time on
+    latest = -math.inf
+    for time in reversed(times):
+        latest = max(latest, time)
+        latest_since.setdefault(time, latest)
+    return [
+        LingeringTokens(row.licence, row.tokens, row.until, row.lingers)
+        for row in rows
+        if row.lingers > latest_since.get(row.until, latest)
+    ]
 
 
 def operator_totals(connection: Connection) -> dict[str, int]:

@@ -235,6 +235,22 @@ def test_what_lingers_is_stored_anew_when_the_clock_is_set(ledger: Ledger) -> No
     assert lingering() == daemon.core.licences.status("matlab", NOW).lingering == 0
 
 
+def test_what_lingers_outlasts_later_events_from_before_its_return(ledger: Ledger) -> None:
+    """The clock was set back while no daemon ran; the tokens came back after that."""
+    daemon = Daemon(ledger)
+    daemon.submit(1, 2)
+    daemon.take(DispatchStarted(NOW, 1, 1))
+    daemon.take(DispatchAccepted(NOW, 1, 1, {0: "7"}))
+    daemon.take(TimerExpired(NOW + 100))
+    row = JobStatus("ms-cafe-1-1", 0, "7", State.COMPLETED, started=NOW, ended=NOW + 10)
+    for time, lingering in ((NOW + 10, 2), (NOW + 59, 2), (NOW + 60, 0), (NOW + 20, 0)):
+        daemon.take(ListingReceived(time, "left", (row,), until=NOW + 10))
+        again = Core()
+        ledger.restore(again, 100)
+        assert again.licences.status("matlab", time).lingering == lingering
+        assert daemon.core.licences.status("matlab", time).lingering == lingering
+
+
 def test_outside_use_counts_after_a_restart_until_the_manager_answers(
     ledger: Ledger,
 ) -> None:
