@@ -258,9 +258,9 @@ def test_the_last_report_of_a_past_attempt_in_a_transaction_is_stored(
     live_again = Outcome(tasks={(1, 0): changed})
     ended = Outcome(closed_attempts=[(changed, live)])
     earlier = Outcome(past_attempts={(1, 0, 1): PastAttempt("left", False, "", False, True)})
-    event, engine = ListingReceived(NOW, "left"), database.open()
+    listing, engine = ListingReceived(NOW, "left"), database.open()
     for later in (live_again, ended):
-        ledger.record([(event, earlier), (event, later)])
+        ledger.record([(listing, earlier), (listing, later)])
         with engine.begin() as connection:
             stored_values = connection.execute(select(attempt.c.begun, attempt.c.intent)).one()
         assert stored_values == (True, None)
