@@ -27,6 +27,7 @@ from metasched.model.limits import (
     dispatch_demand,
 )
 
+MAX_CACHED_OWNERS = 10_000  # users with account, groups and class
 _WHILE_LIVE = "dispatched"  # the resource that a task takes even if its manager has forgotten it
 
 
@@ -121,6 +122,8 @@ class UsageLimits:
         if uses is None:
             scopes = self._settings.scopes_of(job)
             found = [self._use_of(scope) for scope in scopes]
+            if len(self._uses_of) >= MAX_CACHED_OWNERS:  # users choose the names of accounts
+                self._uses_of.clear()
             uses = self._uses_of[key] = tuple(use for use in found if use is not None)
         return uses
 
