@@ -176,12 +176,14 @@ class ClusterView:
 
     def add_task(self, task: Task) -> None:
         """Add a task that may be in the manager from now on."""
-        self.scope_limits.add_task(task)
+        if self.scope_limits.counts_tasks:
+            self.scope_limits.add_task(task)
         self.live_tasks[task.task_id] = self.needs_attention[task.task_id] = task
 
     def remove_task(self, task: Task) -> None:
         """Remove a task whose attempt there has ended."""
-        self.scope_limits.remove_task(task)
+        if self.scope_limits.counts_tasks:
+            self.scope_limits.remove_task(task)
         if task.attempt is not None and task.attempt.has_started:
             self.pulls.record_end(task.job)
         self.live_tasks.pop(task.task_id, None)

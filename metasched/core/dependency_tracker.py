@@ -37,6 +37,7 @@ class DependencyTracker:
         self._progress: dict[int, dict[DependencyTarget, TargetProgress]] = {}
         self._dependents: dict[int, dict[int, Job]] = {}
         self._changed_targets: dict[int, set[int]] = {}  # indices of its changed tasks
+        self.changed = False  # whether any dependency needs a check
         # by dependent job
         self._shared_statuses: dict[int, list[_TermStatus]] = {}  # of terms common to its tasks
         # by name of open jobs
@@ -108,6 +109,7 @@ class DependencyTracker:
         self._remove_singleton(job)
         if name in self._singletons:
             self._freed_names.add(name)
+            self.changed = True
 
     def _remove_singleton(self, job: Job) -> None:
         name = (job.user, job.name)
@@ -130,7 +132,7 @@ class DependencyTracker:
         }
         for job_id in tracked.keys() - not_dispatched:
             self._untrack(tracked.pop(job_id))
-        self._changed_targets, self._freed_names = {}, set()
+        self._changed_targets, self._freed_names, self.changed = {}, set(), False
         needed = {target for job in tracked.values() for target in _dependency(job).targets}
         for job_id, progress_of_job in self._progress.items():
             self._progress[job_id] = {
@@ -161,13 +163,9 @@ class DependencyTracker:
             if target.index in (None, task.index):
                 progress.update(task.index, succeeded, start_time)
         self._changed_targets.setdefault(task.job.id, set()).add(task.index)
+        self.changed = True
 
     # Changes
-
-    @property
-    def changed(self) -> bool:
-        """Whether any dependency needs a check."""
-        return bool(self._changed_targets or self._freed_names)
 
     def take_changes(self) -> Iterator[tuple[Job, int | None, set[int]]]:
         """Yield each job to check, with the target job and the indices of its changed tasks.
@@ -176,6 +174,7 @@ class DependencyTracker:
         """
         changed_targets, self._changed_targets = self._changed_targets, {}
         freed_names, self._freed_names = self._freed_names, set()
+        self.changed = False
         for target, indices in changed_targets.items():
             # sorted: after a restart of the daemon their order differs
             for _, job in sorted(self._dependents.get(target, {}).items()):

@@ -139,8 +139,6 @@ class LicenceLeasing:
 
     def update_leases(self, change: StateChange) -> None:
         """Take, keep or return the lease of a task whose state has changed."""
-        if not (self.enabled or self.licences.leases):
-            return
         task, attempt = change.task, change.attempt
         if change.before is State.QUEUED:
             self.leave(task)

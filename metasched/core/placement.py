@@ -174,7 +174,9 @@ class Placement:
             self.clear_cache()
         elif gates.settled and self._leasing.settled(self._state.now) and not gates.has_ready:
             return False
-        self._late_binding = self._make_late_binding()
+        self._late_binding = None
+        if self._state.policy.send == "late":
+            self._late_binding = self._make_late_binding()
         if self._late_binding is not None and not self._late_binding.full:
             gates.request_recheck()
         return True
@@ -192,7 +194,8 @@ class Placement:
         # most steps place a single task
         ordered = self._in_order(waiting, of_groups) if of_groups or len(waiting) > 1 else waiting
         for task in ordered:
-            if not leasing.needs_lease(task) or task.task_id in leasing.transferring:
+            needs_lease = leasing.enabled and leasing.needs_lease(task)
+            if not needs_lease or task.task_id in leasing.transferring:
                 if (change := self._place_task(task)) is not None:
                     yield change
                     self._observe_dispatch(change)
@@ -345,7 +348,7 @@ class Placement:
 
     def _make_late_binding(self) -> LateBinding[str] | None:
         """Return the late binding of this pass, or None if the policy dispatches at once."""
-        if self._state.policy.send != "late" or not self._gates.has_ready:
+        if not self._gates.has_ready:
             return None
         capacities, reserved = {}, {}
         for name, view in self._state.views.items():

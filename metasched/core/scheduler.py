@@ -228,7 +228,8 @@ class Core:
         """
         for change in changes:
             self.state.update_indexes(change)
-            self._leasing.update_leases(change)
+            if self._leasing.enabled or self._leasing.licences.leases:
+                self._leasing.update_leases(change)
             if self.limits.enabled:
                 self.limits.update(change)
             job_is_open = change.task.job.id in self.state.open_tasks

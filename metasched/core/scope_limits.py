@@ -82,6 +82,12 @@ class ScopeLimits:
         self._queued: Counter[str] = Counter()  # dispatched tasks that have not started, by user
         self._full_queues: set[str] = set()  # users who have `_queue_depth` of them or more
         self._followed: set[str] = set()  # users who had, and have had some ever since
+        self.counts_tasks = True  # whether changes of tasks matter
+        self._update_activity()
+
+    def _update_activity(self) -> None:
+        bounds = (self._max_unanswered, self._queue_depth)
+        self.counts_tasks = bool(self._limits) or min(bounds) < math.inf
 
     def __bool__(self) -> bool:
         return bool(self._limits or self._awaiting or self._full_queues)
@@ -111,6 +117,7 @@ class ScopeLimits:
             tasks = {task.task_id: task for task in live_tasks if jobs.includes(task.job)}
             unanswered = sum(task.state is State.DISPATCHING for task in tasks.values())
             limit = self._limits[jobs.user][jobs] = ScopeLimit(reason, tasks, unanswered)
+            self.counts_tasks = True
             if jobs.job is not None:
                 self._limited_jobs.add(jobs.job)
         limit.reason, limit.refused_at = reason, now
@@ -221,6 +228,7 @@ class ScopeLimits:
         if depth == self._queue_depth:
             return
         self._queue_depth = depth
+        self._update_activity()
         for user, count in self._queued.items():
             if count >= depth:
                 self._full_queues.add(user)

@@ -147,8 +147,20 @@ class SchedulerState:
             view = self.views.get(attempt.cluster)
             if before in QUEUED_OR_HELD:  # sent or adopted
                 self._add_live_attempt(task, attempt)
+                if view is not None:
+                    view.add_task(task)
             if view is not None:
-                self._update_view(view, change)
+                changes_answer = (before is State.DISPATCHING) != (after is State.DISPATCHING)
+                if changes_answer and view.scope_limits.counts_tasks:
+                    view.scope_limits.count_unanswered(
+                        task, +1 if after is State.DISPATCHING else -1
+                    )
+                was_unstarted, is_unstarted = before in UNSTARTED, after in UNSTARTED
+                # a restarted task moves to the end of its queue
+                if was_unstarted and (not is_unstarted or change.event is TaskEvent.RESTART):
+                    self.count_unstarted(task, view, -1)
+                if is_unstarted and (not was_unstarted or change.event is TaskEvent.RESTART):
+                    self.count_unstarted(task, view, +1)
         if after in LIVE:
             return
         if attempt is not None:
@@ -157,19 +169,6 @@ class SchedulerState:
                 view.remove_task(task)
         if after in FINAL:
             self._remove_ended(task)
-
-    def _update_view(self, view: ClusterView, change: StateChange) -> None:
-        task, before, after = change.task, change.before, change.after
-        if before in QUEUED_OR_HELD:
-            view.add_task(task)
-        if (before is State.DISPATCHING) != (after is State.DISPATCHING):
-            view.scope_limits.count_unanswered(task, +1 if after is State.DISPATCHING else -1)
-        was_unstarted, is_unstarted = before in UNSTARTED, after in UNSTARTED
-        # a restarted task moves to the end of its queue
-        if was_unstarted and (not is_unstarted or change.event is TaskEvent.RESTART):
-            self.count_unstarted(task, view, -1)
-        if is_unstarted and (not was_unstarted or change.event is TaskEvent.RESTART):
-            self.count_unstarted(task, view, +1)
 
     def _add_live_attempt(self, task: Task, attempt: Attempt) -> None:
         self.dispatches.setdefault((task.job.id, attempt.dispatch_id), {})[task.index] = task
@@ -197,7 +196,8 @@ class SchedulerState:
     def count_unstarted(self, task: Task, view: ClusterView, direction: Literal[1, -1]) -> None:
         """Add (1) or remove (-1) an unstarted task in queue and load of its cluster."""
         job = task.job
-        view.scope_limits.count_queued(job.user, direction)
+        if view.scope_limits.counts_tasks:
+            view.scope_limits.count_queued(job.user, direction)
         if direction > 0:
             view.unstarted_tasks[task.task_id] = task
             if self.indexes_unstarted:

@@ -166,9 +166,14 @@ class TaskStateMachine:
         attempt.cpu_seconds, attempt.max_memory = status.cpu_seconds, status.max_memory
         self._state.store(task)
         event = event_for_listed_state(attempt.state, status.state)
-        if_pending, is_former = attempt.intent in IF_PENDING_INTENTS, self._is_former(attempt)
-        task.held &= not (is_former and attempt.has_started)
-        if event is TaskEvent.KILL and (if_pending or is_former) and status.started is None:
+        if_pending = attempt.intent in IF_PENDING_INTENTS
+        if task.held and attempt.has_started and self._is_former(attempt):
+            task.held = False
+        if (
+            event is TaskEvent.KILL
+            and status.started is None
+            and (if_pending or self._is_former(attempt))
+        ):
             event = TaskEvent.WITHDRAW
         if event is TaskEvent.KILL and attempt.intent is Intent.EXPIRE:
             event, attempt.manager_reason = TaskEvent.EXPIRE, "its reservation ended"
