@@ -275,16 +275,20 @@ class Core:
             self.state.cluster_info[event.cluster] = event.info
         view.up_since = event.up_since
         yield from self._reconciler.apply_listing(view, event)
-        self._lease_expiry.update(view, was_up)
-        self._leasing.count_outside_use(view)
+        if view.needs_attention:
+            self._lease_expiry.update(view, was_up)
+        if self._leasing.enabled:
+            self._leasing.count_outside_use(view)
         eligibility_changed = view.eligibility_key != previous_key
         permanently_changed = eligibility_changed and eligibility_key(
             previous_info, include_transient=False
         ) != eligibility_key(view.info, include_transient=False)
         if event.info is not None and (permanently_changed or not was_up):
             self._withdrawals.recall_ineligible(view)
-        self._withdrawals.recall_licence_holders(view)
-        self._withdrawals.recall_late_starters(view)
+        if self._leasing.enabled:
+            self._withdrawals.recall_licence_holders(view)
+        if view.cluster.binds_late:
+            self._withdrawals.recall_late_starters(view)
         self._withdrawals.recall_window_conflicts(view)
         if self.reservations.by_id:
             self._withdrawals.end_overrunning_tasks(self.reservations.expired_on(view.name))
@@ -292,9 +296,12 @@ class Core:
             self._withdrawals.evacuate(
                 view, f"{view.name} was unreachable for {silent_seconds:.0f} s"
             )
-        self._reconciler.query_accounting(view)
-        self._stale_attempts.request_withdrawals(view)
-        view.scope_limits.pass_time(event.time)
+        if view.needs_attention:
+            self._reconciler.query_accounting(view)
+        if view.stale_attempts:
+            self._stale_attempts.request_withdrawals(view)
+        if view.scope_limits.counts_tasks:
+            view.scope_limits.pass_time(event.time)
         if eligibility_changed or not was_up or view.retry_due(event.time):
             self._gates.request_recheck()
 
