@@ -72,11 +72,17 @@ def audit(
     engine = database.open_existing()
     ledger = Ledger(engine)
     try:
-        rows = {
-            named({**row, "task": row["task_index"] if row["array"] else None}): row
+        stored = [
+            (named({**row, "task": row["task_index"] if row["array"] else None}), row)
             for row in ledger.status()
-        }
+        ]
+        rows = dict(stored)
         verdict.jobs = len(rows)
+        verdict.duplicated += [
+            f"{name} is stored {copies} times"
+            for name, copies in Counter(name for name, _ in stored).items()
+            if copies > 1
+        ]
         _promises(verdict, rows, stream, may_fail)
         tags = [tag for of in natives for tag in of()]
         instance = ledger.identity(0.0).instance

@@ -180,6 +180,7 @@ def unusual(site: ChaosSite, stream: Stream) -> None:
             "cancel", [str(id) for id in stream.submit(30, JobKind(cancelled=True, seconds=1.0))]
         ),
         stream.modify,
+        stream.repeat,
         stream.depend,
         stream.requeue,
         stream.drain,

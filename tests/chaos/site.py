@@ -88,7 +88,7 @@ class ChaosSite(Site):
             # API tokens exist only with [tcp]
             extra=f'[policy]\nfile = "policy.toml"\n[tcp]\nlisten = "127.0.0.1:0"\n{LICENCES}',
         )
-        # no retries: a call that a death interrupts must stay uncertain
+        # no retries: the stream repeats some submissions, the others must stay uncertain
         self.client = Client(self.socket, timeout=CALL_TIMEOUT, retry_time=0)
         self.extra_environment: dict[str, str] = {}  # environment of daemons started later
         self.recoveries: list[float] = []  # seconds from a death to the first answer

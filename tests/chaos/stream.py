@@ -8,8 +8,8 @@ import os
 import random
 import threading
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from metasched.client.client import Client, ClientError
+from metasched.client.client import Client, ClientError, DaemonUnreachable, ResponseLost
 from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.model.arrays import parse_array
 
@@ -101,11 +101,22 @@ class Use:
     ended: float | None = None
 
 
+@dataclass(frozen=True)
+class Submission:
+    """A submission that may be repeated under its key."""
+
+    submitter: Client
+    key: str
+    body: Mapping[str, object]
+    promises: Sequence[dict[str, Promise]]  # of each job, by task
+
+
 class Stream:
     """Submits, cancels, holds and releases jobs from its own thread, as drawn by its seed.
 
     An interrupted call may have taken effect or not. Its job must begin exactly once if it is in
-    the database, else never.
+    the database, else never. Half of the submissions without an answer are repeated with their
+    keys until there is one; answered submissions are repeated, too. Each is stored once.
     """
 
     def __init__(
@@ -130,6 +141,8 @@ class Stream:
         self._draw = random.Random(seed)
         self._number = 0
         self.accepted = 0  # jobs
+        self._unanswered: dict[str, Submission] = {}  # to repeat, by key
+        self._answered: deque[Submission] = deque(maxlen=50)
         self._probes = count()
         self._reserving, self._windows, self._begun = reserving, count(1), time.time()
         self.promised: dict[int, bool] = {}  # reservation id: whether it may be cancelled
@@ -174,7 +187,9 @@ class Stream:
         if self._number % 10 == 0 and len(self._client.jobs(state=_OPEN)) > OPEN_AT_MOST:
             return
         draw = self._draw.random()
-        if draw < 0.6:
+        if draw < (0.4 if self._unanswered else 0.1):
+            self.repeat()
+        elif draw < 0.6:
             self.submit(self._draw.randrange(1, 4))
         elif draw < 0.68:
             self.submit(1, JobKind(begin=time.time() + self._draw.random()))
@@ -206,6 +221,12 @@ class Stream:
             self.release_licences()
         else:
             self.drain()
+
+    def repeat(self) -> None:
+        """Repeat a submission: one without an answer, if there is any."""
+        unanswered = list(self._unanswered.values())
+        if submissions := unanswered or list(self._answered):
+            self._send(self._draw.choice(submissions))
 
     def modify(self) -> None:
         """Modify a new job in whatever state it is."""
@@ -344,15 +365,29 @@ class Stream:
         for of_job in promises:
             self.promises |= of_job
         environment = {"PATH": os.environ.get("PATH", os.defpath)}
-        submission = SubmitRequest(
-            jobs=requests, scripts={"s": SCRIPT}, environments={"e": environment}
-        )
-        answers = submitter.submit(to_builtins(submission))
-        for of_job, answer in zip(promises, answers, strict=True):
+        body = SubmitRequest(jobs=requests, scripts={"s": SCRIPT}, environments={"e": environment})
+        return self._send(Submission(submitter, requests[0].name, to_builtins(body), promises))
+
+    def _send(self, submission: Submission) -> list[int]:
+        """Submit, or repeat a submission; return the job ids. Raises ClientError without answer."""
+        was_lost = self._unanswered.pop(submission.key, None) is not None
+        try:
+            answers = submission.submitter.submit(submission.body, submission.key)
+        except (DaemonUnreachable, ResponseLost):
+            if was_lost or (submission not in self._answered and self._draw.random() < 0.5):
+                self._unanswered[submission.key] = submission
+            raise
+        ids = [answer["job"] for answer in answers]
+        if submission in self._answered:
+            earlier = [next(iter(of_job.values())).accepted for of_job in submission.promises]
+            assert ids == earlier, f"{submission.key}: accepted as {earlier}, repeated as {ids}"
+            return ids
+        for of_job, id in zip(submission.promises, ids, strict=True):
             for promised in of_job.values():
-                promised.accepted = answer["job"]
-        self.accepted += len(answers)
-        return [answer["job"] for answer in answers]
+                promised.accepted = id
+        self.accepted += len(ids)
+        self._answered.append(submission)
+        return ids
 
     @staticmethod
     def files(run_log: Path) -> tuple[Path, Path, Path]:

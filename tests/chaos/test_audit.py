@@ -104,6 +104,11 @@ def test_an_accepted_job_that_is_not_stored_is_found(after: Ruined) -> None:
     assert "t3 began and is not stored" in verdict.wrong
 
 
+def test_a_submission_that_is_stored_twice_is_found(after: Ruined) -> None:
+    after.sql("UPDATE job SET name = 't2' WHERE name = 't3'")
+    assert after.verdict().duplicated == ["t2 is stored 2 times"]
+
+
 def test_a_state_that_the_story_does_not_give_is_found(after: Ruined) -> None:
     after.sql("UPDATE task SET state = 'pending', ended = NULL WHERE job = 3")
     assert any("differ" in wrong for wrong in after.verdict().wrong)

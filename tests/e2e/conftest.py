@@ -30,6 +30,13 @@ from tests.harness.slurm import SlurmSite
 COMMAND = Path(sys.executable).parent / "metasched"
 ENDED = {"completed", "failed", "timeout", "cancelled", "rejected"}
 FOLDER = "metasched.clusters"  # the default with SQLite, beside its file
+ONE_LOCAL = """
+[[cluster]]
+name = "here"
+adapter = "local"
+cpus = 4
+poll_interval = 0.2
+"""
 TWO_LOCAL = """
 [[cluster]]
 name = "left"

@@ -6,7 +6,7 @@ import shutil
 import sys
 from datetime import datetime
 
-from tests.e2e.conftest import ENDED, FOLDER, Site
+from tests.e2e.conftest import ENDED, FOLDER, ONE_LOCAL, Site
 
 GRACE = 1.0  # seconds
 LIMIT = 8.0  # seconds
@@ -18,13 +18,7 @@ PREFIX = (
     "import sys; from metasched.core import lease_expiry; from metasched.cli import main; "
     f"lease_expiry.GRACE = {GRACE}; del sys.argv[0]; sys.exit(main())",
 )
-LOCAL = """
-[[cluster]]
-name = "here"
-adapter = "local"
-cpus = 4
-poll_interval = 0.2
-
+LICENCE = """
 [[licence]]
 name = "matlab"
 total = 1
@@ -33,7 +27,7 @@ total = 1
 
 def test_what_a_forgotten_task_holds_is_returned_after_its_time_limit(site: Site) -> None:
     site.before = PREFIX
-    site.configure(LOCAL)
+    site.configure(ONE_LOCAL + LICENCE)
     site.start()
     ran, end = site.folder / "ran", site.folder / "end"
     script = f'echo $METASCHED_TASK >> "{ran}"; until [ -e "{end}" ]; do sleep 0.1; done'

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import require
-from tests.e2e.conftest import Site
-from tests.harness.slurm import ClusterSpec, SlurmSite, missing
-
-LOCAL = """
-[[cluster]]
-name = "here"
-adapter = "local"
-cpus = 4
-poll_interval = 0.2
-"""
+from tests.e2e.conftest import ONE_LOCAL, Site
+from tests.harness.slurm import ClusterSpec, SlurmSite, accounting_missing, missing
 
 
 @dataclass
@@ -34,13 +26,16 @@ class Manager:
     table: str  # in metasched.toml
     unit: int  # a quarter of its processors
     has_forgotten: Callable[[], bool]  # whether it lists no ended job any more; True: it lists all
+    inside: Sequence[str] = ()  # prefix of commands that reach it
 
 
-def slurm(folder: Path, request: pytest.FixtureRequest, *settings: str) -> Manager:
-    if (reason := missing()) is not None:
+def slurm(
+    folder: Path, request: pytest.FixtureRequest, *settings: str, accounting: bool = False
+) -> Manager:
+    if (reason := missing() or (accounting_missing() if accounting else None)) is not None:
         require("slurm", reason)
     spec = ClusterSpec("gamma", "g", nodes=1, cpus=4, settings=settings)
-    booted = SlurmSite(folder / "slurm", [spec])
+    booted = SlurmSite(folder / "slurm", [spec], accounting=accounting)
     booted.__enter__()
     request.addfinalizer(booted.close)
     gamma = booted["gamma"]
@@ -55,11 +50,12 @@ def slurm(folder: Path, request: pytest.FixtureRequest, *settings: str) -> Manag
         lambda: (
             not states or set(gamma.run("squeue", "-h", "-t", "all", "-o", "%T").split()) <= states
         ),
+        gamma.inside,
     )
 
 
 def local(folder: Path, request: pytest.FixtureRequest) -> Manager:
-    return Manager(LOCAL, 1, lambda: True)
+    return Manager(ONE_LOCAL, 1, lambda: True)
 
 
 def slurm_without_records(folder: Path, request: pytest.FixtureRequest) -> Manager:
@@ -69,6 +65,10 @@ def slurm_without_records(folder: Path, request: pytest.FixtureRequest) -> Manag
 def slurm_with_records(folder: Path, request: pytest.FixtureRequest) -> Manager:
     records = f"JobCompLoc={folder / 'completions'}"
     return slurm(folder, request, "MinJobAge=2", "JobCompType=jobcomp/filetxt", records)
+
+
+def slurm_with_slurmdbd(folder: Path, request: pytest.FixtureRequest) -> Manager:
+    return slurm(folder, request, "MinJobAge=2", accounting=True)
 
 
 def gridengine(folder: Path, request: pytest.FixtureRequest) -> Manager:
@@ -114,7 +114,9 @@ class Jobs:
 
 
 @pytest.mark.parametrize(
-    "boot", [local, slurm_without_records, slurm_with_records, gridengine], ids=lambda b: b.__name__
+    "boot",
+    [local, slurm_without_records, slurm_with_records, slurm_with_slurmdbd, gridengine],
+    ids=lambda b: b.__name__,
 )
 def test_what_a_backup_has_of_a_manager_is_followed_by_its_old_tags(
     site: Site,
@@ -122,6 +124,7 @@ def test_what_a_backup_has_of_a_manager_is_followed_by_its_old_tags(
     request: pytest.FixtureRequest,
 ) -> None:
     manager = boot(site.folder, request)
+    site.before = manager.inside
     site.configure(manager.table)
     site.start()
     former = site.instance

@@ -35,8 +35,8 @@ from metasched.model.cluster import ClusterInfo
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, Listing, TaskClaim
 from tests.harness.examples import examples
+from tests.unit.gridengine_answers import QSTAT, line
 from tests.unit.test_associations import LISTED
-from tests.unit.test_gridengine_parsing import QSTAT, line
 from tests.unit.test_slurm_windows import SHOWN
 
 RECORDED = [
