@@ -17,6 +17,7 @@ from metasched.core.tasks import Task, TaskId
 # Rank of a task in a contest: level (negative), turn, queue key, job, index
 Rank = tuple[int, float, float, int, int]
 _FIRST_TURN = -1.0  # before all turns
+MAX_TURNS = 10_000  # levels of users that are remembered: waits make ever new levels
 _NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
 
@@ -92,6 +93,9 @@ class UserTurns:
         return next_turn if next_turn > clock else clock
 
     def _use_turn(self, level: int, user: str, now: float) -> None:
+        if len(self._next_turns) >= MAX_TURNS:  # a new round
+            self._next_turns.clear()
+            self._clocks.clear()
         turn = self._next_turn(level, user)
         self._clocks[level] = turn
         self._next_turns[level, user] = turn + 1.0 / self._weights.get(user, 1.0)

@@ -149,5 +149,4 @@ def describe_resource(resource: str) -> str:
         "queued": "queued tasks",
         "dispatched": "dispatched tasks",
         "running": "tasks that may run",
-        "stored_bytes": "stored bytes",
     }.get(resource, resource)

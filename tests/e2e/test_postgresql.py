@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,19 @@ from tests.harness.http_calls import call
 from tests.harness.postgresql import LOCKED, PASSWORD, Server, missing
 
 
+def site_over(server: Server, folder: Path) -> Site:
+    """Configure a site over a new database."""
+    new_site = Site(folder)
+    new_site.url = server.create()
+    new_site.configure()
+    return new_site
+
+
 @pytest.fixture
 def pg(tmp_path: Path, postgresql_server: Server) -> Iterator[Site]:
     """A site over a new database; its daemon is not running yet."""
-    new_site = Site(tmp_path)
-    new_site.url = postgresql_server.create()
-    new_site.configure()
-    try:
+    with closing(site_over(postgresql_server, tmp_path)) as new_site:
         yield new_site
-    finally:
-        new_site.close()
 
 
 @pytest.fixture
@@ -37,6 +41,13 @@ def own_server(common_folder: Path) -> Iterator[Server]:
         require("postgresql", reason)
     with Server(common_folder / "pg-own", settings=()) as server:
         yield server
+
+
+@pytest.fixture
+def own_site(tmp_path: Path, own_server: Server) -> Iterator[Site]:
+    """A site over a new database of that server; its daemon is not running yet."""
+    with closing(site_over(own_server, tmp_path)) as new_site:
+        yield new_site
 
 
 def test_jobs_run_and_the_story_replays(pg: Site) -> None:
@@ -76,65 +87,53 @@ def test_the_daemon_is_killed_at_random(pg: Site) -> None:
 
 
 def test_health_reports_an_outage_though_nothing_is_to_be_stored(
-    tmp_path: Path, own_server: Server
+    own_site: Site, own_server: Server
 ) -> None:
     """An idle scheduler checks its database every ten seconds only, unless a request fails."""
-    site = Site(tmp_path)
-    site.url = own_server.create()
-    site.configure()
-    socket = site.folder / "ms.sock"
-    try:
-        site.start()
-        assert call(socket, "GET", "/health").status == 200
-        own_server.stop()
-        submission: dict[str, object] = {"jobs": [], "scripts": {}, "environments": {}}
-        failed = call(socket, "POST", "/jobs", submission, {"Idempotency-Key": "outage"})
-        assert failed.status == 503
-        health = call(socket, "GET", "/health")
-        assert health.status == 503
-        assert health.headers["retry-after"].isdecimal()
-        assert "the database is away" in health.json["error"]
-        own_server.start()
-        site.until(lambda: call(socket, "GET", "/health").status == 200)
-        assert site.until_ended(site.submit("--wrap", "true"))[0]["state"] == "completed"
-    finally:
-        site.close()
+    socket = own_site.folder / "ms.sock"
+    own_site.start()
+    assert call(socket, "GET", "/health").status == 200
+    own_server.stop()
+    submission: dict[str, object] = {"jobs": [], "scripts": {}, "environments": {}}
+    failed = call(socket, "POST", "/jobs", submission, {"Idempotency-Key": "outage"})
+    assert failed.status == 503
+    health = call(socket, "GET", "/health")
+    assert health.status == 503
+    assert health.headers["retry-after"].isdecimal()
+    assert "the database is away" in health.json["error"]
+    own_server.start()
+    own_site.until(lambda: call(socket, "GET", "/health").status == 200)
+    assert own_site.until_ended(own_site.submit("--wrap", "true"))[0]["state"] == "completed"
 
 
 @pytest.mark.slow
-def test_the_server_goes_away_while_jobs_stream(tmp_path: Path, own_server: Server) -> None:
+def test_the_server_goes_away_while_jobs_stream(own_site: Site, own_server: Server) -> None:
     """The server is killed, stopped and restarted; no job is lost or starts twice."""
-    site = Site(tmp_path)
-    site.url = own_server.create()
-    site.configure()
-    run_log = tmp_path / "ran"
+    run_log = own_site.folder / "ran"
     accepted = []
-    try:
-        site.start()
-        for number in (signal.SIGKILL, signal.SIGINT, signal.SIGQUIT):
-            for _ in range(3):
-                accepted.append(site.submit("--wrap", f"echo $METASCHED_JOB_ID >> '{run_log}'"))
-            own_server.stop(number)
-            message = site.error("submit", "--wrap", f"echo refused >> '{run_log}'", code=4)
-            assert "the database is away" in message
-            assert "nothing changed, try again" in message
-            # at once, while the service is still ending its tasks
-            health = call(site.folder / "ms.sock", "GET", "/health")
-            assert health.status == 503
-            assert health.headers["retry-after"].isdecimal()
-            own_server.start()
-            site.until(site.cluster_rows)
-        rows = site.until_ended()
-        assert {row["state"] for row in rows} == {"completed"}
-        assert sorted(row["job"] for row in rows) == accepted
-        assert Counter(run_log.read_text().split()) == Counter(str(job) for job in accepted)
-        log = site.log.read_text()
-        assert "the database is away" in log
-        assert "the database is back" in log
-        site.stop()
-        site.replayed()
-    finally:
-        site.close()
+    own_site.start()
+    for number in (signal.SIGKILL, signal.SIGINT, signal.SIGQUIT):
+        for _ in range(3):
+            accepted.append(own_site.submit("--wrap", f"echo $METASCHED_JOB_ID >> '{run_log}'"))
+        own_server.stop(number)
+        message = own_site.error("submit", "--wrap", f"echo refused >> '{run_log}'", code=4)
+        assert "the database is away" in message
+        assert "nothing changed, try again" in message
+        # at once, while the service is still ending its tasks
+        health = call(own_site.folder / "ms.sock", "GET", "/health")
+        assert health.status == 503
+        assert health.headers["retry-after"].isdecimal()
+        own_server.start()
+        own_site.until(own_site.cluster_rows)
+    rows = own_site.until_ended()
+    assert {row["state"] for row in rows} == {"completed"}
+    assert sorted(row["job"] for row in rows) == accepted
+    assert Counter(run_log.read_text().split()) == Counter(str(job) for job in accepted)
+    log = own_site.log.read_text()
+    assert "the database is away" in log
+    assert "the database is back" in log
+    own_site.stop()
+    own_site.replayed()
 
 
 def test_a_standby_takes_over_and_the_first_can_write_nothing_more(
@@ -219,49 +218,43 @@ def test_a_daemon_that_waits_for_its_database_ends_at_a_signal(
 
 
 def test_a_daemon_waits_for_a_database_that_is_away_at_its_start(
-    tmp_path: Path, own_server: Server
+    own_site: Site, own_server: Server
 ) -> None:
     """The daemon refuses requests with the cause and continues once the server is up."""
-    site = Site(tmp_path)
-    site.url = own_server.create()
-    site.configure()
-    socket = site.folder / "ms.sock"
-    try:
-        own_server.stop()
-        site.launch()
-        site.until(socket.exists)
-        for method, target in (
-            *(("GET", "/health"), ("GET", "/jobs?all=true"), ("GET", "/jobs/1/story")),
-            *(("GET", "/reservations"), ("GET", "/tokens"), ("POST", "/tokens")),
-        ):
-            body = {"seconds": 1} if method == "POST" else None
-            refused = call(socket, method, target, body)
-            assert refused.status == 503, target
-            assert refused.headers["retry-after"].isdecimal()
-            assert "No such file" in refused.json["error"]
-        assert "nothing changed, try again" in site.error("submit", "--wrap", "true", code=4)
-        assert "the database is away" in site.log.read_text()
-        own_server.start()
-        site.until(site.cluster_rows)
-        assert "the database is back" in site.log.read_text()
-        assert site.until_ended(site.submit("--wrap", "true"))[0]["state"] == "completed"
-        assert site.stop() == 0
-        site.replayed()
-        # a permanent fault is an error also after a wait
-        own_server.stop()
-        site.url = own_server.url("absent")
-        site.configure()
-        site.launch()
-        site.until(socket.exists)
-        daemon = site._daemon
-        assert daemon is not None
-        own_server.start()
-        assert daemon.wait(60) == 1
-        assert '"absent" does not exist; create it' in site.log.read_text()
-        assert "Traceback" not in site.log.read_text()
-        assert not socket.exists()
-    finally:
-        site.close()
+    socket = own_site.folder / "ms.sock"
+    own_server.stop()
+    own_site.launch()
+    own_site.until(socket.exists)
+    for method, target in (
+        *(("GET", "/health"), ("GET", "/jobs?all=true"), ("GET", "/jobs/1/story")),
+        *(("GET", "/reservations"), ("GET", "/tokens"), ("POST", "/tokens")),
+    ):
+        body = {"seconds": 1} if method == "POST" else None
+        refused = call(socket, method, target, body)
+        assert refused.status == 503, target
+        assert refused.headers["retry-after"].isdecimal()
+        assert "No such file" in refused.json["error"]
+    assert "nothing changed, try again" in own_site.error("submit", "--wrap", "true", code=4)
+    assert "the database is away" in own_site.log.read_text()
+    own_server.start()
+    own_site.until(own_site.cluster_rows)
+    assert "the database is back" in own_site.log.read_text()
+    assert own_site.until_ended(own_site.submit("--wrap", "true"))[0]["state"] == "completed"
+    assert own_site.stop() == 0
+    own_site.replayed()
+    # a permanent fault is an error also after a wait
+    own_server.stop()
+    own_site.url = own_server.url("absent")
+    own_site.configure()
+    own_site.launch()
+    own_site.until(socket.exists)
+    daemon = own_site._daemon
+    assert daemon is not None
+    own_server.start()
+    assert daemon.wait(60) == 1
+    assert '"absent" does not exist; create it' in own_site.log.read_text()
+    assert "Traceback" not in own_site.log.read_text()
+    assert not socket.exists()
 
 
 def test_a_session_of_a_hung_server_ends(own_server: Server) -> None:
@@ -282,36 +275,31 @@ def test_a_session_of_a_hung_server_ends(own_server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_the_server_hangs_and_cuts_nothing(tmp_path: Path, own_server: Server) -> None:
+def test_the_server_hangs_and_cuts_nothing(own_site: Site, own_server: Server) -> None:
     """The daemon detects and logs it, answers meanwhile, and continues with the server."""
-    site = Site(tmp_path)
-    site.url = own_server.create()
-    site.configure()
-    run_log = tmp_path / "ran"
+    run_log = own_site.folder / "ran"
     payload = f"echo $METASCHED_JOB_ID >> '{run_log}'"
+    own_site.start()
+    accepted = [
+        own_site.submit("--wrap", f"{payload}; sleep 3"),
+        own_site.submit("--wrap", payload),
+    ]
+    own_server.hang()
     try:
-        site.start()
-        accepted = [site.submit("--wrap", f"{payload}; sleep 3"), site.submit("--wrap", payload)]
-        own_server.hang()
-        try:
-            message = site.error("submit", "--wrap", f"echo refused >> '{run_log}'", code=4)
-            assert "the database is away" in message
-            assert "nothing changed, try again" in message
-            site.until(lambda: "the database is away (" in site.log.read_text())
-            # from now on requests fail at once, even without a query to the server
-            assert call(site.folder / "ms.sock", "GET", "/health").status == 503
-            assert "the database is away" in site.error("status", code=4)
-        finally:
-            own_server.wake()
-        site.until(lambda: site.json("clusters"))
-        accepted.append(site.submit("--wrap", payload))
-        rows = site.until_ended()
-        assert [(row["job"], row["state"]) for row in rows] == [
-            (job, "completed") for job in accepted
-        ]
-        assert Counter(run_log.read_text().split()) == Counter(str(job) for job in accepted)
-        assert "the database is back" in site.log.read_text()
-        site.stop()
-        site.replayed()
+        message = own_site.error("submit", "--wrap", f"echo refused >> '{run_log}'", code=4)
+        assert "the database is away" in message
+        assert "nothing changed, try again" in message
+        own_site.until(lambda: "the database is away (" in own_site.log.read_text())
+        # from now on requests fail at once, even without a query to the server
+        assert call(own_site.folder / "ms.sock", "GET", "/health").status == 503
+        assert "the database is away" in own_site.error("status", code=4)
     finally:
-        site.close()
+        own_server.wake()
+    own_site.until(lambda: own_site.json("clusters"))
+    accepted.append(own_site.submit("--wrap", payload))
+    rows = own_site.until_ended()
+    assert [(row["job"], row["state"]) for row in rows] == [(job, "completed") for job in accepted]
+    assert Counter(run_log.read_text().split()) == Counter(str(job) for job in accepted)
+    assert "the database is back" in own_site.log.read_text()
+    own_site.stop()
+    own_site.replayed()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pytest
 
+from metasched.core import user_turns
 from metasched.core.cluster_view import LEAST_QUEUE_DEPTH, ClusterView
 from metasched.core.events import (
     Action,
@@ -68,6 +69,17 @@ def test_users_take_turns_and_each_keeps_his_order() -> None:
     tasks = [task(number, "a") for number in (1, 2, 3, 4)]
     tasks += [task(number, "b") for number in (5, 6)] + [task(7, "c")]
     assert order(UserTurns(), *tasks) == [1, 5, 7, 2, 6, 3, 4]
+
+
+def test_turns_of_ever_new_levels_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that wait ever longer reach ever higher levels; memory does not grow with these."""
+    monkeypatch.setattr(user_turns, "MAX_TURNS", 10)
+    turns = UserTurns()
+    for waits in range(1, 100):
+        users = (f"a{waits}", f"b{waits}")
+        tasks = [task(number, user, waited=waits * AGE) for number, user in enumerate(users, 1)]
+        assert order(turns, *tasks) == [1, 2]
+        assert len(turns._next_turns) <= 10
 
 
 def test_a_user_with_twice_the_weight_has_twice_the_turns() -> None:
