@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, and_, func, select
 from metasched.core.recovered_state import RecoveredState
 from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.core.transitions import FINAL, LIVE
-from metasched.db import leases, limit_uses, reservations
+from metasched.db import leases, limit_uses, reservations, share_uses
 from metasched.db.recovery import recorded_events
 from metasched.db.schema import attempt, checkpoint, event, job, metadata, task
 from metasched.db.store import Database
@@ -98,7 +98,7 @@ def _check_counters(connection: Connection) -> tuple[list[str], str]:
 
 
 def _check_replay(connection: Connection) -> tuple[list[str], str]:
-    """Replay the events through a fresh core and compare its tasks with the tables.
+    """Replay the events through a fresh core and compare its tasks and uses with the tables.
 
     Events that a release with another version of the decisions recorded are not replayed.
     """
@@ -131,6 +131,7 @@ def _check_replay(connection: Connection) -> tuple[list[str], str]:
         f"task {key[0]}_{key[1]} is not stored, replayed {replayed[key]}"
         for key in core.tasks.keys() - stored.keys()
     ]
+    problems += share_uses.find_mismatches(connection, core.fair_share.uses.values())
     origin = f"the checkpoint before event {since}" if since > 1 else "the beginning"
     older = connection.execute(select(func.count()).where(event.c.id < since)).scalar()
     remark = f"; {older} older events were not replayed" if older else ""

@@ -32,7 +32,7 @@ from metasched.core.events import (
 from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.core.tasks import Intent, PastAttempt, Task
 from metasched.core.transitions import TaskEvent
-from metasched.db import leases, limit_uses, recovery, reservations, submission_keys
+from metasched.db import leases, limit_uses, recovery, reservations, share_uses, submission_keys
 from metasched.db.bulk_rows import insert_rows
 from metasched.db.cluster_info import changed_fields
 from metasched.db.instances import Identity, read_identity, store_name
@@ -324,6 +324,7 @@ class Ledger(Queries):
             leases.store(self._connection, outcome)
             reservations.store(self._connection, [outcome])
         limit_uses.store(self._connection, [outcome for _, outcome in steps])
+        share_uses.store(self._connection, steps)
         insert_rows(self._connection, change, change_rows)
         for row in cluster_rows:
             statement = update(cluster).where(cluster.c.name == row["name"]).values(row)
@@ -476,6 +477,11 @@ class Ledger(Queries):
         with self._transaction() as connection:
             rows = connection.execute(select(listing_cursor)).all()
         return {row.cluster: row.cursor for row in rows}
+
+    def use_cursors(self) -> dict[str, str]:
+        """Return the stored positions in the accounting of clusters."""
+        with self._transaction() as connection:
+            return share_uses.read_cursors(connection)
 
     def target_summary(self, target: DependencyTarget) -> TargetSummary | None:
         """Summarise a job or task named in a dependency; None if there is no such job or task."""

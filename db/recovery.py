@@ -15,7 +15,7 @@ from metasched.core.recovered_state import RecoveredState
 from metasched.core.state import MAX_ENDED_TASKS
 from metasched.core.tasks import Attempt, EndedTask, Intent, PastAttempt, Task
 from metasched.core.transitions import LIVE
-from metasched.db import leases, reservations
+from metasched.db import leases, reservations, share_uses
 from metasched.db.cluster_info import apply_changes
 from metasched.db.schema import attempt, cluster, drain, event, job, task
 from metasched.model.arrays import format_indices
@@ -64,6 +64,8 @@ def recover(connection: Connection, window: int) -> RecoveredState:
         totals=leases.operator_totals(connection),
         used_outside=leases.used_outside(connection),
         reservations=reservations.open_or_held(connection),
+        share_uses=share_uses.read_uses(connection),
+        share_trees=share_uses.read_trees(connection),
     )
 
 

@@ -31,7 +31,7 @@ from sqlalchemy import (
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HELD
 from metasched.model.reservation import FINAL_STATES, ReservationState
 
-REVISION = "0022"  # the newest migration, which creates exactly these tables
+REVISION = "0023"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -269,6 +269,33 @@ limit_use = Table(
     Column("excess", Int64, nullable=False),
     CheckConstraint("used >= 0 AND excess >= 0", name="counts"),
     CheckConstraint("used <= maximum + excess", name="within_limit"),
+)
+
+# Decayed use of users and accounts, see `ShareUse`. Changed with the tasks that cause it.
+share_use = Table(
+    "share_use",
+    metadata,
+    Column("account", SafeText, primary_key=True),
+    Column("user", SafeText, primary_key=True),
+    Column("used", Float, nullable=False),
+    Column("as_of", Float, nullable=False),
+    CheckConstraint("used >= 0", name="used"),
+)
+
+# Positions in the accounting of clusters, after the jobs whose use has been counted.
+use_cursor = Table(
+    "use_cursor",
+    metadata,
+    Column("cluster", SafeText, primary_key=True),
+    Column("cursor", SafeText, nullable=False),
+)
+
+# Trees of shares as managers reported them last, in JSON.
+share_tree = Table(
+    "share_tree",
+    metadata,
+    Column("cluster", SafeText, primary_key=True),
+    Column("tree", SafeText, nullable=False),
 )
 
 # Advance reservations. The manager may know a reservation while it is `held`. `told` is the time

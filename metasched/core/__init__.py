@@ -11,6 +11,7 @@ gates                dependencies, begin times, array limits
 dependency_status    progress of the jobs that other jobs depend on
 lease_expiry         licences and slots of tasks that their managers have forgotten
 leasing              licence leases of tasks
+fair_share           decayed use and shares of users and accounts
 placement            dispatches queued tasks to clusters
 withdrawals          pulls, recalls, drains
 user_requests        submit, cancel, hold, release, requeue, modify

@@ -17,6 +17,7 @@ from metasched.core.dependency_status import TargetSummary
 from metasched.core.reservations.events import ReservationAction, ReservationEvent
 from metasched.core.tasks import Attempt, PastAttempt, Task, TaskChange
 from metasched.model.cluster import Cluster, ClusterInfo
+from metasched.model.fair_share import FairShareSettings, ForeignUse, ShareTree, ShareUse
 from metasched.model.job import Job, State
 from metasched.model.licence import Lease, LicenceCount, LicencePool, LicenceStatus, ReturnedLease
 from metasched.model.limits import LimitChange, LimitScope, LimitSettings, LimitUse
@@ -42,6 +43,7 @@ class DaemonStarted(msgspec.Struct, rename=STORED_FIELDS["DaemonStarted"], froze
     first_dispatches: Mapping[str, int] = msgspec.field(default_factory=dict)
     restored: bool = False  # the first start on a restored backup
     limits: LimitSettings = LimitSettings()
+    fair_share: FairShareSettings | None = None  # None: users take turns
 
 
 class JobSubmitted(msgspec.Struct, rename=STORED_FIELDS["JobSubmitted"]):
@@ -248,6 +250,23 @@ class LicencesReleased(msgspec.Struct, frozen=True):
     by: str = ""
 
 
+class UseReported(msgspec.Struct, frozen=True):
+    """A manager's accounting reported ended jobs that metasched did not send, each job once."""
+
+    time: float
+    cluster: str
+    cursor: str  # position after these jobs in the accounting, stored with their use
+    uses: tuple[ForeignUse, ...] = ()
+
+
+class SharesReported(msgspec.Struct, frozen=True):
+    """A manager reported its tree of shares, which is in force if the site says so."""
+
+    time: float
+    cluster: str
+    tree: ShareTree
+
+
 class TimerExpired(msgspec.Struct, frozen=True):
     """The time `Core.next_due` has come."""
 
@@ -282,6 +301,8 @@ CoreEvent = (
     | LicencesCounted
     | LicenceSet
     | LicencesReleased
+    | UseReported
+    | SharesReported
     | ReservationEvent
     | TimerExpired
 )
@@ -350,6 +371,8 @@ class Outcome:
     limit_changes: dict[tuple[LimitScope, str], LimitChange] = field(
         default_factory=dict
     )  # after `limit_uses`; by scope and resource
+    # changed decayed use by (account, user); None: forgotten
+    share_uses: dict[tuple[str, str], ShareUse | None] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)  # for the log
     actions: list[Action] = field(default_factory=list)
     priority_parts: list[HeuristicContribution] = field(default_factory=list)  # of the event's job

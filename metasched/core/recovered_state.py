@@ -13,6 +13,7 @@ from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import ClusterDrained
 from metasched.core.tasks import EndedTask, Task, TaskId
 from metasched.model.cluster import ClusterInfo
+from metasched.model.fair_share import ShareTree, ShareUse
 from metasched.model.job import Job
 from metasched.model.licence import Lease, LicenceCount, LingeringTokens
 from metasched.model.reservation import Reservation
@@ -39,6 +40,8 @@ class RecoveredState(
     used_outside: dict[str, dict[str, LicenceCount]] = msgspec.field(default_factory=dict)
     # open, or perhaps still held by a manager
     reservations: list[Reservation] = msgspec.field(default_factory=list)
+    share_uses: list[ShareUse] = msgspec.field(default_factory=list)
+    share_trees: dict[str, ShareTree] = msgspec.field(default_factory=dict)  # by cluster
 
     def pack(self) -> bytes:
         """Encode as compressed msgpack."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from metasched.core.cluster_view import ClusterView
 from metasched.core.events import DaemonStarted, Dispatch
+from metasched.core.fair_share import FairShare
 from metasched.core.gates import SchedulingGates
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.recovered_state import RecoveredState
@@ -36,11 +37,12 @@ class Recovery:
         reservations: ReservationBook,
         withdrawals: Withdrawals,
         limits: UsageLimits,
+        fair_share: FairShare,
     ) -> None:
         self._state, self._state_machine = state, state_machine
         self._leasing, self._gates = leasing, gates
         self._reservations, self._withdrawals = reservations, withdrawals
-        self._limits = limits
+        self._limits, self._fair_share = limits, fair_share
 
     def restore(self, recovered: RecoveredState) -> None:
         """Restore a fresh core before its first event, which must be `DaemonStarted`."""
@@ -48,6 +50,7 @@ class Recovery:
         self._leasing.licences.restore(
             recovered.leases, recovered.lingering, recovered.totals, recovered.used_outside
         )
+        self._fair_share.restore(recovered.share_uses, recovered.share_trees)
         state = self._state
         state.drains = {drain.cluster: drain for drain in recovered.drains}
         state.margin_jobs = list(recovered.margins)
@@ -131,6 +134,7 @@ class Recovery:
         open_tasks = [self._state.tasks[task_id] for task_id in sorted(self._state.tasks)]
         self._state.clear_open_tasks()  # below they are opened in the database's order
         self._limits.configure(event.limits, open_tasks)
+        self._fair_share.configure(event.fair_share, event.clusters, open_tasks)
         self._gates.rebuild(open_tasks)
         untried: dict[tuple[int, int, str], list[int]] = {}
         for task in open_tasks:

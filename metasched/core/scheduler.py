@@ -50,9 +50,12 @@ from metasched.core.events import (
     LicencesReleased,
     ListingReceived,
     Outcome,
+    SharesReported,
     TimerExpired,
+    UseReported,
     UserRequested,
 )
+from metasched.core.fair_share import FairShare
 from metasched.core.gates import SchedulingGates
 from metasched.core.lease_expiry import LeaseExpiry
 from metasched.core.leasing import LicenceLeasing
@@ -79,7 +82,7 @@ from metasched.policies.policy import Policy
 
 # Raise it with every change after which stored events, replayed, would be decided otherwise.
 # A replay begins at the first checkpoint of the present version.
-DECISION_VERSION: Final = 6
+DECISION_VERSION: Final = 7
 
 # Events after which tasks may be released because time has passed
 _TIMED_EVENTS: Final[frozenset[type]] = frozenset(
@@ -97,6 +100,7 @@ class Core:
     def __init__(self) -> None:
         self.state = SchedulerState()
         self.limits = UsageLimits(self.state)
+        self.fair_share = FairShare(self.state)
         self._gates = SchedulingGates(self.limits)
         self._leasing = LicenceLeasing(self.state)
         self.reservations = ReservationBook(self._leasing.licences)
@@ -132,6 +136,7 @@ class Core:
             self.reservations,
             self._withdrawals,
             self.limits,
+            self.fair_share,
         )
         self._answers = DispatchAnswers(
             self.state, self._state_machine, self._gates, self._placement
@@ -159,6 +164,8 @@ class Core:
             LicencesReleased: self._leasing.apply_release,
             ClockSet: self._apply_clock_set,
             DaemonStarted: self._recovery.apply_daemon_started,
+            UseReported: self.fair_share.apply_use,
+            SharesReported: self.fair_share.apply_shares,
             TimerExpired: _apply_nothing,
         }
         # Queries, besides the methods below
@@ -232,6 +239,8 @@ class Core:
                 self._leasing.update_leases(change)
             if self.limits.enabled:
                 self.limits.update(change)
+            if self.fair_share.enabled:
+                self.fair_share.update(change)
             job_is_open = change.task.job.id in self.state.open_tasks
             cancel_cause = self._gates.update_gates(change, self.state.now, job_is_open)
             if cancel_cause or change.follow_up is not None:
@@ -255,6 +264,8 @@ class Core:
         if clock_step:
             self.licences.adjust_clock(clock_step)
         self.licences.expire_lingering(event.time)
+        if self.fair_share.enabled:
+            self.fair_share.pass_time(event.time, clock_step)
         if self.reservations.by_id and not isinstance(event, DaemonStarted):
             self.reservations.advance_time(event.time, outcome)
             self._leasing.update_windows(outcome.reservations.values())

@@ -8,6 +8,8 @@ dependencies          syntax of dependencies between jobs
 output_paths          output paths with %A, %a and the like
 tags                  tags that identify dispatches in managers
 licence               licence pools, leases, counts
+limits                limits of users, groups, accounts, classes
+fair_share            the tree of shares, and reported use
 reservation           advance reservations and their states
 survey                nodes and reservations as managers list them
 reservation_request   requests for reservations, and the offers of a cluster

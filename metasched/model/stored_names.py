@@ -131,6 +131,8 @@ EVENT_KINDS: Mapping[str, str] = {
     "LicencesCounted": "licencescounted",
     "LicenceSet": "licenceset",
     "LicencesReleased": "licencesreleased",
+    "UseReported": "usereported",
+    "SharesReported": "sharesreported",
     "TimerExpired": "due",
     "ClockSet": "clockset",
     "SurveyReceived": "surveyed",

@@ -106,6 +106,9 @@ ROWS: dict[str, dict[str, Any]] = {
         "maximum": 2,
         "excess": 1,
     },
+    "share_use": {"account": WIDE, "user": WIDE, "used": 1.5, "as_of": 2.5},
+    "use_cursor": {"cluster": "alpha", "cursor": WIDE},
+    "share_tree": {"cluster": "alpha", "tree": "{}"},
     "reservation": {
         "id": 1,
         "user": WIDE,

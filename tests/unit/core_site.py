@@ -13,6 +13,7 @@ from metasched.core.events import (
 )
 from metasched.core.scheduler import Core
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
+from metasched.model.fair_share import FairShareSettings
 from metasched.model.job import Job, State
 from metasched.model.licence import LicencePool
 from metasched.model.limits import LimitSettings
@@ -44,6 +45,7 @@ class Site:
         pools: tuple[LicencePool, ...] | None = None,
         queue_depth: int | None = 0,
         limits: LimitSettings | None = None,
+        fair_share: FairShareSettings | None = None,
         **policy: object,
     ) -> None:
         self.core = Core()
@@ -66,6 +68,7 @@ class Site:
             clusters,
             pools=pools,
             limits=limits or LimitSettings(),
+            fair_share=fair_share,
         )
         self.step(booted)
         if listed:

@@ -1,0 +1,360 @@
+"""Fair share: the tree, decay, charges of live tasks, reported use, steps of the clock."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from metasched.core.events import (
+    ClockSet,
+    DaemonStarted,
+    JobSubmitted,
+    SharesReported,
+    TimerExpired,
+    UseReported,
+)
+from metasched.core.scheduler import Core
+from metasched.model.cluster import Cluster
+from metasched.model.fair_share import FairShareSettings, ForeignUse, ShareAccount, ShareTree
+from metasched.model.job import Job, State
+from metasched.policies.policy import Policy
+from tests.unit.core_site import NOW, Site, job
+
+HALF_LIFE = 1000.0
+DAY = 86400.0
+# physics 3 : chemistry 1; in physics ada 2 : bob 1, others may not charge it
+SCIENCE = ShareTree(
+    accounts=(
+        ShareAccount(name="physics", weight=3.0, users={"ada": 2.0, "bob": 1.0}),
+        ShareAccount(name="chemistry", weight=1.0, users={"ada": 1.0}, other_users=1.0),
+    )
+)
+
+
+def settings(tree: ShareTree = SCIENCE, half_life: float = HALF_LIFE) -> FairShareSettings:
+    return FairShareSettings(half_life=half_life, tree=tree)
+
+
+def site_with(tree: ShareTree = SCIENCE) -> Site:
+    return Site(fair_share=settings(tree))
+
+
+def report(site: Site, user: str, seconds: float, ended: float, account: str = "") -> None:
+    """Report use at the time of its end."""
+    use = ForeignUse(user=user, account=account, processor_seconds=seconds, ended=ended)
+    site.step(UseReported(site.core.state.now, "left", "1", (use,)))
+
+
+def used(site: Site, now: float | None = None) -> dict[tuple[str, str], float]:
+    """Return the use that is stored, decayed to a time."""
+    now = site.core.state.now if now is None else now
+    return {
+        key: use.used * 2 ** ((use.as_of - now) / HALF_LIFE)
+        for key, use in site.core.fair_share.uses.items()
+    }
+
+
+def rank(site: Site, user: str, account: str | None = None) -> tuple[float, ...]:
+    """Return the rank of a user; comparable to others at the same time."""
+    return site.core.fair_share.rank_of(job(99, user=user, account=account))
+
+
+# The tree
+
+
+@pytest.mark.parametrize(
+    ("tree", "problem"),
+    [
+        ({"accounts": (ShareAccount(name="a"), ShareAccount(name="a"))}, '"a" is there twice'),
+        ({"accounts": (ShareAccount(name="a", parent="b"),)}, 'parent "b", which is no account'),
+        ({"accounts": (ShareAccount(name="a", parent="a"),)}, "cycle, a below a; change"),
+        (
+            {
+                "accounts": (
+                    ShareAccount(name="a", parent="b"),
+                    ShareAccount(name="b", parent="c"),
+                    ShareAccount(name="c", parent="b"),
+                )
+            },
+            "cycle, b below c below b; change a parent",
+        ),
+        ({"accounts": (ShareAccount(name="a", weight=0.0),)}, 'weight 0, weight of account "a"'),
+        ({"accounts": (ShareAccount(name="a", users={"u": -1.0}),)}, 'weight -1, user "u" of acc'),
+        ({"accounts": (ShareAccount(name="a", other_users=math.inf),)}, "weight inf, other_users"),
+        ({"users": {"ada": math.nan}}, 'weight nan, user "ada"; write a number above 0'),
+        ({"default": 0.0}, "weight 0, default; write a number above 0"),
+        ({"accounts": (ShareAccount(name=""),)}, "an account without a name"),
+    ],
+)
+def test_what_is_no_tree_is_refused(tree: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        ShareTree(**tree)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("user", "account", "charged"),
+    [
+        ("ada", None, "physics"),  # the first account that lists him
+        ("ada", "chemistry", "chemistry"),
+        ("bob", "chemistry", "chemistry"),  # it admits everybody
+        ("eve", "physics", "chemistry"),  # not a member: as without an account
+        ("eve", None, "chemistry"),  # listed nowhere: the first account open to all
+        ("ada", "invented", "physics"),
+    ],
+)
+def test_a_job_is_charged_to_an_account_that_admits_its_user(
+    user: str, account: str | None, charged: str
+) -> None:
+    site = site_with()
+    report(site, user, 10.0, NOW, account or "")
+    assert list(site.core.fair_share.uses) == [(charged, user)]
+
+
+def test_users_of_no_account_are_below_the_root() -> None:
+    tree = ShareTree(accounts=SCIENCE.accounts[:1], users={"root": 4.0}, default=2.0)
+    site = site_with(tree)
+    for user in ("root", "eve", "ada"):
+        report(site, user, 12.0, NOW)
+    assert rank(site, "root") == (3.0,)
+    assert rank(site, "eve") == (6.0,)
+    assert rank(site, "ada") == (4.0, 6.0)
+
+
+def test_invented_accounts_take_no_memory() -> None:
+    site = site_with()
+    for number in range(1000):
+        rank(site, "eve", f"account{number}")
+        report(site, "eve", 1.0, NOW, f"account{number}")
+    assert list(site.core.fair_share.uses) == [("chemistry", "eve")]
+    assert len(site.core.fair_share._leaves) == 1
+
+
+def test_siblings_are_compared_level_by_level() -> None:
+    """As in Fair Tree: all of physics goes before chemistry while it has used less per weight."""
+    site = site_with()
+    report(site, "ada", 20.0, NOW)
+    report(site, "bob", 1.0, NOW)
+    report(site, "eve", 8.0, NOW)
+    assert rank(site, "bob") == (7.0, 1.0)
+    assert rank(site, "ada") == (7.0, 10.0)
+    assert rank(site, "eve") == (8.0, 8.0)
+    assert rank(site, "new") == (8.0, 0.0)
+    assert rank(site, "bob") < rank(site, "ada") < rank(site, "new") < rank(site, "eve")
+
+
+# Decay
+
+
+def test_use_halves_with_each_half_life() -> None:
+    site = site_with()
+    report(site, "bob", 64.0, NOW)
+    site.step(TimerExpired(NOW + 2 * HALF_LIFE))
+    report(site, "bob", 10.0, NOW + 2 * HALF_LIFE)
+    # 64 / 4 + 10
+    assert used(site)["physics", "bob"] == 26.0
+    # reported late: it had ended three half-lives before now
+    report(site, "ada", 80.0, NOW - HALF_LIFE)
+    assert used(site)["physics", "ada"] == 10.0
+    # reported late, to older use
+    report(site, "bob", 4.0, NOW + HALF_LIFE)
+    assert used(site)["physics", "bob"] == 28.0
+
+
+def test_decay_alone_changes_no_order() -> None:
+    site = site_with()
+    report(site, "ada", 20.0, NOW)
+    report(site, "bob", 11.0, NOW)
+    before = rank(site, "ada"), rank(site, "bob")
+    site.step(TimerExpired(NOW + 50 * HALF_LIFE))
+    assert (rank(site, "ada"), rank(site, "bob")) == before
+
+
+def test_after_very_many_half_lives_sums_begin_anew() -> None:
+    site = site_with()
+    report(site, "ada", 20.0, NOW)
+    later = NOW
+    for _ in range(5):
+        later += 300 * HALF_LIFE
+        site.step(TimerExpired(later))
+        report(site, "bob", 6.0, later)
+        assert rank(site, "bob")[1] > rank(site, "ada")[1]
+        assert math.isfinite(rank(site, "bob")[0])
+    site.step(TimerExpired(later + 1e6 * HALF_LIFE))
+    report(site, "ada", 6.0, later + 1e6 * HALF_LIFE)
+    assert rank(site, "bob")[1] < rank(site, "ada")[1] == 3.0
+
+
+@pytest.mark.parametrize("amount", [0.0, -5.0, math.nan, math.inf, 1e300])
+def test_a_defective_report_counts_nothing(amount: float) -> None:
+    site = site_with()
+    report(site, "ada", amount, NOW)
+    report(site, "bob", 1.0, math.nan)
+    assert site.core.fair_share.uses == {}
+    report(site, "bob", 1.0, NOW + 1e12)  # the future: it has ended now
+    assert used(site) == {("physics", "bob"): 1.0}
+
+
+# Clocks
+
+
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+def test_nothing_decays_by_a_step_of_the_clock(step: float) -> None:
+    site = site_with()
+    report(site, "bob", 64.0, NOW)
+    before = rank(site, "bob")
+    site.step(ClockSet(NOW + step, step))
+    assert used(site)["physics", "bob"] == pytest.approx(64.0)
+    assert rank(site, "bob") == before
+    stored = site.out.share_uses["physics", "bob"]
+    assert stored is not None
+    assert stored.as_of == NOW + step
+    site.step(TimerExpired(NOW + step + HALF_LIFE))
+    report(site, "ada", 32.0, NOW + step + HALF_LIFE)
+    assert used(site)["physics", "bob"] == pytest.approx(32.0)
+    assert 2 * rank(site, "ada")[1] == pytest.approx(rank(site, "bob")[1])
+
+
+def test_a_clock_set_back_while_no_daemon_ran_lets_nothing_grow() -> None:
+    site = site_with()
+    report(site, "bob", 64.0, NOW)
+    years_ago = NOW - 9 * 366 * DAY
+    start(site, years_ago)
+    assert rank(site, "bob") == (64.0 / 3, 64.0)
+    report(site, "bob", 1.0, years_ago)
+    assert math.isfinite(rank(site, "bob")[0])
+
+
+# Tasks of metasched
+
+
+def start(site: Site, now: float, chosen: FairShareSettings | None = None) -> None:
+    """Start the daemon again."""
+    clusters = tuple(site.core.clusters)
+    fair_share = chosen or settings()
+    site.step(DaemonStarted(now, "cafe", Policy(), clusters, fair_share=fair_share))
+
+
+def listed(site: Site, state: State, now: float, **fields: Any) -> None:
+    site.seen("left", None, site.row(state, **fields), at=now)
+
+
+def test_a_task_is_charged_its_estimate_and_then_what_it_used() -> None:
+    site = site_with()
+    site.step(JobSubmitted(NOW, job(user="bob", cpus=4, clusters=("left",))))
+    assert rank(site, "bob")[1] == 400.0  # 4 processors x 100 s
+    assert site.core.fair_share.uses == {}
+    site.sent()
+    listed(site, State.RUNNING, NOW + 1, started=NOW)
+    assert rank(site, "bob")[1] == 400.0
+    listed(site, State.COMPLETED, NOW + 20, started=NOW, ended=NOW + 10.0, exit_code=0)
+    assert used(site, NOW + 10.0)["physics", "bob"] == pytest.approx(40.0)
+    assert rank(site, "bob")[1] == pytest.approx(40.0 * 2 ** (10.0 / HALF_LIFE))
+
+
+def test_what_never_started_costs_nothing() -> None:
+    site = site_with()
+    site.step(JobSubmitted(NOW, job(user="bob", clusters=("left",))))
+    site.sent()
+    listed(site, State.CANCELLED, NOW + 20, started=None, ended=NOW + 10.0)
+    assert site.core.fair_share.uses == {}
+    assert rank(site, "bob") == (0.0, 0.0)
+
+
+def test_the_speed_of_the_cluster_counts() -> None:
+    core = Core()
+    fast = Cluster(name="fast", adapter="local", benchmark=2.5)
+    core.step(DaemonStarted(NOW, "cafe", Policy(), (fast,), fair_share=settings()))
+    use = ForeignUse(user="bob", processor_seconds=10.0, ended=NOW)
+    core.step(UseReported(NOW, "fast", "1", (use,)))
+    assert core.fair_share.uses["physics", "bob"].used == 25.0
+
+
+def test_a_tiny_estimate_is_corrected_while_the_task_runs() -> None:
+    """A job without a time limit may run for days: its charge doubles as often as it is short."""
+    site = site_with()
+    short = Job(id=1, submitted=NOW, estimated=1e-9, user="bob", clusters=("left",))
+    site.step(JobSubmitted(NOW, short))
+    assert rank(site, "bob")[1] < 1e-6
+    site.sent()
+    listed(site, State.RUNNING, NOW, started=NOW)
+    for elapsed in (10.0, 100.0, 500.0):
+        site.step(TimerExpired(NOW + elapsed))
+        charged = rank(site, "bob")[1] / 2 ** (elapsed / HALF_LIFE)
+        assert 0.7 * elapsed <= charged <= 4 * elapsed
+    listed(site, State.COMPLETED, NOW + 600, started=NOW, ended=NOW + 600, exit_code=0)
+    assert used(site)["physics", "bob"] == pytest.approx(600.0)
+
+
+def test_a_restart_by_the_manager_counts_both_runs() -> None:
+    site = site_with()
+    site.step(JobSubmitted(NOW, job(user="bob", clusters=("left",))))
+    site.sent()
+    listed(site, State.RUNNING, NOW + 1, started=NOW)
+    listed(site, State.PENDING, NOW + 50, restarts=1)
+    assert used(site, NOW + 50)["physics", "bob"] == pytest.approx(50.0)
+    listed(site, State.RUNNING, NOW + 61, started=NOW + 60, restarts=1)
+    listed(site, State.COMPLETED, NOW + 90, started=NOW + 60, ended=NOW + 90, restarts=1)
+    assert used(site)["physics", "bob"] == pytest.approx(50 * 2**-0.04 + 30)
+
+
+# Starts of the daemon
+
+
+def test_a_start_keeps_use_and_charges_live_tasks_again() -> None:
+    site = site_with()
+    report(site, "bob", 64.0, NOW)
+    report(site, "ada", 1e-4, NOW)
+    site.step(JobSubmitted(NOW, job(user="eve", clusters=("left",))))
+    start(site, NOW + HALF_LIFE)
+    assert used(site) == {("physics", "bob"): 32.0}
+    assert site.out.share_uses == {("physics", "ada"): None}
+    assert rank(site, "bob") == (32.0 / 3, 32.0)
+    assert rank(site, "eve") == (100.0, 100.0)
+
+
+def test_a_changed_tree_counts_use_where_it_charges_now() -> None:
+    """Use of an account that is gone goes to the user's account, or to the root."""
+    site = site_with()
+    report(site, "bob", 10.0, NOW)
+    report(site, "eve", 6.0, NOW)
+    start(site, NOW, settings(ShareTree(users={"bob": 2.0})))
+    assert rank(site, "bob") == (5.0,)
+    assert rank(site, "eve") == (6.0,)
+    # nothing is lost if the site takes the change back
+    start(site, NOW)
+    assert rank(site, "eve") == (6.0, 6.0)
+
+
+def test_without_configuration_nothing_is_counted() -> None:
+    site = Site()
+    report(site, "bob", 64.0, NOW)
+    site.step(JobSubmitted(NOW, job(user="bob")))
+    assert site.core.fair_share.uses == {}
+    assert site.core.fair_share._charges == {}
+
+
+def test_a_reported_tree_is_in_force_if_the_site_says_so() -> None:
+    site = Site(fair_share=FairShareSettings(half_life=HALF_LIFE, shares_from="left"))
+    report(site, "bob", 12.0, NOW)
+    site.step(JobSubmitted(NOW, job(user="ada", clusters=("left",))))
+    assert (rank(site, "bob"), rank(site, "ada")) == ((12.0,), (100.0,))
+    site.step(SharesReported(NOW, "right", ShareTree(users={"bob": 3.0})))
+    assert rank(site, "bob") == (12.0,)
+    site.step(SharesReported(NOW, "left", SCIENCE))
+    assert (rank(site, "bob"), rank(site, "ada")) == ((112.0 / 3, 12.0), (112.0 / 3, 50.0))
+
+
+def test_accounts_of_a_manager_have_its_names() -> None:
+    core = Core()
+    mapped = Cluster(
+        name="left", adapter="local", maps={"account": {"chemistry": "chem", "*": "*"}}
+    )
+    core.step(DaemonStarted(NOW, "cafe", Policy(), (mapped,), fair_share=settings()))
+    uses = [
+        ForeignUse(user="ada", account=account, processor_seconds=1.0, ended=NOW)
+        for account in ("chem", "physics")
+    ]
+    core.step(UseReported(NOW, "left", "1", tuple(uses)))
+    assert list(core.fair_share.uses) == [("chemistry", "ada"), ("physics", "ada")]
