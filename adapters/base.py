@@ -1,7 +1,8 @@
 """The whole contract between metasched and a resource manager.
 
 An adapter is one object in one worker process, called by one thread, one call at a time. With
-`concurrent_owners`, other threads call `submit` and `withdraw_all` meanwhile in site mode. It
+`concurrent_owners`, other threads call `submit` and `withdraw_all` meanwhile in site mode. A thread
+of its own calls `query_foreign_use` and `read_shares` beside all other calls. An adapter
 keeps no state that matters: after a crash a new adapter of the same instance continues from the
 manager's own records. Every task that it submits carries a tag by which it is found again; native
 ids are never trusted alone, since managers re-issue them.
@@ -23,6 +24,8 @@ import msgspec
 from metasched.adapters.errors import Refused
 from metasched.model.arrays import JobArray
 from metasched.model.cluster import Cluster
+from metasched.model.fair_share import ShareTree
+from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.job import Job, Payload
 from metasched.model.listing import AccountingAnswer, Listing, MissingTask
 from metasched.model.stored_names import STORED_FIELDS
@@ -233,6 +236,21 @@ class Adapter(ABC):
         Unreachable.
         """
         return AccountingAnswer()
+
+    def query_foreign_use(self, query: UseQuery) -> UseAnswer:
+        """Return the processor time of jobs that metasched did not send, after the query's cursor.
+
+        Called at intervals, only if `ClusterInfo.use_source` is set. An answer sums up at most
+        `query.max_span` seconds, by user and account. A job that runs counts up to now, or once it
+        ends if the manager reports it only then. No use is reported twice: an answer without an
+        exception advances the cursor. The caller stores rows and cursor together. A record that
+        cannot be read is counted in `set_aside`. Raises Unreachable.
+        """
+        return UseAnswer(cursor=query.cursor)
+
+    def read_shares(self) -> ShareTree:
+        """Return the manager's own tree of shares. Raises Unreachable, Refused if it has none."""
+        raise Refused("this kind of cluster has no shares")
 
     # Only where `capabilities.reservations`:
 

@@ -20,6 +20,7 @@ from metasched.adapters.gridengine.adapter import CellSettings, GridEngine
 from metasched.adapters.gridengine.cell_files import open_script_folder
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.model.cluster import Cluster
+from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.listing import Listing
 from metasched.model.survey import ReservationSpec, Survey
 
@@ -154,6 +155,11 @@ class Drmaa(Adapter):
 
     def poll(self) -> Listing:
         return self._profile.poll()
+
+    def query_foreign_use(self, query: UseQuery) -> UseAnswer:
+        if isinstance(self._profile, GenericDrmaa):
+            return super().query_foreign_use(query)
+        return self._profile.query_foreign_use(query)
 
     def survey(self) -> Survey:
         return self._reservation_cell().survey()

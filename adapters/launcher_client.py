@@ -54,7 +54,7 @@ def remaining_seconds(timeout: float) -> float:
     if deadline is None:
         return timeout
     if (remaining := deadline - time.monotonic()) <= 0:
-        raise Unreachable("the user's processes took too long")
+        raise Unreachable("the commands of this call took too long")
     return min(timeout, remaining)
 
 

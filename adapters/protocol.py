@@ -9,6 +9,8 @@ import msgspec
 
 from metasched.adapters.base import Submission, Withdrawal
 from metasched.model.cluster import Cluster, ClusterInfo
+from metasched.model.fair_share import ShareTree
+from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.listing import (
     AccountingAnswer,
     ClaimEnd,
@@ -51,8 +53,18 @@ class WorkerCall(msgspec.Struct, rename=STORED_FIELDS["WorkerCall"], frozen=True
     owner among themselves. Calls of different owners run side by side.
     """
 
+    # `use` and `shares` run beside all other calls; only workers that report a `use_source` have it
     operation: Literal[
-        "submit", "withdraw", "poll", "trace", "revoke", "survey", "reserve", "unreserve"
+        "submit",
+        "withdraw",
+        "poll",
+        "trace",
+        "revoke",
+        "survey",
+        "reserve",
+        "unreserve",
+        "use",
+        "shares",
     ]
     submission: Submission | None = None  # of submit
     # Of submit: the call was written before the reply to the previous submit. It is not executed
@@ -69,11 +81,13 @@ class WorkerCall(msgspec.Struct, rename=STORED_FIELDS["WorkerCall"], frozen=True
     claims: tuple[TaskClaim, ...] = ()  # of revoke
     reservation: ReservationSpec | None = None  # of reserve
     reservation_name: str = ""  # of unreserve
+    use_query: UseQuery | None = None  # of use
     # repeated in the reply; unique in the daemon's process
     number: int = msgspec.field(default_factory=_numbers.__next__)
     # site mode, of submit and withdraw: user whose processes the call may wait for
     owner: str = ""
-    time_limit: float | None = None  # seconds that it may wait for processes of its owner
+    # seconds that it may wait for processes of its owner; of use and shares: for all commands
+    time_limit: float | None = None
 
 
 class ListingDelta(msgspec.Struct, rename=STORED_FIELDS["ListingDelta"], frozen=True):
@@ -107,6 +121,8 @@ class WorkerReply(msgspec.Struct, rename=STORED_FIELDS["WorkerReply"], frozen=Tr
     delta: ListingDelta | None = None
     accounting: AccountingAnswer | None = None
     survey: Survey | None = None
+    use: UseAnswer | None = None
+    shares: ShareTree | None = None
     revoked: dict[int, bool] = msgspec.field(default_factory=dict)  # by position in `claims`
     # of revoke, by position in `claims`: ends that the claims record
     ends: dict[int, ClaimEnd] = msgspec.field(default_factory=dict)

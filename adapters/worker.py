@@ -4,7 +4,8 @@ It reads lines of JSON. The first is a `WorkerBoot`, each further line a `Worker
 `WorkerReply`. The process ends at the end of its input, so it never outlives the daemon.
 
 The main thread executes the calls without an owner: the adapter polls there. A thread for each
-owner executes the owner's calls, so a user whose processes hang delays nobody else.
+owner executes the owner's calls, so a user whose processes hang delays nobody else. Another thread
+queries use and shares, since accounting may be slow.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from metasched.adapters.protocol import (
 from metasched.adapters.registry import adapter_class
 from metasched.clock import ClockStepDetector
 from metasched.model.cluster import Cluster, ClusterInfo
+from metasched.model.foreign_use import UseQuery
 from metasched.model.listing import JobStatus, Listing, QuarantinedRow, TaskClaim
 from metasched.model.row_checks import (
     MAX_TEXT_LENGTH,
@@ -55,6 +57,7 @@ from metasched.model.survey import ReservationSpec
 
 MAX_TRACEBACK_LENGTH = 20_000  # characters
 MAX_SET_ASIDE = 10_000  # rows of a manager with a cursor; each delta repeats them
+USE_OPERATIONS = frozenset({"use", "shares"})  # executed beside the polls
 IDLE_SECONDS = 30.0  # without a call, after which the thread of an owner ends
 
 RowKey = tuple[str, int, str]  # tag, task, owner
@@ -116,6 +119,10 @@ class AdapterHost:
                 case WorkerCall(operation="reserve", reservation=ReservationSpec() as reservation):
                     self.adapter.reserve(reservation)
                     return WorkerReply()
+                case WorkerCall(operation="use", use_query=UseQuery() as use_query):
+                    return WorkerReply(use=self.adapter.query_foreign_use(use_query))
+                case WorkerCall(operation="shares"):
+                    return WorkerReply(shares=self.adapter.read_shares())
                 case WorkerCall(operation="unreserve"):
                     self.adapter.delete_reservation(call.reservation_name)
                     return WorkerReply()
@@ -315,7 +322,7 @@ def serve(host: AdapterHost, lines: Iterable[bytes], write: Callable[[bytes], ob
         except BrokenPipeError:  # the daemon has died
             own_calls.put(None)
 
-    owner_threads = OwnerThreads(execute)
+    owner_threads, use_thread = OwnerThreads(execute), OwnerThreads(execute)
 
     def read_calls() -> None:
         try:
@@ -323,6 +330,8 @@ def serve(host: AdapterHost, lines: Iterable[bytes], write: Callable[[bytes], ob
                 call = msgspec.json.decode(line, type=WorkerCall)
                 if call.owner:
                     owner_threads.submit(call)
+                elif call.operation in USE_OPERATIONS:
+                    use_thread.submit(call)
                 else:
                     own_calls.put(call)
         finally:

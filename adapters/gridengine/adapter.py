@@ -28,6 +28,7 @@ from metasched.adapters.gridengine.accounting import AccountingFile
 from metasched.adapters.gridengine.cell_files import cell_folder
 from metasched.adapters.gridengine.cluster_info import CellDemand, cluster_info
 from metasched.adapters.gridengine.commands import CellCommands
+from metasched.adapters.gridengine.foreign_use import ForeignUseFile
 from metasched.adapters.gridengine.reservation_listing import (
     AdvanceReservation,
     CellListing,
@@ -40,6 +41,7 @@ from metasched.adapters.gridengine.submission import native_specification, parse
 from metasched.adapters.gridengine.withdrawals import Deletion, DeletionLog, JobDeletion
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.model.cluster import Cluster
+from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, Listing
 from metasched.model.survey import ReservationSpec, Survey
@@ -112,9 +114,9 @@ class GridEngine:
         user = pwd.getpwuid(os.geteuid()).pw_name
         self._commands = CellCommands(settings.bin_dir, settings.timeout, launcher)
         self._own_jobs = listing.OwnJobs(frozenset({instance}), user if launcher is None else "")
-        self._accounting = AccountingFile(
-            cell_folder(os.environ) / "common" / "accounting", frozenset({instance})
-        )
+        accounting = cell_folder(os.environ) / "common" / "accounting"
+        self._accounting = AccountingFile(accounting, frozenset({instance}))
+        self._foreign_use = ForeignUseFile(accounting, settings.settle)
         self._folder = folder
         self._deletions = DeletionLog(_deletion_log(folder, instance), settings.keep)
         self._job_deletion = JobDeletion(self._commands, self._own_jobs, self._deletions)
@@ -259,10 +261,16 @@ class GridEngine:
             until=self._proves_absence_until(listed_at, lag),
             rows=tuple(statuses),
             info=structs.replace(
-                info, licences=global_licences, upcoming_windows=unreserved.coming
+                info,
+                licences=global_licences,
+                upcoming_windows=unreserved.coming,
+                use_source="" if self._accounting.since is None else "accounting file",
             ),
             quarantined=self._set_aside.rows,
         )
+
+    def query_foreign_use(self, query: UseQuery) -> UseAnswer:
+        return self._foreign_use.query(query)
 
     def survey(self) -> Survey:
         return self._reservations.survey(self._list_cell("*"))
@@ -429,4 +437,5 @@ class GridEngine:
 
     def close(self) -> None:
         self._accounting.close()
+        self._foreign_use.close()
         self._session.close()

@@ -476,8 +476,8 @@ def parse_accounting_line(line: str) -> AccountingLine:
         owner=fields[3],
         name=fields[4],
         id=str(parse_int(fields[5])),
-        started=_epoch_seconds(fields[9]),
-        ended=_epoch_seconds(fields[10]),
+        started=epoch_seconds(fields[9]),
+        ended=epoch_seconds(fields[10]),
         failed=(fields[11].split(None, 1) or [""])[0],
         exit_status=parse_int(fields[12]),
         wall_seconds=parse_amount(fields[13]),
@@ -487,7 +487,7 @@ def parse_accounting_line(line: str) -> AccountingLine:
     )
 
 
-def _epoch_seconds(text: str) -> float:
+def epoch_seconds(text: str) -> float:
     """Parse a time in seconds, or in milliseconds as some descendants of Grid Engine write."""
     value = float(parse_int(text))
     seconds = value / 1000 if value > 1e11 else value

@@ -29,11 +29,14 @@ from metasched.adapters.slurm.accounting import SlurmAccounting
 from metasched.adapters.slurm.associations import AssociationReader
 from metasched.adapters.slurm.cluster_info import build_cluster_info
 from metasched.adapters.slurm.commands import SlurmCommands
+from metasched.adapters.slurm.foreign_use import SlurmForeignUse
 from metasched.adapters.slurm.listing_horizon import ListingHorizon
 from metasched.adapters.slurm.node_reservations import NodeReservations
 from metasched.adapters.slurm.processor_reservations import ProcessorReservations
 from metasched.adapters.slurm.submission import can_be_array
 from metasched.model.cluster import Cluster, ClusterInfo, ManagerLicences
+from metasched.model.fair_share import ShareTree
+from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.job import Job
 from metasched.model.listing import AccountingAnswer, Listing, MissingTask
 from metasched.model.survey import ReservationSpec, Survey
@@ -87,6 +90,7 @@ class Slurm(Adapter):
             commands, options.tag_field, self._user, options.trust_completions
         )
         self._associations = AssociationReader(commands)
+        self._commands, self._foreign_use = commands, SlurmForeignUse(commands, options.settle)
         self.capabilities = self.capabilities_for(options)  # type: ignore[misc]
         by_node = options.reservation_unit == "node"
         self._reservations = (NodeReservations if by_node else ProcessorReservations)(
@@ -264,6 +268,7 @@ class Slurm(Adapter):
         self._cluster_info = structs.replace(
             info,
             accounting_source=accounting,
+            use_source="sacct" if controller.slurmdbd else "",
             licences=self._query_licences(),
             associations=self._associations.current(controller),
         )
@@ -301,6 +306,15 @@ class Slurm(Adapter):
 
     def query_accounting(self, missing: Sequence[MissingTask]) -> AccountingAnswer:
         return self._accounting.query(missing)
+
+    def query_foreign_use(self, query: UseQuery) -> UseAnswer:
+        return self._foreign_use.query(query)
+
+    def read_shares(self) -> ShareTree:
+        controller = self._commands.controller()
+        if not controller.slurmdbd:
+            raise Refused("it has no slurmdbd, which keeps the shares")
+        return self._commands.shares(controller.cluster)
 
     def survey(self) -> Survey:
         taken_at = time.time()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -22,8 +23,10 @@ from metasched.adapters.launcher_client import LauncherClient, remaining_seconds
 from metasched.adapters.slurm import (
     accounting_records,
     associations,
+    foreign_use,
     listing,
     reservation_listing,
+    shares,
 )
 from metasched.adapters.slurm.access import SlurmOptions
 from metasched.adapters.slurm.submission import (
@@ -35,6 +38,7 @@ from metasched.adapters.slurm.submission import (
     sbatch_script,
 )
 from metasched.model.cluster import ManagerLicences
+from metasched.model.fair_share import ShareTree
 from metasched.model.job import Payload
 
 # sbatch prints this, sleeps for a second (later for two, three, ...) and retries by itself.
@@ -241,6 +245,41 @@ class SlurmCommands:
             f"format={','.join(associations.ASSOCIATION_FIELDS)}",
         )
 
+    def use_between(self, begin: int, end: int) -> foreign_use.UseRecords:
+        delimiter = _delimiter()
+        times = (time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) for at in (begin, end))
+        starttime, endtime = times
+        return self._query(
+            lambda output: foreign_use.parse_use(output, delimiter),
+            "sacct",
+            *("--noheader", "--allusers", "--allocations", "--duplicates", "--parsable"),
+            *("--truncate", "--state=RUNNING"),
+            *(f"--starttime={starttime}", f"--endtime={endtime}", f"--delimiter={delimiter}"),
+            f"--format={','.join(foreign_use.USE_FIELDS)}",
+        )
+
+    def slurmdbd(self) -> foreign_use.Slurmdbd:
+        return self._query(
+            foreign_use.parse_slurmdbd, "sacctmgr", "--noheader", "show", "configuration"
+        )
+
+    def admin_level(self, user: str) -> str:
+        return self._query(
+            str.strip,
+            "sacctmgr",
+            *("--noheader", "--parsable2", "--readonly", "show", "user", f"user={user}"),
+            "format=adminlevel",
+        )
+
+    def shares(self, cluster: str) -> ShareTree:
+        return self._query(
+            shares.parse_shares,
+            "sacctmgr",
+            *("--noheader", "--parsable2", "--readonly", "show", "associations"),
+            f"cluster={cluster}",
+            f"format={','.join(shares.SHARE_FIELDS)}",
+        )
+
     def _query(self, parse: Callable[[str], T], program: str, *arguments: str) -> T:
         result = self._run(program, *arguments)
         if result.exit_code != 0:
@@ -296,7 +335,7 @@ class SlurmCommands:
             return run_command(
                 [path, *arguments],
                 self._environment,
-                self._settings.timeout,
+                remaining_seconds(self._settings.timeout),
                 stdin=stdin,
                 pass_fds=pass_fds,
                 umask=umask,

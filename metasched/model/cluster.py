@@ -159,6 +159,7 @@ class ClusterInfo(msgspec.Struct, rename=STORED_FIELDS["ClusterInfo"]):
     # left for jobs that start now and run into the window)
     upcoming_windows: tuple[tuple[float, int], ...] = ()
     accounting_source: str = ""  # description of the accounting of ended jobs; "": there is none
+    use_source: str = ""  # accounting with the use of all jobs; "": it is not reported
     licences: Mapping[str, ManagerLicences] = msgspec.field(default_factory=dict)  # manager's names
     associations: Associations | None = None  # None: the manager has none, or they are unknown
     # free copies of licences that the manager counts without refusing jobs that must wait for them

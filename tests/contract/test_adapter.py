@@ -31,6 +31,7 @@ from metasched.adapters.claims import (
 )
 from metasched.adapters.errors import Refused
 from metasched.model.cluster import NodeCapacity
+from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.job import State
 from metasched.model.listing import Listing, TaskClaim
 from metasched.model.reservation import manager_name
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from metasched.adapters.base import Submission
     from tests.contract.conftest import Manager
 
+PATIENCE = 60.0  # seconds until a manager must have written the record of a job
 SECOND = 1.0  # many managers report times in whole seconds
 
 
@@ -127,6 +129,36 @@ def test_a_job_within_its_time_limit_is_left_alone(manager: Manager) -> None:
     step = manager.adapter.capabilities.limit_granularity
     row = manager.wait_end(manager.submit("sleep 0.2", time_limit=max(step, 10 * SECOND)))
     assert row.state is State.COMPLETED
+
+
+def test_use_is_reported_of_jobs_that_are_not_named_as_own(manager: Manager) -> None:
+    began = time.time()
+    query = UseQuery(since=began, max_span=3600.0)
+    if not manager.adapter.poll().info.use_source:
+        answer = manager.adapter.query_foreign_use(query)
+        assert (answer.rows, answer.more) == ((), False)
+        return
+    row = manager.wait_end(manager.submit("sleep 2", cpus=2))
+    assert row.started is not None
+    assert row.ended is not None
+    own_query = structs.replace(query, own_jobs={row.native_id: began})
+    expected = 2 * (row.ended - row.started)
+    end = time.monotonic() + PATIENCE
+    while True:
+        others, everything = (manager.adapter.query_foreign_use(q) for q in (own_query, query))
+        used = total_use(everything) - total_use(others)
+        if others.cursor == everything.cursor and used >= expected - 2 * SECOND:
+            break
+        assert time.monotonic() < end, (others, everything)
+        time.sleep(0.1)
+    assert used <= expected + 2 * SECOND
+    assert {use.user for use in everything.rows} == {getpass.getuser()}
+    further = manager.adapter.query_foreign_use(structs.replace(query, cursor=everything.cursor))
+    assert row.ended not in {use.ended for use in further.rows}
+
+
+def total_use(answer: UseAnswer) -> float:
+    return sum(use.processor_seconds for use in answer.rows)
 
 
 # Environment, files and claim of a job.

@@ -20,6 +20,8 @@ from metasched.adapters.base import Adapter, Capabilities, Submission, Withdrawa
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.protocol import FIRST_CURSOR, WorkerBoot, WorkerCall, WorkerReply
 from metasched.model.cluster import Cluster, ClusterInfo
+from metasched.model.fair_share import ShareTree
+from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.listing import AccountingAnswer, JobStatus, Listing, MissingTask
 from metasched.model.survey import ReservationSpec, Survey
 from tests.harness.reaper import dying_with
@@ -79,6 +81,16 @@ class WorkerAdapter(Adapter):
 
     def query_accounting(self, missing: Sequence[MissingTask]) -> AccountingAnswer:
         answer = self._call(WorkerCall("trace", missing=tuple(missing))).accounting
+        assert answer is not None
+        return answer
+
+    def query_foreign_use(self, query: UseQuery) -> UseAnswer:
+        answer = self._call(WorkerCall("use", use_query=query)).use
+        assert answer is not None
+        return answer
+
+    def read_shares(self) -> ShareTree:
+        answer = self._call(WorkerCall("shares")).shares
         assert answer is not None
         return answer
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import math
 import signal
 import sys
 import time
@@ -11,15 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from metasched.adapters.base import Submission, Withdrawal
 from metasched.adapters.errors import Unreachable
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
 from metasched.model.cluster import Cluster
+from metasched.model.fair_share import MIN_WEIGHT
+from metasched.model.foreign_use import UseQuery
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import AccountingAnswer, Listing, MissingTask
 from metasched.model.tags import tag_of
 from tests.conftest import require
+from tests.harness.daemons import wait_until
 from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing
 from tests.harness.worker_adapter import WorkerAdapter
 
@@ -281,4 +287,85 @@ def test_a_file_that_cannot_be_read_is_no_accounting(
     finally:
         moved.rename(path)
     assert client.adapter.poll().info.accounting_source
+    client.adapter.close()
+
+
+def test_use_of_other_jobs_is_counted_once_while_they_run(
+    with_slurmdbd: SlurmCluster, tmp_path: Path
+) -> None:
+    client, cluster = Client(with_slurmdbd, tmp_path), with_slurmdbd
+    cluster.empty()
+    since = math.ceil(time.time())
+    wait_until(lambda: time.time() >= since, 5.0, "the next second", str)
+    foreign = cluster.run("sbatch", "--parsable", "-n3", "-o", "/dev/null", "--wrap", "sleep 300")
+    foreign = foreign.strip()
+    own = client.submit("sleep 300", array="0-1")
+    client.wait_state(own, State.RUNNING)
+    sent, natives, _ = client.sent[own.tag]
+    query = UseQuery(since=since, max_span=3600.0, own_jobs=dict.fromkeys(natives.values(), sent))
+    total = 0.0
+
+    def use_reaches(seconds: float) -> bool:
+        nonlocal query, total
+        answer = client.adapter.query_foreign_use(query)
+        assert {row.user for row in answer.rows} <= {getpass.getuser()}
+        total += sum(row.processor_seconds for row in answer.rows)
+        query = structs.replace(query, cursor=answer.cursor)
+        return total >= seconds
+
+    def is_unreachable() -> bool:
+        try:
+            client.adapter.query_foreign_use(query)
+        except Unreachable:
+            return True
+        return False
+
+    assert client.adapter.poll().info.use_source == "sacct"
+    wait_until(lambda: use_reaches(9), PATIENCE, "the use of a running job", str)
+    with_slurmdbd.stop_accountant()
+    try:
+        wait_until(is_unreachable, PATIENCE, "a query without slurmdbd", str)
+        cluster.run("scontrol", "suspend", foreign)
+        cluster.run("scontrol", "resume", foreign)
+        cluster.run("scancel", foreign)
+        wait_until(
+            lambda: (
+                not cluster.run("squeue", "-h", "-t", "all", "-j", foreign, "-o", "%T")
+                .replace("CANCELLED", "")
+                .strip()
+            ),
+            PATIENCE,
+            "the end of the job",
+            str,
+        )
+    finally:
+        with_slurmdbd.start_accountant()
+    fields = ("-nXP", "--format=state,cputimeraw", "-j", foreign)
+    wait_until(
+        lambda: cluster.run("sacct", *fields).startswith("CANCELLED"), PATIENCE, "its record", str
+    )
+    used = float(cluster.run("sacct", *fields).split("|")[1])
+    wait_until(lambda: use_reaches(used), PATIENCE, "the rest of its use", str)
+    assert not use_reaches(used + 1)
+    assert total == used
+    client.withdraw(own)
+    client.adapter.close()
+
+
+def test_shares_are_those_of_slurmdbd(with_slurmdbd: SlurmCluster, tmp_path: Path) -> None:
+    client = Client(with_slurmdbd, tmp_path)
+    for entry in (
+        ("account", "phys", "share=2"),
+        ("account", "lab", "parent=phys", "share=parent"),
+        ("account", "chem", "share=0"),
+        ("user", "daemon", "account=lab", "share=3"),
+        ("user", "bin", "account=phys", "share=parent"),
+    ):
+        with_slurmdbd.run("sacctmgr", "-i", "add", *entry)
+    tree = client.adapter.read_shares()
+    accounts = {account.name: account for account in tree.accounts}
+    assert accounts.keys() == {"phys", "chem"}
+    assert (accounts["phys"].weight, accounts["phys"].users) == (2.0, {"bin": 1.0, "daemon": 3.0})
+    assert accounts["chem"].weight == MIN_WEIGHT
+    assert tree.users["root"] == 1.0
     client.adapter.close()
