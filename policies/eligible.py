@@ -135,10 +135,8 @@ def _counted_licences(job: Job, cluster: Cluster, info: ClusterInfo) -> dict[str
     return dict(counts)
 
 
-def _satisfies_constraint(nodes: NodeCapacity, constraint: str | None) -> bool:
+def _satisfies_constraint(nodes: NodeCapacity, constraint: str) -> bool:
     """Evaluate Slurm's simple constraints: names joined by & or |, & binding closer."""
-    if constraint is None:
-        return True
     return any(
         all(name in nodes.features for name in FEATURE.findall(group))
         for group in constraint.split("|")
@@ -152,7 +150,7 @@ def _task_capacity(job: Job, nodes: NodeCapacity, only_free: bool) -> int:
     gres = nodes.free_gres if only_free else nodes.gres
     if only_free and job.exclusive and nodes.free_cpus < nodes.cpus:
         return 0
-    if any(gres.get(name, 0) < count for name, count in job.gres.items()):
+    if job.gres and any(gres.get(name, 0) < count for name, count in job.gres.items()):
         return 0
     tasks = cpus // job.cpus_per_task
     if memory is not None:
@@ -172,10 +170,12 @@ def fits_partition(
     """
     remaining_tasks, max_nodes = job.tasks, partition.max_nodes
     remaining_nodes = job.nodes if job.nodes is not None else max_nodes
+    constraint, needs_up = job.constraint, only_up or only_free
     sizes = (
         (_task_capacity(job, nodes, only_free), nodes.count)
         for nodes in partition.nodes
-        if _satisfies_constraint(nodes, job.constraint) and (nodes.up or not (only_up or only_free))
+        if (nodes.up or not needs_up)
+        and (constraint is None or _satisfies_constraint(nodes, constraint))
     )
     if remaining_nodes is None:  # no limit on nodes: their order does not matter
         for tasks, count in sizes:
@@ -208,7 +208,9 @@ def take_nodes(job: Job, partition: Partition) -> Partition:
     ):
         capacity = _task_capacity(job, nodes, True)
         untouched = nodes.count
-        usable = nodes.up and _satisfies_constraint(nodes, job.constraint)
+        usable = nodes.up and (
+            job.constraint is None or _satisfies_constraint(nodes, job.constraint)
+        )
         while usable and capacity > 0 and untouched and remaining_tasks and remaining_nodes:
             tasks = min(capacity, remaining_tasks)
             count = int(min(untouched, remaining_tasks // tasks, remaining_nodes))

@@ -88,7 +88,7 @@ class ClusterView:
         self.scope_limits = ScopeLimits(
             self.name, self.cluster.max_unanswered, self.queue_depth, self.rechecks
         )
-        self.pulls = PullRecord(self.cluster.start_delay)
+        self.pulls = PullRecord(self.name, self.cluster.start_delay)
 
     @property
     def queue_depth(self) -> int | None:

@@ -6,31 +6,24 @@ Kept since the start of the daemon. A pull is judged by the first listing after 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import chain
-
+from metasched.core.promising_groups import PromisingGroups
 from metasched.core.tasks import Attempt, Task, TaskId
 from metasched.core.transitions import LIVE
-from metasched.core.unstarted_index import UnstartedGroup, UnstartedIndex
-from metasched.model.cluster import ClusterInfo
 from metasched.model.job import Job
-from metasched.policies.pull import PullCapacity
 from metasched.policies.pull_evidence import PullEvidence
 
 
 class PullRecord:
     """Pulls to a cluster since the start of the daemon."""
 
-    def __init__(self, start_delay: float) -> None:
+    def __init__(self, cluster: str, start_delay: float) -> None:
         """`start_delay`: see `Cluster`."""
         self._start_delay = start_delay
         self.pulls = 0  # dispatched to the cluster
         self.started_at_once = 0
         self.evidence = PullEvidence()
+        self.promising_groups = PromisingGroups(cluster)
         self._withdrawn: set[TaskId] = set()  # from their former clusters, not dispatched yet
-        # groups of unstarted tasks that may start with these facts, if nothing is on its way, and
-        # the position in the log of groups up to which they were checked
-        self._promising: tuple[ClusterInfo, list[UnstartedGroup], int] | None = None
         self._arriving: dict[TaskId, tuple[Task, Attempt]] = {}  # dispatched, not judged yet
 
     @property
@@ -80,38 +73,6 @@ class PullRecord:
             else:
                 continue
             del self._arriving[task_id]
-
-    def promising_groups(
-        self, index: UnstartedIndex, capacity: PullCapacity
-    ) -> list[UnstartedGroup]:
-        """Return the groups of which a task may start in this capacity.
-
-        With the same facts as at the last check only new groups are checked: time alone frees
-        nothing.
-        """
-        candidates: Iterable[UnstartedGroup] = index.groups
-        if self._promising is not None and self._promising[0] is capacity.info:
-            _, groups, position = self._promising
-            candidates = dict.fromkeys(chain(groups, index.groups_since(position)))
-        lacking, largest = capacity.lacking_licences, capacity.largest_task
-        groups = [
-            group
-            for group in candidates
-            if group.cpus_per_task <= largest
-            and lacking.isdisjoint(group.job.licences)
-            and group.tasks
-            and capacity.can_start(group.job, group.shortest)
-        ]
-        self._promising = None
-        if not capacity.expected_jobs:
-            self._promising = capacity.info, groups, index.position
-        return groups
-
-    def may_gain(self, info: ClusterInfo | None, index: UnstartedIndex) -> bool:
-        """Whether another check with the same facts may find a group that may start."""
-        if self._promising is None or self._promising[0] is not info:
-            return True
-        return bool(self._promising[1]) or self._promising[2] != index.position
 
     def record_end(self, job: Job) -> None:
         """Lift the bars for which the end of a started job leaves room."""

@@ -11,6 +11,7 @@ from metasched.core.cluster_view import ClusterView
 from metasched.core.events import ClusterDrained, ClusterResumed
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.placement import Placement
+from metasched.core.promising_groups import GroupCheck
 from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import Intent, Task
@@ -198,6 +199,9 @@ class Withdrawals:
         record.judge(self._state.now, info.cpus - info.used_cpus)
         if info.cpus <= info.used_cpus or not self._has_unstarted_elsewhere(view):
             return
+        planned = record.promising_groups.plan_check(info, self._state.unstarted_index)
+        if planned is None:
+            return
         on_their_way = [
             task.job
             for task in view.needs_attention.values()
@@ -215,9 +219,13 @@ class Withdrawals:
             return
         expected = (*on_their_way, *withdrawing, *record.arriving)
         capacity = PullCapacity(
-            info, self._state.now, translate=view.translate_job, expected_jobs=expected
+            info,
+            self._state.now,
+            translate=view.translate_job,
+            expected_jobs=expected,
+            node_licences=view.cluster.licence_features.keys(),
         )
-        for task in self._pullable(view, capacity):
+        for task in self._pullable(view, planned, capacity):
             job = task.job
             if (
                 not capacity.can_start(job)
@@ -236,15 +244,17 @@ class Withdrawals:
     def _has_unstarted_elsewhere(self, view: ClusterView) -> bool:
         return any(other is not view for other in self._state.views_with_unstarted.values())
 
-    def _pullable(self, view: ClusterView, capacity: PullCapacity) -> Iterator[Task]:
+    def _pullable(
+        self, view: ClusterView, planned: GroupCheck, capacity: PullCapacity
+    ) -> Iterator[Task]:
         """Yield tasks of other clusters that may start in the capacity, in order of their keys.
 
         There may be thousands at every listing: only tasks of groups that would start are checked.
         """
         queues = [
             group.tasks
-            for group in view.pulls.promising_groups(self._state.unstarted_index, capacity)
-            if (other_view := self._state.views[group.cluster]) is not view and other_view.up
+            for group in view.pulls.promising_groups.check(planned, capacity)
+            if self._state.views[group.cluster].up
         ]
         for _, _, task in heapq.merge(*queues) if len(queues) > 1 else chain(*queues):
             if self._may_be_pulled(task):
@@ -272,7 +282,10 @@ class Withdrawals:
 
     def may_pull(self, view: ClusterView) -> bool:
         """Whether a task may be pulled there by a listing without changes."""
-        return view.pulls.may_gain(view.info, self._state.unstarted_index) and any(
+        groups, index = view.pulls.promising_groups, self._state.unstarted_index
+        if view.info is None or groups.plan_check(view.info, index) is None:
+            return False
+        return any(
             task.live_attempt.intent is None and self._has_waited(task)
             for other_view in self._state.views_with_unstarted.values()
             if other_view is not view

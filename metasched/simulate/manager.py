@@ -63,6 +63,8 @@ class SimulatedManager:
         self._blocked_count = 0  # first jobs of the queue that cannot start before a job ends
         self._info: ClusterInfo | None = None  # cached until a change
         self._partitions_by_free: dict[int, Partition] = {}  # by free counted processors
+        self._partition_now: Partition | None = None  # cached until a start or an end
+        self._plan: tuple[WaitingJob, HeadPlan] | None = None  # of a head; cached like the above
 
     def can_run(self, job: Job) -> bool:
         """Whether the cluster could run the job if it were empty."""
@@ -148,7 +150,7 @@ class SimulatedManager:
             now, candidates, self.running.values(), self._free_resources()
         ):
             job = queue.pop(start.id)
-            self._info = None
+            self._forget_running()
             seconds, cpus, run_time = job.estimated, job.cpus, self._true_run_times.pop(job.id)
             self._bypassing_work.pop(job.id, None)
             if self._free_by_machine is not None:
@@ -174,7 +176,8 @@ class SimulatedManager:
     def end_job(self, job_id: int) -> None:
         """End a running job and release its resources."""
         ended = self.running.pop(job_id)
-        self._info, self._blocked_count = None, 0
+        self._forget_running()
+        self._blocked_count = 0
         del self._true_ends[job_id]
         self.free_cpus += ended.cpus
         if self._free_by_machine is not None:
@@ -227,23 +230,40 @@ class SimulatedManager:
             self._info = self._build_info()
         return self._info
 
+    def _forget_running(self) -> None:
+        """Forget what follows from the running jobs, which have changed."""
+        self._info = self._partition_now = self._plan = None
+
     def _build_info(self) -> ClusterInfo:
-        partition = self._partition(self.free_cpus, self._free_by_machine)
-        head = next(iter(self.queue.values()), None)
+        if self._partition_now is None:
+            self._partition_now = self._partition(self.free_cpus, self._free_by_machine)
+        first = next(iter(self.queue.values()), None)
         plan: HeadPlan | None = None
-        if self._plans_head and head is not None and self.free_cpus > 0:
-            plan = LazyHeadPlan(partial(self._plan_head, head, self._last_pass))
+        if self._plans_head and first is not None and self.free_cpus > 0:
+            plan = self._head_plan(first)
         return ClusterInfo(
             cpus=self.cluster.cpus,
             used_cpus=self.cluster.cpus - self.free_cpus,
-            partitions=(partition,),
+            partitions=(self._partition_now,),
             running_jobs=tuple(self._releases),
             owed_by_others=sum(self._bypassing_work.values()),
             pending_jobs=len(self.queue),
-            queue_head=None if head is None or plan is not None else (head.cpus, head.estimated),
+            queue_head=None if first is None or plan is not None else (first.cpus, first.estimated),
             free_licences={} if self._licences_leased else dict(self._free_licences),
             head_plan=plan,
         )
+
+    def _head_plan(self, first: WaitingJob) -> HeadPlan:
+        """Return the plan of the queue's head; `first` is the head unless the policy has another.
+
+        A plan holds until a job starts or ends, or exceeds its estimate.
+        """
+        now = self._last_pass
+        head = self.queue.get(getattr(self.policy, "head_id", None) or first.id, first)
+        overrun = bool(self._releases) and self._releases[0][0] <= now
+        if self._plan is None or self._plan[0] is not head or overrun:
+            self._plan = head, LazyHeadPlan(partial(self._plan_head, head, now))
+        return self._plan[1]
 
     def _partition(self, free_cpus: int, free_by_machine: Sequence[int] | None) -> Partition:
         """Return the cluster's nodes, with these free processors."""
@@ -256,9 +276,8 @@ class SimulatedManager:
             cached = self._partitions_by_free[free_cpus] = Partition("all", nodes, default=True)
         return cached
 
-    def _plan_head(self, first: WaitingJob, now: float) -> HeadPlan:
-        """Return EASY's reservation for the head of the queue, of which `first` is the first."""
-        head = self.queue.get(getattr(self.policy, "head_id", None) or first.id, first)
+    def _plan_head(self, head: WaitingJob, now: float) -> HeadPlan:
+        """Return EASY's reservation for the head of the queue."""
         reservation = make_capacity(now, self.running.values(), self._free_resources()).reserve(
             head
         )

@@ -9,11 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from metasched.model.cluster import NodeCapacity, Partition
+from metasched.core.promising_groups import PromisingGroups
+from metasched.core.tasks import Task
+from metasched.core.unstarted_index import UnstartedIndex
+from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job
 from metasched.policies.eligible import fits_partition, take_nodes
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
+from metasched.policies.pull import PullCapacity
 from metasched.policies.pull_evidence import PullEvidence, needs_at_least
 from metasched.simulate.engine import Simulation
 from metasched.simulate.synthetic import TWO_LEVEL
@@ -119,3 +123,47 @@ def test_pulls_between_machines_with_licences_start_at_once(policy: str, failure
     assert 20 < schedule.pulls_started <= schedule.pulls
     assert schedule.pulls <= sum(job.moves for job in schedule.jobs)
     assert schedule.pulls - schedule.pulls_started <= failures
+
+
+@examples(200)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(jobs, max_size=3),  # pending elsewhere from now on
+            st.integers(0, 3),  # of all, how many of the oldest have left
+            st.one_of(st.none(), st.tuples(partitions, st.integers(0, 3), st.booleans())),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_a_check_of_what_has_changed_finds_what_a_check_of_all_groups_finds(
+    steps: list[tuple[list[Job], int, tuple[Partition, int, bool] | None]],
+) -> None:
+    """None: a listing without changes."""
+    index, kept, waiting = UnstartedIndex(), PromisingGroups("here"), list[Task]()
+    info = ClusterInfo(0, 0, ())
+    for number, (added, left, listing) in enumerate(steps):
+        for job in added:
+            job = structs.replace(job, id=len(waiting) + 100 * number, partition=None)
+            waiting.append(Task(job, 0, 1, 0.0))
+            index.add(waiting[-1], "there")
+        for task in waiting[:left]:
+            index.remove(task)
+        del waiting[:left]
+        if listing is not None:
+            partition, copies, blocked = listing
+            cpus = sum(group.count * group.cpus for group in partition.nodes)
+            info = ClusterInfo(
+                cpus,
+                cpus - partition.free_cpus,
+                (partition,),
+                queue_head=(cpus, 100.0) if blocked else None,
+                running_jobs=((15.0, cpus - partition.free_cpus),),
+                free_licences={"a": copies},
+            )
+        capacity = PullCapacity(info, 0.0)
+        expected = [g for g in index.groups if capacity.can_start(g.job, g.shortest)]
+        planned = kept.plan_check(info, index)
+        found = [] if planned is None else kept.check(planned, capacity)
+        assert {id(group) for group in found} == {id(group) for group in expected}

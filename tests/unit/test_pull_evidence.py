@@ -14,7 +14,7 @@ from metasched.core.events import (
     JobSubmitted,
     Withdraw,
 )
-from metasched.model.cluster import ClusterInfo
+from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, State
 from metasched.policies.policy import Policy
 from metasched.policies.pull_evidence import (
@@ -272,3 +272,17 @@ def test_a_restarted_daemon_begins_without_evidence() -> None:
     assert site.seen("right", right, stuck, at=later + 10, full=True) == [
         Withdraw(2, 1, "left", {0: "7"}, only_pending=True)
     ]
+
+
+@pytest.mark.parametrize("names", [{"partition": "main"}, {"constraint": "fast"}])
+def test_a_task_whose_names_the_cluster_does_not_have_is_not_pulled(names: dict[str, Any]) -> None:
+    """The others are, although nothing says how that cluster would name what the first requests."""
+    nodes = (NodeCapacity(1, 8, 8, features=("fast",)),)
+    site = Site()
+    site.seen("left", ClusterInfo(8, 0, (Partition("main", nodes, default=True),)))
+    pend_on_left(site, 1, **names)
+    site.step(JobSubmitted(NOW, job(2, 1, clusters=("left", "right"))))
+    site.sent(2, native="2")
+    site.seen("left", None, site.row(State.PENDING, 2))
+    idle = Partition("batch", (NodeCapacity(1, 4, 4),), default=True)
+    assert pulled(site, NOW + 6, ClusterInfo(4, 0, (idle,))) == [2]
