@@ -73,6 +73,7 @@ from metasched.db.store import (
     driver_message,
 )
 from metasched.db.submission_keys import Receipt, SubmissionKey
+from metasched.model.arrays import parse_array
 from metasched.model.cluster import ClusterInfo
 from metasched.model.dependencies import DependencyTarget, parse_dependency
 from metasched.model.job import Job, Payload
@@ -103,8 +104,12 @@ def encode(value: Any) -> str:
 class Ledger(Queries):
     """The writer of the database. Any method raises StorageFailed if nothing was stored."""
 
-    def __init__(self, engine: Engine, writer_lock: WriterLock | None = None) -> None:
+    def __init__(
+        self, engine: Engine, writer_lock: WriterLock | None = None, first_id: int = 1
+    ) -> None:
+        """`first_id` is the lowest id of a new job."""
         super().__init__(engine)
+        self._first_id = first_id
         self._writer_lock = writer_lock or WriterLock(engine)
         self._connection = self._writer_lock.connection
         self._daemon_epoch = 0  # of this daemon; 0 before `restore`
@@ -167,6 +172,15 @@ class Ledger(Queries):
     def _highest(self, column: ColumnElement[int]) -> int:
         return self._connection.execute(select(func.max(column))).scalar() or 0
 
+    def _next_free_id(self) -> int:
+        """Return the id after those of the newest job and its tasks."""
+        query = select(job.c.id, job.c.array).order_by(job.c.id.desc()).limit(1)
+        newest = self._connection.execute(query).first()
+        if newest is None:
+            return 1
+        tasks = 1 if newest.array is None else len(parse_array(newest.array).indices)
+        return int(newest.id) + tasks
+
     # Identity
 
     def identity(self, now: float) -> Identity:
@@ -174,10 +188,10 @@ class Ledger(Queries):
         with self._transaction() as connection:
             return read_identity(connection, now)
 
-    def next_job(self) -> int:
-        """Return a new job id."""
-        self._next_job += 1
-        return self._next_job - 1
+    def next_job(self, tasks: int) -> int:
+        """Return the id of a new job. It takes as many ids as it has tasks: `Job.task_number`."""
+        self._next_job += tasks
+        return self._next_job - tasks
 
     def next_reservation(self) -> int:
         """Return a new reservation id."""
@@ -456,7 +470,7 @@ class Ledger(Queries):
             self._daemon_epoch = lock_epoch(connection) + 1
             execute(update(epoch).values(number=self._daemon_epoch))
             self._next_event = self._highest(event.c.id) + 1
-            self._next_job = self._highest(job.c.id) + 1
+            self._next_job = max(self._next_free_id(), self._first_id)
             self._next_reservation = reservations.highest_id(connection) + 1
             recovered = recovery.recover(connection, window)
             newest = execute(

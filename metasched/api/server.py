@@ -111,7 +111,7 @@ def _open_ledger(settings: Settings, standby: bool, lock_stack: contextlib.ExitS
     database cannot be used.
     """
     writer_lock = lock_stack.enter_context(settings.database.acquire_writer(standby))
-    ledger = Ledger(writer_lock.engine, writer_lock)
+    ledger = Ledger(writer_lock.engine, writer_lock, settings.first_id)
     _check_reservation_units(settings, ledger)
     return ledger
 

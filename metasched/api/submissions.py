@@ -190,9 +190,9 @@ def _accept(
             raise ApiError(
                 422, f"--native {cluster}: {error} in {native_options!r}; close it"
             ) from None
-    job_id = 0 if submission.dry_run else service.ledger.next_job()
     try:
-        _check_array(request, service.settings.max_array_tasks)
+        tasks = _count_tasks(request, service.settings.max_array_tasks)
+        job_id = 0 if submission.dry_run else service.ledger.next_job(tasks)
         if request.dependency is not None:
             parse_dependency(request.dependency)
         default_output = DEFAULT if request.array is None else DEFAULT_OF_ARRAY
@@ -233,12 +233,17 @@ def _accept(
     )
 
 
-def _check_array(request: JobRequest, max_tasks: int) -> None:
-    """Raise ParseError for an invalid array range, ApiError if the array is too large."""
-    if request.array is not None and (tasks := len(parse_array(request.array).indices)) > max_tasks:
+def _count_tasks(request: JobRequest, max_tasks: int) -> int:
+    """Return the number of tasks of a job.
+
+    Raise ParseError for an invalid array range, ApiError if the array is too large.
+    """
+    tasks = 1 if request.array is None else len(parse_array(request.array).indices)
+    if tasks > max_tasks:
         raise ApiError(
             403, f"an array of {tasks} tasks, the site allows {max_tasks}; submit it in parts"
         )
+    return tasks
 
 
 def dependency_targets(service: SchedulerService, job: Job) -> tuple[TargetSummary, ...]:

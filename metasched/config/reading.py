@@ -96,6 +96,7 @@ def load_settings(path: Path | None) -> Settings:
         user_classes={table.name: (table.users, table.groups) for table in config.user_class},
         licences=_licence_pools(config, path),
         max_array_tasks=daemon.max_array_tasks,
+        first_id=daemon.first_id,
         requests=RequestLimits(
             daemon.connections, daemon.head_timeout, daemon.body_timeout, daemon.max_request
         ),

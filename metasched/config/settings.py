@@ -79,6 +79,7 @@ class Settings:
     user_classes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]  # users and groups by class
     licences: tuple[LicencePool, ...] = ()
     max_array_tasks: int = _DAEMON.max_array_tasks
+    first_id: int = _DAEMON.first_id  # lowest id of a new job
     site: SiteTable | None = None  # None: personal mode
     tcp: TcpTable | None = None  # None: unix socket only
     licence_servers: tuple[LicenceServerSettings, ...] = ()

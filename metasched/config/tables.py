@@ -37,6 +37,7 @@ def _require_feature(name: str) -> str:
 
 MAP_NAMES = ("partition", "account", "qos", "feature", "licence")  # tables of [cluster.map]
 MAX_QUEUE_DEPTH = 1_000_000  # tasks
+MAX_FIRST_ID = 10**15  # ids above it stay exact in JSON, and fit into columns of other tools
 MAX_SECONDS = 10 * 366 * 86400.0  # ten years; sums of longer durations exceed the range of times
 Seconds = Annotated[float, BeforeValidator(_parse_duration_text), Field(gt=0, le=MAX_SECONDS)]
 SecondsOrZero = Annotated[float, BeforeValidator(_parse_duration_text), Field(ge=0, le=MAX_SECONDS)]
@@ -55,6 +56,7 @@ class DaemonTable(_Table):
     socket: str | None = None
     keep: Seconds = 365 * 86400.0
     max_array_tasks: Annotated[int, Field(ge=1, le=MAX_TASKS)] = 100_000
+    first_id: Annotated[int, Field(ge=1, le=MAX_FIRST_ID)] = 1
     mail_program: str | None = None
     connections: Annotated[int, Field(ge=16, le=65536)] = 1024
     head_timeout: Seconds = 10.0

@@ -6,6 +6,7 @@ Times are seconds since the epoch (UTC), durations are seconds, memory is MiB.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -222,6 +223,10 @@ class Job(JobSpec, frozen=True, kw_only=True):
         if self.array is None or self.parsed_array is None:
             return (0,)
         return self.parsed_array.indices
+
+    def task_number(self, index: int) -> int:
+        """Return the number that only this task has, among all jobs and tasks."""
+        return self.id + bisect_left(self.indices, index)
 
     @property
     def cpus_per_task(self) -> int:
