@@ -164,7 +164,7 @@ class Postgresql(Database):
 
     def __init__(self, url: URL) -> None:
         self.url = url.set(drivername="postgresql+psycopg")
-        self.folder = personal_data() / f"{url.database or 'metasched'}.clusters"
+        self.folder = Path(personal_data()) / f"{url.database or 'metasched'}.clusters"
 
     def __str__(self) -> str:
         return hide_password(self.url.set(drivername="postgresql"))

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from metasched.client.address import find_daemon
 from metasched.client.client import Client
 from metasched.errors import UserError
 from metasched.model.arrays import format_indices, parse_task_selector
-from metasched.paths import daemon_socket
 from metasched.units import ParseError
 
 MAX_TASKS_WIDTH = 30  # characters for a list of tasks on a terminal
@@ -36,7 +36,7 @@ def require_value(parameter: typer.CallbackParam, text: str | None) -> str | Non
 
 def connect(config: str | None) -> Client:
     """Return a client of the daemon that configuration, environment or default path name."""
-    return Client(daemon_socket(config))
+    return Client(find_daemon(config))
 
 
 def check_job_ids(references: Sequence[str]) -> list[str]:

@@ -25,7 +25,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from metasched.client.client import Client, ClientError
+from metasched.client.client import Client
+from metasched.client.connection import ClientError
 from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.errors import UserError
 

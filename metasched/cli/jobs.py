@@ -19,7 +19,8 @@ from metasched.cli.connect import (
 )
 from metasched.cli.messages import fail
 from metasched.cli.show import format_time, print_table
-from metasched.client.client import Client, DaemonUnreachable, NotFound, ResponseLost
+from metasched.client.client import Client
+from metasched.client.connection import DaemonUnreachable, NotFound, ResponseLost
 from metasched.errors import UserError
 from metasched.units import ParseError, parse_moment, quote_for_error
 

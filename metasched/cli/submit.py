@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from metasched.cli.messages import warn
+from metasched.client.address import find_daemon
 from metasched.client.client import Client
 from metasched.client.job_request import prepare_submission
 from metasched.client.options import InvalidSubmission
-from metasched.paths import daemon_socket
 
 
 def submit(options: Mapping[str, object], command: Sequence[str]) -> int:
@@ -21,7 +21,7 @@ def submit(options: Mapping[str, object], command: Sequence[str]) -> int:
     for message in warnings:
         warn(message)
     config = options.get("config")
-    client = Client(daemon_socket(None if config is None else str(config)))
+    client = Client(find_daemon(None if config is None else str(config)))
     [answer] = client.submit(submission)
     for message in answer.get("warnings") or ():
         warn(str(message))

@@ -1,114 +1,49 @@
-"""Client of the daemon: HTTP and JSON over its unix socket or TCP, with typed errors.
-
-http.client is not used: it imports ssl and email, a third of the run time of `metasched submit`.
-"""
+"""Client of the daemon: a method for each call, with typed errors."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import socket
-import struct
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import quote, urlencode, urlsplit
 
-from metasched.errors import UserError
-from metasched.paths import (
-    API_PROTOCOL,
-    MAX_REQUEST_BYTES,
-    MAX_SOCKET_PATH_BYTES,
-    NEXT_CURSOR_HEADER,
-    PROTOCOL_HEADER,
-    is_url,
+from metasched.client.connection import (
+    TIMEOUT,
+    BadRequest,
+    ClientError,
+    Connection,
+    DaemonUnreachable,
+    ResponseLost,
+    percent_encode,
 )
+from metasched.paths import NEXT_CURSOR_HEADER
 
-TIMEOUT = 60.0  # seconds for a response
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
 RETRY_TIME = 30.0  # seconds from the first try for which a submission is repeated
 RETRY_INTERVAL = 0.5  # seconds between two tries
 PAGE_SIZE = 5000  # rows of a listing that are requested at once
 LONG_POLL = 30.0  # seconds after which the daemon answers `wait` though jobs are still open
 
 
-class ClientError(UserError):
-    """A call that failed; the message is "problem, place; remedy".
-
-    ClientError (exit code 1)      refused for another reason, or a defect of the daemon
-     +-- BadRequest (2)            the request is invalid
-     +-- PermissionDenied (3)      refused by policy or permission
-     +-- DaemonUnreachable (4)     no daemon answers; nothing was changed
-     +-- NotFound (5)              no such job or cluster
-     +-- ResponseLost (1)          no complete response: the request may have been carried out
-    """
-
-    exit_code = 1
-
-
-class BadRequest(ClientError):
-    exit_code = 2
-
-
-class PermissionDenied(ClientError):
-    exit_code = 3
-
-
-class DaemonUnreachable(ClientError):
-    exit_code = 4
-
-
-class NotFound(ClientError):
-    exit_code = 5
-
-
-class ResponseLost(ClientError):
-    pass
-
-
-_CONTENT_LENGTH = "content-length"
-_BY_STATUS = {
-    400: BadRequest,
-    401: PermissionDenied,
-    403: PermissionDenied,
-    404: NotFound,
-    422: BadRequest,
-    503: DaemonUnreachable,
-    504: ResponseLost,
-}
-
-
-class _Response(NamedTuple):
-    answer: Any  # JSON
-    fields: Mapping[str, str]  # of the header; names in lower case
-
-
 class Client:
-    """Calls of a daemon. Every call opens its own connection, so that none can go stale."""
+    """Calls of a daemon."""
 
     def __init__(
-        self, path: Path | str, timeout: float = TIMEOUT, retry_time: float = RETRY_TIME
+        self, path: object, timeout: float = TIMEOUT, retry_time: float = RETRY_TIME
     ) -> None:
-        """Connect to `path`, a socket or the URL of a daemon on another host, at each call.
+        """Call the daemon at `path`, a socket or a URL: see `Connection`.
 
         `timeout` and `retry_time` are in seconds, the latter for a submission whose response was
-        lost. Raises DaemonUnreachable if the path is too long for a socket, or
-        the URL has an invalid port.
+        lost.
         """
-        self.path, self.timeout, self._retry_time = str(path), timeout, retry_time
-        self._remote = is_url(path)
-        if self._remote:
-            try:
-                url = urlsplit(self.path)
-                port = url.port or (443 if url.scheme == "https" else 80)
-            except ValueError as error:
-                raise self._unreachable(str(error)) from None
-            self._address, self._tls = (url.hostname or "", port), url.scheme == "https"
-        elif len(self.path.encode(errors="surrogateescape")) > MAX_SOCKET_PATH_BYTES:
-            raise DaemonUnreachable(
-                f"more than {MAX_SOCKET_PATH_BYTES} bytes, socket {self.path}; name a shorter path"
-            )
+        self._connection, self._retry_time = Connection(path, timeout), retry_time
+
+    @property
+    def path(self) -> str:
+        """The socket or URL of the daemon."""
+        return self._connection.path
 
     def submit(
         self, submission: Mapping[str, object], key: str | None = None
@@ -204,16 +139,16 @@ class Client:
     def story(self, job: str) -> list[dict[str, Any]]:
         """Return the events of a job, oldest first."""
         return self._parse_rows(
-            self._request("GET", f"/jobs/{quote(job, safe='')}/story"), "events"
+            self._request("GET", f"/jobs/{percent_encode(job)}/story"), "events"
         )
 
     def explain(self, job: str) -> dict[str, Any]:
         """Return the state of a job with its reason, priority and eligible clusters."""
-        return self._parse_object(self._request("GET", f"/jobs/{quote(job, safe='')}/explain"))
+        return self._parse_object(self._request("GET", f"/jobs/{percent_encode(job)}/explain"))
 
     def output(self, job: str) -> dict[str, Any]:
         """Return the paths of a job's `output` and `error` (None: the same file)."""
-        return self._parse_object(self._request("GET", f"/jobs/{quote(job, safe='')}/output"))
+        return self._parse_object(self._request("GET", f"/jobs/{percent_encode(job)}/output"))
 
     def clusters(self) -> list[dict[str, Any]]:
         return self._parse_rows(self._request("GET", "/clusters"))
@@ -224,13 +159,13 @@ class Client:
     def drain(self, cluster: str, reason: str = "", keep_pending: bool = False) -> dict[str, Any]:
         """Stop dispatching to a cluster. Return its new row of `clusters`."""
         body = {"reason": reason, "keep_pending": keep_pending}
-        path = f"/clusters/{quote(cluster, safe='')}/drain"
+        path = f"/clusters/{percent_encode(cluster)}/drain"
         return self._parse_object(self._request("POST", path, body=body))
 
     def resume(self, cluster: str) -> dict[str, Any]:
         """Dispatch to a cluster again. Return its new row of `clusters`."""
         return self._parse_object(
-            self._request("POST", f"/clusters/{quote(cluster, safe='')}/resume")
+            self._request("POST", f"/clusters/{percent_encode(cluster)}/resume")
         )
 
     def licences(self) -> list[dict[str, Any]]:
@@ -243,7 +178,7 @@ class Client:
 
     def set_licence(self, name: str, total: int | None) -> dict[str, Any]:
         """Set the total of a licence (None: as configured). Return its new row of `licences`."""
-        path = f"/licences/{quote(name, safe='')}/total"
+        path = f"/licences/{percent_encode(name)}/total"
         return self._parse_object(self._request("POST", path, body={"total": total}))
 
     def release_licences(self, jobs: Sequence[str]) -> list[dict[str, Any]]:
@@ -284,9 +219,9 @@ class Client:
         rows: list[dict[str, Any]] = []
         page = {**query, "limit": PAGE_SIZE}
         while True:
-            response = self._respond("GET", path, page)
-            rows += self._parse_rows(response.answer)
-            if (cursor := response.fields.get(NEXT_CURSOR_HEADER.lower())) is None:
+            answer, fields = self._connection.request("GET", path, page)
+            rows += self._parse_rows(answer)
+            if (cursor := fields.get(NEXT_CURSOR_HEADER.lower())) is None:
                 return rows
             page["cursor"] = cursor
 
@@ -299,145 +234,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
     ) -> Any:
         """Send a request; return the JSON of its response."""
-        return self._respond(method, path, query, body, headers).answer
-
-    def _respond(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, object] | None = None,
-        body: object = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> _Response:
-        parameters = {key: value for key, value in (query or {}).items() if value is not None}
-        encoded = urlencode(parameters, doseq=True)
-        target = f"{path}?{encoded}" if encoded else path
-        encoded_body = b"" if body is None else _encode_json(body)
-        status, content, fields = self._exchange(method, target, encoded_body, headers or {})
-        try:
-            answer = json.loads(content)
-        except ValueError:
-            raise self._response_lost(
-                f"the response is not JSON (status {status})", method
-            ) from None
-        if status >= 300:
-            error = answer.get("error") if isinstance(answer, dict) else None
-            message = str(error or f"status {status}, socket {self.path}; see the daemon's log")
-            protocol = fields.get(PROTOCOL_HEADER.lower(), "")
-            is_earlier = (int(protocol) if protocol.isdecimal() else 1) < API_PROTOCOL
-            if is_earlier and _may_be_unknown(status, message):
-                message = (
-                    f"{message.rpartition(';')[0] or message}, by a daemon of an earlier release; "
-                    "use the commands of its release"
-                )
-            raise _BY_STATUS.get(status, ClientError)(message)
-        return _Response(answer, fields)
-
-    def _exchange(
-        self, method: str, target: str, body: bytes, headers: Mapping[str, str]
-    ) -> tuple[int, bytes, dict[str, str]]:
-        """Send an HTTP/1.0 request: the response is unchunked and ends with the connection.
-
-        Return its status, content and header fields; their names are in lower case.
-        """
-        if len(body) > MAX_REQUEST_BYTES:
-            raise BadRequest(
-                f"more than {MAX_REQUEST_BYTES} bytes, the request; submit fewer jobs at once"
-            )
-        head = f"{method} {target} HTTP/1.0\r\nContent-Length: {len(body)}\r\n"
-        head += f"{PROTOCOL_HEADER}: {API_PROTOCOL}\r\n"
-        if body:
-            head += "Content-Type: application/json\r\n"
-        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        if self._remote:
-            from metasched.client.credentials import (
-                authorization_header,
-                daemon_name,
-                is_loopback,
-            )
-
-            daemon = daemon_name(*self._address)
-            private = self._tls or is_loopback(self._address[0])
-            credential = authorization_header(daemon, method, target, body, private)
-            head += f"Authorization: {credential}\r\n"
-        answer = bytearray()
-        with self._connect() as connection:
-            try:
-                # a refusal may come before the whole body was sent
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    connection.sendall(f"{head}\r\n".encode("ascii") + body)
-                with contextlib.suppress(ConnectionResetError):
-                    while part := connection.recv(1 << 16):
-                        answer += part
-            except TimeoutError:
-                raise self._response_lost(f"no answer in {self.timeout:g} s", method) from None
-            except OSError as error:
-                raise self._response_lost(
-                    f"the response is incomplete ({error.strerror})", method
-                ) from None
-        response_head, _, content = answer.partition(b"\r\n\r\n")
-        status_line, *fields = response_head.decode("latin-1").split("\r\n")
-        version, _, status = status_line.partition(" ")
-        values = {
-            name.lower(): value.strip()
-            for name, _, value in (field.partition(":") for field in fields)
-        }
-        if not version.startswith("HTTP/1.") or not status[:3].isdecimal():
-            problem = "the response is incomplete" if answer else "no answer"
-            raise self._response_lost(problem, method)
-        if values.get(_CONTENT_LENGTH) != str(len(content)):
-            raise self._response_lost("the response is incomplete", method)
-        return int(status[:3]), bytes(content), values
-
-    def _connect(self) -> socket.socket:
-        return self._connect_tcp() if self._remote else self._connect_unix()
-
-    def _connect_tcp(self) -> socket.socket:
-        try:
-            connection = socket.create_connection(self._address, self.timeout)
-            if self._tls:
-                import ssl
-
-                context = ssl.create_default_context()
-                connection = context.wrap_socket(connection, server_hostname=self._address[0])
-        except (OSError, ValueError) as error:
-            raise self._unreachable(getattr(error, "strerror", None) or str(error)) from None
-        return connection
-
-    def _unreachable(self, reason: str) -> DaemonUnreachable:
-        return DaemonUnreachable(
-            f"no daemon answers ({reason}), {self.path}; check the URL, the daemon's [tcp] "
-            "and, for https, SSL_CERT_FILE"
-        )
-
-    def _connect_unix(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        seconds, fraction = divmod(self.timeout, 1)
-        limit = struct.pack("@ll", int(seconds), int(fraction * 1e6))
-        # a socket with a timeout would not wait for a daemon that has many callers
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        try:
-            connection.connect(self.path)
-            connection.settimeout(self.timeout)
-        except PermissionError:
-            connection.close()
-            raise PermissionDenied(
-                f"not allowed, socket {self.path}; the daemon belongs to another user: "
-                "start your own with `metasched serve`"
-            ) from None
-        except OSError:
-            connection.close()
-            raise DaemonUnreachable(
-                f"no daemon answers, socket {self.path}; start it with `metasched serve`, "
-                "or name its configuration with --config"
-            ) from None
-        return connection
-
-    def _response_lost(self, problem: str, method: str) -> ResponseLost:
-        remedy = "try again"
-        if method != "GET":
-            remedy = "check with `metasched status` or `metasched reservations` whether it was done"
-        return ResponseLost(f"{problem}, socket {self.path}; {remedy}")
+        return self._connection.request(method, path, query, body, headers)[0]
 
     def _parse_rows(self, answer: Any, key: str | None = None) -> list[dict[str, Any]]:
         rows = answer.get(key) if key is not None and isinstance(answer, dict) else answer
@@ -453,12 +250,3 @@ class Client:
                 f"unexpected response, socket {self.path}; check that it is metasched's"
             )
         return answer
-
-
-def _encode_json(body: object) -> bytes:
-    return json.dumps(body).encode()
-
-
-def _may_be_unknown(status: int, message: str) -> bool:
-    """Whether a daemon may have refused a route or a field because it does not know it."""
-    return status in (405, 422) or (status == 404 and message.startswith("Not Found: "))

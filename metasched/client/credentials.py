@@ -12,7 +12,6 @@ import os
 import re
 import stat
 import subprocess
-from pathlib import Path
 
 from metasched.errors import UserError
 from metasched.paths import personal_token
@@ -61,8 +60,8 @@ def authorization_header(daemon: str, method: str, target: str, body: bytes, pri
         raise NoCredential(f"{error.strerror}, token file {path}; make it readable") from None
 
 
-def _read_token(path: Path) -> str:
-    with path.open(encoding="ascii", errors="replace") as file:
+def _read_token(path: str) -> str:
+    with open(path, encoding="ascii", errors="replace") as file:
         file_status = os.fstat(file.fileno())
         if file_status.st_uid != os.geteuid() or stat.S_IMODE(file_status.st_mode) & 0o077:
             raise NoCredential(f"other users can read or write it, token file {path}; chmod 600 it")
@@ -72,7 +71,7 @@ def _read_token(path: Path) -> str:
     return token
 
 
-def _munge_credential(payload: str, token_path: Path) -> str:
+def _munge_credential(payload: str, token_path: str) -> str:
     remedy = f"start munged, or write a token of `metasched token create` to {token_path}"
     try:
         process = subprocess.run(

@@ -44,11 +44,11 @@ from metasched.model.licence import LicencePool
 from metasched.model.reservation_request import ReservationQuota
 from metasched.paths import (
     MAX_SOCKET_PATH_BYTES,
+    SITE_CONFIG,
     is_url,
     personal_config,
     personal_data,
     personal_socket,
-    site_config,
 )
 from metasched.policies.classify import Classifier
 from metasched.policies.policy import POLICY_CHOICES, Policy
@@ -62,7 +62,7 @@ def find_config(path: Path | None) -> Path | None:
         path = Path(environment_path)
     if path is not None:
         return path
-    defaults = (personal_config(), site_config())
+    defaults = (Path(personal_config()), Path(SITE_CONFIG))
     return next((default for default in defaults if default.exists()), None)
 
 
@@ -77,7 +77,7 @@ def load_settings(path: Path | None) -> Settings:
         raise ConfigError(f"no cluster in {path}; add a [[cluster]] table")
     _require_unique("cluster", [table.name for table in config.cluster], path)
     _require_unique("licence_server", [table.name for table in config.licence_server], path)
-    base = path.parent.absolute() if path is not None else personal_data()
+    base = path.parent.absolute() if path is not None else Path(personal_data())
     policy = read_policy(None if config.policy.file is None else base / config.policy.file)
     clusters = tuple(_cluster_settings(table, config, path) for table in config.cluster)
     _check_policy_matches(config, policy, path)
@@ -140,7 +140,7 @@ def _check_policy_matches(config: ConfigFile, policy: Policy, path: Path | None)
 def _ledger_database(config: ConfigFile, base: Path, path: Path | None) -> Database:
     """Return the configured database, by default SQLite in the user's data folder."""
     if config.daemon.database is None:
-        return Sqlite(personal_data() / "metasched.db")
+        return Sqlite(Path(personal_data()) / "metasched.db")
     try:
         return database_from_url(config.daemon.database, base)
     except StoreError as error:
@@ -151,7 +151,7 @@ def _daemon_socket(config: ConfigFile, base: Path, path: Path | None) -> Path:
     """Return the path of the daemon's unix socket."""
     if is_url(config.daemon.socket or ""):
         raise ConfigError(f"socket is a URL, {path}, [daemon]; that is for clients, name a path")
-    socket = base / config.daemon.socket if config.daemon.socket else personal_socket()
+    socket = base / (config.daemon.socket or personal_socket())
     if len(os.fsencode(socket)) > MAX_SOCKET_PATH_BYTES:
         raise ConfigError(
             f"socket {socket} has more than {MAX_SOCKET_PATH_BYTES} bytes; name a shorter path"

@@ -8,7 +8,8 @@ from statistics import median
 
 import pytest
 
-from metasched.client.client import Client, ClientError
+from metasched.client.client import Client
+from metasched.client.connection import ClientError
 from tests.bench.conftest import Record
 from tests.bench.test_daemon import submission
 from tests.e2e.conftest import TWO_LOCAL, Site

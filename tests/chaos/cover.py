@@ -20,7 +20,7 @@ import psutil
 
 import metasched
 from metasched.adapters.protocol import WorkerCall
-from metasched.client.client import ClientError
+from metasched.client.connection import ClientError
 from metasched.core.events import CoreEvent
 from metasched.core.transitions import FINAL
 from tests.chaos.points import Orders, deaths_in, passed_in

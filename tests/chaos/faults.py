@@ -23,7 +23,7 @@ from typing import Literal
 
 import psutil
 
-from metasched.client.client import ClientError
+from metasched.client.connection import ClientError
 from metasched.db.postgresql import SILENCE_TIMEOUT as SILENT
 from tests.chaos import site_mode
 from tests.chaos.points import Orders, deaths_in

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from metasched.adapters.local.host import read_record
-from metasched.client.client import ClientError
+from metasched.client.connection import ClientError
 from metasched.model.reservation import OPEN_STATES as OPEN_RESERVATIONS
 from metasched.model.reservation import manager_name
 from tests.chaos.audit import audit

@@ -15,7 +15,8 @@ from typing import Any
 
 import psutil
 
-from metasched.client.client import Client, ClientError
+from metasched.client.client import Client
+from metasched.client.connection import ClientError
 from metasched.db.backends import database_from_url
 from metasched.db.store import Database
 from tests.chaos import victim

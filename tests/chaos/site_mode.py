@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from metasched.client.client import Client
+from metasched.client.connection import Connection
 from tests.chaos.points import FOLDER, ROOT
 from tests.chaos.site import CALL_TIMEOUT, ChaosSite
 from tests.harness import accounts
@@ -35,7 +36,15 @@ class AccountClient(Client):
     """A client whose connections have the uid of another account."""
 
     def __init__(self, path: Path, uid: int) -> None:
-        super().__init__(path, timeout=CALL_TIMEOUT, retry_time=0)
+        super().__init__(path, retry_time=0)
+        self._connection = AccountConnection(path, uid)
+
+
+class AccountConnection(Connection):
+    """Connections with the uid of another account."""
+
+    def __init__(self, path: Path, uid: int) -> None:
+        super().__init__(path, CALL_TIMEOUT)
         self._uid = uid
 
     def _connect(self) -> socket.socket:

@@ -17,7 +17,8 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from metasched.client.client import Client, ClientError, DaemonUnreachable, ResponseLost
+from metasched.client.client import Client
+from metasched.client.connection import ClientError, DaemonUnreachable, ResponseLost
 from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.model.arrays import parse_array
 

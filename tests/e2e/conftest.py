@@ -17,11 +17,12 @@ from typing import Any
 import psutil
 import pytest
 
-from metasched.client.client import Client, ClientError
+from metasched.client.address import find_daemon
+from metasched.client.client import Client
+from metasched.client.connection import ClientError
 from metasched.core.scheduler import replay
 from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger
-from metasched.paths import daemon_socket
 from tests.conftest import require
 from tests.e2e.reservable_clusters import BOOTS, ReservableCluster
 from tests.harness.previous_release import PreviousRelease, PreviousReleaseError, unpacked
@@ -158,7 +159,7 @@ class Site:
 
     @property
     def _client(self) -> Client:
-        return Client(daemon_socket(str(self.config)))
+        return Client(find_daemon(str(self.config)))
 
     def rows(self, *jobs: int | str) -> list[dict[str, Any]]:
         """Return the rows of `status --json` for the jobs, or for all jobs without arguments.

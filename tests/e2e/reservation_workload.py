@@ -18,7 +18,8 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from metasched.client.client import Client, PermissionDenied
+from metasched.client.client import Client
+from metasched.client.connection import PermissionDenied
 from metasched.client.schemas import JobRequest, SubmitRequest
 from tests.e2e.conftest import ENDED, Site
 from tests.e2e.reservable_clusters import cores, hosts

@@ -10,7 +10,8 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from metasched.client.client import BadRequest, Client
+from metasched.client.client import Client
+from metasched.client.connection import BadRequest
 from tests.e2e.conftest import COMMAND, Site, reserve
 from tests.e2e.reservable_clusters import SlurmReservations
 from tests.harness.daemons import BootError

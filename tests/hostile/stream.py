@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from metasched.client.client import Client, ClientError
+from metasched.client.client import Client
+from metasched.client.connection import ClientError
 
 OPEN_AT_MOST = 10  # jobs
 POLL = 0.1  # seconds between two queries of the jobs

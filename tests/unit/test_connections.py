@@ -18,7 +18,8 @@ import pytest
 from metasched.api.admission import SMALL_BODY, BodyMemory
 from metasched.api.connections import MIN_LIMIT, Connection, OpenConnections, Refusal, Wait
 from metasched.api.selection import MAX_SELECTORS, parse_job_ids
-from metasched.client.client import Client, PermissionDenied
+from metasched.client.client import Client
+from metasched.client.connection import PermissionDenied
 from metasched.daemon import descriptors
 from metasched.daemon.repeated_lines import BURST, CLIENT_BURST, INTERVAL, MAX_KEYS, RepeatHandler
 from metasched.errors import ApiError

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from metasched.client.client import Client, DaemonUnreachable, PermissionDenied, ResponseLost
+from metasched.client.client import Client
+from metasched.client.connection import DaemonUnreachable, PermissionDenied, ResponseLost
 from metasched.paths import personal_socket
 from tests.unit.cli.fake_daemon import FakeDaemon, Run
 

@@ -6,20 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from metasched.paths import (
-    DaemonAddressError,
-    configured_socket,
-    daemon_socket,
-    personal_data,
-    personal_socket,
-)
+from metasched.client.address import DaemonAddressError, configured_address, find_daemon
+from metasched.paths import personal_data, personal_socket
 
 
 def test_paths_follow_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", "relative/paths/are/ignored")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert personal_data() == home / ".local/share/metasched"
-    assert personal_socket() == home / ".local/state/metasched/metasched.sock"
+    assert personal_data() == str(home / ".local/share/metasched")
+    assert personal_socket() == str(home / ".local/state/metasched/metasched.sock")
 
 
 def test_precedence_of_daemon_addresses(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,27 +25,27 @@ def test_precedence_of_daemon_addresses(home: Path, monkeypatch: pytest.MonkeyPa
         path.write_text(f'[daemon]\nsocket = "/{name}"\n')
         return str(path)
 
-    assert daemon_socket() == personal_socket()
+    assert find_daemon() == personal_socket()
     own = home / "XDG_CONFIG_HOME/metasched"
     own.mkdir(parents=True)
     (own / "metasched.toml").write_text('[daemon]\nsocket = "own.sock"\n')
-    assert daemon_socket() == own / "own.sock"
+    assert find_daemon() == str(own / "own.sock")
     monkeypatch.setenv("METASCHED_SOCKET", "/by-socket")
-    assert daemon_socket() == Path("/by-socket")
+    assert find_daemon() == "/by-socket"
     monkeypatch.setenv("METASCHED_CONFIG", config("by-config"))
-    assert daemon_socket() == Path("/by-config")
-    assert daemon_socket(config("by-option")) == Path("/by-option")
+    assert find_daemon() == "/by-config"
+    assert find_daemon(config("by-option")) == "/by-option"
 
 
 def test_the_site_daemon_is_the_fallback(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = home / "site.sock"
-    monkeypatch.setattr("metasched.paths.site_socket", lambda: site)
-    assert daemon_socket() == personal_socket()
+    monkeypatch.setattr("metasched.client.address.SITE_SOCKET", str(site))
+    assert find_daemon() == personal_socket()
     site.touch()
-    assert daemon_socket() == site
-    personal_socket().parent.mkdir(parents=True)
-    personal_socket().touch()
-    assert daemon_socket() == personal_socket()
+    assert find_daemon() == str(site)
+    Path(personal_socket()).parent.mkdir(parents=True)
+    Path(personal_socket()).touch()
+    assert find_daemon() == personal_socket()
 
 
 @pytest.mark.parametrize(
@@ -59,9 +54,10 @@ def test_the_site_daemon_is_the_fallback(home: Path, monkeypatch: pytest.MonkeyP
 def test_configurations_that_name_no_socket(home: Path, text: str) -> None:
     (home / "bad.toml").write_text(text, encoding="latin-1")
     with pytest.raises(DaemonAddressError, match=r"bad\.toml.*; "):
-        configured_socket(home / "bad.toml")
+        configured_address(str(home / "bad.toml"))
 
 
 def test_a_configuration_without_a_socket_means_the_default_socket(home: Path) -> None:
     (home / "a.toml").write_text("[policy]\nfile = 'p.toml'\n")
-    assert configured_socket(home / "a.toml") == personal_socket()
+    assert configured_address(str(home / "a.toml")) is None
+    assert find_daemon(str(home / "a.toml")) == personal_socket()

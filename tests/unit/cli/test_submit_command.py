@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from metasched.cli import app as cli_app
-from metasched.client.client import BadRequest, Client, ResponseLost
+from metasched.client.client import Client
+from metasched.client.connection import BadRequest, ResponseLost
 from metasched.client.job_request import prepare_submission
 from metasched.client.options import parse_command_line
 from metasched.client.schemas import SubmitRequest

@@ -1,0 +1,262 @@
+"""A request to the daemon and its response: HTTP and JSON over its unix socket or TCP.
+
+Tools run these commands in loops, so this module loads in a few milliseconds. It imports neither
+http.client, which needs ssl and email, nor typing, urllib, pathlib and contextlib. It keeps to
+Python 3.9, since the drop-in commands run by a host's own interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+
+from metasched.errors import UserError
+from metasched.paths import API_PROTOCOL, MAX_REQUEST_BYTES, MAX_SOCKET_PATH_BYTES, PROTOCOL_HEADER
+from metasched.paths import is_url as is_url
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+TIMEOUT = 60.0  # seconds for a response
+
+
+class ClientError(UserError):
+    """A call that failed; the message is "problem, place; remedy".
+
+    ClientError (exit code 1)      refused for another reason, or a defect of the daemon
+     +-- BadRequest (2)            the request is invalid
+     +-- PermissionDenied (3)      refused by policy or permission
+     +-- DaemonUnreachable (4)     no daemon answers; nothing was changed
+     +-- NotFound (5)              no such job or cluster
+     +-- ResponseLost (1)          no complete response: the request may have been carried out
+    """
+
+    exit_code = 1
+
+
+class BadRequest(ClientError):
+    exit_code = 2
+
+
+class PermissionDenied(ClientError):
+    exit_code = 3
+
+
+class DaemonUnreachable(ClientError):
+    exit_code = 4
+
+
+class NotFound(ClientError):
+    exit_code = 5
+
+
+class ResponseLost(ClientError):
+    pass
+
+
+_CONTENT_LENGTH = "content-length"
+_BY_STATUS = {
+    400: BadRequest,
+    401: PermissionDenied,
+    403: PermissionDenied,
+    404: NotFound,
+    422: BadRequest,
+    503: DaemonUnreachable,
+    504: ResponseLost,
+}
+_UNESCAPED = frozenset(
+    b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~"
+)  # RFC 3986, section 2.3
+
+
+def percent_encode(text: str) -> str:
+    """Encode a word for the path or the query of a URL."""
+    octets = text.encode(errors="surrogateescape")
+    return "".join(chr(octet) if octet in _UNESCAPED else f"%{octet:02X}" for octet in octets)
+
+
+def encode_query(parameters: Iterable[tuple[str, object]]) -> str:
+    """Encode the query of a URL; a list is repeated, None is left out."""
+    pairs = []
+    for name, value in parameters:
+        for element in value if isinstance(value, (list, tuple)) else (value,):
+            if element is not None:
+                pairs.append(f"{name}={percent_encode(str(element))}")
+    return "&".join(pairs)
+
+
+class Connection:
+    """Requests to a daemon. Each opens its own connection, so that none can go stale."""
+
+    def __init__(self, path: object, timeout: float = TIMEOUT) -> None:
+        """Connect to `path`, a socket or the URL of a daemon on another host, at each request.
+
+        `timeout` is in seconds. Raises DaemonUnreachable if the path is too long for a socket, or
+        the URL has an invalid port.
+        """
+        self.path, self.timeout = str(path), timeout
+        self._remote = is_url(self.path)
+        if self._remote:
+            from urllib.parse import urlsplit
+
+            try:
+                url = urlsplit(self.path)
+                port = url.port or (443 if url.scheme == "https" else 80)
+            except ValueError as error:
+                raise self._unreachable(str(error)) from None
+            self._address, self._tls = (url.hostname or "", port), url.scheme == "https"
+        elif len(self.path.encode(errors="surrogateescape")) > MAX_SOCKET_PATH_BYTES:
+            raise DaemonUnreachable(
+                f"more than {MAX_SOCKET_PATH_BYTES} bytes, socket {self.path}; name a shorter path"
+            )
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[Any, dict[str, str]]:
+        """Send a request; return the JSON of its response, and its header fields in lower case.
+
+        Raises the ClientError of its status.
+        """
+        encoded = encode_query((query or {}).items())
+        target = f"{path}?{encoded}" if encoded else path
+        encoded_body = b"" if body is None else json.dumps(body).encode()
+        status, content, fields = self._exchange(method, target, encoded_body, headers or {})
+        try:
+            answer = json.loads(content)
+        except ValueError:
+            raise self._response_lost(
+                f"the response is not JSON (status {status})", method
+            ) from None
+        if status >= 300:
+            error = answer.get("error") if isinstance(answer, dict) else None
+            message = str(error or f"status {status}, socket {self.path}; see the daemon's log")
+            protocol = fields.get(PROTOCOL_HEADER.lower(), "")
+            is_earlier = (int(protocol) if protocol.isdecimal() else 1) < API_PROTOCOL
+            if is_earlier and _may_be_unknown(status, message):
+                message = (
+                    f"{message.rpartition(';')[0] or message}, by a daemon of an earlier release; "
+                    "use the commands of its release"
+                )
+            raise _BY_STATUS.get(status, ClientError)(message)
+        return answer, fields
+
+    def _exchange(
+        self, method: str, target: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, bytes, dict[str, str]]:
+        """Send an HTTP/1.0 request: the response is unchunked and ends with the connection.
+
+        Return its status, content and header fields; their names are in lower case.
+        """
+        if len(body) > MAX_REQUEST_BYTES:
+            raise BadRequest(
+                f"more than {MAX_REQUEST_BYTES} bytes, the request; submit fewer jobs at once"
+            )
+        head = f"{method} {target} HTTP/1.0\r\nContent-Length: {len(body)}\r\n"
+        head += f"{PROTOCOL_HEADER}: {API_PROTOCOL}\r\n"
+        if body:
+            head += "Content-Type: application/json\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        if self._remote:
+            from metasched.client.credentials import (
+                authorization_header,
+                daemon_name,
+                is_loopback,
+            )
+
+            daemon = daemon_name(*self._address)
+            private = self._tls or is_loopback(self._address[0])
+            credential = authorization_header(daemon, method, target, body, private)
+            head += f"Authorization: {credential}\r\n"
+        answer = bytearray()
+        with self._connect() as connection:
+            try:
+                try:  # noqa: SIM105  # contextlib would take a millisecond
+                    connection.sendall(f"{head}\r\n".encode("ascii") + body)
+                except (BrokenPipeError, ConnectionResetError):
+                    pass  # a refusal may come before the whole body was sent
+                while part := connection.recv(1 << 16):
+                    answer += part
+            except ConnectionResetError:
+                pass
+            except TimeoutError:
+                raise self._response_lost(f"no answer in {self.timeout:g} s", method) from None
+            except OSError as error:
+                raise self._response_lost(
+                    f"the response is incomplete ({error.strerror})", method
+                ) from None
+        response_head, _, content = answer.partition(b"\r\n\r\n")
+        status_line, *fields = response_head.decode("latin-1").split("\r\n")
+        version, _, status = status_line.partition(" ")
+        values = {
+            name.lower(): value.strip()
+            for name, _, value in (field.partition(":") for field in fields)
+        }
+        if not version.startswith("HTTP/1.") or not status[:3].isdecimal():
+            problem = "the response is incomplete" if answer else "no answer"
+            raise self._response_lost(problem, method)
+        if values.get(_CONTENT_LENGTH) != str(len(content)):
+            raise self._response_lost("the response is incomplete", method)
+        return int(status[:3]), bytes(content), values
+
+    def _connect(self) -> socket.socket:
+        return self._connect_tcp() if self._remote else self._connect_unix()
+
+    def _connect_tcp(self) -> socket.socket:
+        try:
+            connection = socket.create_connection(self._address, self.timeout)
+            if self._tls:
+                import ssl
+
+                context = ssl.create_default_context()
+                connection = context.wrap_socket(connection, server_hostname=self._address[0])
+        except (OSError, ValueError) as error:
+            raise self._unreachable(getattr(error, "strerror", None) or str(error)) from None
+        return connection
+
+    def _unreachable(self, reason: str) -> DaemonUnreachable:
+        return DaemonUnreachable(
+            f"no daemon answers ({reason}), {self.path}; check the URL, the daemon's [tcp] "
+            "and, for https, SSL_CERT_FILE"
+        )
+
+    def _connect_unix(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        seconds, fraction = divmod(self.timeout, 1)
+        limit = struct.pack("@ll", int(seconds), int(fraction * 1e6))
+        # a socket with a timeout would not wait for a daemon that has many callers
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        try:
+            connection.connect(self.path)
+            connection.settimeout(self.timeout)
+        except PermissionError:
+            connection.close()
+            raise PermissionDenied(
+                f"not allowed, socket {self.path}; the daemon belongs to another user: "
+                "start your own with `metasched serve`"
+            ) from None
+        except OSError:
+            connection.close()
+            raise DaemonUnreachable(
+                f"no daemon answers, socket {self.path}; start it with `metasched serve`, "
+                "or name its configuration with --config"
+            ) from None
+        return connection
+
+    def _response_lost(self, problem: str, method: str) -> ResponseLost:
+        remedy = "try again"
+        if method != "GET":
+            remedy = "check with `metasched status` or `metasched reservations` whether it was done"
+        return ResponseLost(f"{problem}, socket {self.path}; {remedy}")
+
+
+def _may_be_unknown(status: int, message: str) -> bool:
+    """Whether a daemon may have refused a route or a field because it does not know it."""
+    return status in (405, 422) or (status == 404 and message.startswith("Not Found: "))
