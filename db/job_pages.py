@@ -238,6 +238,11 @@ _STATUS_COLUMNS = (
     task.c.ended,
     attempt.c.exit_code,
     attempt.c.signal,
+    attempt.c.state.label("attempt_state"),
+    attempt.c.node,
+    attempt.c.cpu_seconds,
+    attempt.c.max_memory,
+    attempt.c.restarts,
 )
 _IS_LAST_ATTEMPT = and_(
     attempt.c.job == task.c.job,

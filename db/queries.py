@@ -17,7 +17,7 @@ from metasched.db.job_pages import BEFORE_ALL, MAX_EXAMINED, JobPage, TaskFilter
 from metasched.db.schema import attempt, change, digest, epoch, job, task, token
 from metasched.db.store import StorageFailed, driver_message
 from metasched.model.arrays import parse_array
-from metasched.model.job import Job, State
+from metasched.model.job import Job, Payload, State
 from metasched.model.reservation import Reservation
 
 Value = TypeVar("Value")
@@ -89,6 +89,17 @@ class Queries:
             query = select(func.coalesce(job.c.changed, job.c.job), job.c.priority)
             spec, priority = connection.execute(query.where(job.c.id == id)).one()
         return msgspec.json.decode(spec, type=Job), priority
+
+    def stored_jobs(self, ids: Iterable[int]) -> dict[int, tuple[Job, Payload]]:
+        """Return jobs as modified so far, and their payloads without texts, by id."""
+        found: dict[int, tuple[Job, Payload]] = {}
+        columns = (job.c.id, func.coalesce(job.c.changed, job.c.job).label("spec"), job.c.payload)
+        with self._connect() as connection:
+            for portion in _in_portions(sorted(set(ids))):
+                for row in connection.execute(select(*columns).where(job.c.id.in_(portion))):
+                    payload = msgspec.json.decode(row.payload, type=Payload)
+                    found[row.id] = (msgspec.json.decode(row.spec, type=Job), payload)
+        return found
 
     def ended_tasks(self, id: int, indices: Iterable[int]) -> tuple[tuple[RequeuedTask, ...], int]:
         """Return the ended tasks of a job among `indices`, and the job's highest dispatch id."""

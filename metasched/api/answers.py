@@ -5,10 +5,15 @@ Routes return them encoded: FastAPI would check and encode each row anew, in the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import msgspec
 from fastapi.responses import Response
+
+from metasched.model.job import Job, Payload
+from metasched.units import iso
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,77 @@ class JobRow:
     started: str | None
     ended: str | None
     exit_code: int | None  # 128 + signal if a signal ended it
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetails(JobRow):
+    """A task with what it asks for, where it runs, and what it used. Durations are in seconds."""
+
+    number: int  # of the task alone, among all jobs and tasks
+    cpus: int  # processors of all `tasks` together
+    tasks: int
+    nodes: int | None  # None: any number
+    memory: int | None  # MiB per node
+    memory_per_cpu: int | None  # MiB
+    gres: Mapping[str, int]  # per node
+    exclusive: bool
+    time_limit: float | None
+    begin: str | None
+    deadline: str | None
+    account: str | None
+    partition: str | None
+    qos: str | None
+    constraint: str | None
+    licences: Mapping[str, int]
+    dependency: str | None
+    requeue: bool
+    reservation: int | None
+    directory: str
+    output: str  # %a, %N and %% stand for the task, its node and a percent sign
+    error: str | None  # None: as `output`
+    user_class: str
+    attempt_state: str | None  # of the last attempt, which tells more of a failure
+    signal: int | None  # that ended it
+    node_list: str  # of the last attempt, as its manager writes it
+    cpu_seconds: float | None  # used
+    max_memory: int | None  # MiB, used
+    restarts: int  # by its manager
+
+
+def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Payload) -> JobDetails:
+    """Return the details of a task from its row of `status`, and what is stored of it."""
+    return JobDetails(
+        **asdict(row),
+        number=job.task_number(stored["task_index"]),
+        cpus=job.cpus,
+        tasks=job.tasks,
+        nodes=job.nodes,
+        memory=job.memory,
+        memory_per_cpu=job.memory_per_cpu,
+        gres=job.gres,
+        exclusive=job.exclusive,
+        time_limit=job.time_limit,
+        begin=iso(job.begin),
+        deadline=iso(job.deadline),
+        account=job.account,
+        partition=job.partition,
+        qos=job.qos,
+        constraint=job.constraint,
+        licences=job.licences,
+        dependency=job.dependency,
+        requeue=job.requeue,
+        reservation=job.reservation,
+        directory=payload.directory,
+        output=payload.output,
+        error=payload.error,
+        user_class=job.user_class,
+        attempt_state=stored["attempt_state"],
+        signal=stored["signal"],
+        node_list=stored["node"] or "",
+        cpu_seconds=stored["cpu_seconds"],
+        max_memory=stored["max_memory"],
+        restarts=stored["restarts"] or 0,
+    )
 
 
 @dataclass(frozen=True, slots=True)

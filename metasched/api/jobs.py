@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
-from metasched.api.answers import JobRow, encoded
+from metasched.api.answers import JobDetails, JobRow, encoded, job_details
 from metasched.api.connections import OpenConnections, Wait
+from metasched.api.identity import Caller
+from metasched.api.modifications import MAX_EPOCH
 from metasched.api.pages import (
     MAX_PAGE,
     PageCursor,
@@ -29,9 +31,11 @@ from metasched.api.selection import (
     find_visible_job,
     parse_job_ids,
     parse_states,
+    visible_jobs,
 )
+from metasched.core.tasks import TaskId
 from metasched.daemon.service import Daemon, SchedulerService
-from metasched.db.job_pages import BEFORE_ALL, TaskFilter, TaskSelector
+from metasched.db.job_pages import BEFORE_ALL, JobPage, TaskFilter, TaskSelector
 from metasched.errors import ApiError
 from metasched.model.job import State
 from metasched.model.output_paths import expand_task_fields, first_node, varies_by_task
@@ -43,52 +47,124 @@ MAX_WAIT = 60.0  # seconds
 router = APIRouter()
 
 
+class ListedJobs(NamedTuple):
+    """Query of a listing of jobs."""
+
+    job: list[str]  # (): any
+    user: str | None
+    state: str | None
+    since: float | None  # epoch seconds
+    ended_since: float | None  # epoch seconds; None: the last hour
+    all: bool
+    skip_missing: bool  # leave out jobs that do not exist for the caller
+    limit: int | None
+    cursor: str | None
+
+
+async def _listed_jobs(
+    job: Annotated[list[str] | None, Query()] = None,
+    user: str | None = None,
+    state: str | None = None,
+    since: float | None = None,
+    ended_since: float | None = None,
+    all: bool = False,
+    skip_missing: bool = False,
+    limit: PageLimit = None,
+    cursor: PageCursor = None,
+) -> ListedJobs:
+    return ListedJobs(job or [], user, state, since, ended_since, all, skip_missing, limit, cursor)
+
+
+JobQuery = Annotated[ListedJobs, Depends(_listed_jobs)]
+
+
 @router.get("/jobs", response_model=list[JobRow])
 async def status(
     request: Request,
     daemon: CurrentDaemon,
     caller: CurrentCaller,
     readers: CurrentReaders,
-    job: Annotated[list[str] | None, Query()] = None,
-    user: str | None = None,
-    state: str | None = None,
-    since: float | None = None,
-    all: bool = False,
-    limit: PageLimit = None,
-    cursor: PageCursor = None,
+    query: JobQuery,
 ) -> Response:
     """List jobs. If a page is requested, Metasched-Next-Cursor in its header announces the next."""
 
     def list_jobs() -> Response:
-        requested = parse_job_ids(job) if job else None
-        owner = user
-        if requested is not None:
-            find_owners(daemon.ledger, caller, requested)
-        elif owner is not None:
-            caller.require_visible([owner])
-        elif not caller.sees_all:
-            owner = caller.user
-        # the same for all pages: a job that ends between two pages is not lost
-        listed_since, after = math.floor((time.time() - RECENTLY_ENDED) * 1000), BEFORE_ALL
-        if cursor is not None:
-            listed_since, *position = decode_cursor(cursor, 3)
-            after = (position[0], position[1])
-        wanted = TaskFilter(
-            named=requested,
-            user=owner,
-            states=parse_states(state),
-            since=since,
-            ended_since=None if all or requested else listed_since / 1000,
-        )
-        if limit is None and cursor is None:
+        wanted, listed_since, after = _read_query(daemon, caller, query)
+        if query.limit is None and query.cursor is None:
             return _whole_listing(daemon, wanted)
-        page = daemon.ledger.status_page(wanted, after, limit or MAX_PAGE)
-        answer = encoded([_job_row(row, daemon.service) for row in page.rows])
-        if page.next_after is not None:
-            answer.headers[NEXT_CURSOR_HEADER] = encode_cursor(listed_since, *page.next_after)
-        return answer
+        page = daemon.ledger.status_page(wanted, after, query.limit or MAX_PAGE)
+        return _page_answer(page, listed_since, [_job_row(r, daemon.service) for r in page.rows])
 
-    return await readers.run(request, ReadingKind.NAMED if job else ReadingKind.LISTING, list_jobs)
+    kind = ReadingKind.NAMED if query.job else ReadingKind.LISTING
+    return await readers.run(request, kind, list_jobs)
+
+
+@router.get("/jobs/details", response_model=list[JobDetails])
+async def details(
+    request: Request,
+    daemon: CurrentDaemon,
+    caller: CurrentCaller,
+    readers: CurrentReaders,
+    query: JobQuery,
+) -> Response:
+    """List jobs with what they ask for and where they ran, always in pages."""
+
+    def list_jobs() -> Response:
+        wanted, listed_since, after = _read_query(daemon, caller, query)
+        page = daemon.ledger.status_page(wanted, after, query.limit or MAX_PAGE)
+        stored = daemon.ledger.stored_jobs({row["job"] for row in page.rows})
+        rows = [
+            job_details(_job_row(row, daemon.service), row, *stored[row["job"]])
+            for row in page.rows
+            if row["job"] in stored  # it may have been pruned since
+        ]
+        return _page_answer(page, listed_since, rows)
+
+    kind = ReadingKind.NAMED if query.job else ReadingKind.LISTING
+    return await readers.run(request, kind, list_jobs)
+
+
+def _read_query(
+    daemon: Daemon, caller: Caller, query: ListedJobs
+) -> tuple[TaskFilter, int, TaskId]:
+    """Return the filter of a listing, the start of what ended lately, and where its page begins.
+
+    The start is in epoch milliseconds. ApiError for an invalid query, or one of hidden jobs.
+    """
+    requested = parse_job_ids(query.job) if query.job else None
+    owner = query.user
+    if requested is not None:
+        if query.skip_missing:
+            requested = visible_jobs(daemon.ledger, caller, requested)
+        find_owners(daemon.ledger, caller, requested)
+    elif owner is not None:
+        caller.require_visible([owner])
+    elif not caller.sees_all:
+        owner = caller.user
+    # the same for all pages: a job that ends between two pages is not lost
+    since = time.time() - RECENTLY_ENDED if query.ended_since is None else query.ended_since
+    if not abs(since) < MAX_EPOCH:
+        raise ApiError(422, "ended_since is out of range; give epoch seconds")
+    listed_since, after = math.floor(since * 1000), BEFORE_ALL
+    if query.cursor is not None:
+        listed_since, *position = decode_cursor(query.cursor, 3)
+        after = (position[0], position[1])
+    wanted = TaskFilter(
+        named=requested,
+        user=owner,
+        states=parse_states(query.state),
+        since=query.since,
+        ended_since=None if query.all or requested else listed_since / 1000,
+    )
+    return wanted, listed_since, after
+
+
+def _page_answer(page: JobPage, listed_since: int, rows: Sequence[JobRow]) -> Response:
+    """Return a page; its header announces the next, if there is one."""
+    answer = encoded(rows)
+    if page.next_after is not None:
+        answer.headers[NEXT_CURSOR_HEADER] = encode_cursor(listed_since, *page.next_after)
+    return answer
 
 
 def _whole_listing(daemon: Daemon, wanted: TaskFilter) -> Response:

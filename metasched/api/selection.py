@@ -127,6 +127,19 @@ def find_owners(ledger: Ledger, caller: Caller, requested: Sequence[TaskSelector
     return ledger.owners(job_id for job_id, _ in requested)
 
 
+def visible_jobs(
+    ledger: Ledger, caller: Caller, requested: Sequence[TaskSelector]
+) -> list[TaskSelector]:
+    """Return those jobs and tasks that exist for the caller."""
+    visible_to = None if caller.sees_all else caller.user
+    missing = set(ledger.missing_jobs(requested, visible_to))
+    return [
+        (job_id, index)
+        for job_id, index in requested
+        if (str(job_id) if index is None else f"{job_id}_{index}") not in missing
+    ]
+
+
 def find_visible_job(ledger: Ledger, caller: Caller, reference: str) -> TaskSelector:
     """Return the job or task that `reference` names, after checking the caller's permission."""
     requested = parse_job_ids([reference])

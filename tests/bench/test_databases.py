@@ -47,7 +47,7 @@ def life(ledger: Ledger) -> Core:
 
 def submit(core: Core, ledger: Ledger, count: int) -> list[int]:
     """Accept jobs in one transaction, as an API call does; return their ids."""
-    jobs = [Job(id=ledger.next_job(), submitted=NOW, estimated=60.0) for _ in range(count)]
+    jobs = [Job(id=ledger.next_job(1), submitted=NOW, estimated=60.0) for _ in range(count)]
     events = [JobSubmitted(NOW, job) for job in jobs]
     stored = [
         StoredJob(job=job, script="s", environment="e", payload=Payload(script="")) for job in jobs

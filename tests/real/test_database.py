@@ -215,10 +215,10 @@ def test_the_tasks_of_an_array_are_stored_as_they_are_by_a_few_statements(
 
 def test_ids_are_never_given_twice(ledger: Ledger, database: Database) -> None:
     core = booted(ledger)
-    stored(core, ledger, ledger.next_job())
+    stored(core, ledger, ledger.next_job(1))
     other = Ledger(database.open())
     other.restore(Core(), 100)
-    assert other.next_job() == 2
+    assert other.next_job(1) == 2
     other.close()
 
 

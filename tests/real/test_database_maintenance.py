@@ -195,7 +195,7 @@ def test_no_id_is_given_a_second_time_whatever_is_forgotten(life: Life, database
         life.run(id, NOW + 10 * id)
     assert pruned(database, NOW + 100)["jobs"] == 1
     again = Life(database, NOW + 200)
-    assert again.ledger.next_job() == 3
+    assert again.ledger.next_job(1) == 3
     again.ledger.close()
 
 

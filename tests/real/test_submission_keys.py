@@ -39,7 +39,7 @@ class Submissions:
 
     def store(self, key: SubmissionKey, time: float) -> int:
         """Store a job and its answer; return the id."""
-        job = Job(id=self._ledger.next_job(), submitted=time, estimated=60.0, user=key.user)
+        job = Job(id=self._ledger.next_job(1), submitted=time, estimated=60.0, user=key.user)
         event = JobSubmitted(time, job)
         payload = Payload(script="", output="/o")
         self._ledger.record(

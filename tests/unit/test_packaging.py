@@ -68,6 +68,17 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert f"{info}/licenses/LICENSE" in names
 
 
+def test_wheel_keeps_the_drop_in_commands_executable(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        modes = {
+            entry.filename.rpartition("/")[2]: entry.external_attr >> 16
+            for entry in archive.infolist()
+            if entry.filename.startswith("metasched/drop_in/slurm/")
+        }
+    assert modes.keys() >= {"program", "sacct", "scancel", "scontrol", "squeue"}
+    assert all(mode & 0o111 == 0o111 for mode in modes.values()), modes
+
+
 def imports_of(path: Path) -> set[str]:
     """Return the top-level names that a module imports."""
     names = set()

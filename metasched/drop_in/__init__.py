@@ -1,0 +1,10 @@
+"""Commands with the names, options and words of Slurm's, for users' scripts and workflow tools.
+
+A host's own interpreter runs them: Python 3.9 or newer, without site-packages. Tools call them in
+loops, so a command imports only what it needs.
+
+command       start of a command: its options, the daemon, errors, exit codes
+job           a task of metasched in Slurm's words: state, reason, times, counts
+job_fields    the fields of `squeue --format` and `--Format`
+squeue, scancel, scontrol    the commands
+"""

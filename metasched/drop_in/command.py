@@ -1,0 +1,123 @@
+"""Start of a drop-in command: its options, the daemon's answers, errors, exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+from metasched.client.address import find_daemon
+from metasched.client.connection import ClientError, Connection, DaemonUnreachable, ResponseLost
+from metasched.errors import UserError
+from metasched.paths import NEXT_CURSOR_HEADER
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
+
+PAGE_SIZE = 5000  # rows that are requested at once
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in a shell
+BYPASS = "METASCHED_BYPASS"  # set to 1: the real command runs
+
+
+class CommandError(UserError):
+    """A command that fails as the real one does: the message is its line on stderr."""
+
+    exit_code = 1
+
+
+def run(name: str) -> int:
+    """Run a command with the arguments of this process. Return its exit code; never raise.
+
+    What it prints is complete, or nothing: several tools take an empty list with exit code 0 for
+    "completed".
+    """
+    try:
+        if os.environ.get(BYPASS) == "1":
+            exec_real(name, sys.argv[1:])
+        main: Callable[[Sequence[str]], int] = import_module(f"metasched.drop_in.{name}").main
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # the reader has closed the pipe (`| head`): discard output that is flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except CommandError as error:
+        return fail(str(error))
+    except (DaemonUnreachable, ResponseLost) as error:
+        remedy = f"{BYPASS}=1 uses the real command"
+        return fail(
+            f"{name}: error: Unable to contact slurm controller (metasched: {error}; {remedy})"
+        )
+    except UserError as error:
+        return fail(f"{name}: error: {error}")
+    except OSError as error:
+        return fail(f"{name}: error: {error.strerror or error}, {error.filename or 'stdout'}")
+    return code
+
+
+def fail(message: str) -> int:
+    """Print an error; return the exit code of an error."""
+    print(message, file=sys.stderr)
+    return 1
+
+
+def exec_real(name: str, arguments: Sequence[str]) -> None:
+    """Replace this process by the real command. CommandError if there is none on PATH."""
+    own_folder = os.path.dirname(os.path.realpath(sys.argv[0]))
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(folder, name)
+        if os.access(path, os.X_OK) and os.path.realpath(folder) != own_folder:
+            sys.stdout.flush()
+            os.execv(path, [path, *arguments])
+    raise CommandError(f"{name}: error: no real {name} on PATH")
+
+
+def parse_options(
+    name: str, options: Mapping[str, str], arguments: Sequence[str]
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the options of a command line, by their long names, and its other words.
+
+    `options` gives the short name of each long one, which ends in "=" if it has a value; a short
+    name may be empty. As in the real commands, a long option may be shortened, and options may
+    follow other words. CommandError for an unknown option.
+    """
+    from getopt import GetoptError, gnu_getopt
+
+    by_short = {short: long for long, short in options.items() if short}
+    letters = "".join(short + ":" * long.endswith("=") for short, long in by_short.items())
+    try:
+        parsed, words = gnu_getopt(list(arguments), letters, list(options))
+    except GetoptError as error:
+        long = f"unrecognized option '--{error.opt}'"
+        problem = long if len(error.opt) > 1 else f"invalid option -- '{error.opt}'"
+        if "not recognized" not in error.msg:
+            problem = error.msg
+        hint = f'Try "{name} --help" for more information'
+        raise CommandError(f"{name}: {problem}\n{hint}") from None
+    return [
+        (option[2:] if option.startswith("--") else by_short[option[1:]].rstrip("="), value)
+        for option, value in parsed
+    ], words
+
+
+def listed_tasks(connection: Connection, query: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `GET /jobs/details`, page by page. Raises ClientError."""
+    page = {**query, "limit": PAGE_SIZE}
+    while True:
+        rows, fields = connection.request("GET", "/jobs/details", page)
+        if not isinstance(rows, list):
+            raise ClientError(f"unexpected response, socket {connection.path}; see its log")
+        yield from rows
+        cursor = fields.get(NEXT_CURSOR_HEADER.lower())
+        if cursor is None:
+            return
+        page["cursor"] = cursor
+
+
+def connect() -> Connection:
+    """Return a connection to the daemon of the environment, or the default one."""
+    return Connection(find_daemon())

@@ -1,0 +1,279 @@
+"""A task of metasched in Slurm's words: state, reason, times, counts."""
+
+from __future__ import annotations
+
+import os
+import time
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+# State of a task -> state and code of Slurm. `unknown` is not here: a client that sees it would
+# take the job for lost, so the last known state stands.
+STATES = {
+    "queued": ("PENDING", "PD"),
+    "held": ("PENDING", "PD"),
+    "dispatching": ("PENDING", "PD"),
+    "pending": ("PENDING", "PD"),
+    "running": ("RUNNING", "R"),
+    "suspended": ("SUSPENDED", "S"),
+    "completed": ("COMPLETED", "CD"),
+    "failed": ("FAILED", "F"),
+    "rejected": ("FAILED", "F"),
+    "timeout": ("TIMEOUT", "TO"),
+    "cancelled": ("CANCELLED", "CA"),
+}
+# state of the last attempt of a failed task
+ATTEMPT_STATES = {
+    "node_fail": ("NODE_FAIL", "NF"),
+    "preempted": ("PREEMPTED", "PR"),
+    "out_of_memory": ("OUT_OF_MEMORY", "OOM"),
+}
+OPEN_STATES = "queued,held,dispatching,pending,running,suspended,unknown"
+
+# Reason of a waiting task -> reason of Slurm
+REASONS = {
+    "held": "JobHeldUser",
+    "dependency": "Dependency",
+    "begin_time": "BeginTime",
+    "limit_user": "AssocMaxJobsLimit",
+    "limit_class": "AssocGrpJobsLimit",
+    "limit_manager": "AssocMaxJobsLimit",
+    "limit_array": "JobArrayTaskLimit",
+    "no_cluster_fits": "ReqNodeNotAvail",
+    "cluster_down": "PartitionDown",
+    "cluster_drained": "PartitionInactive",
+    "no_mapping": "PartitionConfig",
+    "filesystem": "ReqNodeNotAvail",
+    "licence_unknown": "Licenses",
+    "licence_busy": "Licenses",
+    "reservation_wait": "Reservation",
+    "reservation_near": "Resources",
+    "recalled": "Resources",
+    "priority": "Priority",
+}
+ENDED_REASONS = {
+    "FAILED": "NonZeroExitCode",
+    "TIMEOUT": "TimeLimit",
+    "OUT_OF_MEMORY": "OutOfMemory",
+    "NODE_FAIL": "NodeDown",
+}
+_MANAGER = "manager:"  # prefix of a manager's own reason
+UNSET = "(null)"  # of a text that was not given
+
+
+class Job:
+    """A row of `GET /jobs/details`."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.row = row
+        self.state, self.code = _slurm_state(row)
+        task = row["task"]
+        self.tasks = None if task is None else str(task)  # its index, or those of a folded line
+        self.is_folded = False
+
+    def fold(self, tasks: Sequence[Job]) -> None:
+        """Stand for waiting tasks of an array, in the order of their indices."""
+        from metasched.model.arrays import format_indices
+
+        indices = format_indices(job.row["task"] for job in tasks)
+        limit = self.row["array"].partition("%")[2]
+        self.tasks, self.is_folded = indices + (f"%{limit}" if limit else ""), True
+
+    @property
+    def array_id(self) -> str:
+        """The id as squeue lists it: `17`, `17_3` for a task, `17_[4-9]` for a folded line."""
+        tasks = f"[{self.tasks}]" if self.is_folded else self.tasks
+        return str(self.row["job"]) if tasks is None else f"{self.row['job']}_{tasks}"
+
+    @property
+    def number(self) -> int:
+        """The number that only this task has; of a folded line that of the array."""
+        number: int = self.row["job" if self.is_folded else "number"]
+        return number
+
+    @property
+    def submitted(self) -> float | None:
+        """Epoch seconds."""
+        return parse_time(self.row["submitted"])
+
+    @property
+    def started(self) -> float | None:
+        """Epoch seconds."""
+        return parse_time(self.row["started"])
+
+    @property
+    def ended(self) -> float | None:
+        """Epoch seconds."""
+        return parse_time(self.row["ended"])
+
+    @property
+    def admin_comment(self) -> str:
+        """The sentence of the manager that rejected it."""
+        return str(self.row["reason"]) if self.row["state"] == "rejected" else ""
+
+    @property
+    def has_started(self) -> bool:
+        return self.row["started"] is not None
+
+    @property
+    def waits(self) -> bool:
+        return self.state == "PENDING"
+
+    @property
+    def reason(self) -> str:
+        """Why it waits or failed, by a word of Slurm; `None` for other states."""
+        reason: str = self.row["reason"]
+        if not self.waits:
+            return ENDED_REASONS.get(self.state, "None")
+        if reason.startswith(_MANAGER):
+            word = reason[len(_MANAGER) :]
+            # words of Slurm are capitalised; those of other managers say nothing to Slurm's tools
+            return word if word[:1].isupper() else "Priority"
+        return REASONS.get(reason, "None")
+
+    @property
+    def time_used(self) -> float:
+        """Seconds for which it has run."""
+        started, ended = self.started, self.ended
+        if started is None:
+            return 0.0
+        return max((time.time() if ended is None else ended) - started, 0.0)
+
+    @property
+    def start(self) -> float | None:
+        """Epoch seconds of its start, or of the expected start."""
+        started = self.started
+        return started if started is not None else parse_time(self.row["expected_start"])
+
+    @property
+    def end(self) -> float | None:
+        """Epoch seconds of its end, or of that of its time limit while it runs."""
+        ended, started = self.ended, self.started
+        if ended is None and started is not None and self.row["time_limit"] is not None:
+            return started + float(self.row["time_limit"])
+        return ended
+
+    @property
+    def nodes(self) -> list[str]:
+        """Its nodes, in the manager's order."""
+        return expand_hostlist(self.row["node_list"]) if self.row["node_list"] else []
+
+    @property
+    def node_count(self) -> int:
+        return len(self.nodes) or self.row["nodes"] or 1
+
+    @property
+    def memory(self) -> str:
+        """Requested memory, as Slurm writes it: `1.50G`; "0": none."""
+        return format_memory(self.row["memory"] or self.row["memory_per_cpu"] or 0)
+
+    @property
+    def wait_status(self) -> tuple[int, int]:
+        """Exit code and signal."""
+        code, signal = self.row["exit_code"] or 0, self.row["signal"] or 0
+        return (0 if signal else code), signal
+
+
+def _slurm_state(row: dict[str, Any]) -> tuple[str, str]:
+    state = row["state"]
+    if state == "unknown":
+        return STATES["running" if row["started"] else "pending"]
+    if state == "failed" and row["attempt_state"] in ATTEMPT_STATES:
+        return ATTEMPT_STATES[row["attempt_state"]]
+    return STATES[state]
+
+
+def parse_time(text: str | None) -> float | None:
+    """Return epoch seconds of a time of the API, `2026-11-22T14:00:00Z` with any zone."""
+    if text is None:
+        return None
+    from datetime import datetime
+
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def format_time(moment: float | None, unset: str = "N/A") -> str:
+    """Format epoch seconds as Slurm does: local, without zone; SLURM_TIME_FORMAT counts."""
+    if moment is None:
+        return unset
+    pattern = os.environ.get("SLURM_TIME_FORMAT", "standard")
+    if "%" not in pattern:  # also `relative`, which depends on the day
+        pattern = "%Y-%m-%dT%H:%M:%S"
+    return time.strftime(pattern, time.localtime(moment))
+
+
+def format_duration(seconds: float | None) -> str:
+    """Format a duration as squeue does: `1-02:03:04`, `2:03:04`, `3:04`."""
+    if seconds is None:
+        return "UNLIMITED"
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}-{hour:02}:{minute:02}:{second:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
+def format_clock(seconds: float) -> str:
+    """Format a duration as sacct and `scontrol show job` do: `1-02:03:04`, `02:03:04`."""
+    days, rest = divmod(int(seconds), 86400)
+    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock
+
+
+def format_memory(mebibytes: int) -> str:
+    """Format MiB as Slurm does: `477M`, `4G`, `1.50G`; 0 without a unit."""
+    if not mebibytes:
+        return "0"
+    size, units = float(mebibytes), "MGTP"
+    unit = 0
+    while size >= 1024 and unit < len(units) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.0f}{units[unit]}" if size == int(size) else f"{size:.2f}{units[unit]}"
+
+
+def user_id(user: str) -> str:
+    """Return the number of a user; `nobody` without an account on this host."""
+    import pwd
+
+    try:
+        return str(pwd.getpwnam(user).pw_uid)
+    except KeyError:
+        return "nobody"
+
+
+def expand_hostlist(text: str) -> list[str]:
+    """Return the hosts of `a[1-3,07],b`; a list that cannot be expanded is one host."""
+    hosts: list[str] = []
+    for part in _split_outside_brackets(text):
+        prefix, bracket, rest = part.partition("[")
+        ranges, closing, suffix = rest.partition("]")
+        if not bracket or not closing:
+            hosts.append(part)
+            continue
+        for bounds in ranges.split(","):
+            first, dash, last = bounds.partition("-")
+            if not (first.isdecimal() and (last if dash else "0").isdecimal()):
+                return [text]
+            numbers = range(int(first), int(last if dash else first) + 1)
+            if len(numbers) > 1_000_000:
+                return [text]
+            hosts += [
+                host
+                for number in numbers
+                for host in expand_hostlist(f"{prefix}{number:0{len(first)}}{suffix}")
+            ]
+    return hosts
+
+
+def _split_outside_brackets(text: str) -> Sequence[str]:
+    parts, depth, start = [], 0, 0
+    for position, character in enumerate(text):
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            parts.append(text[start:position])
+            start = position + 1
+    return [part for part in (*parts, text[start:]) if part]

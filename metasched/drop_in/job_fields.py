@@ -1,0 +1,195 @@
+"""The fields of `squeue --format` (letters) and `--Format` (names), and both languages."""
+
+from __future__ import annotations
+
+import sys
+
+from metasched.drop_in.job import UNSET, Job, format_duration, format_time
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+DEFAULT_FORMAT = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
+LONG_FORMAT = "%.18i %.9P %.8j %.8u %.8T %.10M %.9l %.6D %R"
+START_FORMAT = "%.18i %.9P %.8j %.8u %.2t %.19S %.6D %20Y %R"
+DEFAULT_WIDTH = 20  # of a field of --Format
+
+
+class Field:
+    """A field: its letter (may be empty), names of --Format, heading, and text for a task."""
+
+    def __init__(self, letter: str, names: str, heading: str, text: Callable[[Job], str]) -> None:
+        self.letter, self.names, self.heading, self.text = letter, names.split(), heading, text
+
+
+def _reason_or_nodes(job: Job) -> str:
+    if job.waits or job.state in ("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE"):
+        return f"({job.reason})"
+    return job.row["node_list"] or ""
+
+
+def _time_left(job: Job) -> str:
+    limit = job.row["time_limit"]
+    if limit is None:
+        return "UNLIMITED"
+    left = limit - job.time_used
+    return format_duration(left) if left >= 0 else "INVALID"
+
+
+def _licences(job: Job) -> str:
+    return ",".join(f"{name}:{count}" for name, count in job.row["licences"].items()) or UNSET
+
+
+def _gres(job: Job) -> str:
+    return ",".join(f"gres:{name}:{count}" for name, count in job.row["gres"].items()) or "N/A"
+
+
+def _sharing(job: Job) -> str:
+    return "NO" if job.row["exclusive"] else "OK"
+
+
+def _value(key: str, unset: str = UNSET) -> Callable[[Job], str]:
+    """Return the text of a row's value, or `unset`."""
+
+    def text(job: Job) -> str:
+        value = job.row[key]
+        return unset if value is None or value == "" else str(value)
+
+    return text
+
+
+def _always(text: str) -> Callable[[Job], str]:
+    return lambda job: text
+
+
+FIELDS = (
+    Field("i", "jobarrayid", "JOBID", lambda job: job.array_id),
+    Field("A", "jobid", "JOBID", lambda job: str(job.number)),
+    Field("F", "arrayjobid", "ARRAY_JOB_ID", _value("job")),
+    Field("K", "arraytaskid", "ARRAY_TASK_ID", lambda job: job.tasks or "N/A"),
+    Field("t", "statecompact", "ST", lambda job: job.code),
+    Field("T", "state", "STATE", lambda job: job.state),
+    Field("j", "name", "NAME", _value("name")),
+    Field("u", "username", "USER", _value("user")),
+    Field("P", "partition", "PARTITION", _value("partition")),
+    Field("r", "reason", "REASON", lambda job: job.reason),
+    Field("R", "reasonlist", "NODELIST(REASON)", _reason_or_nodes),
+    Field("N", "nodelist", "NODELIST", _value("node_list", "")),
+    Field("B", "batchhost", "EXEC_HOST", lambda job: next(iter(job.nodes), "n/a")),
+    Field("D", "numnodes", "NODES", lambda job: str(job.node_count)),
+    Field("C", "numcpus", "CPUS", _value("cpus")),
+    Field("", "numtasks", "TASKS", _value("tasks")),
+    Field("c", "mincpus", "MIN_CPUS", lambda job: str(job.row["cpus"] // job.row["tasks"])),
+    Field("m", "minmemory", "MIN_MEMORY", lambda job: job.memory),
+    Field("b", "tres-per-node", "TRES_PER_NODE", _gres),
+    Field("", "gres", "TRES_PER_NODE", _gres),
+    Field("l", "timelimit", "TIME_LIMIT", lambda job: format_duration(job.row["time_limit"])),
+    Field("L", "timeleft", "TIME_LEFT", _time_left),
+    Field("M", "timeused", "TIME", lambda job: format_duration(job.time_used)),
+    Field("S", "starttime", "START_TIME", lambda job: format_time(job.start)),
+    Field("e", "endtime", "END_TIME", lambda job: format_time(job.end)),
+    Field("V", "submittime", "SUBMIT_TIME", lambda job: format_time(job.submitted)),
+    Field("Z", "workdir", "WORK_DIR", _value("directory")),
+    Field("a", "account", "ACCOUNT", _value("account")),
+    Field("q", "qos", "QOS", _value("qos")),
+    Field("Q", "priority", "PRIORITY", _value("priority")),
+    Field("p", "prioritylong", "PRIORITY", _value("priority")),
+    Field("E", "dependency", "DEPENDENCY", _value("dependency")),
+    Field("f", "feature", "FEATURES", _value("constraint")),
+    Field("W", "licenses", "LICENSES", _licences),
+    Field("v", "reservation", "RESERVATION", _value("reservation")),
+    Field("k", "comment", "COMMENT", _always(UNSET)),
+    Field("o", "command", "COMMAND", _always(UNSET)),
+    Field("w", "wckey", "WCKEY", _always(UNSET)),
+    Field("Y", "schednodes", "SCHEDNODES", _always(UNSET)),
+    Field("h", "oversubscribe", "OVER_SUBSCRIBE", _sharing),
+    Field("n", "reqnodes", "REQ_NODES", _always("")),
+    Field("x", "exc_nodes", "EXC_NODES", _always("")),
+    Field("y", "nice", "NICE", _always("0")),
+    Field("z", "sct", "S:C:T", _always("*:*:*")),
+    Field("d", "mintmpdisk", "MIN_TMP_DISK", _always("0")),
+    Field("O", "contiguous", "CONTIGUOUS", _always("0")),
+    Field("", "cluster", "CLUSTER", _value("cluster", "")),
+    Field("", "stdout", "STDOUT", _value("output")),
+    Field("", "stderr", "STDERR", lambda job: str(job.row["error"] or job.row["output"])),
+    Field("", "exit_code", "EXIT_CODE", lambda job: "{}:{}".format(*job.wait_status)),
+    Field("", "restartcnt", "RESTART_COUNT", _value("restarts")),
+)
+_BY_LETTER = {field.letter: field for field in FIELDS if field.letter}
+_BY_NAME = {name: field for field in FIELDS for name in field.names}
+
+
+class Column:
+    """A field of a line, with its width and the text after it."""
+
+    def __init__(self, field: Field, width: int, right: bool, suffix: str) -> None:
+        self.field, self.width, self.right, self.suffix = field, width, right, suffix
+
+    def cell(self, text: str) -> str:
+        """Fit a text into the column; width 0 takes any text."""
+        text = printable(text)
+        if not self.width:
+            return text + self.suffix
+        text = text[: self.width]
+        return (text.rjust(self.width) if self.right else text.ljust(self.width)) + self.suffix
+
+
+def printable(text: str) -> str:
+    """Replace control characters: names come from other users."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def parse_format(text: str) -> tuple[str, list[Column]]:
+    """Parse a format such as `%.18i|%t`. Return its text before the first field, and its columns.
+
+    An unknown letter is reported and stands for itself, as in the real command.
+    """
+    prefix, *parts = text.split("%")
+    columns = []
+    for part in parts:
+        right = part.startswith(".")
+        rest = part[right:]
+        digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+        letter, suffix = rest[len(digits) : len(digits) + 1], rest[len(digits) + 1 :]
+        field = _BY_LETTER.get(letter)
+        if field is not None:
+            columns.append(Column(field, int(digits or 0), right, suffix))
+            continue
+        _report_unknown(letter)
+        if columns:
+            columns[-1].suffix += f"%{part}"
+        else:
+            prefix += f"%{part}"
+    return prefix, columns
+
+
+def parse_long_format(text: str) -> list[Column]:
+    """Parse a --Format such as `JobID:8,State:.12,Reason`. An unknown name is left out."""
+    columns = []
+    for part in text.split(","):
+        name, _, width = part.strip().partition(":")
+        field = _BY_NAME.get(name.lower())
+        if field is None:
+            _report_unknown(name)
+            continue
+        right = width.startswith(".")
+        digits = width[right:]
+        suffix = digits.lstrip("0123456789")
+        digits = digits[: len(digits) - len(suffix)]
+        columns.append(Column(field, int(digits or DEFAULT_WIDTH), right, suffix))
+    return columns
+
+
+def _report_unknown(field: str) -> None:
+    print(f"squeue: error: Invalid job format specification: {field}", file=sys.stderr)
+
+
+def heading_line(prefix: str, columns: Sequence[Column]) -> str:
+    return prefix + "".join(column.cell(column.field.heading) for column in columns)
+
+
+def task_line(prefix: str, columns: Sequence[Column], job: Job) -> str:
+    return prefix + "".join(column.cell(column.field.text(job)) for column in columns)

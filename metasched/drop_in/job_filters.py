@@ -1,0 +1,81 @@
+"""Which jobs a command means: lists of users, states and ids."""
+
+from __future__ import annotations
+
+from metasched.drop_in.command import CommandError
+from metasched.drop_in.job import ATTEMPT_STATES, STATES, Job
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_CODES = {
+    word: code
+    for state, code in (*STATES.values(), *ATTEMPT_STATES.values())
+    for word in (state, code)
+}
+OPEN_CODES = frozenset(STATES[state][1] for state in ("pending", "running", "suspended"))
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a list that is separated by commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def user_name(word: str) -> str:
+    """Return the name of a user who is given by name or number."""
+    if not word.isdecimal():
+        return word
+    import pwd
+
+    try:
+        return pwd.getpwuid(int(word)).pw_name
+    except (KeyError, OverflowError):
+        return word
+
+
+def parse_codes(command: str, text: str) -> frozenset[str]:
+    """Return the codes of states; empty: all. CommandError for an unknown state."""
+    codes = set()
+    for word in words_of(text):
+        if word.lower() == "all":
+            return frozenset()
+        code = _CODES.get(word.upper())
+        if code is None:
+            valid = ",".join(name for name in _CODES if len(name) > 3)
+            problem = f"{command}: error: Invalid job state specified: {word}"
+            raise CommandError(f"{problem}\n{command}: error: Valid job states include: {valid}")
+        codes.add(code)
+    return frozenset(codes)
+
+
+def fold_waiting(jobs: Sequence[Job]) -> list[Job]:
+    """Fold the waiting tasks of an array, with one reason, into a line as `17_[4-9]`."""
+    lines: list[Job] = []
+    groups: dict[tuple[int, str], list[Job]] = {}
+    for job in jobs:
+        if not job.waits or job.row["task"] is None:
+            lines.append(job)
+            continue
+        group = groups.setdefault((job.row["job"], job.reason), [])
+        if not group:
+            lines.append(job)
+        group.append(job)
+    for group in groups.values():
+        group[0].fold(group)
+    return lines
+
+
+def is_job_id(word: str) -> bool:
+    """Return whether a word is `17`, `17_3` or `17_[3-9]`."""
+    job, _, tasks = word.partition("_")
+    if tasks[:1] == "[" and tasks[-1:] == "]":
+        tasks = tasks[1:-1].partition("%")[0]
+    if "_" not in word:
+        return _is_number(job)
+    bounds = tasks.replace("-", ",").replace(":", ",").split(",")
+    return _is_number(job) and all(map(_is_number, bounds))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 19

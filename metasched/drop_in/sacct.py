@@ -1,0 +1,292 @@
+"""`sacct`: lists jobs from the record, also those that ended long ago."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from metasched.client.connection import PermissionDenied
+from metasched.drop_in.command import CommandError, connect, listed_tasks, parse_options
+from metasched.drop_in.job import Job, format_clock, format_time, user_id
+from metasched.drop_in.job_fields import printable
+from metasched.drop_in.job_filters import (
+    fold_waiting,
+    is_job_id,
+    parse_codes,
+    user_name,
+    words_of,
+)
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+_OPTIONS = {
+    "account=": "A",
+    "accounts=": "",
+    "allclusters": "L",
+    "allocations": "X",
+    "allusers": "a",
+    "array": "",
+    "brief": "b",
+    "cluster=": "M",
+    "clusters=": "",
+    "delimiter=": "",
+    "duplicates": "D",
+    "endtime=": "E",
+    "format=": "o",
+    "help": "h",
+    "helpformat": "e",
+    "jobs=": "j",
+    "local": "",
+    "name=": "",
+    "noconvert": "",
+    "noheader": "n",
+    "parsable": "p",
+    "parsable2": "P",
+    "partition=": "r",
+    "qos=": "q",
+    "starttime=": "S",
+    "state=": "s",
+    "truncate": "T",
+    "units=": "",
+    "usage": "",
+    "user=": "u",
+    "uid=": "",
+    "verbose": "v",
+    "version": "V",
+}
+_DEFAULT_FORMAT = "jobid%-12,jobname,partition,account,alloccpus,state,exitcode"
+_BRIEF_FORMAT = "jobid%-12,state,exitcode"
+USAGE = "Usage: sacct [-X] [-n] [-p | -P] [-j jobs] [-o fields] [-S time] [-E time] [-s states]\n"
+USAGE += "             [-u user] [--name names] [--helpformat]"
+
+
+class Field:
+    """A field: its heading, its width, and its text for a row; `step` is `batch` or empty."""
+
+    def __init__(self, heading: str, width: int, text: Callable[[Job, str], str]) -> None:
+        self.heading, self.width, self.text = heading, width, text
+
+
+def _of_row(key: str, unset: str = "") -> Callable[[Job, str], str]:
+    def text(job: Job, step: str) -> str:
+        value = job.row[key]
+        return unset if value is None else str(value)
+
+    return text
+
+
+def _of_allocation(key: str) -> Callable[[Job, str], str]:
+    """Return the text of a value that steps do not repeat."""
+    return lambda job, step: "" if step else str(job.row[key] or "")
+
+
+def _with_step(id: str, step: str) -> str:
+    return f"{id}.{step}" if step else id
+
+
+def _limit(job: Job, step: str) -> str:
+    limit = job.row["time_limit"]
+    if step:
+        return ""
+    return "Partition_Limit" if limit is None else format_clock(limit)
+
+
+def _peak_memory(job: Job, step: str) -> str:
+    peak = job.row["max_memory"]
+    return f"{peak * 1024}K" if step and peak is not None else ""
+
+
+def _cpu_time(job: Job, step: str) -> str:
+    return format_clock(job.time_used * job.row["cpus"])
+
+
+def _total_cpu(job: Job, step: str) -> str:
+    seconds = job.row["cpu_seconds"] or 0.0
+    minutes, rest = divmod(seconds, 60)
+    return f"{int(minutes):02}:{rest:06.3f}" if minutes < 60 else format_clock(seconds)
+
+
+def _allocated(job: Job, count: int) -> str:
+    return str(count if job.has_started else 0)
+
+
+FIELDS = {
+    field.heading.lower(): field
+    for field in (
+        Field("JobID", 12, lambda job, step: _with_step(job.array_id, step)),
+        Field("JobIDRaw", 12, lambda job, step: _with_step(str(job.number), step)),
+        Field("JobName", 10, lambda job, step: step or str(job.row["name"])),
+        Field("User", 9, _of_allocation("user")),
+        Field("UID", 6, lambda job, step: "" if step else user_id(job.row["user"])),
+        Field("Partition", 10, _of_allocation("partition")),
+        Field("Account", 10, _of_row("account")),
+        Field("QOS", 10, _of_allocation("qos")),
+        Field("Cluster", 10, _of_row("cluster")),
+        Field("State", 10, lambda job, step: job.state),
+        Field("ExitCode", 8, lambda job, step: "{}:{}".format(*job.wait_status)),
+        Field("DerivedExitCode", 15, lambda job, step: "" if step else "0:0"),
+        Field("Reason", 22, lambda job, step: "" if step else job.reason),
+        Field("AdminComment", 19, lambda job, step: "" if step else job.admin_comment),
+        Field("Comment", 14, lambda job, step: ""),
+        Field("AllocCPUS", 10, lambda job, step: _allocated(job, job.row["cpus"])),
+        Field("ReqCPUS", 8, _of_row("cpus")),
+        Field("NCPUS", 10, lambda job, step: _allocated(job, job.row["cpus"])),
+        Field("NTasks", 8, lambda job, step: str(job.row["tasks"]) if step else ""),
+        Field("AllocNodes", 10, lambda job, step: _allocated(job, job.node_count)),
+        Field("NNodes", 8, lambda job, step: str(job.node_count)),
+        Field("ReqNodes", 8, lambda job, step: str(job.row["nodes"] or 1)),
+        Field("NodeList", 15, lambda job, step: job.row["node_list"] or "None assigned"),
+        Field("ReqMem", 10, lambda job, step: "" if step else job.memory),
+        Field("MaxRSS", 10, _peak_memory),
+        Field("Timelimit", 10, _limit),
+        Field("Elapsed", 10, lambda job, step: format_clock(job.time_used)),
+        Field("ElapsedRaw", 10, lambda job, step: str(int(job.time_used))),
+        Field("CPUTime", 10, _cpu_time),
+        Field("CPUTimeRAW", 10, lambda job, step: str(int(job.time_used * job.row["cpus"]))),
+        Field("TotalCPU", 10, _total_cpu),
+        Field("Submit", 19, lambda job, step: format_time(job.submitted, "Unknown")),
+        Field("Eligible", 19, lambda job, step: format_time(job.submitted, "Unknown")),
+        Field("Start", 19, lambda job, step: format_time(job.started, "Unknown")),
+        Field("End", 19, lambda job, step: format_time(job.ended, "Unknown")),
+        Field("Priority", 10, _of_allocation("priority")),
+        Field("WorkDir", 20, _of_allocation("directory")),
+    )
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """List the jobs that the options select. Return the exit code."""
+    parsed, words = parse_options("sacct", _OPTIONS, arguments)
+    options: dict[str, str] = {"format": os.environ.get("SACCT_FORMAT", "")}
+    for name, value in parsed:
+        name = _synonym(name)
+        repeated = name in ("jobs", "format", "name", "state") and options.get(name)
+        options[name] = f"{options[name]},{value}" if repeated else value
+    if dict(parsed).get("format"):
+        options["format"] = ",".join(value for name, value in parsed if name == "format")
+    if "help" in options or "usage" in options:
+        print(USAGE)
+        return 0
+    if "version" in options:
+        print("slurm-metasched")
+        return 0
+    if "helpformat" in options:
+        headings = [field.heading for field in FIELDS.values()]
+        for first in range(0, len(headings), 4):
+            print(" ".join(f"{heading:<19}" for heading in headings[first : first + 4]).rstrip())
+        return 0
+    if words:
+        raise CommandError(f"sacct: error: Unknown arguments: {' '.join(words)}")
+    default = _BRIEF_FORMAT if "brief" in options else _DEFAULT_FORMAT
+    columns = [_parse_column(word) for word in words_of(options["format"] or default)]
+    lines = [
+        [printable(field.text(job, step)) for field, _ in columns]
+        for job, step in _rows(_selected(options), "allocations" in options)
+    ]
+    _print_lines(columns, lines, options)
+    return 0
+
+
+def _synonym(name: str) -> str:
+    return {"accounts": "account", "clusters": "cluster", "uid": "user"}.get(name, name)
+
+
+def _parse_column(word: str) -> tuple[Field, int]:
+    """Parse `state%20`; a negative width aligns to the left. CommandError if there is no field."""
+    name, _, width = word.partition("%")
+    field = FIELDS.get(name.lower())
+    if field is None:
+        raise CommandError(f'sacct: error: Invalid field requested: "{name}"')
+    digits = width[1:] if width.startswith("-") else width
+    return field, int(width) if digits.isdecimal() else field.width
+
+
+def _selected(options: Mapping[str, str]) -> list[Job]:
+    """Return the jobs that pass the filters of the options."""
+    ids = words_of(options.get("jobs", ""))
+    jobs_only = [word.partition(".")[0] for word in ids]  # also of a step
+    for word in jobs_only:
+        if not is_job_id(word):
+            raise CommandError(f"sacct: fatal: Bad job/step specified: {word}")
+    query: dict[str, object] = {"ended_since": _parse_time(options.get("starttime"), _midnight())}
+    if ids:
+        query = {"job": jobs_only, "skip_missing": "true"}
+    elif "allusers" not in options:
+        query["user"] = user_name(options.get("user", str(os.getuid())))
+    try:
+        jobs = [Job(row) for row in listed_tasks(connect(), query)]
+    except PermissionDenied:  # jobs of others, which the site hides: none are shown
+        return []
+    codes = parse_codes("sacct", options.get("state", "all"))
+    latest = _parse_time(options.get("endtime"), time.time())
+    clusters = words_of(options.get("cluster", ""))
+    wanted = {key: words_of(options.get(key, "")) for key in ("name", "account", "partition")}
+    wanted["cluster"] = [] if "all" in clusters else clusters
+    return [
+        job
+        for job in fold_waiting(jobs)
+        if (not codes or job.code in codes)
+        and (job.submitted or 0.0) <= latest
+        and all(not words or job.row[key] in words for key, words in wanted.items())
+    ]
+
+
+def _rows(jobs: Sequence[Job], allocations_only: bool) -> Iterator[tuple[Job, str]]:
+    """Yield each job, and after one that has started the step of its script."""
+    for job in jobs:
+        yield job, ""
+        if job.has_started and not allocations_only:
+            yield job, "batch"
+
+
+def _print_lines(
+    columns: Sequence[tuple[Field, int]], lines: Sequence[list[str]], options: Mapping[str, str]
+) -> None:
+    headings = [field.heading for field, _ in columns]
+    has_heading = "noheader" not in options
+    if "parsable" in options or "parsable2" in options:
+        delimiter = options.get("delimiter", "|")
+        last = delimiter if "parsable" in options else ""
+        for cells in ([headings] if has_heading else []) + list(lines):
+            print(delimiter.join(cells) + last)
+        return
+    widths = [width for _, width in columns]
+    if has_heading:
+        print(" ".join(map(_fit, headings, widths)) + " ")
+        print(" ".join("-" * abs(width) for width in widths) + " ")
+    for cells in lines:
+        print(" ".join(map(_fit, cells, widths)) + " ")
+
+
+def _fit(text: str, width: int) -> str:
+    """Fit a text into a column; a text that is cut ends in `+`, as in the real command."""
+    size = abs(width)
+    if len(text) > size:
+        text = text[: size - 1] + "+"
+    return text.ljust(size) if width < 0 else text.rjust(size)
+
+
+def _midnight() -> float:
+    now = time.localtime()
+    return time.mktime((now.tm_year, now.tm_mon, now.tm_mday, 0, 0, 0, 0, 0, -1))
+
+
+def _parse_time(text: str | None, default: float) -> float:
+    """Return epoch seconds of a time as the real command takes it."""
+    if text is None:
+        return default
+    from metasched.units import ParseError, parse_moment
+
+    word = text.strip().lower()
+    if word == "now":
+        return time.time()
+    if word.startswith("now-"):
+        text = word[len("now-") :]
+    elif word.startswith("today"):
+        return _midnight()
+    try:
+        return parse_moment(text, time.time(), past=True)
+    except ParseError as error:
+        raise CommandError(f"sacct: error: {error.problem}; {error.fix}") from None

@@ -1,0 +1,146 @@
+"""`scontrol`: shows jobs, configuration and hosts; holds, releases and requeues jobs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from metasched.client.connection import ClientError, NotFound, PermissionDenied
+from metasched.drop_in.command import CommandError, connect, listed_tasks, parse_options
+from metasched.drop_in.job import UNSET, Job, expand_hostlist, format_clock, format_time, user_id
+from metasched.drop_in.job_fields import printable
+from metasched.drop_in.job_filters import is_job_id, words_of
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_OPTIONS = {
+    "all": "a",
+    "details": "d",
+    "help": "h",
+    "oneliner": "o",
+    "quiet": "Q",
+    "verbose": "v",
+    "version": "V",
+}
+_ACTIONS = ("hold", "uhold", "release", "requeue", "requeuehold")
+MIN_JOB_AGE = 3600  # seconds for which ended jobs are listed without a request for all
+USAGE = "scontrol [-o] show job|config|hostnames [NAME] | hold|release|requeue JOB..."
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command of scontrol. Return the exit code."""
+    parsed, words = parse_options("scontrol", _OPTIONS, arguments)
+    options = dict(parsed)
+    if "help" in options:
+        print(USAGE)
+        return 0
+    if "version" in options:
+        print("slurm-metasched")
+        return 0
+    verb, *names = words or [""]
+    if verb.lower() == "show" and names:
+        return _show(names[0].lower(), names[1:], "oneliner" in options)
+    if verb.lower() in _ACTIONS and names:
+        return _change(verb.lower(), names)
+    raise CommandError(f"invalid keyword: {verb}" if verb else f"Usage: {USAGE}")
+
+
+def _show(subject: str, names: Sequence[str], one_line: bool) -> int:
+    name, _, value = subject.partition("=")  # also `show job=17`
+    names = [value, *names] if value else names
+    if name in ("job", "jobs", "jobid"):
+        return _show_jobs(names, one_line)
+    if name in ("hostnames", "hostname"):
+        hosts = names[0] if names else os.environ.get("SLURM_JOB_NODELIST", "")
+        if not hosts:
+            raise CommandError("scontrol: error: host list is empty")
+        print("\n".join(printable(host) for host in expand_hostlist(hosts)))
+        return 0
+    if name in ("config", "conf"):
+        connect().request("GET", "/health")  # an absent daemon has no configuration
+        print(f"Configuration data as of {format_time(time.time())}")
+        print("ClusterName             = metasched")
+        print(f"MinJobAge               = {MIN_JOB_AGE} sec")
+        print("SLURM_VERSION           = metasched")
+        return 0
+    raise CommandError(f"invalid entity:{subject} for keyword:show")
+
+
+def _show_jobs(names: Sequence[str], one_line: bool) -> int:
+    ids = [word for name in names for word in words_of(name)]
+    if any(not is_job_id(word) for word in ids):
+        raise CommandError("slurm_load_jobs error: Invalid job id specified")
+    query: dict[str, object] = {"job": ids, "skip_missing": "true"} if ids else {}
+    jobs = [Job(row) for row in listed_tasks(connect(), query)]
+    if ids and not jobs:
+        raise CommandError("slurm_load_jobs error: Invalid job id specified")
+    if not jobs:
+        print("No jobs in the system")
+    for job in jobs:
+        lines = _record(job)
+        if one_line:
+            print(" ".join(lines))
+        else:
+            print("\n   ".join(lines) + "\n")
+    return 0
+
+
+def _record(job: Job) -> list[str]:
+    """Return the lines of `show job`."""
+    row = job.row
+    array = "" if row["task"] is None else f"ArrayJobId={row['job']} ArrayTaskId={job.tasks} "
+    code, signal = job.wait_status
+    limit, cpus = row["time_limit"], row["cpus"] // row["tasks"]
+    time_limit = "UNLIMITED" if limit is None else format_clock(limit)
+    host = f"\nBatchHost={printable(job.nodes[0])}" if job.nodes else ""
+    return f"""\
+JobId={job.number} {array}JobName={_text(row["name"])}
+UserId={row["user"]}({user_id(row["user"])}) MCS_label=N/A
+Priority={row["priority"]} Nice=0 Account={_text(row["account"])} QOS={_text(row["qos"])}
+JobState={job.state} Reason={job.reason} Dependency={_text(row["dependency"])}
+Requeue={int(row["requeue"])} Restarts={row["restarts"]} BatchFlag=1 Reboot=0 \
+ExitCode={code}:{signal}
+RunTime={format_clock(job.time_used)} TimeLimit={time_limit} TimeMin=N/A
+SubmitTime={format_time(job.submitted)}
+StartTime={format_time(job.start, "Unknown")} EndTime={format_time(job.end, "Unknown")}
+Partition={_text(row["partition"])}
+NodeList={printable(row["node_list"])}{host}
+NumNodes={job.node_count} NumCPUs={row["cpus"]} NumTasks={row["tasks"]} CPUs/Task={cpus}
+MinCPUsNode={cpus} MinMemory{"CPU" if row["memory_per_cpu"] else "Node"}={job.memory}
+Features={_text(row["constraint"])}
+OverSubscribe={"NO" if row["exclusive"] else "OK"} Command={UNSET}
+WorkDir={printable(row["directory"])}
+StdErr={printable(row["error"] or row["output"])}
+StdIn=/dev/null
+StdOut={printable(row["output"])}""".split("\n")
+
+
+def _text(value: object) -> str:
+    return UNSET if value is None or value == "" else printable(str(value))
+
+
+def _change(verb: str, names: Sequence[str]) -> int:
+    """Hold, release or requeue jobs, one after another. Return the exit code."""
+    action = {"uhold": "hold", "requeuehold": "requeue"}.get(verb, verb)
+    connection, code = connect(), 0
+    for word in (word for name in names for word in words_of(name)):
+        id = word.rpartition("=")[2]  # also `jobid=17`
+        try:
+            connection.request("POST", f"/jobs/{action}", body={"jobs": [id]})
+        except NotFound:
+            code = 1
+            print(f"Invalid job id specified for job {id}", file=sys.stderr)
+        except PermissionDenied:
+            code = 1
+            print(f"Access/permission denied for job {id}", file=sys.stderr)
+        except ClientError as error:
+            if error.exit_code == 4:  # no daemon: the other jobs would fail, too
+                raise
+            code = 1
+            print(f"scontrol: error: {error}", file=sys.stderr)
+    if code:
+        print("slurm_suspend error: Invalid job id specified", file=sys.stderr)
+    return code

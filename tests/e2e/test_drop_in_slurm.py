@@ -1,0 +1,173 @@
+"""The drop-in commands beside the real ones: same jobs, same words, same errors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import metasched
+from tests.e2e.conftest import Site
+from tests.harness.slurm import SlurmCluster, SlurmSite
+
+COMMANDS = Path(metasched.__file__).parent / "drop_in/slurm"
+FIRST_ID = 100_000_001
+# what differs by nature is not here: ids, nodes, times, and Slurm's own priority
+FIELDS = "%j|%t|%T|%u|%P|%r|%D|%C|%c|%l|%m|%K|%E|%h|%W|%v"
+OPTIONS = {
+    "run": ["-n", "2", "-t", "10", "--mem", "1536"],
+    "held": ["--hold", "-c", "3", "-t", "1:30:00", "--mem-per-cpu", "100"],
+    "arr": ["--array", "1-4%2", "--hold", "-t", "20:00:00", "--mem", "4G"],
+}
+
+
+@pytest.fixture(scope="module")
+def alpha(slurm_site: SlurmSite) -> SlurmCluster:
+    return slurm_site["alpha"]
+
+
+@pytest.fixture
+def drop_in(site: Site, alpha: SlurmCluster) -> Iterator[Site]:
+    """A running site over alpha whose ids are above Slurm's."""
+    alpha.empty()
+    site.configure(alpha.table("poll_interval = 1\n"), extra=f"first_id = {FIRST_ID}\n")
+    site.start()
+    yield site
+    alpha.empty()
+
+
+def real(cluster: SlurmCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments, env=cluster.environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def own(site: Site, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    name, *rest = arguments
+    return subprocess.run(
+        [COMMANDS / name, *rest],
+        env=site.environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_listings_say_of_a_job_what_the_real_ones_say(drop_in: Site, alpha: SlurmCluster) -> None:
+    for name, options in OPTIONS.items():
+        words = ["-J", name, "-p", "main", "-o", "/dev/null", *options, "--wrap", "sleep 600"]
+        assert real(alpha, "sbatch", *words).returncode == 0
+        drop_in.run("submit", *words)
+
+    def running() -> bool:
+        answers = (
+            real(alpha, "squeue", "-h", "-n", "run", "-o", "%t"),
+            own(drop_in, "squeue", "-h", "-n", "run", "-o", "%t"),
+        )
+        # the real command lists both: the native job, and that of metasched
+        return [answer.stdout.split() for answer in answers] == [["R", "R"], ["R"]]
+
+    drop_in.until(running)
+    for name in OPTIONS:
+        listing = ["squeue", "-n", name, "-o", FIELDS]
+        native = real(alpha, *listing).stdout.splitlines()
+        listed = own(drop_in, *listing).stdout.splitlines()
+        assert len(listed) == 2
+        assert listed[0] == native[0]
+        assert listed[1] in native
+
+
+def test_ids_are_above_those_of_the_clusters(drop_in: Site, alpha: SlurmCluster) -> None:
+    array = drop_in.submit("--hold", "--array", "5,7-9", "-o", "/dev/null", "--wrap", "true")
+    after = drop_in.submit("--hold", "--wrap", "true")
+    assert (array, after) == (FIRST_ID, FIRST_ID + 4)
+    listed = own(drop_in, "squeue", "-h", "-r", "-o", "%i %A %F %K").stdout.split("\n")
+    assert listed[0] == f"{array}_5 {array} {array} 5"
+    assert listed[3] == f"{array}_9 {array + 3} {array} 9"
+    # a program that goes past the commands reaches no other job
+    assert real(alpha, "scancel", "-v", str(array)).stderr.count("Invalid job id") == 1
+    drop_in.stop()
+    drop_in.start()
+    assert drop_in.submit("--hold", "--wrap", "true") == after + 1
+    last = drop_in.submit("--hold", "--array", "1-3", "-o", "/dev/null", "--wrap", "true")
+    drop_in.stop()
+    drop_in.start()  # the newest job is an array
+    assert drop_in.submit("--hold", "--wrap", "true") == last + 3
+
+
+WRONG = [
+    ["squeue", "-j", "999"],
+    ["squeue", "-j", "999,998"],
+    ["squeue", "-t", "PD", "-n", "nothing"],
+    ["squeue", "--foo"],
+    ["squeue", "-O", "jobid:6,foo"],
+    ["squeue", "-o", "%i %! %t"],
+    ["scancel"],
+    ["scancel", "abc"],
+    ["scancel", "999"],
+    ["scancel", "-v", "999"],
+    ["scancel", "--foo"],
+    ["scontrol", "show", "job", "999"],
+    ["scontrol", "show", "hostnames", "a[1-3,07],b"],
+    ["scontrol", "show", "hostnames"],
+    ["scontrol", "hold", "999"],
+    ["scontrol", "foo"],
+]
+
+
+def test_errors_are_those_of_the_real_commands(drop_in: Site, alpha: SlurmCluster) -> None:
+    for words in WRONG:
+        expected, answer = real(alpha, *words), own(drop_in, *words)
+        assert answer.returncode == expected.returncode, words
+        assert answer.stdout == expected.stdout, words
+        assert answer.stderr == expected.stderr, words
+
+
+def test_jobs_are_cancelled_held_and_released(drop_in: Site) -> None:
+    job = drop_in.submit("--hold", "-J", "one", "--wrap", "true", "-o", "/dev/null")
+    other = drop_in.submit("--hold", "-J", "two", "--wrap", "true", "-o", "/dev/null")
+    cancelled = own(drop_in, "scancel", "-v", "-n", "one", "-t", "PENDING")
+    assert cancelled.stderr == f"scancel: Terminating job {job}\n"
+    assert own(drop_in, "scontrol", "release", str(other)).returncode == 0
+    drop_in.until_ended(job, other)
+    listed = own(
+        drop_in, "sacct", "-X", "-n", "-P", "-o", "JobIDRaw,State,ExitCode", "-j", f"{job},{other}"
+    )
+    assert listed.stdout == f"{job}|CANCELLED|0:0\n{other}|COMPLETED|0:0\n"
+    steps = own(drop_in, "sacct", "-n", "-P", "-o", "jobid,state", "-j", str(other))
+    assert steps.stdout == f"{other}|COMPLETED\n{other}.batch|COMPLETED\n"
+    shown = own(drop_in, "scontrol", "-o", "show", "job", str(other))
+    assert shown.stdout.startswith(f"JobId={other} JobName=two UserId=")
+    assert " JobState=COMPLETED Reason=None " in shown.stdout
+
+
+def test_an_absent_daemon_is_no_empty_list(site: Site) -> None:
+    """An empty list with exit code 0 means "completed" to several tools."""
+    for words in (
+        *(["squeue"], ["squeue", "-j", "1"], ["scancel", "1"], ["sacct"], ["sacct", "-j", "1"]),
+        *(["scontrol", "show", "job", "1"], ["scontrol", "show", "config"]),
+        *(["scontrol", "hold", "1"], ["scancel", "-u", "root"]),
+    ):
+        answer = own(site, *words)
+        assert (answer.returncode, answer.stdout) == (1, ""), words
+        assert "Unable to contact slurm controller" in answer.stderr
+        assert "METASCHED_BYPASS=1" in answer.stderr
+
+
+def test_the_real_command_runs_on_request(site: Site, alpha: SlurmCluster) -> None:
+    folders = os.pathsep.join((str(COMMANDS), os.environ["PATH"]))
+    variables = {"PATH": folders, "SLURM_CONF": alpha.environment["SLURM_CONF"]}
+    answer = own(site, "squeue", "--version", METASCHED_BYPASS="1", **variables)
+    assert answer.stdout == real(alpha, "squeue", "--version").stdout
+
+
+def test_a_tool_may_remove_the_variables_that_name_folders(running: Site) -> None:
+    """The daemon is found by its socket, or at the usual place of the user's."""
+    socket = running.folder / "ms.sock"
+    bare = {"PATH": os.environ["PATH"], "METASCHED_SOCKET": str(socket)}
+    done = subprocess.run([COMMANDS / "squeue", "-h"], env=bare, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"")

@@ -1,0 +1,207 @@
+"""Slurm's words for tasks of metasched: states, reasons, times, formats. Worked by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import metasched
+from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD
+from metasched.drop_in import command, job, job_fields, job_filters, sacct
+from metasched.drop_in.command import CommandError
+from metasched.drop_in.job import Job
+from metasched.model.job import Reason, State
+
+PACKAGE = Path(metasched.__file__).parent
+
+
+def row(**values: object) -> dict[str, object]:
+    """A row of `GET /jobs/details`."""
+    texts = dict.fromkeys(("cluster", "partition", "account", "qos", "dependency", "constraint"))
+    times = dict.fromkeys(("submitted", "expected_start", "started", "ended"))
+    counts = {"cpus": 2, "tasks": 1, "nodes": None, "restarts": 0, "priority": 3}
+    rest: dict[str, object] = {
+        "memory": None,
+        "memory_per_cpu": None,
+        "gres": {},
+        "licences": {},
+        "time_limit": None,
+    }
+    fixed = {"job": 17, "number": 17, "task": None, "array": None, "name": "x", "user": "ada"}
+    states = {"state": "queued", "reason": "", "attempt_state": None, "node_list": ""}
+    codes = {"exit_code": None, "signal": None}
+    return {**texts, **times, **counts, **rest, **fixed, **states, **codes, **values}
+
+
+def test_every_state_and_reason_has_a_word() -> None:
+    assert job.STATES.keys() | {"unknown"} == QUEUED_OR_HELD | LIVE | FINAL
+    own = {str(reason) for reason in Reason} - {"duplicate"}
+    assert job.REASONS.keys() == own
+
+
+@pytest.mark.parametrize(
+    ("values", "word", "code"),
+    [
+        ({"state": "held"}, "PENDING", "PD"),
+        ({"state": "unknown"}, "PENDING", "PD"),
+        ({"state": "unknown", "started": "2026-11-22T14:00:00+00:00"}, "RUNNING", "R"),
+        ({"state": "failed", "attempt_state": "failed"}, "FAILED", "F"),
+        ({"state": "failed", "attempt_state": "out_of_memory"}, "OUT_OF_MEMORY", "OOM"),
+        ({"state": "rejected"}, "FAILED", "F"),
+    ],
+)
+def test_states(values: dict[str, object], word: str, code: str) -> None:
+    task = Job(row(**values))
+    assert (task.state, task.code) == (word, code)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "word"),
+    [
+        ("pending", "manager:Resources", "Resources"),
+        ("pending", "manager:hqw", "Priority"),
+        ("queued", "licence_busy", "Licenses"),
+        ("running", "manager:None", "None"),
+        ("failed", "", "NonZeroExitCode"),
+    ],
+)
+def test_reasons(state: str, reason: str, word: str) -> None:
+    assert Job(row(state=state, reason=reason)).reason == word
+
+
+@pytest.mark.parametrize(
+    ("seconds", "short", "clock"),
+    [
+        (0, "0:00", "00:00:00"),
+        (59.9, "0:59", "00:00:59"),
+        (3723, "1:02:03", "01:02:03"),
+        (93784, "1-02:03:04", "1-02:03:04"),
+    ],
+)
+def test_durations(seconds: float, short: str, clock: str) -> None:
+    assert (job.format_duration(seconds), job.format_clock(seconds)) == (short, clock)
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "text"), [(0, "0"), (477, "477M"), (1536, "1.50G"), (4096, "4G"), (2**21, "2T")]
+)
+def test_memory(mebibytes: int, text: str) -> None:
+    assert job.format_memory(mebibytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a1", "a1"),
+        ("a[1-3,07],b", "a1 a2 a3 a07 b"),
+        ("n[09-11]x[1-2]", "n09x1 n09x2 n10x1 n10x2 n11x1 n11x2"),
+        ("a[1-", "a[1-"),
+        ("a[x]", "a[x]"),
+    ],
+)
+def test_host_lists(text: str, hosts: str) -> None:
+    assert job.expand_hostlist(text) == hosts.split()
+
+
+@given(st.text(max_size=40))
+def test_any_host_list_is_expanded_within_bounds(text: str) -> None:
+    assert len(job.expand_hostlist(text)) <= 1_000_000
+
+
+@given(st.text(max_size=40))
+def test_any_format_is_parsed(text: str) -> None:
+    prefix, columns = job_fields.parse_format(text)
+    line = job_fields.task_line(prefix, columns, Job(row(name="a\nb\x1b[31m")))
+    assert line.count("\n") == text.count("\n")
+
+
+def test_a_name_cannot_forge_a_line() -> None:
+    _, columns = job_fields.parse_format("%i %j %t")
+    assert job_fields.task_line("", columns, Job(row(name="x\n18 y"))) == "17 x?18 y PD"
+
+
+@pytest.mark.parametrize(
+    ("format", "heading", "line"),
+    [
+        ("%i^^^%t", "JOBID^^^ST", "17^^^PD"),
+        ("%.5i|%.3j|%2T", "JOBID|NAM|ST", "   17|  x|PE"),
+        ('"%i","%C"', '"JOBID","CPUS"', '"17","2"'),
+    ],
+)
+def test_formats(format: str, heading: str, line: str) -> None:
+    prefix, columns = job_fields.parse_format(format)
+    assert job_fields.heading_line(prefix, columns) == heading
+    assert job_fields.task_line(prefix, columns, Job(row())) == line
+
+
+def test_long_formats() -> None:
+    columns = job_fields.parse_long_format("JobID:4,state:.9,Reason:1")
+    assert job_fields.task_line("", columns, Job(row(reason="held"))) == "17    PENDINGJ"
+
+
+def test_waiting_tasks_share_a_line() -> None:
+    array = {"array": "1-9%2", "job": 17}
+    tasks = [Job(row(task=i, number=16 + i, reason="limit_array", **array)) for i in (3, 4, 5, 7)]
+    running = Job(row(task=1, number=17, state="running", **array))
+    lines = job_filters.fold_waiting([running, *tasks])
+    assert [(line.array_id, line.number) for line in lines] == [("17_1", 17), ("17_[3-5,7%2]", 17)]
+
+
+@pytest.mark.parametrize("word", ["17", "17_3", "17_[3-9:2,12%4]"])
+def test_job_ids(word: str) -> None:
+    assert job_filters.is_job_id(word)
+
+
+@pytest.mark.parametrize(
+    "word", ["", "x", "17_", "17_[", "17_[]", "-1", "1" * 30, "17.batch", "\u0661"]
+)
+def test_other_words_are_no_job_ids(word: str) -> None:
+    assert not job_filters.is_job_id(word)
+
+
+def test_a_text_that_is_cut_ends_in_a_plus() -> None:
+    assert sacct._fit("abcdef", 5) == "abcd+"
+    assert sacct._fit("abc", -5) == "abc  "
+
+
+def test_options_may_be_short_long_shortened_and_mixed_with_words() -> None:
+    options = {"jobs=": "j", "noheader": "h", "name=": ""}
+    parsed = command.parse_options("squeue", options, ["17", "-hj", "1,2", "--nam=x", "18"])
+    assert parsed == ([("noheader", ""), ("jobs", "1,2"), ("name", "x")], ["17", "18"])
+    with pytest.raises(CommandError, match="unrecognized option '--foo'"):
+        command.parse_options("squeue", options, ["--foo"])
+
+
+def test_the_commands_import_the_standard_library_alone() -> None:
+    """They run without site-packages, and none of the slow modules is loaded for a listing."""
+    code = f"import sys; sys.path.append({str(PACKAGE.parent)!r}); "
+    code += "from metasched.drop_in import sacct, scancel, scontrol, squeue; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert not loaded & {"typing", "dataclasses", "pathlib", "argparse", "urllib.parse", "datetime"}
+    assert {name for name in loaded if name.startswith("metasched.")} == {
+        *("metasched.client", "metasched.client.address", "metasched.client.connection"),
+        *("metasched.errors", "metasched.paths", "metasched.drop_in"),
+        *(f"metasched.drop_in.{name}" for name in ("command", "job", "job_fields", "job_filters")),
+        *(f"metasched.drop_in.{name}" for name in ("sacct", "scancel", "scontrol", "squeue")),
+    }
+
+
+def test_each_command_is_the_same_program() -> None:
+    folder = PACKAGE / "drop_in/slurm"
+    program = (folder / "program").read_text()
+    for name in ("sacct", "scancel", "scontrol", "squeue"):
+        assert (folder / name).read_text() == program
+        assert (folder / name).stat().st_mode & 0o111 == 0o111
+
+
+def test_states_of_the_model_are_complete() -> None:
+    attempts = {str(state) for state in State} - job.STATES.keys() - {"unknown"}
+    assert job.ATTEMPT_STATES.keys() == attempts
