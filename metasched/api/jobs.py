@@ -143,7 +143,7 @@ def _read_query(
         owner = caller.user
     # the same for all pages: a job that ends between two pages is not lost
     since = time.time() - RECENTLY_ENDED if query.ended_since is None else query.ended_since
-    if not abs(since) < MAX_EPOCH:
+    if not 0 <= since < MAX_EPOCH:
         raise ApiError(422, "ended_since is out of range; give epoch seconds")
     listed_since, after = math.floor(since * 1000), BEFORE_ALL
     if query.cursor is not None:

@@ -7,7 +7,7 @@ import sys
 import time
 
 from metasched.client.connection import ClientError, NotFound, PermissionDenied
-from metasched.drop_in.command import CommandError, connect, listed_tasks, parse_options
+from metasched.drop_in.command import CommandError, connect, fail, listed_tasks, parse_options
 from metasched.drop_in.job import UNSET, Job, expand_hostlist, format_clock, format_time, user_id
 from metasched.drop_in.job_fields import printable
 from metasched.drop_in.job_filters import is_job_id, words_of
@@ -56,7 +56,8 @@ def _show(subject: str, names: Sequence[str], one_line: bool) -> int:
     if name in ("hostnames", "hostname"):
         hosts = names[0] if names else os.environ.get("SLURM_JOB_NODELIST", "")
         if not hosts:
-            raise CommandError("scontrol: error: host list is empty")
+            fail("scontrol: error: host list is empty")
+            return 0  # as the real command
         print("\n".join(printable(host) for host in expand_hostlist(hosts)))
         return 0
     if name in ("config", "conf"):
