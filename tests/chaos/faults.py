@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import psutil
 
@@ -30,6 +30,7 @@ from tests.chaos.points import Orders, deaths_in
 from tests.chaos.site import PATIENCE, STOP, ChaosSite
 from tests.chaos.site_mode import MultiUserChaosSite
 from tests.chaos.stream import Stream
+from tests.e2e.conftest import Site
 from tests.harness import gridengine, postgresql, slurm
 from tests.harness.gridengine import Cell
 from tests.harness.root_launcher import RootLauncher
@@ -111,6 +112,22 @@ class Trial:
         """The server that has the daemon's database."""
         assert self.server is not None
         return self.server
+
+
+class Target(Protocol):
+    """A site with managers, as far as an outage breaks it."""
+
+    @property
+    def site(self) -> Site: ...
+
+    @property
+    def alpha(self) -> SlurmCluster: ...
+
+    @property
+    def grid(self) -> Cell: ...
+
+    @property
+    def launcher(self) -> RootLauncher: ...
 
 
 Strike = Callable[[Trial], None]
@@ -365,7 +382,7 @@ def outage(broken: Callable[[Trial], Mend], seconds: float = SILENCE) -> Strike:
     return strike
 
 
-def database_locked(trial: Trial) -> Mend:
+def database_locked(trial: Target) -> Mend:
     """Lock the database from another program."""
     holder = sqlite3.connect(trial.site.database, isolation_level=None)
     trial.site.until(lambda: holder.execute("BEGIN IMMEDIATE"), PATIENCE)
@@ -394,7 +411,7 @@ def _no_immutable() -> str | None:
     return None
 
 
-def disk_full(trial: Trial) -> Mend:
+def disk_full(trial: Target) -> Mend:
     """Keep the files of the daemon, its workers and their children from growing."""
     processes = [psutil.Process(trial.site.pid), *trial.site.workers]
 
@@ -425,7 +442,7 @@ def server_hung(trial: Trial) -> Mend:
     return trial.postgresql.wake
 
 
-def launcher_killed(trial: Trial) -> Mend:
+def launcher_killed(trial: Target) -> Mend:
     """Kill the launcher, and with it the commands that it runs for users."""
     trial.launcher.kill()
     return trial.launcher.start
@@ -481,7 +498,7 @@ def qmaster_hung(trial: Trial) -> Mend:
     return qmaster.resume
 
 
-def qmaster_killed(trial: Trial) -> Mend:
+def qmaster_killed(trial: Target) -> Mend:
     """Kill sge_qmaster; restart sge_execd afterwards, as docs/admin/incidents.md advises."""
     cell = trial.grid
     cell.kill_qmaster()

@@ -135,22 +135,33 @@ class Managers:
         """Yield the tags of all queued and running jobs of the managers."""
         if self.slurm is not None:
             for cluster in self.slurm:
-                yield from cluster.run("squeue", "-h", "-o", "%k").split()
+                yield from slurm_tags(cluster)
         elif self.cell is not None:
-            yield from (
-                field for field in self.cell.run("qstat", "-r", "-u", "*").split() if "ms-" in field
-            )
+            yield from cell_tags(self.cell)
         else:
             for name in self.names:
-                queue_folder = site.clusters / name
-                with closing(sqlite3.connect(queue_folder / "queue.db")) as queue:
-                    open_tasks = "SELECT native, tag FROM tasks WHERE ended IS NULL"
-                    for native, tag in queue.execute(open_tasks):
-                        folder = queue_folder / "jobs" / str(native)
-                        # an end that is not in the queue yet is read from here at the next start
-                        claim = read_record(folder, "claim") or {}
-                        if "state" not in claim and not read_record(folder, "ended"):
-                            yield tag
+                yield from local_tags(site.clusters / name)
+
+
+def slurm_tags(cluster: SlurmCluster) -> Iterable[str]:
+    """Return the comments of all queued and running jobs of a Slurm cluster."""
+    return cluster.run("squeue", "-h", "-o", "%k").split()
+
+
+def cell_tags(cell: Cell) -> Iterable[str]:
+    """Return the tags of all queued and running jobs of a Grid Engine cell."""
+    return [field for field in cell.run("qstat", "-r", "-u", "*").split() if "ms-" in field]
+
+
+def local_tags(queue_folder: Path) -> Iterator[str]:
+    """Yield the tags of all queued and running tasks of a local cluster."""
+    with closing(sqlite3.connect(queue_folder / "queue.db")) as queue:
+        for native, tag in queue.execute("SELECT native, tag FROM tasks WHERE ended IS NULL"):
+            folder = queue_folder / "jobs" / str(native)
+            # an end that is not in the queue yet is read from here at the next start
+            claim = read_record(folder, "claim") or {}
+            if "state" not in claim and not read_record(folder, "ended"):
+                yield tag
 
 
 def slurm_clusters(folder: Path) -> SlurmSite:

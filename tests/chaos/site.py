@@ -13,8 +13,6 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from metasched.client.client import Client
 from metasched.client.connection import ClientError
 from metasched.db.backends import database_from_url
@@ -203,17 +201,6 @@ class ChaosSite(Site):
         assert self._life is not None
         assert self._life.pid is not None
         return self._life.pid
-
-    @property
-    def workers(self) -> list[psutil.Process]:
-        """The workers of this daemon, in no particular order."""
-        with contextlib.suppress(psutil.Error):
-            return [
-                child
-                for child in psutil.Process(self.pid).children()
-                if "metasched.adapters.worker" in child.cmdline()
-            ]
-        return []
 
     def kill(self) -> None:
         """Kill the daemon by SIGKILL."""

@@ -128,6 +128,17 @@ class Site:
         assert self._daemon is not None
         return self._daemon.pid
 
+    @property
+    def workers(self) -> list[psutil.Process]:
+        """The workers of this daemon, in no particular order."""
+        with contextlib.suppress(psutil.Error):
+            return [
+                child
+                for child in psutil.Process(self.pid).children()
+                if "metasched.adapters.worker" in child.cmdline()
+            ]
+        return []
+
     def run(
         self, *arguments: str | Path, code: int = 0, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:

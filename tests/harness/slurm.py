@@ -94,8 +94,10 @@ class SlurmSite(DaemonGroup):
         folder: Path,
         specs: Sequence[ClusterSpec] = (ALPHA, BETA),
         accounting: bool = False,
+        namespace: Sequence[str] = (),
     ) -> None:
-        super().__init__(folder, (*NAMESPACE, *_BEGIN) if accounting else ())
+        """`namespace` is a command that enters a network namespace, such as `Cell.inside`."""
+        super().__init__(folder, (*NAMESPACE, *_BEGIN) if accounting else namespace)
         self._specs, self._accounting = specs, accounting
         self._clusters: dict[str, SlurmCluster] = {}
         self._ports = _Ports()
@@ -109,7 +111,9 @@ class SlurmSite(DaemonGroup):
     def _boot(self) -> None:
         for spec in self._specs:
             folder = self.folder / spec.name
-            cluster = SlurmCluster(spec, folder, self._reaper, self._ports, self.inside)
+            cluster = SlurmCluster(
+                spec, folder, self._reaper, self._ports, self.inside, self._accounting
+            )
             self._clusters[spec.name] = cluster
             cluster.start_munge()
         if self._accounting:
@@ -136,6 +140,7 @@ class SlurmCluster:
         reaper: Reaper,
         ports: _Ports,
         inside: tuple[str, ...],
+        accounting: bool,
     ) -> None:
         self.spec, self.name, self.folder, self.inside = spec, spec.name, folder, inside
         self._reaper = reaper
@@ -147,7 +152,7 @@ class SlurmCluster:
             (folder / part).mkdir(parents=True)
         self.conf = folder / "etc" / "slurm.conf"
         self.socket = folder / "munge" / "munge.sock"
-        self.conf.write_text(self._settings(ports))
+        self.conf.write_text(self._settings(ports, accounting))
         self._write_gres()
         # Slurm 24.11 and later read it; without it their slurmd sets up control groups
         (folder / "etc" / "cgroup.conf").write_text("CgroupPlugin=disabled\n" if BIN_DIR else "")
@@ -363,7 +368,7 @@ class SlurmCluster:
             lines.append(f"NodeName={self.nodes[-1]} Name=gpu File={device}\n")
         (self.folder / "etc" / "gres.conf").write_text("".join(lines))
 
-    def _settings(self, ports: _Ports) -> str:
+    def _settings(self, ports: _Ports, accounting: bool) -> str:
         spec, host = self.spec, socket.gethostname().split(".")[0]
         names = f"{spec.prefix}[1-{spec.nodes}]"
         settings = {
@@ -407,7 +412,7 @@ class SlurmCluster:
             "AccountingStorageType": "accounting_storage/none",
             "JobCompType": "jobcomp/none",
             **({"GresTypes": "gpu"} if spec.gpus else {}),
-            **(self._accounting_settings() if self.inside else {}),
+            **(self._accounting_settings() if accounting else {}),
             **dict(line.split("=", 1) for line in spec.settings),
         }
         nodes = [
