@@ -1,5 +1,5 @@
 # The two commands are `make demo` and `make test`; see README.md. Contributors use `make check`.
-.PHONY: demo test check coverage test-matrix lint docs compile bench chaos clean
+.PHONY: demo test check coverage test-matrix lint docs compile bench chaos load clean
 
 PYTHON := .venv/bin/python
 
@@ -49,6 +49,10 @@ chaos: .venv/stamp
 	$(PYTHON) -m tests.hostile $(HOSTILE_ARGS)
 	$(PYTHON) -m pytest tests/property tests/hostile/test_schema.py -q --hypothesis-profile=explore --numprocesses=2 --timeout=3600
 	$(PYTHON) -m tests.chaos.mutants $(MUTANT_ARGS)
+
+# many accounts load real clusters for minutes while faults strike; writes docs/load.md
+load: .venv/stamp
+	$(PYTHON) -m tests.load --write $(LOAD_ARGS)
 
 .venv/stamp: pyproject.toml tests/venv
 	tests/venv

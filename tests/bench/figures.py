@@ -26,6 +26,10 @@ SECTIONS = {
         "Each submission of a single client is a whole call. metasched opens a connection, "
         "`sbatch` starts a process.",
     ),
+    "test_clusters": (
+        "Many clusters",
+        "Local clusters, whose workers share the processors with the daemon.",
+    ),
     "test_recovery": ("Recovery", "From SIGKILL of a daemon with 10,000 open jobs."),
     "test_dispatch": ("Placement", "A decision of `LoadOrdering` among 50 clusters."),
     "test_local": ("Local clusters", ""),
@@ -63,6 +67,10 @@ SECTIONS = {
         "SQLite and PostgreSQL",
         "The ledger with core and disk, in turn in one run. PostgreSQL runs on the same host over "
         "a unix socket, with fsync.",
+    ),
+    "test_pruning": (
+        "Pruning",
+        "A million ended jobs in SQLite, each with three events and six changes.",
     ),
     "test_arrays": ("Arrays", "Arrays of 10,000 tasks on two local clusters, one round."),
     "test_simulate": (

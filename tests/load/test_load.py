@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.conftest import require
-from tests.load.run import DAEMON_KILLED, run
+from tests.load.monitor import Sample
+from tests.load.run import DAEMON_KILLED, MAX_WAL, UserStarts, run, starved, unbounded
 from tests.load.site import SMALL, missing
+
+CALM = Sample(0.0, 200.0, 30.0, 40, 20, 10.0, 4.0, 5.0, 0)
 
 
 @pytest.mark.root
@@ -26,3 +30,34 @@ def test_no_task_is_lost_or_starved(common_folder: Path) -> None:
     assert result.accepted >= SMALL.tasks
     assert result.started + result.cancelled >= result.accepted
     assert [name for name, _ in result.recoveries] == [DAEMON_KILLED.name]
+
+
+def test_a_starved_user_is_a_violation() -> None:
+    fed = [UserStarts(f"u{number}", False, 100, waiting=5) for number in range(3)]
+    one_by_one = UserStarts("u9", True, 2, waiting=1)
+    all_started = UserStarts("u8", False, 3, waiting=0)
+    assert starved([*fed, one_by_one, all_started]) == []
+    [line] = starved([*fed, UserStarts("u3", False, 49, waiting=5)])
+    assert "u3" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [("daemon_memory", 250.0, 330.0), ("worker_files", 50, 80), ("wal", 50.0, 60.0)],
+)
+def test_growth_after_the_last_submission_is_a_violation(
+    name: str, least: float, most: float
+) -> None:
+    def samples(last: float) -> list[Sample]:
+        submitting = [msgspec.structs.replace(CALM, daemon_memory=float(s)) for s in range(20)]
+        first = [msgspec.structs.replace(CALM, seconds=20.0 + s) for s in range(20)]
+        later = [msgspec.structs.replace(s, seconds=60.0 + i) for i, s in enumerate(first)]
+        return [*submitting, *first, *later, msgspec.structs.replace(later[-1], **{name: last})]
+
+    assert unbounded(samples(least), 20.0) == []
+    [line] = unbounded(samples(most), 20.0)
+    assert name in line
+
+
+def test_a_large_write_ahead_log_is_a_violation() -> None:
+    assert unbounded([msgspec.structs.replace(CALM, wal=MAX_WAL + 1)], 0.0) != []

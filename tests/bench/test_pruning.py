@@ -1,0 +1,123 @@
+"""Pruning of a million ended jobs: its CPU, and what a client waits meanwhile."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from metasched.client.client import Client
+from metasched.db.backends import database_from_url
+from metasched.db.pruning import prune
+from tests.bench.conftest import Record
+from tests.bench.test_daemon import submission
+from tests.e2e.conftest import ONE_LOCAL, Site
+
+JOBS = int(os.environ.get("METASCHED_BENCH_JOBS", "1000000"))
+CALLS_FOR = 60.0  # seconds of calls, calm and during the pruning
+# Each job has three events with two changes each, of a usual size.
+FILL = """
+INSERT INTO content VALUES ('d', '#!/bin/sh');
+CREATE TEMP TABLE number AS
+  WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < %(jobs)d)
+  SELECT n FROM r;
+INSERT INTO job (id, user, name, submitted, priority, parts, job, script, environment, payload)
+  SELECT n, 'u' || n %% 100, 'j', 1e9 + n, 5, '[]', '%(spec)s', 'd', 'd', '%(spec)s' FROM number;
+INSERT INTO task (job, task_index, state, reason, held, attempts, moves, ended, user)
+  SELECT n, 0, 'completed', '', 0, 1, 0, 1e9 + n, 'u' || n %% 100 FROM number;
+INSERT INTO attempt (job, task_index, number, sending, cluster, state, sent, native_id, started,
+                     ended, word, node, refused)
+  SELECT n, 0, 1, n, 'here', 'completed', 1e9 + n, '7', 1e9 + n, 1e9 + n, '', '', 0 FROM number;
+INSERT INTO event SELECT 3 * n, 1e9 + n, 'JobSubmitted', '%(spec)s' FROM number;
+INSERT INTO event SELECT 3 * n + 1, 1e9 + n, 'DispatchStarted', '%(short)s' FROM number;
+INSERT INTO event SELECT 3 * n + 2, 1e9 + n, 'ListingReceived', '%(short)s' FROM number;
+INSERT INTO change (event, time, job, task_index, attempt, after, reason, cause)
+  SELECT 3 * n + k / 2, 1e9 + n, n, 0, 1, 'running', '', 'its manager lists it as running'
+  FROM number, (SELECT 0 AS k UNION SELECT 1 UNION SELECT 2 UNION SELECT 3 UNION SELECT 4 UNION
+                SELECT 5);
+"""
+SPEC = '{"id": 1, "submitted": 1000000000.0, "estimated": 3600.0, "user": "ada", "tasks": 1}' * 3
+SHORT = '{"time": 1000000000.0, "job": 1, "dispatch": 1}'
+
+
+def fill(database: Path) -> None:
+    """Store ended jobs, each with a task, an attempt and the story of its life."""
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = OFF")
+        statements = FILL % {"jobs": JOBS, "spec": SPEC, "short": SHORT}
+        connection.executescript(f"BEGIN; {statements} COMMIT;")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+@pytest.fixture
+def with_history(site: Site) -> Site:
+    """A site whose database has a million ended jobs; its daemon does not run."""
+    site.configure(ONE_LOCAL)
+    site.start()
+    site.stop()
+    fill(site.database)
+    return site
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(3600)
+def test_prune_a_million_jobs(with_history: Site, record: Record) -> None:
+    engine = database_from_url(with_history.url, with_history.folder).open_existing()
+    begun, wall = time.process_time(), time.monotonic()
+    try:
+        deleted = prune(engine, 3e9)
+    finally:
+        engine.dispose()
+    assert deleted["jobs"] == JOBS - 1
+    seconds = time.process_time() - begun
+    record("prune 1,000,000 jobs", seconds * 1e6 / JOBS, "s of CPU", target="under 120 s")
+    record("the same by the clock", (time.monotonic() - wall) * 1e6 / JOBS, "s")
+
+
+def worst_calls(client: Client, folder: Path) -> dict[str, float]:
+    """Return the worst latency in seconds of each call, repeated for `CALLS_FOR` seconds."""
+    held = submission(folder, held=True)
+    [job] = client.submit(held)
+    calls: dict[str, Callable[[], object]] = {
+        "submit": lambda: client.submit(held),
+        "status": lambda: client.jobs([str(job["job"])]),
+        "clusters": client.clusters,
+    }
+    worst = dict.fromkeys(calls, 0.0)
+    until = time.monotonic() + CALLS_FOR
+    while time.monotonic() < until:
+        for name, call in calls.items():
+            begun = time.monotonic()
+            call()
+            worst[name] = max(worst[name], time.monotonic() - begun)
+        time.sleep(0.02)
+    return worst
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(3600)
+def test_calls_while_a_million_jobs_are_pruned(with_history: Site, record: Record) -> None:
+    site = with_history
+    client = Client(site.folder / "ms.sock")
+    keep_all = site.config.read_text().replace("[daemon]\n", '[daemon]\nkeep = "10000d"\n')
+    site.config.write_text(keep_all)
+    site.start()
+    calm = worst_calls(client, site.folder)
+    site.stop()
+    site.config.write_text(keep_all.replace("10000d", "1d"))
+    site.start()
+    pruning = worst_calls(client, site.folder)
+    assert client.jobs(["500000"] if JOBS > 500_000 else [str(JOBS - 1)])  # it is not over
+    for name, seconds in pruning.items():
+        record(
+            f"worst {name} during pruning",
+            seconds * 1e3,
+            "ms",
+            peers={"calm": calm[name] * 1e3},
+            target="at most 3 x peer",
+        )
