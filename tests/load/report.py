@@ -33,7 +33,8 @@ ones. Faults strike. What has not started at the end is cancelled by its owner.
 The verdict is on invariants. Every accepted task began once, or was cancelled first. The recorded
 events replay to the stored state. Memory, open files and the write-ahead log do not grow after the
 last submission. No user with waiting tasks has less than half of an equal share of the starts.
-Latencies are reported, not judged.
+Latencies are reported, not judged. Managers and payloads run at a lower priority of the processor
+than the daemon and the users, since they have hosts of their own on a real site.
 """
 
 
@@ -134,9 +135,13 @@ def lines(result: Stored) -> Iterator[str]:
     yield f"Measured on {result.date} at {result.commit} ({result.machine}, load {result.load:g})."
     yield ""
     yield f"- {size.accounts} accounts, and another that submits a single job at a time."
-    yield f"- {size.slurm_clusters} Slurm clusters of {size.nodes} nodes with 16 processors each."
+    yield f"- {size.slurm_clusters} Slurm clusters of {size.nodes} nodes with 8 processors each."
     yield f"- A Grid Engine cell of {size.slots} slots."
     yield f"- {size.local_clusters} local clusters of 8 processors each."
+    yield (
+        f"- A user has at most {size.queue_depth} unstarted tasks in each cluster (`queue_depth`); "
+        "the rest waits in metasched and takes turns."
+    )
     yield (
         f"- {result.accepted:,} tasks accepted, {result.started:,} started, "
         f"{result.cancelled:,} cancelled before they began."

@@ -174,6 +174,7 @@ def _users(loaded: LoadedSite, size: Size, seed: str) -> Iterator[list[_User]]:
                 tasks=tasks,
                 ramp=size.ramp,
                 largest_array=size.largest_array,
+                run_times=size.run_times,
                 clusters=loaded.clusters,
                 pause=size.pause,
                 seed=f"{seed} {number}",

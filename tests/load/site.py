@@ -32,17 +32,52 @@ class Size:
     minutes: float  # until all that has not started is cancelled
     ramp: float  # seconds over which the tasks are submitted
     slurm_clusters: int  # 1 or 2
-    nodes: int  # of 16 processors, in each Slurm cluster
+    nodes: int  # of 8 processors, in each Slurm cluster
     slots: int  # of the Grid Engine cell
     local_clusters: int  # of 8 processors
     largest_array: int  # tasks
+    run_times: tuple[float, ...]  # seconds of a payload, to draw from
+    queue_depth: int  # unstarted tasks of a user in each cluster
     poll_interval: float  # seconds
     sample_interval: float  # seconds between two samples of memory and files
     pause: float  # seconds between two commands of a user
 
 
-SMALL = Size(3, 150, 5.0, 0.0, 1, 2, 8, 1, 20, 0.5, 1.0, 0.5)
-LARGE = Size(20, 200_000, 20.0, 480.0, 2, 16, 16, 2, 1000, 2.0, 5.0, 3.0)
+SMALL = Size(
+    accounts=3,
+    tasks=150,
+    minutes=5.0,
+    ramp=0.0,
+    slurm_clusters=1,
+    nodes=2,
+    slots=8,
+    local_clusters=1,
+    largest_array=20,
+    run_times=(0.0, 0.2, 1.0),
+    queue_depth=1000,
+    poll_interval=0.5,
+    sample_interval=1.0,
+    pause=0.5,
+)
+LARGE = Size(
+    accounts=20,
+    tasks=200_000,
+    minutes=20.0,
+    ramp=480.0,
+    slurm_clusters=2,
+    nodes=4,
+    slots=16,
+    local_clusters=2,
+    largest_array=1000,
+    run_times=(0.0, 2.0, 8.0),
+    queue_depth=100,
+    poll_interval=2.0,
+    sample_interval=5.0,
+    pause=3.0,
+)
+# Managers and payloads yield to daemon and users: on a real site they run on other hosts.
+NICE = ("/usr/bin/nice", "-n", "15")
+_SUPERVISE = SUPERVISE.replace("[", f"""[{", ".join(f'"{word}"' for word in NICE)}, """)
 
 
 def missing() -> tuple[str, str] | None:
@@ -123,7 +158,7 @@ class LoadedSite:
 def loaded_site(folder: Path, size: Size, accounts: Sequence[str]) -> Iterator[LoadedSite]:
     """Boot the managers in the namespace of the cell, the launcher and the daemon."""
     specs = [
-        ClusterSpec(name, name[0], size.nodes, 16)
+        ClusterSpec(name, name[0], size.nodes, cpus=8)
         for name in ("alpha", "beta")[: size.slurm_clusters]
     ]
     local = tuple(f"local{number}" for number in range(size.local_clusters))
@@ -132,26 +167,30 @@ def loaded_site(folder: Path, size: Size, accounts: Sequence[str]) -> Iterator[L
         subprocess.run(
             [*cell.inside, "ip", "address", "add", "10.99.0.1/32", "dev", "lo"], check=True
         )
-        with SlurmSite(folder / "m", specs, namespace=cell.inside) as managers:
+        with SlurmSite(folder / "m", specs, namespace=(*NICE, *cell.inside)) as managers:
             site = MultiUserSite(folder / "s", inside=cell.inside)
             run_log = site.folder / "ran"
             for path in Stream.files(run_log):
                 path.touch()
                 path.chmod(0o666)
-            polls = f"poll_interval = {size.poll_interval}\nsettle = 5\n"
+            common = f"poll_interval = {size.poll_interval}\nqueue_depth = {size.queue_depth}\n"
+            polls = f"{common}settle = 5\n"
             site.set_up(
                 "".join(
                     (
                         *(cluster.table(polls) for cluster in managers),
                         cell.table(Path(sys.executable), polls),
-                        *(_local_table(name, size.poll_interval) for name in local),
+                        *(
+                            f'[[cluster]]\nname = "{name}"\nadapter = "local"\ncpus = 8\n{common}'
+                            for name in local
+                        ),
                     )
                 ),
                 "".join(
                     (
                         *(slurm_tables(cluster)[1] for cluster in managers),
                         gridengine_tables(cell)[1],
-                        *(f"[cluster.{name}]\n{SUPERVISE}" for name in local),
+                        *(f"[cluster.{name}]\n{_SUPERVISE}" for name in local),
                     )
                 ),
             )
@@ -160,10 +199,3 @@ def loaded_site(folder: Path, size: Size, accounts: Sequence[str]) -> Iterator[L
                 yield LoadedSite(site, managers, cell, local, tuple(accounts), run_log)
             finally:
                 site.close()
-
-
-def _local_table(name: str, poll_interval: float) -> str:
-    return (
-        f'[[cluster]]\nname = "{name}"\nadapter = "local"\ncpus = 8\n'
-        f"poll_interval = {poll_interval}\n"
-    )

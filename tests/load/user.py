@@ -30,7 +30,6 @@ CALL_TIMEOUT = 300.0  # seconds for an answer
 CANCEL_TRIES = 60  # at the end, a second apart
 PAGE = 100  # rows
 LARGEST_BATCH = 50  # single jobs in a submission
-RUN_TIMES = (0.0, 0.2, 1.0)  # seconds of a payload, to draw from
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,7 @@ class Plan:
     tasks: int  # to submit; 0: he submits a single job at a time, and waits for its end
     ramp: float  # seconds over which the tasks are submitted
     largest_array: int  # tasks
+    run_times: tuple[float, ...]  # seconds of a payload, to draw from
     clusters: tuple[str, ...]
     pause: float  # seconds between two commands
     seed: str
@@ -135,9 +135,10 @@ class User:
 
     def _submit(self, kind: str, arrays: list[str | None]) -> list[int]:
         """Submit jobs, each with an array or alone; return the ids, none without an answer."""
-        names = [f"{self._plan.label}x{self._numbers + number}" for number in range(len(arrays))]
+        plan = self._plan
+        names = [f"{plan.label}x{self._numbers + number}" for number in range(len(arrays))]
         self._numbers += len(arrays)
-        clusters = [self._draw.choice(self._plan.clusters)] if self._draw.random() < 0.2 else []
+        clusters = [self._draw.choice(plan.clusters)] if self._draw.random() < 0.2 else []
         requests = [
             {
                 "name": name,
@@ -145,7 +146,7 @@ class User:
                 "environment": "e",
                 "directory": "/",
                 "output": "/dev/null",
-                "arguments": [name, self._plan.run_log, f"{self._draw.choice(RUN_TIMES):g}", ""],
+                "arguments": [name, plan.run_log, f"{self._draw.choice(plan.run_times):g}", ""],
                 "array": array,
                 "clusters": clusters,
                 "time_limit": 300.0,
