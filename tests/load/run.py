@@ -16,7 +16,8 @@ from statistics import median
 import msgspec
 import psutil
 
-from metasched.client.client import Client, ClientError
+from metasched.client.client import Client
+from metasched.client.connection import ClientError
 from metasched.db.backends import database_from_url
 from metasched.model.arrays import parse_array
 from tests.chaos import faults

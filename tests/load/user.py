@@ -19,7 +19,8 @@ from typing import Any
 
 import msgspec
 
-from metasched.client.client import Client, ClientError, DaemonUnreachable, ResponseLost
+from metasched.client.client import Client
+from metasched.client.connection import ClientError, DaemonUnreachable, ResponseLost
 from tests.chaos.stream import SCRIPT
 from tests.harness.http_calls import call
 
