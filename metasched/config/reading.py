@@ -17,6 +17,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from metasched.adapters.base import Capabilities
 from metasched.adapters.registry import ADAPTER_GROUP, adapter_class
+from metasched.config.fair_share import read_fair_share
 from metasched.config.limits import read_limits
 from metasched.config.settings import (
     ClusterSettings,
@@ -107,6 +108,9 @@ def load_settings(path: Path | None) -> Settings:
         ),
         quotas=_class_quotas(config.reservations, policy, path),
         limits=read_limits(config, policy, path),
+        fair_share=None
+        if config.fair_share is None
+        else read_fair_share(config.fair_share, [table.name for table in config.cluster], path),
         mail_program=base / daemon.mail_program if daemon.mail_program else None,
     )
 

@@ -14,6 +14,7 @@ from metasched.config.tables import DaemonTable, SiteTable, TcpTable
 from metasched.db.store import Database
 from metasched.errors import UserError
 from metasched.model.cluster import Cluster
+from metasched.model.fair_share import FairShareSettings
 from metasched.model.licence import LicencePool
 from metasched.model.limits import LimitSettings
 from metasched.model.reservation_request import ReservationQuota
@@ -88,6 +89,7 @@ class Settings:
     mail_program: Path | None = None  # None: no mail is sent
     requests: RequestLimits = field(default_factory=RequestLimits)
     limits: LimitSettings = field(default_factory=LimitSettings)
+    fair_share: FairShareSettings | None = None  # None: users take turns
 
     @property
     def launcher(self) -> Path | None:

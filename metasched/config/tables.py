@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from metasched.model.arrays import MAX_TASKS
 from metasched.model.cluster import Cluster
+from metasched.model.fair_share import DEFAULT_HALF_LIFE, MAX_WEIGHT, MIN_HALF_LIFE, MIN_WEIGHT
 from metasched.model.licence import MAX_TOKENS
 from metasched.model.limits import MAX_LIMIT
 from metasched.model.reservation_request import ReservationQuota
@@ -190,6 +191,28 @@ class LimitsTable(LimitsOfScope):
     classes: dict[str, LimitsOfScope] = Field(default_factory=dict)
 
 
+Weight = Annotated[float, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT, allow_inf_nan=False)]
+
+
+class ShareAccountTable(_Table):
+    """[fair_share.shares.NAME]: an account of the tree of shares; see `ShareAccount`."""
+
+    parent: str = ""
+    weight: Weight = 1.0
+    users: dict[str, Weight] = Field(default_factory=dict)
+    other_users: Weight | None = None
+
+
+class FairShareTable(_Table):
+    """[fair_share]: shares of accounts and users over all clusters."""
+
+    half_life: Annotated[Seconds, Field(ge=MIN_HALF_LIFE, allow_inf_nan=False)] = DEFAULT_HALF_LIFE
+    shares: dict[str, ShareAccountTable] = Field(default_factory=dict)
+    users: dict[str, Weight] = Field(default_factory=dict)
+    default: Weight = 1.0
+    shares_from: str | None = None
+
+
 class ConfigFile(_Table):
     """metasched.toml."""
 
@@ -203,6 +226,7 @@ class ConfigFile(_Table):
     licence_server: tuple[LicenceServerTable, ...] = ()
     reservations: ReservationsTable = ReservationsTable()
     limits: LimitsTable = LimitsTable()
+    fair_share: FairShareTable | None = None
 
 
 class PolicyFile(_Table):

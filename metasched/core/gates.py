@@ -19,7 +19,7 @@ from metasched.core.task_groups import QueuesOfGroups
 from metasched.core.tasks import StateChange, Task, TaskId
 from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD, TaskEvent
 from metasched.core.usage_limits import ScopeUse, UsageLimits
-from metasched.core.user_turns import UserTurns
+from metasched.core.user_turns import ShareRanking, UserTurns
 from metasched.model.job import Job, Reason, State
 
 K = TypeVar("K", bound=Hashable)
@@ -94,11 +94,14 @@ class SchedulingGates:
             return self.dependencies.describe(task, now)
         return ""
 
-    def rebuild(self, tasks: Sequence[Task]) -> None:
-        """Forget all queued tasks, which the caller enqueues again; `tasks` are all open tasks."""
+    def rebuild(self, tasks: Sequence[Task], share_rank: ShareRanking | None) -> None:
+        """Forget all queued tasks, which the caller enqueues again; `tasks` are all open tasks.
+
+        `share_rank`: see `UserTurns`. Portions of a step go by turns in any case.
+        """
         self._ready, self._newly_ready, self._delayed = {}, {}, {}
         self._timers, self._first_timers = {}, []
-        self._release_turns, self.dispatch_turns = UserTurns(), UserTurns()
+        self._release_turns, self.dispatch_turns = UserTurns(), UserTurns(share_rank)
         self.ineligible = IneligibleTasks(self._limits)
         self._slots, self._waiting_for_slot, self._next_indices = {}, {}, {}
         self._blocked, self._never_satisfied = {}, {}

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator
 
 from metasched.core.limit_lines import LimitLines
 from metasched.core.rechecks import Recheck
-from metasched.core.task_groups import QueuesOfGroups, SortKey, TaskGroup
+from metasched.core.task_groups import GroupOwner, QueuesOfGroups, SortKey, TaskGroup
 from metasched.core.tasks import Task, TaskId
 from metasched.core.usage_limits import ScopeUse, UsageLimits
 
@@ -54,7 +54,12 @@ class IneligibleTasks:
             group = self._groups.get(key) or self._limited.get(key)
             if group is None:
                 group = TaskGroup(
-                    key, task.job.user, task.priority, reason=task.reason, limit=limit
+                    key,
+                    task.job.user,
+                    task.priority,
+                    task.job.account,
+                    reason=task.reason,
+                    limit=limit,
                 )
                 self._insert(group)
             elif task.reason not in (group.reason, group.updated_to):
@@ -126,9 +131,9 @@ class IneligibleTasks:
         elif rechecks:
             groups = {**self._requested_groups(rechecks), **groups}
         self._allowance = MAX_REASONS_PER_STEP
-        queues: dict[tuple[str, int], list[TaskGroup]] = {}
+        queues: dict[GroupOwner, list[TaskGroup]] = {}
         for group in groups.values():
-            queues.setdefault((group.user, group.priority), []).append(group)
+            queues.setdefault(group.owner, []).append(group)
         return {
             owner: self._examine_groups(groups_of_owner, None if every else rechecks)
             for owner, groups_of_owner in queues.items()

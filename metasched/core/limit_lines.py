@@ -39,7 +39,7 @@ class LimitLines:
         """Let a group wait for a limit; it leaves the line where it waited before."""
         use.awaited = True
         lines = self._lines.setdefault(use.scope, {})
-        self._push(lines.setdefault((group.user, group.priority), {}), group)
+        self._push(lines.setdefault(group.owner, {}), group)
 
     def _push(self, lines: _Lines, group: TaskGroup) -> None:
         self._serial += 1

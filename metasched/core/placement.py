@@ -13,7 +13,7 @@ from metasched.core.gates import MAX_RELEASED_PER_STEP, SchedulingGates
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.reservations.book import ReservationBook
 from metasched.core.state import SchedulerState
-from metasched.core.task_groups import QueuesOfGroups, SortKey
+from metasched.core.task_groups import GroupOwner, QueuesOfGroups, SortKey
 from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import Attempt, StateChange, Task
 from metasched.core.transitions import UNSTARTED, TaskEvent
@@ -36,6 +36,9 @@ AWAITS_ANSWERS = Ineligibility(
 )
 QUEUE_FULL = Ineligibility(
     Reason.PRIORITY, "it follows when tasks of the user that wait there have started"
+)
+AWAITS_SHARE = Ineligibility(
+    Reason.PRIORITY, "it follows by fair share when tasks that wait there have started"
 )
 _NO_CLUSTER = Ineligibility(Reason.NO_CLUSTER_FITS, "no cluster is configured")
 
@@ -89,6 +92,8 @@ class Placement:
             return AWAITS_ANSWERS
         if obstacle is None and view.scope_limits.queue_is_full(task.job.user):
             return QUEUE_FULL
+        if obstacle is None and view.scope_limits.awaits_shared_place(task.job.user):
+            return AWAITS_SHARE
         return obstacle
 
     def check_job(self, job: Job, view: ClusterView) -> Ineligibility | None:
@@ -234,17 +239,18 @@ class Placement:
 
         If there are several users, they take turns.
         """
-        with_keys: dict[tuple[str, int], list[tuple[SortKey, Task]]] = {}  # by user and priority
+        with_keys: dict[GroupOwner, list[tuple[SortKey, Task]]] = {}
         for task in waiting:
             entry = (task.queue_key, *task.task_id), task
-            with_keys.setdefault((task.job.user, task.priority), []).append(entry)
+            owner = task.job.user, task.priority, task.job.account
+            with_keys.setdefault(owner, []).append(entry)
         for entries in with_keys.values():
             entries.sort(key=itemgetter(0))
         queues: list[Iterable[tuple[SortKey, Task]]] = []
         for owner in dict.fromkeys(chain(with_keys, of_groups)):
             sources = [source for source in (with_keys.get(owner), of_groups.get(owner)) if source]
             queues.append(sources[0] if len(sources) == 1 else merge(*sources, key=itemgetter(0)))
-        users = {user for user, _ in chain(with_keys, of_groups)}
+        users = {user for user, _, _ in chain(with_keys, of_groups)}
         if len(users) == 1:
             queue = queues[0] if len(queues) == 1 else merge(*queues, key=itemgetter(0))
             for _, task in queue:

@@ -89,7 +89,9 @@ class Recovery:
             self._state.classifier.remember(job)
         self._state.rechecks = {}
         self._state.views = {
-            cluster.name: ClusterView(cluster, rechecks=self._state.rechecks)
+            cluster.name: ClusterView(
+                cluster, rechecks=self._state.rechecks, by_share=event.fair_share is not None
+            )
             for cluster in event.clusters
         }
         self._state.indexes_unstarted = policy.pull_enabled and len(self._state.views) > 1
@@ -135,7 +137,8 @@ class Recovery:
         self._state.clear_open_tasks()  # below they are opened in the database's order
         self._limits.configure(event.limits, open_tasks)
         self._fair_share.configure(event.fair_share, event.clusters, open_tasks)
-        self._gates.rebuild(open_tasks)
+        share_rank = self._fair_share.rank_of if self._fair_share.enabled else None
+        self._gates.rebuild(open_tasks, share_rank)
         untried: dict[tuple[int, int, str], list[int]] = {}
         for task in open_tasks:
             self._open(task)

@@ -7,6 +7,10 @@ that has grown is found by doubling.
 The number of a user's tasks on the way to a manager is bounded. So a refusal takes back few. So is
 the number of his tasks that wait there: his other tasks follow as these start, and a later job of
 another user has few tasks before it.
+
+With fair share the bound holds for all users together, above it as many tasks may wait as
+processors are idle. So each place goes to whose turn it is, and a manager that keeps the order of
+dispatch starts tasks by shares. Each user may always have a task there.
 """
 
 from __future__ import annotations
@@ -69,8 +73,12 @@ class ScopeLimits:
         max_unanswered: int | None,
         queue_depth: int | None,
         rechecks: Rechecks,
+        by_share: bool = False,
     ) -> None:
-        """`max_unanswered`, `queue_depth`: see `Cluster`; `rechecks`: of all clusters."""
+        """`max_unanswered`, `queue_depth`: see `Cluster`; `rechecks`: of all clusters.
+
+        `by_share`: the depth also bounds the tasks of all users together.
+        """
         self._cluster, self._rechecks = cluster, rechecks
         self._max_unanswered = math.inf if max_unanswered is None else max_unanswered
         # by user (None: limits that hold for several users) and jobs
@@ -82,6 +90,11 @@ class ScopeLimits:
         self._queued: Counter[str] = Counter()  # dispatched tasks that have not started, by user
         self._full_queues: set[str] = set()  # users who have `_queue_depth` of them or more
         self._followed: set[str] = set()  # users who had, and have had some ever since
+        self._by_share = by_share
+        self._queued_total = 0  # of all users
+        self._idle_cpus = 0  # as reported last
+        # whether as many tasks of all users wait there as fair share lets wait
+        self._shared_places_taken = False
         self.counts_tasks = True  # whether changes of tasks matter
         self._update_activity()
 
@@ -90,7 +103,9 @@ class ScopeLimits:
         self.counts_tasks = bool(self._limits) or min(bounds) < math.inf
 
     def __bool__(self) -> bool:
-        return bool(self._limits or self._awaiting or self._full_queues)
+        return bool(
+            self._limits or self._awaiting or self._full_queues or self._shared_places_taken
+        )
 
     def _matching(self, job: Job) -> list[tuple[JobSet, ScopeLimit]]:
         return [
@@ -197,7 +212,14 @@ class ScopeLimits:
     def _recheck_user(self, user: str) -> None:
         jobs = JobSet(user=user)
         self._rechecks[self._cluster, jobs] = Recheck(
-            jobs, lambda: user not in self._awaiting and user not in self._full_queues
+            jobs,
+            lambda: (
+                not (
+                    user in self._awaiting
+                    or user in self._full_queues
+                    or self.awaits_shared_place(user)
+                )
+            ),
         )
 
     def awaits_answers(self, user: str) -> bool:
@@ -221,6 +243,11 @@ class ScopeLimits:
         if not count:
             del self._queued[user]
             self._followed.discard(user)
+        if self._by_share:
+            self._queued_total += change
+            self._update_shared_places()
+            if self._shared_places_taken and not count:
+                self._recheck_user(user)
 
     def set_queue_depth(self, queue_depth: int | None) -> None:
         """Change the number of tasks of a user that may wait."""
@@ -236,6 +263,27 @@ class ScopeLimits:
             elif user in self._full_queues:
                 self._full_queues.remove(user)
                 self._recheck_user(user)
+        self._update_shared_places()
+
+    def set_idle_cpus(self, idle_cpus: int) -> None:
+        """Change the number of idle processors."""
+        self._idle_cpus = idle_cpus
+        self._update_shared_places()
+
+    def _update_shared_places(self) -> None:
+        """Examine the tasks of all users if there is a place again that all share."""
+        were_taken = self._shared_places_taken
+        places = self._queue_depth + self._idle_cpus
+        self._shared_places_taken = self._by_share and self._queued_total >= places
+        if were_taken and not self._shared_places_taken:
+            jobs = JobSet()
+            self._rechecks[self._cluster, jobs] = Recheck(
+                jobs, lambda: not self._shared_places_taken
+            )
+
+    def awaits_shared_place(self, user: str) -> bool:
+        """Whether a further task of the user awaits a place that all users share."""
+        return self._shared_places_taken and bool(self._queued.get(user))
 
     def queue_is_full(self, user: str) -> bool:
         """Whether as many tasks of the user wait there as may."""

@@ -10,7 +10,7 @@ from metasched.core.tasks import Task, TaskId
 from metasched.core.usage_limits import ScopeUse
 
 SortKey = tuple[float, int, int]  # queue key, job, index
-GroupOwner = tuple[str, int]  # user, priority
+GroupOwner = tuple[str, int, str | None]  # user, priority, account
 # Tasks to be examined, each with its sort key
 QueuesOfGroups = dict[GroupOwner, Iterator[tuple[SortKey, Task]]]
 
@@ -22,6 +22,7 @@ class TaskGroup:
     key: Hashable  # of their requirements, user and priority
     user: str  # of their jobs
     priority: int  # of all tasks
+    account: str | None  # of their jobs
     tasks: dict[TaskId, Task] = field(default_factory=dict)
     queue: list[SortKey] = field(default_factory=list)  # a heap: all of `tasks`, and more
     reason: str | None = ""  # of all tasks; None: they may differ
@@ -30,6 +31,11 @@ class TaskGroup:
     updated_to: str | None = None  # the reason that `outdated` tasks are to have
     limit: ScopeUse | None = None  # the limit that bars them; None: no cluster accepts them
     line_key: tuple[SortKey, int] | None = None  # of its valid entry in a line of `LimitLines`
+
+    @property
+    def owner(self) -> GroupOwner:
+        """Whose tasks these are."""
+        return self.user, self.priority, self.account
 
     @property
     def first(self) -> SortKey:

@@ -1,24 +1,27 @@
 """Turns of users: within a priority, users who have tasks to place take turns. Pure.
 
 This is deficit round robin by start-time fair queueing (Goyal, Vin and Cheng 1996): a heap of users
-in place of a ring gives the same shares in O(log users) per task. The cost of a task is 1 over the
-weight of its user. Turns share out places in the queues of managers and work of the daemon; both
-are the same for small and large tasks.
+in place of a ring gives the same shares in O(log users) per task. Turns share out places in the
+queues of managers and work of the daemon; both are the same for small and large tasks.
+
+With fair share the rank in the tree of shares takes the place of turns: a task that was dispatched
+is charged to its user at once, and its next rank follows from that.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Iterator
 
 from metasched.core.tasks import Task, TaskId
+from metasched.model.job import Job
 
+Turn = tuple[float, ...]  # the lowest goes first
 # Rank of a task in a contest: level (negative), turn, queue key, job, index
-Rank = tuple[int, float, float, int, int]
-_FIRST_TURN = -1.0  # before all turns
+Rank = tuple[int, Turn, float, int, int]
+_FIRST_TURN: Turn = (-1.0,)  # before all turns
+ShareRanking = Callable[[Job], Turn]
 MAX_TURNS = 10_000  # levels of users that are remembered: waits make ever new levels
-_NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
 
 class UserTurns:
@@ -29,9 +32,9 @@ class UserTurns:
     priority keep their order. Turns count only while several users compete.
     """
 
-    def __init__(self, weights: Mapping[str, float] = _NO_WEIGHTS) -> None:
-        """`weights` by user, above 0; other users have 1."""
-        self._weights = weights
+    def __init__(self, share_rank: ShareRanking | None = None) -> None:
+        """`share_rank` returns the rank of a job by fair share; None: users take turns."""
+        self._share_rank = share_rank
         self._next_turns: dict[tuple[int, str], float] = {}  # by level and user
         self._clocks: dict[int, float] = {}  # by level: the turn that was used last
         self._served_at: dict[str, float] = {}  # by user: epoch seconds of his last turn
@@ -51,6 +54,7 @@ class UserTurns:
         handled its last task; `used_turn` returns whether that task used a turn of its user. `now`
         (epoch seconds) and `age` (seconds) give the levels.
         """
+        share_rank = self._share_rank
 
         def rank_of(task: Task) -> Rank:
             job, index = task.task_id
@@ -63,8 +67,9 @@ class UserTurns:
             level = 0  # without `age`, any wait outweighs all priorities
             if age:
                 level = task.priority + max(int((now - waits_since) // age), 0)
-            first = task.task_id == self.reserved_head
-            turn = _FIRST_TURN if first else self._next_turn(level, user)
+            turn = (self._next_turn(level, user),) if share_rank is None else share_rank(task.job)
+            if task.task_id == self.reserved_head:
+                turn = _FIRST_TURN
             return -level, turn, key, job, index
 
         heap = []
@@ -93,10 +98,12 @@ class UserTurns:
         return next_turn if next_turn > clock else clock
 
     def _use_turn(self, level: int, user: str, now: float) -> None:
+        self._served_at[user] = now
+        if self._share_rank is not None:
+            return
         if len(self._next_turns) >= MAX_TURNS:  # a new round
             self._next_turns.clear()
             self._clocks.clear()
         turn = self._next_turn(level, user)
         self._clocks[level] = turn
-        self._next_turns[level, user] = turn + 1.0 / self._weights.get(user, 1.0)
-        self._served_at[user] = now
+        self._next_turns[level, user] = turn + 1.0

@@ -97,6 +97,7 @@ class SchedulerService:
                 first_dispatches=identity.first_dispatches,
                 restored=identity.restored,
                 limits=settings.limits,
+                fair_share=settings.fair_share,
             )
         )
 

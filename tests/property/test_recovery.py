@@ -17,11 +17,12 @@ from unittest.mock import patch
 import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
+from msgspec import structs
 from sqlalchemy import create_engine, insert, select
 from sqlalchemy.pool import StaticPool
 
 from metasched.core.dependency_status import TargetSummary
-from metasched.core.events import CoreEvent, JobSubmitted, Outcome
+from metasched.core.events import CoreEvent, DaemonStarted, JobSubmitted, Outcome, UseReported
 from metasched.core.recovered_state import RecoveredState
 from metasched.core.reservations.events import (
     ReservationBound,
@@ -37,6 +38,7 @@ from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.schema import checkpoint, epoch, metadata
 from metasched.model.cluster import ManagerLicences
 from metasched.model.dependencies import parse_dependency
+from metasched.model.fair_share import FairShareSettings, ForeignUse, ShareTree
 from metasched.model.job import Job, Payload
 from metasched.model.licence import LicencePool, LicenceStatus
 from metasched.model.reservation import OPEN_STATES, manager_name
@@ -49,6 +51,7 @@ from tests.property.test_core import World
 
 NODES = {"left": ("l1", "l2", "l3"), "right": ("r1", "r2")}
 PAYLOAD = Payload(script="", output="/o")
+FAIR_SHARE = FairShareSettings(half_life=60.0, tree=ShareTree(users={"ada": 2.0}))
 FEWER = tuple(pool for pool in POOLS if pool.name != "a")
 OTHERS = (replace(POOLS[0], total=3, linger=0.0), *POOLS[1:])
 # fields in which two cores may differ: internal counters, and values that are computed from
@@ -62,10 +65,13 @@ OWN = {
 class Restored(World):
     """Every restart restores from a database, while a second core continues."""
 
+    by_share = False  # whether fair share is configured
+
     @initialize(
         **BEGINNING,
         binds_late=st.booleans(),
         together=st.sampled_from([1, 3, 8]),
+        by_share=st.booleans(),
     )
     def boot(
         self,
@@ -76,8 +82,9 @@ class Restored(World):
         fences: list[str],
         binds_late: bool,
         together: int,
+        by_share: bool,
     ) -> None:
-        self.binds_late, self.together = binds_late, together
+        self.binds_late, self.together, self.by_share = binds_late, together, by_share
         engine = create_engine("sqlite://", poolclass=StaticPool)
         metadata.create_all(engine)
         with engine.begin() as connection:
@@ -90,6 +97,10 @@ class Restored(World):
         self.other = Core()
         self.ledger.restore(Core(), 100)
         super().boot(pull, load, send, sizes, fences)
+
+    def booted(self, max_priority: int = 10) -> DaemonStarted:
+        started = super().booted(max_priority)
+        return structs.replace(started, fair_share=FAIR_SHARE) if self.by_share else started
 
     def decide(self, event: CoreEvent) -> Outcome:
         out = super().decide(event)
@@ -136,6 +147,7 @@ class Restored(World):
         send=st.sampled_from(["at_once", "late"]),
         reserve=st.sampled_from(["earliest", "first"]),
         seconds=st.floats(-1000, 1000),
+        by_share=st.booleans(),
     )
     def reconfigure(
         self,
@@ -145,9 +157,10 @@ class Restored(World):
         send: Literal["at_once", "late"],
         reserve: Literal["earliest", "first"],
         seconds: float,
+        by_share: bool,
     ) -> None:
         """Restart with another configuration; the clock may be set while no daemon runs."""
-        self.described = described
+        self.described, self.by_share = described, by_share
         self.policy = replace(
             self.policy, window=window, patience=patience, send=send, reserve=reserve
         )
@@ -169,6 +182,20 @@ class Restored(World):
             if number >= self.replayed_events:
                 self.replayed_events += 1
                 same(self.other.step(event), self.outcomes[self.life - 1 + number], event)
+
+    # Use that accounting reports
+
+    @precondition(lambda self: self.configured)
+    @rule(
+        data=st.data(),
+        user=st.sampled_from(["", "ada", "eve"]),
+        seconds=st.floats(1e-4, 1e4),
+        ago=st.floats(-100, 5000),
+    )
+    def report_use(self, data: Any, user: str, seconds: float, ago: float) -> None:
+        name = data.draw(st.sampled_from(self.configured))
+        use = ForeignUse(user=user, processor_seconds=seconds, ended=self.now - ago)
+        self.step(UseReported(self.now, name, f"{self.now}", (use,)))
 
     # Licences that managers count
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from metasched.core.events import (
     Action,
     CoreEvent,
@@ -46,6 +48,7 @@ class Site:
         queue_depth: int | None = 0,
         limits: LimitSettings | None = None,
         fair_share: FairShareSettings | None = None,
+        maps: Mapping[str, Mapping[str, str]] | None = None,
         **policy: object,
     ) -> None:
         self.core = Core()
@@ -57,6 +60,7 @@ class Site:
                 move_after=move_after,
                 fence_dir=fence_dir,
                 queue_depth=queue_depth,
+                maps=maps or {},
             )
             for n in ("left", "right")
         )

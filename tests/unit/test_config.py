@@ -12,6 +12,7 @@ import pytest
 from metasched.adapters.slurm.adapter import Slurm
 from metasched.config.reading import find_config, load_settings, read_policy
 from metasched.config.settings import ConfigError
+from metasched.model.fair_share import FairShareSettings, ShareAccount, ShareTree
 from metasched.model.job import Job
 from metasched.model.reservation_request import ReservationQuota
 from metasched.policies.policy import Policy
@@ -171,6 +172,79 @@ def test_limits_of_the_site(file: Path) -> None:
 def test_limits_that_cannot_be_meant(file: Path, tables: str, message: str) -> None:
     file.write_text(file.read_text() + tables)
     with pytest.raises(ConfigError, match=message):
+        load_settings(file)
+
+
+def test_fair_share(file: Path) -> None:
+    complete = file.read_text()
+    assert load_settings(file).fair_share is None
+    file.write_text(
+        f'{complete}[fair_share]\nhalf_life = "2-0"\ndefault = 0.5\nusers = {{ root = 4 }}\n'
+        "[fair_share.shares.physics]\nweight = 60\nusers = { ada = 2, bob = 1 }\n"
+        '[fair_share.shares.theory]\nparent = "physics"\nother_users = 1\n'
+    )
+    assert load_settings(file).fair_share == FairShareSettings(
+        half_life=2 * 86400.0,
+        tree=ShareTree(
+            accounts=(
+                ShareAccount(name="physics", weight=60.0, users={"ada": 2.0, "bob": 1.0}),
+                ShareAccount(name="theory", parent="physics", other_users=1.0),
+            ),
+            users={"root": 4.0},
+            default=0.5,
+        ),
+    )
+    file.write_text(f"{complete}[fair_share]\n")
+    assert load_settings(file).fair_share == FairShareSettings()
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ('a.parent = "b"\nb.parent = "a"\n', "cycle, a below b below a, .*; change a parent"),
+        ('a.parent = "nope"\n', 'parent "nope", which is no account, .*; add it, or'),
+        ("a.weight = 0\n", "weight = 0, .*; input should be greater"),
+        ("a.users = { ada = -1 }\n", "ada = -1, .*; input should be greater"),
+        ("a.users = { ada = nan }\n", "ada = nan, .*; input should be a finite number"),
+        ("a.users = { ada = 1, ada = 2 }\n", "is not valid TOML"),
+        ("a.wieght = 1\n", 'unknown key "wieght"'),
+        ("a.users = 3\n", "users = 3"),
+    ],
+)
+def test_shares_that_are_no_tree(file: Path, tables: str, message: str) -> None:
+    file.write_text(f"{file.read_text()}[fair_share.shares]\n{tables}")
+    with pytest.raises(ConfigError, match=message):
+        load_settings(file)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("half_life = 0\n", "half_life = 0"),
+        ("half_life = 59\n", "half_life = 59"),
+        ("half_life = nan\n", "half_life = nan"),
+        ("default = 0\n", "default = 0"),
+        ('shares_from = "nope"\n', 'shares_from = "nope", .*; write the name of a cluster'),
+        ("halflife = 5\n", 'unknown key "halflife"'),
+    ],
+)
+def test_fair_share_that_cannot_be_meant(file: Path, table: str, message: str) -> None:
+    file.write_text(f"{file.read_text()}[fair_share]\n{table}")
+    with pytest.raises(ConfigError, match=message):
+        load_settings(file)
+
+
+@pytest.mark.parametrize("other", ["users = { ada = 1 }", "default = 1", "shares.a.weight = 1"])
+def test_shares_come_from_one_place(file: Path, other: str) -> None:
+    cluster = load_settings(file).clusters[0].cluster.name
+    shares_from = f'shares_from = "{cluster}"\n'
+    complete = file.read_text()
+    file.write_text(f"{complete}[fair_share]\n{shares_from}")
+    settings = load_settings(file).fair_share
+    assert settings is not None
+    assert settings.shares_from == cluster
+    file.write_text(f"{complete}[fair_share]\n{shares_from}{other}\n")
+    with pytest.raises(ConfigError, match=r"both shares_from and .*; remove one of the two"):
         load_settings(file)
 
 

@@ -9,18 +9,24 @@ import pytest
 
 from metasched.core.events import (
     ClockSet,
+    ClusterDrained,
+    ClusterResumed,
     DaemonStarted,
+    Dispatch,
+    DispatchAccepted,
     JobSubmitted,
     SharesReported,
     TimerExpired,
     UseReported,
 )
+from metasched.core.placement import AWAITS_SHARE
 from metasched.core.scheduler import Core
 from metasched.model.cluster import Cluster
 from metasched.model.fair_share import FairShareSettings, ForeignUse, ShareAccount, ShareTree
 from metasched.model.job import Job, State
+from metasched.model.listing import JobStatus
 from metasched.policies.policy import Policy
-from tests.unit.core_site import NOW, Site, job
+from tests.unit.core_site import NOW, Site, facts, job
 
 HALF_LIFE = 1000.0
 DAY = 86400.0
@@ -358,3 +364,126 @@ def test_accounts_of_a_manager_have_its_names() -> None:
     ]
     core.step(UseReported(NOW, "left", "1", tuple(uses)))
     assert list(core.fair_share.uses) == [("chemistry", "ada"), ("physics", "ada")]
+
+
+# The order of dispatch
+
+
+def drained_site(tree: ShareTree, *jobs: Job) -> Site:
+    """A site whose clusters are drained while the jobs are submitted."""
+    site = Site(fair_share=settings(tree), maps={"account": {"*": "*"}})
+    for name in ("left", "right"):
+        site.step(ClusterDrained(NOW, name))
+    for submitted in jobs:
+        assert site.step(JobSubmitted(NOW, submitted)) == []
+    return site
+
+
+def sent(site: Site) -> list[int]:
+    """Return the jobs that the last step dispatched, in order."""
+    return [change.job for change in site.out.changes if change.after is State.DISPATCHING]
+
+
+def test_each_dispatch_changes_the_order() -> None:
+    jobs = [job(number, user="ada") for number in range(1, 8)]
+    jobs += [job(number, user="bob") for number in range(11, 15)]
+    site = drained_site(ShareTree(users={"ada": 2.0, "bob": 1.0}), *jobs)
+    site.step(ClusterResumed(NOW, "left"))
+    assert sent(site) == [1, 11, 2, 3, 12, 4, 5, 13, 6, 7, 14]
+
+
+def test_the_size_of_tasks_counts() -> None:
+    jobs = [job(number, user="ada", cpus=4) for number in (1, 2)]
+    jobs += [job(number, user="bob") for number in range(11, 17)]
+    site = drained_site(ShareTree(), *jobs)
+    site.step(ClusterResumed(NOW, "left"))
+    assert sent(site) == [1, 11, 12, 13, 14, 2, 15, 16]
+
+
+def test_earlier_use_elsewhere_comes_first() -> None:
+    jobs = [job(number, user="ada") for number in (1, 2, 3)]
+    jobs += [job(number, user="bob") for number in (11, 12, 13)]
+    site = drained_site(ShareTree(), *jobs)
+    report(site, "ada", 250.0, NOW)
+    site.step(ClusterResumed(NOW, "left"))
+    assert sent(site) == [11, 12, 13, 1, 2, 3]
+
+
+def test_a_user_goes_by_the_account_that_is_next() -> None:
+    """The tasks that he submitted first do not block those of his other account."""
+    jobs = [job(number, user="ada", account="physics") for number in (1, 2)]
+    jobs += [job(number, user="ada", account="chemistry") for number in (3, 4)]
+    jobs += [job(number, user="bob") for number in (11, 12)]
+    site = drained_site(SCIENCE, *jobs)
+    report(site, "bob", 1000.0, NOW)
+    site.step(ClusterResumed(NOW, "left"))
+    assert sent(site) == [3, 4, 1, 2, 11, 12]
+
+
+def test_a_priority_outweighs_shares() -> None:
+    jobs = [job(1, user="ada"), job(2, user="bob", user_class="gold")]
+    site = drained_site(ShareTree(), *jobs)
+    report(site, "bob", 1e6, NOW)
+    site.step(ClusterResumed(NOW, "left"))
+    assert sent(site) == [2, 1]
+
+
+# Places in the queue of a manager
+
+
+def answered(site: Site) -> list[str]:
+    """Let managers accept what was dispatched; return the users of these tasks."""
+    users = []
+    for action in list(site.out.actions):
+        if isinstance(action, Dispatch):
+            users += [site.core.tasks[action.job, 0].job.user] * len(action.indices)
+            natives = dict.fromkeys(action.indices, "7")
+            site.step(DispatchAccepted(NOW, action.job, action.dispatch_id, natives))
+    return users
+
+
+def start_first(site: Site, now: float) -> str:
+    """Let the manager start its oldest task; return the user."""
+    task = next(iter(site.core.state.views["left"].unstarted_tasks.values()))
+    tag = site.core.state.live_tag(task)
+    row = JobStatus(tag, task.index, "7", State.RUNNING, started=now)
+    site.seen("left", None, row, at=now, partial=True)  # it proves nothing about other tasks
+    return task.job.user
+
+
+def test_a_manager_in_order_of_dispatch_starts_tasks_by_shares() -> None:
+    """Each place that a start frees goes to whose turn it is, not to the user of that task."""
+    site = Site(fair_share=settings(ShareTree(users={"ada": 2.0})), queue_depth=6)
+    site.seen("left", facts(8, 0))
+    for number in range(200):
+        user = "ada" if number < 100 else "bob"
+        site.step(JobSubmitted(NOW, job(number + 1, user=user, clusters=("left",))))
+        answered(site)
+    view = site.core.state.views["left"]
+    assert len(view.unstarted_tasks) == 7  # the places, and one of bob
+    started = []
+    for second in range(1, 91):
+        started.append(start_first(site, NOW + second / 100))
+        answered(site)
+        assert 6 <= len(view.unstarted_tasks) <= 7
+    assert started[:6] == ["ada"] * 6
+    assert started[:90].count("ada") == 60
+
+
+def test_idle_processors_add_places() -> None:
+    site = Site(fair_share=settings(ShareTree()), queue_depth=3)
+    for number in range(1, 31):
+        site.step(JobSubmitted(NOW, job(number, user="ada", clusters=("left",))))
+        answered(site)
+    view = site.core.state.views["left"]
+    assert len(view.unstarted_tasks) == 3  # his own bound
+    for number in range(31, 51):
+        user = f"u{number % 4}"
+        site.step(JobSubmitted(NOW, job(number, user=user, clusters=("left",))))
+        answered(site)
+    assert len(view.unstarted_tasks) == 11  # 3 and 8 idle processors
+    waiting = site.core.tasks[50, 0]
+    obstacles = {a.cluster: a.obstacle for a in site.core.assess_clusters(waiting)}
+    assert obstacles["left"] == AWAITS_SHARE
+    site.step(JobSubmitted(NOW, job(60, user="new", clusters=("left",))))
+    assert sent(site) == [60]  # each user may have one

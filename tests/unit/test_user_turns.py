@@ -82,13 +82,6 @@ def test_turns_of_ever_new_levels_are_forgotten(monkeypatch: pytest.MonkeyPatch)
         assert len(turns._next_turns) <= 10
 
 
-def test_a_user_with_twice_the_weight_has_twice_the_turns() -> None:
-    tasks = [task(number, "a") for number in range(1, 9)]
-    tasks += [task(number, "b") for number in range(11, 19)]
-    turns = order(UserTurns({"a": 2.0}), *tasks, places=9)
-    assert turns == [1, 11, 2, 3, 12, 4, 5, 13, 6]
-
-
 def test_a_higher_priority_goes_first_and_waiting_raises_it() -> None:
     tasks = [task(1, "a"), task(2, "b"), task(3, "c", priority=2), task(4, "c", priority=2)]
     assert order(UserTurns(), *tasks) == [3, 4, 1, 2]
