@@ -31,6 +31,7 @@ from metasched.api import (
     limits,
     reference,
     reservations,
+    shares,
     submissions,
     tokens,
 )
@@ -83,7 +84,8 @@ def create_app(daemon: Daemon) -> FastAPI:
         submissions.MAX_DIRECTORY_CHECKS, "directory-check"
     )
     job_modules = (submissions, changes, jobs, explanations)
-    for module in (*job_modules, clusters, licences, limits, reservations, tokens, reference):
+    site_modules = (clusters, licences, limits, shares, reservations, tokens, reference)
+    for module in (*job_modules, *site_modules):
         app.include_router(module.router)
     _register_error_handlers(app)
 

@@ -14,13 +14,15 @@ from metasched.api.licences import describe_holders, licence_holders
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.api.selection import find_visible_job
+from metasched.api.shares import standing_row
+from metasched.core.fair_share import Standing
 from metasched.core.task_state_machine import HELD_AFTER_BACKUP
 from metasched.core.tasks import Task
 from metasched.core.transitions import FINAL, QUEUED_OR_HELD
 from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.daemon.service import SchedulerService
 from metasched.db.job_pages import TaskFilter
-from metasched.model.job import State
+from metasched.model.job import Reason, State
 from metasched.units import iso
 
 router = APIRouter()
@@ -62,6 +64,9 @@ async def explain(
         if (limit := service.core.limit_shortage(task)) is not None:
             row |= {"reason": str(limit.reason)}
             cause = limit.text
+    standing: Standing | None = None
+    if task is not None and task.state is State.QUEUED and row["reason"] == Reason.PRIORITY:
+        standing = service.core.fair_share.standing_of(task.job)
     expectation = service.expected_start((job_id, row["task_index"]))
     several = counts.total() > 1
     summary = f"{_describe_counts(counts)}; task {row['task_index']}: " if several else ""
@@ -73,6 +78,7 @@ async def explain(
         "text": summary
         + _describe_state(row, clusters, cause)
         + _describe_account(clusters)
+        + _describe_standing(standing)
         + _describe_expectation(expectation),
         "expected_start": iso(expectation.start) if expectation else None,
         "expected_told": iso(expectation.reported_at) if expectation else None,
@@ -80,6 +86,7 @@ async def explain(
         "parts": msgspec.json.decode(job_row["parts"]),
         "clusters": clusters,
         "licences": licences,
+        "fair_share": standing_row(standing) if standing else None,
     }
 
 
@@ -110,6 +117,17 @@ def _describe_account(clusters: Sequence[dict[str, Any]]) -> str:
         if cluster["chosen"] and cluster["account"]:
             return f" It is charged to account {cluster['account']} on {cluster['cluster']}."
     return ""
+
+
+def _describe_standing(standing: Standing | None) -> str:
+    """Describe where a user stands by fair share in a sentence that follows another."""
+    if standing is None:
+        return ""
+    account = f" in account {standing.account}" if standing.account else ""
+    return (
+        f" User {standing.user}{account} has {standing.used_share:.1%} of all use by a share of "
+        f"{standing.share:.1%}, and place {standing.place} in the order of fair share."
+    )
 
 
 def _describe_state(row: dict[str, Any], clusters: Sequence[dict[str, Any]], cause: str) -> str:

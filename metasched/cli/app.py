@@ -34,6 +34,7 @@ COMMANDS = {  # name -> module
     "licences": "licences",
     "licence": "licences",
     "limits": "limits",
+    "shares": "shares",
     "clusters": "clusters",
     "cluster": "clusters",
     "reserve": "reservations",

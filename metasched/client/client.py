@@ -176,6 +176,11 @@ class Client:
         query = {} if user is None else {"user": user}
         return self._parse_rows(self._request("GET", "/limits", query))
 
+    def shares(self, user: str | None = None) -> list[dict[str, Any]]:
+        """Return where a user stands in the tree of shares; None: all that the caller may see."""
+        query = {} if user is None else {"user": user}
+        return self._parse_rows(self._request("GET", "/shares", query))
+
     def set_licence(self, name: str, total: int | None) -> dict[str, Any]:
         """Set the total of a licence (None: as configured). Return its new row of `licences`."""
         path = f"/licences/{percent_encode(name)}/total"

@@ -62,6 +62,20 @@ class Charge:
     amount: float = 0.0  # in units of the epoch
 
 
+@dataclass(frozen=True)
+class Standing:
+    """An account or user of the tree at a time."""
+
+    account: str  # name of the account; of a user: where he is a leaf; "": the root
+    user: str | None  # None: the account itself
+    parent: str | None  # of an account; "": the root; None: a user
+    weight: float  # among the children of the same node
+    share: float  # of all processors that it is entitled to, 0..1
+    used: float  # processor-seconds x benchmark, decayed, with what live tasks are charged
+    used_share: float  # part of all such use, 0..1
+    place: int | None  # of a user among all users in the tree, 1: goes first; None: an account
+
+
 class FairShare:
     """Use and shares of all users. Without configuration nothing is counted."""
 
@@ -314,4 +328,81 @@ class FairShare:
 
     def rank_of(self, job: Job) -> ShareRank:
         """Return the rank of a job's user in the account that it charges; the lowest goes first."""
-        return tuple([node.use / node.weight for node in self._leaf_of(job).path])
+        return _rank(self._leaf_of(job))
+
+    def standings(self) -> list[Standing]:
+        """Return all accounts, then all users that the tree names or that have used anything.
+
+        Users are in the order in which their tasks go. Empty without configuration.
+        """
+        if not self.enabled:
+            return []
+        leaves = {(leaf.account, str(leaf.user)): leaf for leaf in self._leaves.values()}
+        for account in self._accounts.values():
+            for user in account.users:
+                leaves[account.name, user] = self._leaf(user, account.name or None)
+        nodes = [self._node(name) for name in self._accounts if name != ROOT]
+        below: dict[str, list[Node]] = {name: [] for name in self._accounts}
+        for node in nodes:
+            below[self._accounts[node.account].parent].append(node)
+        for leaf in leaves.values():
+            below[leaf.account].append(leaf)
+        shares = self._shares_of(below)
+        total = math.fsum(node.use for node in below[ROOT])
+        in_order = sorted(leaves.values(), key=lambda leaf: (_rank(leaf), leaf.account, leaf.user))
+        in_epoch = self._in_epoch(1.0, self._state.now)
+        places = {leaf: place for place, leaf in enumerate(in_order, 1)}
+        return [
+            Standing(
+                account=node.account,
+                user=node.user,
+                parent=self._accounts[node.account].parent if node.user is None else None,
+                weight=node.weight,
+                share=shares[node],
+                used=node.use / in_epoch,
+                used_share=node.use / total if total else 0.0,
+                place=places.get(node),
+            )
+            for node in (*nodes, *in_order)
+        ]
+
+    def _shares_of(self, below: Mapping[str, Iterable[Node]]) -> dict[Node, float]:
+        """Return the part of all processors that each node is entitled to."""
+        shares: dict[Node, float] = {}
+        pending = [(ROOT, 1.0)]
+        while pending:
+            name, share = pending.pop()
+            total = math.fsum(node.weight for node in below[name])
+            for node in below[name]:
+                shares[node] = share * node.weight / total
+                if node.user is None:
+                    pending.append((node.account, shares[node]))
+        return shares
+
+    def standings_of(self, user: str) -> list[Standing]:
+        """Return where a user stands, and the accounts above him."""
+        rows = self.standings()
+        parents = {row.account: row.parent for row in rows if row.user is None}
+        shown: set[str | None] = set()
+        for row in rows:
+            if row.user == user:
+                name: str | None = row.account
+                while name is not None and name not in shown:
+                    shown.add(name)
+                    name = parents.get(name)
+        return [
+            row for row in rows if row.user == user or (row.user is None and row.account in shown)
+        ]
+
+    def standing_of(self, job: Job) -> Standing | None:
+        """Return where the user of a job stands in the account that it charges."""
+        if not self.enabled:
+            return None
+        leaf = self._leaf_of(job)
+        return next(
+            row for row in self.standings() if (row.account, row.user) == (leaf.account, leaf.user)
+        )
+
+
+def _rank(leaf: Node) -> ShareRank:
+    return tuple([node.use / node.weight for node in leaf.path])

@@ -10,7 +10,7 @@ another user has few tasks before it.
 
 With fair share the bound holds for all users together, above it as many tasks may wait as
 processors are idle. So each place goes to whose turn it is, and a manager that keeps the order of
-dispatch starts tasks by shares. Each user may always have a task there.
+dispatch starts tasks by shares. While processors are idle, each user may have a task there.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class ScopeLimits:
         if self._by_share:
             self._queued_total += change
             self._update_shared_places()
-            if self._shared_places_taken and not count:
+            if self._shared_places_taken and self._idle_cpus and not count:
                 self._recheck_user(user)
 
     def set_queue_depth(self, queue_depth: int | None) -> None:
@@ -267,23 +267,26 @@ class ScopeLimits:
 
     def set_idle_cpus(self, idle_cpus: int) -> None:
         """Change the number of idle processors."""
+        became_idle = idle_cpus > 0 and not self._idle_cpus
         self._idle_cpus = idle_cpus
-        self._update_shared_places()
+        self._update_shared_places(became_idle)
 
-    def _update_shared_places(self) -> None:
+    def _update_shared_places(self, became_idle: bool = False) -> None:
         """Examine the tasks of all users if there is a place again that all share."""
         were_taken = self._shared_places_taken
         places = self._queue_depth + self._idle_cpus
         self._shared_places_taken = self._by_share and self._queued_total >= places
-        if were_taken and not self._shared_places_taken:
+        if were_taken and (became_idle or not self._shared_places_taken):
             jobs = JobSet()
             self._rechecks[self._cluster, jobs] = Recheck(
-                jobs, lambda: not self._shared_places_taken
+                jobs, lambda: self._idle_cpus > 0 or not self._shared_places_taken
             )
 
     def awaits_shared_place(self, user: str) -> bool:
         """Whether a further task of the user awaits a place that all users share."""
-        return self._shared_places_taken and bool(self._queued.get(user))
+        if not self._shared_places_taken:
+            return False
+        return not self._idle_cpus or bool(self._queued.get(user))
 
     def queue_is_full(self, user: str) -> bool:
         """Whether as many tasks of the user wait there as may."""

@@ -8,6 +8,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from metasched.config.tables import MAX_QUEUE_DEPTH, FairShareTable
+from metasched.errors import UserError
+from metasched.model.fair_share import FairShareSettings
 from metasched.model.licence import LicencePool
 from metasched.simulate.clusters import (
     MAX_CLUSTERS,
@@ -41,6 +44,7 @@ class SimulatedClusterTable(_TableModel):
     shared: bool = True
     licences: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     policy: str = ""
+    queue_depth: Annotated[int, Field(ge=1, le=MAX_QUEUE_DEPTH)] | None = None
     machine: tuple[MachineTable, ...] = ()
 
 
@@ -58,6 +62,7 @@ class ClustersFile(_TableModel):
         tuple[SimulatedClusterTable, ...], Field(min_length=1, max_length=MAX_CLUSTERS)
     ]
     licence: tuple[SimulatedLicenceTable, ...] = ()
+    fair_share: FairShareTable | None = None
 
 
 def read_clusters(path: Path) -> tuple[SimulatedCluster, ...]:
@@ -90,6 +95,23 @@ def read_licence_pools(path: Path) -> tuple[LicencePool, ...]:
             "use one of the two forms for all licences"
         )
     return tuple(pools.values())
+
+
+def read_shares(path: Path) -> FairShareSettings | None:
+    """Read the table [fair_share]; None: there is none. ClusterError if it is invalid."""
+    table = _read_file(path).fair_share
+    if table is None:
+        return None
+    if table.shares_from is not None:
+        raise ClusterError(
+            f"shares_from, {path}, [fair_share]; write the shares, simulated clusters report none"
+        )
+    from metasched.config.fair_share import read_fair_share  # imports half of the daemon
+
+    try:
+        return read_fair_share(table, (), path)
+    except UserError as error:
+        raise ClusterError(str(error)) from None
 
 
 def _read_file(path: Path) -> ClustersFile:
@@ -125,6 +147,7 @@ def _build_cluster(table: SimulatedClusterTable, path: Path) -> SimulatedCluster
             benchmark=table.benchmark,
             licences=table.licences,
             policy=table.policy,
+            queue_depth=table.queue_depth,
         )
     machines = [
         Machine(machine.cpus, machine.benchmark, machine.licences)
@@ -137,4 +160,5 @@ def _build_cluster(table: SimulatedClusterTable, path: Path) -> SimulatedCluster
         shared=table.shared,
         licences=table.licences,
         policy=table.policy,
+        queue_depth=table.queue_depth,
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from metasched.model.fair_share import FairShareSettings
 from metasched.model.licence import LicencePool
 from metasched.simulate.clusters import MAX_CLUSTERS, MAX_CPUS, ClusterError, SimulatedCluster
 
@@ -18,6 +19,15 @@ def parse_licence_pools(text: str) -> tuple[LicencePool, ...]:
 
         return read_licence_pools(Path(text))
     return ()
+
+
+def parse_fair_share(text: str) -> FairShareSettings | None:
+    """Read the shares of a cluster description: only a TOML file has any."""
+    if text.endswith(".toml") or Path(text).is_file():
+        from metasched.simulate.cluster_file import read_shares
+
+        return read_shares(Path(text))
+    return None
 
 
 def pool_licences(

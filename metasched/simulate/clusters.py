@@ -35,6 +35,8 @@ class SimulatedCluster:
     shared: bool = True  # a machine may run several jobs at a time
     licences: Mapping[str, int] = field(default_factory=dict)  # copies, on any machine
     policy: str = ""  # name of its local policy; "": that of the simulation
+    # tasks that wait there at most, see `Cluster.queue_depth`; None: any number, with fair share 0
+    queue_depth: int | None = None
 
     @staticmethod
     def of_machines(
@@ -44,6 +46,7 @@ class SimulatedCluster:
         shared: bool = True,
         licences: Mapping[str, int] | None = None,
         policy: str = "",
+        queue_depth: int | None = None,
     ) -> SimulatedCluster:
         """Create a cluster of machines; its `benchmark` is their mean speed by processors."""
         sorted_machines = sorted(machines, key=lambda m: (-m.benchmark, -m.cpus))
@@ -56,4 +59,5 @@ class SimulatedCluster:
             shared=shared,
             licences=licences or {},
             policy=policy,
+            queue_depth=queue_depth,
         )

@@ -40,6 +40,7 @@ from metasched.core.events import (
 )
 from metasched.core.scheduler import Core
 from metasched.model.cluster import Cluster, ClusterInfo
+from metasched.model.fair_share import FairShareSettings
 from metasched.model.job import Job, State
 from metasched.model.licence import LicencePool
 from metasched.model.listing import JobStatus
@@ -114,6 +115,7 @@ class Simulation:
         progress: Callable[[int], None] | None = None,
         scheme: SubmissionScheme = THROUGH_METASCHED,
         licence_pools: Sequence[LicencePool] = (),
+        fair_share: FairShareSettings | None = None,
     ) -> None:
         if not clusters:
             raise ClusterError("there are no clusters; describe them with --clusters")
@@ -133,17 +135,24 @@ class Simulation:
             )
             for cluster in clusters
         ]
-        self._reports_info = self._pulling or (
-            policy.load == "observed" and self._multiple_clusters
+        self._fair_share = fair_share
+        refills = fair_share is not None or any(c.queue_depth is not None for c in clusters)
+        self._reports_info = (
+            self._pulling or refills or (policy.load == "observed" and self._multiple_clusters)
         )
-        # pulls and returned licences follow from a listing
-        self._reports_every_pass = self._pulling or self._leasing
+        # pulls, returned licences and tasks that follow as others start follow from a listing
+        self._reports_every_pass = self._pulling or self._leasing or refills
         # late-bound jobs wait in `_late_queue`; the core gets them when they can start
         self._policy = replace(policy, send="at_once", pull=policy.pull_enabled)
         self._progress, self._late_binding = progress, scheme.late_binding or policy.send == "late"
         if self._late_binding and self._leasing:
             raise ClusterError(
                 "late binding cannot be simulated with leased licences, send = late; "
+                "remove one of the two"
+            )
+        if self._late_binding and fair_share is not None:
+            raise ClusterError(
+                "late binding cannot be simulated with fair share, send = late; "
                 "remove one of the two"
             )
         self.dropped = dict(workload.dropped)
@@ -269,7 +278,9 @@ class Simulation:
                 adapter="simulated",
                 benchmark=c.benchmark,
                 max_unanswered=None,
-                queue_depth=None,
+                queue_depth=0
+                if self._fair_share is not None and c.queue_depth is None
+                else c.queue_depth,
                 start_delay=0.0,
             )
             for c in self.clusters
@@ -277,7 +288,15 @@ class Simulation:
         licences = {name for c in self.clusters for name in c.licences}
         pools = self._licence_pools if self._leasing else None
         self._step_core(
-            DaemonStarted(start, INSTANCE, self._policy, clusters, len(licences), pools)
+            DaemonStarted(
+                start,
+                INSTANCE,
+                self._policy,
+                clusters,
+                len(licences),
+                pools,
+                fair_share=self._fair_share,
+            )
         )
         for manager in self._managers:
             self._step_core(

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from metasched.errors import UserError
+from metasched.model.fair_share import FairShareSettings
 from metasched.model.licence import LicencePool
 from metasched.policies.local.queueing import LocalPolicy
 from metasched.policies.local.registry import DEFAULT_POLICY, PARAMETERS, make_policy
 from metasched.policies.policy import POLICY_CHOICES, Policy
 from metasched.simulate import swf, synthetic
-from metasched.simulate.cluster_specs import parse_clusters, parse_licence_pools, pool_licences
+from metasched.simulate.cluster_specs import (
+    parse_clusters,
+    parse_fair_share,
+    parse_licence_pools,
+    pool_licences,
+)
 from metasched.simulate.clusters import SimulatedCluster
 from metasched.simulate.engine import THROUGH_METASCHED, LocalPolicyFactory, Schedule, Simulation
 from metasched.simulate.schemes import SubmissionScheme
@@ -50,6 +56,7 @@ class SimulationSettings:
     seed: int = 0  # of all draws
     pooled: bool = False  # make pools of the licences of the clusters
     licence_pools: tuple[LicencePool, ...] = ()  # leased by metasched, for all clusters
+    fair_share: FairShareSettings | None = None  # None: users take turns
 
     def policy_factory(self) -> LocalPolicyFactory:
         """Return a factory of local policies. SettingError if a setting is invalid."""
@@ -84,6 +91,7 @@ def read_settings(
         meta_policy=replace(meta_policy, seed=seed),
         seed=seed,
         licence_pools=licence_pools,
+        fair_share=parse_fair_share(clusters) if clusters is not None else None,
     )
     for assignment in assignments:
         settings = _apply_assignment(settings, assignment)
@@ -274,4 +282,5 @@ def simulate(
         progress,
         scheme,
         licence_pools,
+        settings.fair_share,
     ).run()

@@ -460,12 +460,12 @@ def test_a_manager_in_order_of_dispatch_starts_tasks_by_shares() -> None:
         site.step(JobSubmitted(NOW, job(number + 1, user=user, clusters=("left",))))
         answered(site)
     view = site.core.state.views["left"]
-    assert len(view.unstarted_tasks) == 7  # the places, and one of bob
+    assert len(view.unstarted_tasks) == 6
     started = []
     for second in range(1, 91):
         started.append(start_first(site, NOW + second / 100))
         answered(site)
-        assert 6 <= len(view.unstarted_tasks) <= 7
+        assert len(view.unstarted_tasks) == 6
     assert started[:6] == ["ada"] * 6
     assert started[:90].count("ada") == 60
 
@@ -486,4 +486,61 @@ def test_idle_processors_add_places() -> None:
     obstacles = {a.cluster: a.obstacle for a in site.core.assess_clusters(waiting)}
     assert obstacles["left"] == AWAITS_SHARE
     site.step(JobSubmitted(NOW, job(60, user="new", clusters=("left",))))
-    assert sent(site) == [60]  # each user may have one
+    assert sent(site) == [60]  # each user may have one while processors are idle
+    answered(site)
+    view.update_info(facts(8, 0))
+    site.step(JobSubmitted(NOW, job(61, user="newer", clusters=("left",))))
+    assert sent(site) == []
+    view.update_info(facts(8, 1))
+    site.step(TimerExpired(NOW))
+    assert sent(site) == [61]
+
+
+# Standings
+
+
+def test_standings_of_the_whole_tree_and_of_a_user() -> None:
+    site = site_with()
+    report(site, "ada", 30.0, NOW)
+    report(site, "eve", 20.0, NOW)
+    rows = {(row.account, row.user): row for row in site.core.fair_share.standings()}
+    assert {key: (row.share, row.used, row.used_share) for key, row in rows.items()} == {
+        ("physics", None): (0.75, 30.0, 0.6),
+        ("chemistry", None): (0.25, 20.0, 0.4),
+        ("physics", "ada"): (0.5, 30.0, 0.6),
+        ("physics", "bob"): (0.25, 0.0, 0.0),
+        ("chemistry", "ada"): (0.125, 0.0, 0.0),
+        ("chemistry", "eve"): (0.125, 20.0, 0.4),
+    }
+    assert [row.place for row in rows.values()] == [None, None, 1, 2, 3, 4]
+    own = [(row.account, row.user) for row in site.core.fair_share.standings_of("eve")]
+    assert own == [("chemistry", None), ("chemistry", "eve")]
+    # use decays, parts of it do not
+    site.step(TimerExpired(NOW + HALF_LIFE))
+    [eve] = [row for row in site.core.fair_share.standings_of("eve") if row.user]
+    assert (eve.used, eve.used_share, eve.place) == (10.0, 0.4, 4)
+    waiting = site.core.fair_share.standing_of(job(user="new"))
+    assert waiting is not None
+    assert (waiting.account, waiting.user, waiting.place) == ("chemistry", "new", 4)
+
+
+def test_accounts_above_a_user_are_shown_to_him() -> None:
+    tree = ShareTree(
+        accounts=(
+            ShareAccount(name="theory", parent="physics", users={"eve": 1.0}),
+            ShareAccount(name="physics", users={"bob": 1.0}),
+            ShareAccount(name="chemistry"),
+        )
+    )
+    site = site_with(tree)
+    own = site.core.fair_share.standings_of("eve")
+    assert [(row.account, row.user, row.parent, row.share) for row in own] == [
+        ("theory", None, "physics", 0.25),
+        ("physics", None, "", 0.5),
+        ("theory", "eve", None, 0.25),
+    ]
+
+
+def test_without_configuration_nobody_stands_anywhere() -> None:
+    fair_share = Site().core.fair_share
+    assert (fair_share.standings(), fair_share.standing_of(job())) == ([], None)

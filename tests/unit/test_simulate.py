@@ -13,6 +13,7 @@ from msgspec import structs
 from metasched.cli import main
 from metasched.core.events import CoreEvent, JobSubmitted, ListingReceived, Outcome
 from metasched.core.scheduler import Core
+from metasched.model.fair_share import FairShareSettings, ShareTree
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
 from metasched.policies.local.registry import make_policy
@@ -506,3 +507,26 @@ def test_a_picture_without_matplotlib_is_refused_before_the_run(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert command(monkeypatch, trace, "--plot", "out.png") == 2
     assert "pip install 'metasched[plot]'" in capsys.readouterr().err
+
+
+def test_shares_in_a_file_of_clusters(tmp_path: Path) -> None:
+    file = tmp_path / "clusters.toml"
+    text = '[[cluster]]\nname = "a"\ncpus = 4\nqueue_depth = 7\n'
+    file.write_text(f"{text}[fair_share]\nhalf_life = 600\nusers = {{ ada = 2 }}\n")
+    settings = read_settings("easy", [], 0, str(file))
+    assert settings.fair_share == FairShareSettings(
+        half_life=600.0, tree=ShareTree(users={"ada": 2.0})
+    )
+    assert [cluster.queue_depth for cluster in parse_clusters(str(file))] == [7]
+    for tables, problem in (
+        ('[fair_share]\nshares_from = "a"\n', "shares_from, .*; write the shares"),
+        ('[fair_share.shares.x]\nparent = "x"\n', "cycle, x below x"),
+        ("[fair_share.users]\nada = 0\n", "ada: input should be greater"),
+    ):
+        file.write_text(text + tables)
+        with pytest.raises(ClusterError, match=problem):
+            read_settings("easy", [], 0, str(file))
+    file.write_text(f"{text}[fair_share]\n")
+    settings = read_settings("easy", ["send=late"], 0, str(file))
+    with pytest.raises(ClusterError, match="late binding cannot be simulated with fair share"):
+        simulate(jobs((0, 1, 5)), parse_clusters(str(file)), settings)

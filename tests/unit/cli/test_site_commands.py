@@ -35,6 +35,22 @@ def test_limits_and_their_use(daemon: FakeDaemon, run: Run) -> None:
     assert json.loads(run("limits", "--user", "ada", "--json").out) == [total, row]
 
 
+def test_shares_and_standings(daemon: FakeDaemon, run: Run) -> None:
+    account = {"account": "physics", "user": None, "parent": None, "weight": 60.0, "share": 0.75}
+    account |= {"used": 7200.0, "used_share": 1 / 3, "place": None}
+    user = {"account": "physics", "user": "ada", "parent": None, "weight": 1.0, "share": 0.5}
+    user |= {"used": 360.0, "used_share": 0.02, "place": 2}
+    daemon.answer("/shares", [account, user])
+    lines = [line.split() for line in run("shares").out.splitlines()]
+    assert lines[1:] == [
+        ["physics", "60", "75.0%", "2.0", "33.3%"],
+        ["physics", "ada", "1", "50.0%", "0.1", "2.0%", "2"],
+    ]
+    assert json.loads(run("shares", "--user", "ada", "--json").out) == [account, user]
+    daemon.answer("/shares", [])
+    assert run("shares").out.startswith("No fair share is configured")
+
+
 def test_a_reservation_for_another_user(daemon: FakeDaemon, run: Run) -> None:
     times = {"start": "2090-01-31T10:00:00+00:00", "end": "2090-01-31T11:00:00+00:00"}
     where = {"cluster": "alpha", "nodes": 1, "processors": None, "starts": []}
