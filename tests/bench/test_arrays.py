@@ -1,15 +1,22 @@
-"""Arrays of 10,000 tasks: duration of calls, and whether waiting tasks slow running tasks."""
+"""Arrays: duration and memory of calls on many tasks, and whether waiting tasks slow others."""
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import pytest
 
-from metasched.client.client import Client
+from metasched.client.client import Client, ClientError
 from tests.bench.conftest import Record
 from tests.bench.test_daemon import seconds, submission
 from tests.e2e.conftest import Site
@@ -18,6 +25,8 @@ from tests.harness.slurm import SlurmSite
 TASKS, AT_A_TIME, RUN, ROUNDS = 10_000, 50, 500, 1
 OPEN = "queued,held,dispatching,pending,running"
 SENT = 1_000  # to two Slurm clusters, as native arrays
+ARRAYS, ARRAY_SIZE = 5, 100_000
+CALM = 5.0  # seconds for which another client is measured alone
 
 
 @pytest.mark.bench
@@ -107,3 +116,115 @@ def test_an_array_is_sent_to_two_slurm_clusters(
         client.change("cancel", [job])
         site.until(lambda: not client.jobs(state=OPEN), 300)
     record(f"tasks of an array of {SENT:,} sent to two Slurm clusters", median(rates), "/s")
+
+
+def call_in_a_loop(
+    socket: str, folder: str, started: Event, stop: Event, longest: Connection
+) -> None:
+    """Submit, list and explain a held job until `stop`; send the duration of the slowest call."""
+    client, slowest = Client(Path(socket), timeout=300), 0.0
+    new = submission(Path(folder), held=True)
+    while not stop.is_set():
+        rows: list[dict[str, Any]] = []
+        for call in (
+            lambda: rows.extend(client.submit(new)),  # noqa: B023 - called at once
+            lambda: client.jobs([str(rows[0]["job"])]),  # noqa: B023
+            lambda: client.explain(str(rows[0]["job"])),  # noqa: B023
+        ):
+            slowest = max(slowest, seconds(call))
+        started.set()
+    longest.send(slowest)
+
+
+@contextmanager
+def other_client(running: Site, worst: dict[str, float], name: str) -> Iterator[None]:
+    """Let a process of its own call the daemon; its slowest call, in seconds, goes to `worst`."""
+    context = get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    started, stop = context.Event(), context.Event()
+    arguments = (str(running.folder / "ms.sock"), str(running.folder), started, stop, sender)
+    process = context.Process(target=call_in_a_loop, args=arguments)
+    process.start()
+    started.wait()
+    try:
+        yield
+    finally:
+        stop.set()
+        worst[name] = receiver.recv()
+        process.join()
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(900)
+def test_held_arrays_of_a_hundred_thousand(running: Site, record: Record) -> None:
+    """Five arrays in one request, accepted, held, released at a limit of one task, cancelled."""
+    client = Client(running.folder / "ms.sock", timeout=600)
+    daemon = psutil.Process(running.pid)
+
+    new = submission(running.folder, ARRAYS, array=f"1-{ARRAY_SIZE}%1", held=True)
+    worst: dict[str, float] = {}
+    with other_client(running, worst, "calm"):
+        time.sleep(CALM)
+    before = daemon.memory_full_info().pss
+    jobs: list[str] = []
+    spent, memory = {}, {}
+
+    def measured(name: str, call: Callable[[], object]) -> None:
+        with other_client(running, worst, name):
+            spent[name] = seconds(call)
+        memory[name] = daemon.memory_full_info().pss - before
+
+    measured("accepted", lambda: jobs.extend(str(row["job"]) for row in client.submit(new)))
+    measured("first page listed", lambda: client._request("GET", "/jobs", {"limit": 100}))
+    measured("released", lambda: client.change("release", jobs))
+    measured("held", lambda: client.change("hold", jobs))
+    measured("cancelled", lambda: client.change("cancel", jobs))
+
+    targets = {"accepted": "at most 2 s", "cancelled": "at most 5 s"}
+    for name, took in spent.items():
+        title = f"five held arrays of {ARRAY_SIZE:,}: {name}"
+        record(title, took, "s", target=targets.get(name, ""))
+        record(f"{title}, more memory (PSS)", memory[name] / 1e6, "MB")
+        record(
+            f"{title}, slowest call of another client",
+            worst[name],
+            "s",
+            peers={"calm": worst["calm"]},
+            target="at most 3 x peer",
+        )
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(900)
+def test_recovery_with_arrays(site: Site, record: Record) -> None:
+    """Time from SIGKILL until the daemon serves, with 50,000 tasks of five waiting arrays."""
+    site.configure()
+    site.start()
+    client = Client(site.folder / "ms.sock", timeout=300)
+    for cluster, cpus in (("left", "8"), ("right", "4")):  # the arrays wait
+        site.submit("--wrap", "sleep 3600", "-n", cpus, "--cluster", cluster, "-t", "2:00:00")
+    site.until(lambda: len(client.jobs(state="running")) == 2)
+    client.submit(submission(site.folder, ARRAYS, array=f"1-{TASKS}"))
+    # the daemon has released what it releases: idle means that the counts rest
+    counts: list[int] = []
+
+    def rests() -> bool:
+        counts.append(len(client.jobs(state="pending,dispatching")))
+        time.sleep(0.5)
+        return len(counts) > 6 and len(set(counts[-6:])) == 1 and counts[-1] > 0
+
+    site.until(rests, 600)
+    serving = []
+    for _ in range(3):
+        site.stop(signal.SIGKILL)
+        begun = time.monotonic()
+        site.launch()
+        while True:
+            try:
+                client.health()
+                break
+            except ClientError:
+                time.sleep(0.01)
+        serving.append(time.monotonic() - begun)
+        site.until(lambda: all(c["state"] == "up" for c in client.clusters()))
+    record("50,000 tasks as arrays: until the daemon answers", median(serving), "s", target="< 5 s")
