@@ -8,13 +8,15 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, func, select
 
+from metasched.core.array_remainder import range_of
 from metasched.core.recovered_state import RecoveredState
 from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.core.transitions import FINAL, LIVE
-from metasched.db import leases, limit_uses, reservations, share_uses
+from metasched.db import leases, limit_uses, reservations, share_uses, task_runs
 from metasched.db.recovery import recorded_events
 from metasched.db.schema import attempt, checkpoint, event, job, metadata, task
 from metasched.db.store import Database
+from metasched.model.job import State
 
 EXAMPLES = 3  # problems quoted per check
 
@@ -106,22 +108,31 @@ def _check_replay(connection: Connection) -> tuple[list[str], str]:
     if first is None:
         return [], "no event was recorded by a release that decides as this one: none was replayed"
     core, since = Core(), first.event
-    core.restore(RecoveredState.unpack(first.data))
     count, ended = 0, {}
+    core.restore(RecoveredState.unpack(first.data))
     for recorded in recorded_events(connection, since):
         count += 1
-        for key, replayed_task in core.step(recorded).tasks.items():
+        outcome = core.step(recorded)
+        for key, replayed_task in outcome.tasks.items():
             if replayed_task.state in FINAL:
                 ended[key] = _summary(replayed_task.state, replayed_task.attempts)
             else:
                 ended.pop(key, None)
+        for job_id, run in outcome.cancelled_runs:
+            cancelled = _summary(State.CANCELLED, 0)
+            ended |= {(job_id, index): cancelled for index in range_of(run)}
     replayed = ended | {
         key: _summary(open_task.state, open_task.attempts) for key, open_task in core.tasks.items()
     }
+    for remainder in core.remainders.values():
+        for run in remainder.runs:
+            for index in range_of(run):
+                replayed[remainder.job.id, index] = _summary(remainder.state, 0)
     stored = {
         (row.job, row.task_index): _summary(row.state, row.attempts)
         for row in connection.execute(select(task))
     }
+    stored |= {key: _summary(state, 0) for key, state in task_runs.all_states(connection)}
     problems = [
         f"task {key[0]}_{key[1]} is stored {stored[key]}, replayed {replayed.get(key)}"
         for key in stored
@@ -129,7 +140,7 @@ def _check_replay(connection: Connection) -> tuple[list[str], str]:
     ]
     problems += [
         f"task {key[0]}_{key[1]} is not stored, replayed {replayed[key]}"
-        for key in core.tasks.keys() - stored.keys()
+        for key in replayed.keys() - ended.keys() - stored.keys()
     ]
     problems += share_uses.find_mismatches(connection, core.fair_share.uses.values())
     origin = f"the checkpoint before event {since}" if since > 1 else "the beginning"

@@ -6,12 +6,17 @@ same however many rows are stored; it may be short although another page follows
 
 Job and index of a task never change. So a row that passes the filter while its pages are read is on
 exactly one of them, whatever begins or ends meanwhile.
+
+Tasks in runs (`task_runs`) get their rows here. A page reads the runs first: a task that leaves one
+meanwhile is in the table then, and its row there counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import (
@@ -28,11 +33,14 @@ from sqlalchemy import (
 
 from metasched.core.tasks import TaskId
 from metasched.core.transitions import FINAL
-from metasched.db.schema import attempt, job, task
+from metasched.db import task_runs
+from metasched.db.schema import attempt, job, task, task_run
+from metasched.db.task_runs import IndicesByJob, ListedRun
 
 MAX_EXAMINED = 10_000  # tasks that a page compares with filters that no index serves
 SELECTORS_PER_QUERY = 500  # named jobs and tasks
 BEFORE_ALL: TaskId = (-1, -1)  # position before the first task
+LAST_INDEX = 2**63 - 1  # an index is at most 63 bits in both databases
 
 TaskSelector = tuple[int, int | None]  # a job and a task's index; None: all its tasks
 TaskIds = Select[Any]  # a query that gives jobs and indices
@@ -91,30 +99,148 @@ class JobPage:
 
 
 def read_page(
-    connection: Connection, wanted: TaskFilter, after: TaskId = BEFORE_ALL, limit: int = 10_000
+    connection: Connection,
+    wanted: TaskFilter,
+    after: TaskId = BEFORE_ALL,
+    limit: int = 10_000,
+    with_runs: bool = True,
 ) -> JobPage:
-    """Return at most `limit` rows after a task, from 1 to `MAX_EXAMINED`."""
+    """Return at most `limit` rows after a task, from 1 to `MAX_EXAMINED`.
+
+    `with_runs`: also those of tasks in runs; see `read_runs`.
+    """
     if connection.dialect.name == "postgresql":
         connection.execute(_PLAN_BY_INDEX)  # for this transaction
     if wanted.named is None:
-        return _read_from(connection, wanted, _indexed_tasks(wanted, after), limit)
+        runs, until = _page_of_runs(connection, wanted, after, limit) if with_runs else ([], None)
+        page = _read_from(connection, wanted, _indexed_tasks(wanted, after), limit)
+        return _with_runs(page, runs, limit, until)
     rows: list[dict[str, Any]] = []
     examined = 0
     selectors = _selectors_after(wanted.named, after)
     for first in range(0, len(selectors), SELECTORS_PER_QUERY):
         portion = selectors[first : first + SELECTORS_PER_QUERY]
-        page = _read_from(connection, wanted, _named_tasks(portion, after), limit - len(rows))
+        remaining = limit - len(rows)
+        named = _indices_by_job(portion)
+        runs = _listed_runs(connection, wanted, after, named) if with_runs else []
+        page = _read_from(connection, wanted, _named_tasks(portion, after), remaining)
+        page = _with_runs(page, runs, remaining)
         rows += page.rows
         examined += len(portion)
         if page.next_after is not None:
             return JobPage(rows, page.next_after)
         last_id, last_index = portion[-1]
-        # an index is at most 63 bits in both databases
-        after = (last_id, last_index if last_index is not None else 2**63 - 1)
+        after = (last_id, last_index if last_index is not None else LAST_INDEX)
         is_last = first + SELECTORS_PER_QUERY >= len(selectors)
         if not is_last and (len(rows) == limit or examined >= MAX_EXAMINED):
             return JobPage(rows, after)
     return JobPage(rows, None)
+
+
+def read_runs(connection: Connection, wanted: TaskFilter) -> list[ListedRun]:
+    """Return all runs with tasks that pass a filter, in no order."""
+    if wanted.named is None:
+        return _listed_runs(connection, wanted, BEFORE_ALL)
+    selectors = _selectors_after(wanted.named, BEFORE_ALL)
+    return [
+        run
+        for first in range(0, len(selectors), SELECTORS_PER_QUERY)
+        for run in _listed_runs(
+            connection,
+            wanted,
+            BEFORE_ALL,
+            _indices_by_job(selectors[first : first + SELECTORS_PER_QUERY]),
+        )
+    ]
+
+
+def _page_of_runs(
+    connection: Connection, wanted: TaskFilter, after: TaskId, limit: int
+) -> tuple[list[ListedRun], TaskId | None]:
+    """Return runs with tasks after a task, and the position up to which these are all.
+
+    None: all later tasks. The runs of a job may overlap, so they are read together.
+    """
+    runs = _listed_runs(connection, wanted, after, {after[0]: None})
+    later = _listed_runs(connection, wanted, (after[0], LAST_INDEX), limit=limit)
+    if len(later) < limit:
+        return runs + later, None
+    last_job = max(run.row["job"] for run in later)
+    return runs + [run for run in later if run.row["job"] < last_job], (last_job, -1)
+
+
+def _listed_runs(
+    connection: Connection,
+    wanted: TaskFilter,
+    after: TaskId,
+    named: IndicesByJob | None = None,
+    limit: int | None = None,
+) -> list[ListedRun]:
+    """Return the runs with tasks after a task that pass a filter, the first `limit` by job."""
+    if wanted.cluster is not None:
+        return []
+    conditions: list[ColumnElement[bool]] = []
+    if wanted.user is not None:
+        conditions.append(task_run.c.user == wanted.user)
+    if wanted.states:
+        conditions.append(task_run.c.state.in_(list(wanted.states)))
+    if wanted.since is not None:
+        conditions.append(job.c.submitted >= wanted.since)
+    ended = task_run.c.ended
+    kinds: list[list[ColumnElement[bool]]] = [[]]
+    if wanted.only_open or wanted.ended_since is not None:
+        kinds = [[ended.is_(None)]]
+    if wanted.ended_since is not None and not wanted.only_open:
+        kinds.append([ended >= wanted.ended_since])
+    runs = [
+        task_runs.listed(connection, [*conditions, *kind], after, limit, named) for kind in kinds
+    ]
+    return sorted(chain(*runs), key=lambda run: run.row["job"])[:limit]
+
+
+def _with_runs(
+    page: JobPage, runs: Sequence[ListedRun], limit: int, until: TaskId | None = None
+) -> JobPage:
+    """Return a page with the rows of tasks in runs, which are complete up to `until`.
+
+    `limit` is that of the page.
+    """
+    ends = [end for end in (page.next_after, until) if end is not None]
+    if not runs and until is None:
+        return page
+    last = min(ends, default=None)
+    rows: list[dict[str, Any]] = []
+    previous = BEFORE_ALL
+    for row in merge(page.rows, _rows_of(runs), key=_task_id):
+        task_id = _task_id(row)
+        if last is not None and task_id > last:
+            break
+        if task_id != previous:
+            rows.append(row)
+        previous = task_id
+        if len(rows) == limit:
+            return JobPage(rows, task_id)
+    return JobPage(rows, last)
+
+
+def _rows_of(runs: Iterable[ListedRun]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of runs, in order of job and index."""
+    return merge(*(run.rows() for run in runs), key=_task_id)
+
+
+def _task_id(row: dict[str, Any]) -> TaskId:
+    return row["job"], row["task_index"]
+
+
+def _indices_by_job(selectors: Iterable[TaskSelector]) -> IndicesByJob:
+    """Return the selected indices by job; None: all."""
+    indices: IndicesByJob = {}
+    for id, index in selectors:
+        if index is None:
+            indices[id] = None
+        elif (of_job := indices.setdefault(id, [])) is not None:
+            of_job.append(index)
+    return indices
 
 
 def _read_from(
@@ -200,15 +326,12 @@ def _selectors_after(named: Sequence[TaskSelector], after: TaskId) -> list[TaskS
 def _named_tasks(selectors: Sequence[TaskSelector], after: TaskId) -> list[TaskIds]:
     """Return queries that together give the tasks of selectors after `after`."""
     whole: list[int] = []
-    indices_of: dict[int, list[int]] = {}
-    for id, index in selectors:
-        if index is None:
+    jobs_by_indices: dict[tuple[int, ...], list[int]] = {}
+    for id, indices in _indices_by_job(selectors).items():
+        if indices is None:
             whole.append(id)
         else:
-            indices_of.setdefault(id, []).append(index)
-    jobs_by_indices: dict[tuple[int, ...], list[int]] = {}
-    for id, indices in indices_of.items():
-        jobs_by_indices.setdefault(tuple(indices), []).append(id)
+            jobs_by_indices.setdefault(tuple(indices), []).append(id)
     named = select(_job_id, _index)
     sources = []
     if whole:

@@ -32,7 +32,15 @@ from metasched.core.events import (
 from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.core.tasks import Intent, PastAttempt, Task
 from metasched.core.transitions import TaskEvent
-from metasched.db import leases, limit_uses, recovery, reservations, share_uses, submission_keys
+from metasched.db import (
+    leases,
+    limit_uses,
+    recovery,
+    reservations,
+    share_uses,
+    submission_keys,
+    task_runs,
+)
 from metasched.db.bulk_rows import insert_rows
 from metasched.db.cluster_info import changed_fields
 from metasched.db.instances import Identity, read_identity, store_name
@@ -274,7 +282,8 @@ class Ledger(Queries):
                 self._store_cursor(core_event)
             for task_change in outcome.changes:
                 key = (task_change.job, task_change.index)
-                if task_change.before is None and task_change.event is None:
+                is_run = task_change.run_last is not None
+                if task_change.before is None and task_change.event is None and not is_run:
                     new_tasks.add(key)
                 if task_change.event in _OPENING_EVENTS:
                     new_attempts.add((*key, task_change.attempt))
@@ -291,9 +300,12 @@ class Ledger(Queries):
                         "cluster": task_change.cluster,
                         "reason": task_change.reason,
                         "cause": task_change.cause,
+                        "run_last": task_change.run_last,
+                        "run_step": task_change.run_step if is_run else None,
                     }
                 )
             tasks |= outcome.tasks
+            new_tasks |= outcome.split_tasks
             for changed_task, ended in outcome.closed_attempts:
                 key = (changed_task.job.id, changed_task.index)
                 attempts[*key, ended.number] = attempt_row(changed_task, ended)
@@ -306,6 +318,7 @@ class Ledger(Queries):
             if (live := changed_task.attempt) is not None:
                 attempts[*key, live.number] = attempt_row(changed_task, live)
         execute(insert(event), event_rows)
+        task_runs.store(self._connection, steps)
         if new_rows := [new_task_row(new) for key, new in tasks.items() if key in new_tasks]:
             insert_rows(self._connection, task, new_rows)
         if updates := [
@@ -399,7 +412,7 @@ class Ledger(Queries):
                     "submitted": new_job.job.submitted,
                     "margin": new_job.job.margin,
                     "array": new_job.job.array,
-                    "priority": next(iter(outcomes[new_job.job.id].tasks.values())).priority,
+                    "priority": outcomes[new_job.job.id].priority,
                     "parts": encode(
                         [part._asdict() for part in outcomes[new_job.job.id].priority_parts]
                     ),
@@ -425,14 +438,13 @@ class Ledger(Queries):
 
     def _modify(self, modification: JobModified, outcome: Outcome) -> None:
         """Store a job as modified, beside the job as submitted."""
-        first_task = next(iter(outcome.tasks.values()))
         self._connection.execute(
             update(job)
             .where(job.c.id == modification.job.id)
             .values(
                 changed=encode(modification.job),
                 name=modification.job.name,
-                priority=first_task.priority,
+                priority=outcome.priority,
                 parts=encode([part._asdict() for part in outcome.priority_parts]),
             )
         )

@@ -24,6 +24,7 @@ from sqlalchemy import (
 
 from metasched.core.events import Outcome
 from metasched.core.transitions import LIVE, QUEUED_OR_HELD
+from metasched.db import task_runs
 from metasched.db.schema import attempt, job, limit_use, task
 from metasched.model.job import Job
 from metasched.model.limits import (
@@ -126,6 +127,10 @@ def _recount(connection: Connection) -> Counter[tuple[LimitScope, str]]:
     ):
         jobs[row.id] = msgspec.json.decode(row.spec, type=Job)
     counted: Counter[tuple[LimitScope, str]] = Counter()
+    for remainder in task_runs.remainders(connection):
+        for scope in _all_scopes(remainder.job):
+            for resource in ("open_tasks", "queued"):
+                counted[scope, resource] += len(remainder)
     for row in groups:
         owner = jobs[row.job]
         resources = {"open_tasks": 1, "queued": int(row.state in QUEUED_OR_HELD)}

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, delete, func, select, tuple_
 from sqlalchemy.exc import DBAPIError
 
-from metasched.db import reservations, submission_keys
+from metasched.db import reservations, submission_keys, task_runs
 from metasched.db.schema import (
     attempt,
     change,
@@ -26,6 +26,7 @@ from metasched.db.schema import (
     job,
     lease,
     task,
+    task_run,
 )
 from metasched.db.store import StoreError, driver_message
 
@@ -140,6 +141,7 @@ class PruningPass:
         has_recent_task = select(task.c.job).where(
             task.c.job == job.c.id, (task.c.ended.is_(None)) | (task.c.ended >= self._before)
         )
+        has_recent_run = task_runs.has_recent(job.c.id, self._before)
         has_open_dependent = (
             select(dependency.c.job)
             .join(task, task.c.job == dependency.c.job)
@@ -149,6 +151,7 @@ class PruningPass:
             select(job.c.id, job.c.array, job.c.script, job.c.environment).where(
                 job.c.id.in_(job_ids),
                 ~has_recent_task.exists(),
+                ~has_recent_run,
                 ~has_open_dependent.exists(),
                 job.c.margin.is_(None) | (job.c.margin < 0) | (job.c.id < self._oldest_margin),
                 job.c.id < self._newest_job,
@@ -202,6 +205,7 @@ def _delete_jobs(connection: Connection, rows: Sequence[Any]) -> None:
         (lease, lease.c.job),
         (attempt, attempt.c.job),
         (task, task.c.job),
+        (task_run, task_run.c.job),
         (job, job.c.id),
     ):
         connection.execute(delete(table).where(column.in_(ids)))

@@ -7,13 +7,20 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Connection, Engine, func, select, tuple_
+from sqlalchemy import Connection, Engine, and_, func, or_, select, tuple_
 from sqlalchemy.exc import DBAPIError
 
 from metasched.core.events import CoreEvent, RequeuedTask
 from metasched.core.tasks import TaskId
-from metasched.db import recovery, reservations
-from metasched.db.job_pages import BEFORE_ALL, MAX_EXAMINED, JobPage, TaskFilter, read_page
+from metasched.db import recovery, reservations, task_runs
+from metasched.db.job_pages import (
+    BEFORE_ALL,
+    MAX_EXAMINED,
+    JobPage,
+    TaskFilter,
+    read_page,
+    read_runs,
+)
 from metasched.db.schema import attempt, change, digest, epoch, job, task, token
 from metasched.db.store import StorageFailed, driver_message
 from metasched.model.arrays import parse_array
@@ -56,6 +63,23 @@ class Queries:
         with self._connect() as connection:
             return read_page(connection, wanted, after, limit)
 
+    def selected_tasks(
+        self, wanted: TaskFilter
+    ) -> tuple[list[dict[str, Any]], list[task_runs.ListedRun]]:
+        """Return the rows of `status --json` of tasks outside runs, and runs with the others.
+
+        The runs are read first: a task that leaves one meanwhile may be in both.
+        """
+        rows: list[dict[str, Any]] = []
+        after: TaskId | None = BEFORE_ALL
+        with self._connect() as connection:
+            runs = read_runs(connection, wanted)
+            while after is not None:
+                page = read_page(connection, wanted, after, with_runs=False)
+                rows += page.rows
+                after = page.next_after
+        return rows, runs
+
     def missing_jobs(
         self, jobs: Iterable[tuple[int, int | None]], visible_to: str | None = None
     ) -> list[str]:
@@ -77,6 +101,8 @@ class Queries:
                     .where(tuple_(task.c.job, task.c.task_index).in_(pairs), *visible)
                 )
                 stored |= {(id, index) for id, index in connection.execute(tasks)}
+                absent = [(id, index) for id, index in pairs if (id, index) not in stored]
+                stored |= task_runs.contains(connection, absent, *visible)
         return [
             str(id) if index is None else f"{id}_{index}"
             for id, index in requested
@@ -108,13 +134,17 @@ class Queries:
             rows = connection.execute(
                 select(task).where(task.c.job == id, task.c.ended.is_not(None))
             ).all()
+            in_runs = task_runs.indices_of(connection, id, ended=True)
             highest = select(func.max(attempt.c.sending)).where(attempt.c.job == id)
             last_dispatch = connection.execute(highest).scalar() or 0
-        ended = (
+        ended = [
             RequeuedTask(row.task_index, State(row.state), row.attempts)
             for row in rows
             if row.task_index in requested
-        )
+        ]
+        ended += [
+            RequeuedTask(index, State.CANCELLED, 0) for index in in_runs if index in requested
+        ]
         return tuple(ended), last_dispatch
 
     def job_row(self, id: int) -> dict[str, Any] | None:
@@ -144,15 +174,20 @@ class Queries:
 
     def story(self, id: int, index: int | None = None) -> list[dict[str, Any]]:
         """Return all changes of a job, or of its task `index`, oldest first."""
-        task_condition = [] if index is None else [change.c.task_index == index]
+        concerned = []
+        if index is not None:
+            last, step = change.c.run_last, func.coalesce(change.c.run_step, 1)
+            in_run = and_(change.c.task_index <= index, last >= index)
+            in_step = (index - change.c.task_index) % step == 0
+            concerned = [or_(change.c.task_index == index, and_(in_run, in_step))]
         with self._connect() as connection:
             rows = connection.execute(
                 select(change, job.c.array)
                 .join(job, job.c.id == change.c.job)
-                .where(change.c.job == id, *task_condition)
+                .where(change.c.job == id, *concerned)
                 .order_by(change.c.id)
             )
-            return [dict(row) for row in rows.mappings()]
+            return [line for row in rows.mappings() for line in _lines_of(dict(row), index)]
 
     def nodes(self, id: int, index: int) -> list[str]:
         """Return the nodes of each attempt of a task, in the manager's notation, oldest first."""
@@ -205,6 +240,16 @@ class Queries:
         """Yield the recorded events in order; see `recovery.recorded_events`."""
         with self._connect() as connection:
             yield from recovery.recorded_events(connection, since)
+
+
+def _lines_of(row: dict[str, Any], index: int | None) -> Iterator[dict[str, Any]]:
+    """Yield the line of a story, or those of the tasks in its run; of one task, if it is named."""
+    last, step = row.pop("run_last"), row.pop("run_step")
+    if last is None:
+        yield row
+        return
+    for listed in range(row["task_index"], last + 1, step) if index is None else (index,):
+        yield {**row, "task_index": listed}
 
 
 def _in_portions(ids: Sequence[Value]) -> Iterator[Sequence[Value]]:

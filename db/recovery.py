@@ -15,9 +15,9 @@ from metasched.core.recovered_state import RecoveredState
 from metasched.core.state import MAX_ENDED_TASKS
 from metasched.core.tasks import Attempt, EndedTask, Intent, PastAttempt, Task
 from metasched.core.transitions import LIVE
-from metasched.db import leases, reservations, share_uses
+from metasched.db import leases, reservations, share_uses, task_runs
 from metasched.db.cluster_info import apply_changes
-from metasched.db.schema import attempt, cluster, drain, event, job, task
+from metasched.db.schema import attempt, cluster, drain, event, job, task, task_run
 from metasched.model.arrays import format_indices
 from metasched.model.cluster import ClusterInfo
 from metasched.model.dependencies import DependencyTarget, parse_dependency
@@ -39,7 +39,10 @@ def recover(connection: Connection, window: int) -> RecoveredState:
     last_dispatches = execute(
         select(attempt.c.job, func.max(attempt.c.sending))
         # also of ended tasks of these jobs: no tag may repeat
-        .where(attempt.c.job.in_(select(task.c.job).where(task.c.ended.is_(None))))
+        .where(
+            attempt.c.job.in_(select(task.c.job).where(task.c.ended.is_(None)))
+            | attempt.c.job.in_(select(task_run.c.job).where(task_run.c.ended.is_(None)))
+        )
         .group_by(attempt.c.job)
     )
     margins = execute(
@@ -66,6 +69,7 @@ def recover(connection: Connection, window: int) -> RecoveredState:
         reservations=reservations.open_or_held(connection),
         share_uses=share_uses.read_uses(connection),
         share_trees=share_uses.read_trees(connection),
+        remainders=task_runs.remainders(connection),
     )
 
 
@@ -185,13 +189,25 @@ def target_summary(connection: Connection, target: DependencyTarget) -> TargetSu
         query = query.where(task.c.task_index == target.index)
     rows = connection.execute(query).all()
     ended = [row for row in rows if row.ended is not None]
+    open_in_runs, ended_in_runs = (
+        [index for index in indices if target.index in (None, index)]
+        for indices in (
+            task_runs.indices_of(connection, target.job, ended=False),
+            task_runs.indices_of(connection, target.job, ended=True),
+        )
+    )
+    in_runs = len(open_in_runs) + len(ended_in_runs)
+    failed = [row.task_index for row in ended if row.state != State.COMPLETED]
+    starts = [row.started or row.ended for row in ended]
+    if ended_in_runs:
+        starts.append(task_runs.last_end(connection, target.job))
     return TargetSummary(
         target,
-        len(rows),
-        array=any(row.array is not None for row in rows),
+        len(rows) + in_runs,
+        array=in_runs > 0 or any(row.array is not None for row in rows),
         succeeded=format_indices(row.task_index for row in ended if row.state == State.COMPLETED),
-        failed=format_indices(row.task_index for row in ended if row.state != State.COMPLETED),
-        last_start=max((row.started or row.ended for row in ended), default=0.0),
+        failed=format_indices(sorted([*failed, *ended_in_runs])),
+        last_start=max(starts, default=0.0),
     )
 
 

@@ -31,7 +31,7 @@ from sqlalchemy import (
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HELD
 from metasched.model.reservation import FINAL_STATES, ReservationState
 
-REVISION = "0023"  # the newest migration, which creates exactly these tables
+REVISION = "0024"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -153,6 +153,34 @@ Index(
     sqlite_where=_HAS_ENDED,
     postgresql_where=_HAS_ENDED,
 )
+
+# Tasks of an array that are equal but for their indices, and have no row in `task`: those that
+# wait untouched, and those of them that were cancelled.
+task_run = Table(
+    "task_run",
+    metadata,
+    Column("job", Int64, ForeignKey("job.id"), primary_key=True),
+    Column("first_index", Int64, primary_key=True),
+    Column("last_index", Int64, nullable=False),
+    Column("step", Int64, nullable=False),  # between indices
+    Column("state", SafeText, nullable=False),
+    Column("reason", SafeText, nullable=False),
+    Column("ended", Float),
+    Column("user", SafeText, nullable=False),  # that of the job
+    CheckConstraint("step > 0 AND last_index >= first_index", name="indices"),
+    CheckConstraint("state IN ('cancelled', 'held', 'queued')", name="state"),
+    CheckConstraint("(state = 'cancelled') = (ended IS NOT NULL)", name="ended"),
+)
+_RUN_IS_OPEN = task_run.c.ended.is_(None)
+Index(
+    "ix_task_run_open",
+    task_run.c.job,
+    task_run.c.first_index,
+    sqlite_where=_RUN_IS_OPEN,
+    postgresql_where=_RUN_IS_OPEN,
+)
+Index("ix_task_run_ended", task_run.c.ended, task_run.c.job)
+Index("ix_task_run_user", task_run.c.user, task_run.c.job, task_run.c.first_index)
 
 attempt = Table(
     "attempt",
@@ -374,6 +402,9 @@ change = Table(
     Column("cluster", SafeText),
     Column("reason", SafeText, nullable=False),
     Column("cause", SafeText, nullable=False),
+    # of equal lines of tasks in a run of indices from `task_index` on; null: a single task
+    Column("run_last", Int64),
+    Column("run_step", Int64),
     Index("ix_change_job", "job", "id"),
     Index("ix_change_event", "event"),  # events with changes are not pruned
 )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from itertools import chain, groupby
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
 from metasched.api.answers import ChangedTasks
+from metasched.api.change_answers import change_answer
+from metasched.api.identity import Caller
 from metasched.api.modifications import (
     METASCHED_FIELDS,
     JobChanges,
@@ -20,7 +23,7 @@ from metasched.api.modifications import (
 )
 from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentService
-from metasched.api.selection import JobSelection, change_answer, select_tasks
+from metasched.api.selection import JobSelection, SelectedTasks, select_tasks
 from metasched.api.submissions import deadline_warnings, default_time_limit, dependency_targets
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import CoreEvent, JobModified, JobRequeued, UserAction, UserRequested
@@ -63,11 +66,11 @@ async def modify(
         raise ApiError(422, f"priority {changes.priority} is too high; give 1 to {max_priority}")
     if changes.priority is not None:
         caller.require_operator("set priorities")
-    rows = await select_tasks(request, readers, service, "modify", selection)
+    selected = await select_tasks(request, readers, service, "modify", selection)
     now, events = time.time(), []
     states: dict[int, set[State]] = {}
-    for row in rows:
-        states.setdefault(row["job"], set()).add(State(row["state"]))
+    for tasks in selected:
+        states.setdefault(tasks.job, set()).add(tasks.state)
     notes: dict[int, str] = {}
     for job_id in states:
         states[job_id] -= FINAL
@@ -86,7 +89,7 @@ async def modify(
             )
         elif (refusal := service.core.rejection_reason(modified)) is not None or (
             refusal := service.core.limits.admission_refusal(
-                [(modified, len(service.core.tasks_of(job_id)))], replaced=job
+                [(modified, service.core.count_open(job_id))], replaced=job
             )
         ) is not None:
             raise ApiError(403, f"job {job_id}: {refusal}")
@@ -107,7 +110,8 @@ async def modify(
         if selection.jobs:
             raise ApiError(403, f"job {job_id}: {notes[job_id]}")
     outcomes = service.apply_events(*events) if events else []
-    return change_answer(service, rows, [notes[row["job"]] for row in rows], outcomes)
+    notes_by_task = [notes[tasks.job] for tasks in selected]
+    return await change_answer(service.core, selected, notes_by_task, outcomes)
 
 
 @router.post("/jobs/{action}", response_model=ChangedTasks)
@@ -129,20 +133,17 @@ async def request_action(
             raise ApiError(422, f"{action} takes no exit code; only ran does")
         if not 0 <= selection.exit_code <= MAX_EXIT_CODE:
             raise ApiError(422, f"exit code {selection.exit_code}; give 0 to {MAX_EXIT_CODE}")
-    rows = await select_tasks(request, readers, service, action, selection)
+    selected = await select_tasks(request, readers, service, action, selection)
     now = time.time()
-    indices: dict[int, list[int]] = {}
-    for row in rows:
-        indices.setdefault(row["job"], []).append(row["task_index"])
-    notes = [_note_for(action, State(row["state"]), _has_started(service, row)) for row in rows]
+    notes = [_note_for(action, tasks.state, _has_started(service, tasks)) for tasks in selected]
     events: list[CoreEvent] = []
-    for job_id, task_indices in indices.items():
+    for job_id, of_job in groupby(selected, key=lambda tasks: tasks.job):
+        tasks_of_job = list(of_job)
         events.append(
-            UserRequested(
-                now, action, job_id, tuple(task_indices), caller.user, selection.exit_code
-            )
+            _user_request(service, now, action, job_id, tasks_of_job, caller, selection.exit_code)
         )
         if action == "requeue":
+            task_indices = [index for tasks in tasks_of_job for index in tasks.indices]
             ended_tasks, last_dispatch = service.ledger.ended_tasks(job_id, task_indices)
             if ended_tasks:
                 job, priority = service.ledger.current_job(job_id)
@@ -163,7 +164,25 @@ async def request_action(
     if (refusal := service.core.limits.admission_refusal(requeued)) is not None:
         raise ApiError(403, refusal)
     outcomes = service.apply_events(*events) if events else []
-    return change_answer(service, rows, notes, outcomes)
+    return await change_answer(service.core, selected, notes, outcomes)
+
+
+def _user_request(
+    service: SchedulerService,
+    now: float,
+    action: UserAction,
+    job_id: int,
+    selected: Sequence[SelectedTasks],
+    caller: Caller,
+    exit_code: int | None,
+) -> UserRequested:
+    """Return the event for selected tasks of a job; a whole remainder costs no list of indices."""
+    remainder = service.core.remainders.get(job_id)
+    in_runs = [tasks.indices for tasks in selected if tasks.is_run and tasks.state not in FINAL]
+    is_whole = remainder is not None and sum(map(len, in_runs)) == len(remainder)
+    single = [tasks.indices for tasks in selected if not tasks.is_run]
+    indices = tuple(sorted(chain(*single, *(() if is_whole else in_runs))))
+    return UserRequested(now, action, job_id, indices, caller.user, exit_code, is_whole)
 
 
 def _requeue_targets(service: SchedulerService, job: Job) -> tuple[TargetSummary, ...]:
@@ -175,9 +194,9 @@ def _requeue_targets(service: SchedulerService, job: Job) -> tuple[TargetSummary
         raise ApiError(404, f"job {job.id} cannot be requeued: {missing}; submit it anew") from None
 
 
-def _has_started(service: SchedulerService, row: Mapping[str, Any]) -> bool:
+def _has_started(service: SchedulerService, tasks: SelectedTasks) -> bool:
     """Return whether a task has already started in its current dispatch."""
-    task = service.core.tasks.get((row["job"], row["task_index"]))
+    task = None if tasks.is_run else service.core.tasks.get((tasks.job, tasks.indices[0]))
     return task is not None and task.attempt is not None and task.attempt.has_started
 
 

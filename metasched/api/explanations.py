@@ -41,14 +41,18 @@ async def explain(
         job_id, index = find_visible_job(daemon.ledger, caller, job)
         job_row = daemon.ledger.job_row(job_id)
         assert job_row is not None
-        rows = daemon.ledger.status(TaskFilter([(job_id, index)]))  # perhaps 100,000
+        rows, runs = daemon.ledger.selected_tasks(TaskFilter([(job_id, index)]))
+        counts = Counter(task["state"] for task in rows)
+        for run in runs:
+            counts[run.row["state"]] += len(run.indices)
+            rows.append({**run.row, "task_index": run.indices[0]})
         row = min(rows, key=_order_of_explanation)
         cause = daemon.ledger.story(job_id, row["task_index"])[-1]["cause"]
-        return job_row, row, Counter(task["state"] for task in rows), cause
+        return job_row, row, counts, cause
 
     job_row, row, counts, cause = await readers.run(request, ReadingKind.NAMED, read)
     job_id = row["job"]
-    task = service.core.tasks.get((job_id, row["task_index"]))
+    task = service.core.find_task((job_id, row["task_index"]))
     clusters: list[dict[str, Any]] = []
     licences: list[dict[str, Any]] = []
     if task is not None:
@@ -90,9 +94,10 @@ async def explain(
     }
 
 
-def _order_of_explanation(row: dict[str, Any]) -> tuple[bool, bool]:
+def _order_of_explanation(row: dict[str, Any]) -> tuple[bool, bool, int]:
     """Order the tasks of an array: open tasks first, of these the queued and held tasks."""
-    return row["state"] in FINAL, State(row["state"]) not in QUEUED_OR_HELD
+    is_waiting = State(row["state"]) in QUEUED_OR_HELD
+    return row["state"] in FINAL, not is_waiting, row["task_index"]
 
 
 def _describe_counts(counts: Counter[str]) -> str:

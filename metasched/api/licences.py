@@ -55,24 +55,24 @@ async def release_licences(
 ) -> dict[str, Any]:
     """Release the leases of the selected tasks that are unknown; the others get a note."""
     caller.require_operator("release licences")
-    rows = await select_tasks(request, readers, service, "release", selection)
+    selected = await select_tasks(request, readers, service, "release", selection)
     now, results = time.time(), []
     indices: dict[int, list[int]] = {}
-    for row in rows:
-        task_id = (row["job"], row["task_index"])
+    for tasks, index in ((entry, index) for entry in selected for index in entry.indices):
+        task_id = (tasks.job, index)
         lease = service.core.licences.leases.get(task_id)
-        is_unknown = row["state"] == State.UNKNOWN
+        is_unknown = tasks.state is State.UNKNOWN
         if lease is None:
             note = "it has no licences"
         elif is_unknown:
             note = ""
             indices.setdefault(task_id[0], []).append(task_id[1])
         else:
-            note = f"it is {row['state']}; only unknown jobs can lose their licences"
+            note = f"it is {tasks.state}; only unknown jobs can lose their licences"
         results.append(
             {
-                "job": row["job"],
-                "task": row["task_index"] if row["array"] else None,
+                "job": tasks.job,
+                "task": index if tasks.array else None,
                 "released": dict(lease.tokens) if lease is not None and is_unknown else {},
                 "note": note,
             }

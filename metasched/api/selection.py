@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import Response
 
-from metasched.api.answers import ChangedTask, ChangedTasks, encoded
 from metasched.api.identity import Caller
 from metasched.api.readers import Readers, ReadingKind
-from metasched.core.events import Outcome
+from metasched.core.scheduler import Core
+from metasched.core.transitions import FINAL
 from metasched.daemon.service import SchedulerService
 from metasched.db.job_pages import TaskFilter, TaskSelector
 from metasched.db.ledger import Ledger
+from metasched.db.task_runs import ListedRun
 from metasched.errors import ApiError, ParseError
 from metasched.model.arrays import parse_task_selector
 from metasched.model.cluster import Cluster
@@ -37,14 +37,25 @@ class JobSelection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 
+@dataclass(slots=True)
+class SelectedTasks:
+    """Tasks that a request selects: a single task, or equal tasks in a run."""
+
+    job: int
+    array: str | None  # its range, as submitted; None: the job is no array
+    indices: range  # at least one
+    state: State  # before the request
+    is_run: bool  # whether they had no row of their own when they were read
+
+
 async def select_tasks(
     request: Request,
     readers: Readers,
     service: SchedulerService,
     action: str,
     selection: JobSelection,
-) -> list[dict[str, Any]]:
-    """Return the rows of the selected tasks, with their present states.
+) -> list[SelectedTasks]:
+    """Return the selected tasks with their present states, by job; runs come after single tasks.
 
     Without ids only open tasks are selected; `requeue` adds the tasks that ended in the last hour.
     Raise ApiError for an unknown job or cluster; the caller must be its owner or an operator.
@@ -53,22 +64,58 @@ async def select_tasks(
     if not (selection.jobs or selection.user or selection.state or selection.cluster):
         raise ApiError(422, f"nothing to {action}; name jobs, --user, --state or --cluster")
 
-    def read_rows() -> list[dict[str, Any]]:
-        return _read_rows(service.ledger, caller, action, selection)
+    def read() -> tuple[list[SelectedTasks], list[SelectedTasks]]:
+        rows, runs = _read_rows(service.ledger, caller, action, selection)
+        return [_selected(row, _single(row["task_index"]), False) for row in rows], [
+            _selected(run.row, indices, True) for run in runs for indices in run.ranges()
+        ]
 
-    rows = await readers.run(request, ReadingKind.SELECTION, read_rows)
-    if not rows and selection.cluster is not None:  # jobs may remain of a cluster that was removed
-        find_cluster(service, selection.cluster)
-    for row in rows:
-        if (task := service.core.tasks.get((row["job"], row["task_index"]))) is not None:
-            row["state"] = str(task.state)
-    return rows
+    single, runs = await readers.run(request, ReadingKind.SELECTION, read)
+    if not (single or runs) and selection.cluster is not None:
+        find_cluster(service, selection.cluster)  # jobs may remain of a cluster that was removed
+    return _with_present_states(service.core, single, runs)
+
+
+def _selected(row: Mapping[str, Any], indices: range, is_run: bool) -> SelectedTasks:
+    return SelectedTasks(row["job"], row["array"], indices, State(row["state"]), is_run)
+
+
+def _single(index: int) -> range:
+    return range(index, index + 1)
+
+
+def _with_present_states(
+    core: Core, single: list[SelectedTasks], runs: list[SelectedTasks]
+) -> list[SelectedTasks]:
+    """Return selected tasks as they are now: some may have left their runs since they were read."""
+    selected: dict[tuple[int, int], SelectedTasks] = {}
+    for tasks in single:
+        selected[tasks.job, tasks.indices[0]] = tasks
+    remaining = []
+    for run in runs:
+        if run.state in FINAL:
+            remaining.append(run)
+            continue
+        for index in sorted(
+            index for index in core.open_tasks.get(run.job, ()) if index in run.indices
+        ):
+            tasks = SelectedTasks(run.job, run.array, _single(index), run.state, False)
+            selected.setdefault((run.job, index), tasks)
+        if (remainder := core.remainders.get(run.job)) is not None:
+            remaining += [
+                SelectedTasks(run.job, run.array, indices, remainder.state, True)
+                for indices in remainder.members(run.indices)
+            ]
+    for (job_id, index), tasks in selected.items():
+        if (task := core.tasks.get((job_id, index))) is not None:
+            tasks.state = task.state
+    return sorted([*selected.values(), *remaining], key=lambda tasks: (tasks.job, tasks.is_run))
 
 
 def _read_rows(
     ledger: Ledger, caller: Caller, action: str, selection: JobSelection
-) -> list[dict[str, Any]]:
-    """Read the rows of the selected tasks, after checking the caller's permission."""
+) -> tuple[list[dict[str, Any]], list[ListedRun]]:
+    """Read the selected tasks, after checking the caller's permission; see `selected_tasks`."""
     requested = parse_job_ids(selection.jobs) if selection.jobs else None
     user, by_filter = selection.user, requested is None
     if requested is not None:
@@ -77,7 +124,7 @@ def _read_rows(
         caller.require_owner([user])
     elif not caller.operator:
         user = caller.user
-    return ledger.status(
+    return ledger.selected_tasks(
         TaskFilter(
             named=requested,
             user=user,
@@ -158,37 +205,3 @@ def parse_states(text: str | None) -> list[str]:
         if state not in set(State):
             raise ApiError(422, f"unknown state {state!r}; use {', '.join(State)}")
     return text.split(",")
-
-
-def change_answer(
-    service: SchedulerService,
-    rows: Sequence[dict[str, Any]],
-    notes: Sequence[str],
-    outcomes: Sequence[Outcome],
-) -> Response:
-    """Return the state before and after a change, with a note, for each task."""
-    ended = {
-        (change.job, change.index): change.after
-        for outcome in outcomes
-        for change in outcome.changes
-    }
-
-    def state_after(row: dict[str, Any]) -> str:
-        task_id = (row["job"], row["task_index"])
-        task = service.core.tasks.get(task_id)
-        return str(task.state if task is not None else ended.get(task_id, row["state"]))
-
-    return encoded(
-        ChangedTasks(
-            [
-                ChangedTask(
-                    job=row["job"],
-                    task=row["task_index"] if row["array"] else None,
-                    was=row["state"],
-                    state=state_after(row),
-                    note=note,
-                )
-                for row, note in zip(rows, notes, strict=True)
-            ]
-        )
-    )

@@ -131,8 +131,8 @@ async def submit(
 
 def _answer_row(service: SchedulerService, job: Job, warnings: list[str]) -> dict[str, Any]:
     """Return what the answer of a submission says of a job that the core has accepted."""
-    tasks = service.core.tasks_of(job.id)
-    first_task = tasks[0] if tasks else None
+    tasks = service.core.open_tasks.get(job.id)
+    first_task = next(iter(tasks.values())) if tasks else None
     return {
         "job": job.id,
         "priority": first_task.priority if first_task else None,

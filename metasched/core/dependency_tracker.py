@@ -165,6 +165,18 @@ class DependencyTracker:
         self._changed_targets.setdefault(task.job.id, set()).add(task.index)
         self.changed = True
 
+    def end_unstarted(self, job_id: int, indices: range, ended: float) -> None:
+        """Update the progress of targets with tasks that ended without a start (epoch seconds)."""
+        tracked_targets = self._progress.get(job_id)
+        if tracked_targets is None:
+            return
+        for target, progress in tracked_targets.items():
+            for index in indices if target.index is None else (target.index,):
+                if index in indices:
+                    progress.update(index, False, ended)
+        self._changed_targets.setdefault(job_id, set()).update(indices)
+        self.changed = True
+
     # Changes
 
     def take_changes(self) -> Iterator[tuple[Job, int | None, set[int]]]:

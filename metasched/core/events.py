@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from metasched.core.array_remainder import IndexRun, Remainder
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.reservations.events import ReservationAction, ReservationEvent
 from metasched.core.tasks import Attempt, PastAttempt, Task, TaskChange
@@ -170,6 +171,7 @@ class UserRequested(msgspec.Struct, rename=STORED_FIELDS["UserRequested"], froze
     indices: tuple[int, ...] | None = None  # None: all tasks
     by: str = ""  # name of the user
     exit_code: int | None = None  # of `ran`, if the operator knows it
+    with_remainder: bool = False  # besides `indices`, all tasks of the array's remainder
 
 
 class RequeuedTask(msgspec.Struct, frozen=True):
@@ -359,6 +361,11 @@ class Outcome:
 
     changes: list[TaskChange] = field(default_factory=list)  # new lines of stories
     tasks: dict[tuple[int, int], Task] = field(default_factory=dict)  # changed, by (job, index)
+    # tasks that have left the remainder of their array, by (job, index)
+    split_tasks: set[tuple[int, int]] = field(default_factory=set)
+    # changed remainders of arrays, by job; None: it has no task any more
+    remainders: dict[int, Remainder | None] = field(default_factory=dict)
+    cancelled_runs: list[tuple[int, IndexRun]] = field(default_factory=list)  # job, tasks
     # attempts that ended in this step, with their tasks; a task refers to its new attempt, if any
     closed_attempts: list[tuple[Task, Attempt]] = field(default_factory=list)
     # changed attempts of earlier dispatches, by (job, index, dispatch id)
@@ -375,7 +382,8 @@ class Outcome:
     share_uses: dict[tuple[str, str], ShareUse | None] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)  # for the log
     actions: list[Action] = field(default_factory=list)
-    priority_parts: list[HeuristicContribution] = field(default_factory=list)  # of the event's job
+    priority: int = 0  # of the event's job, if it is new or modified
+    priority_parts: list[HeuristicContribution] = field(default_factory=list)  # of that job
 
 
 @dataclass(frozen=True)

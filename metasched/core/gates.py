@@ -15,6 +15,7 @@ from typing import TypeVar
 from metasched.core.dependency_status import DependencyStatus
 from metasched.core.dependency_tracker import DependencyTracker
 from metasched.core.ineligible_tasks import IneligibleTasks
+from metasched.core.state import SchedulerState
 from metasched.core.task_groups import QueuesOfGroups
 from metasched.core.tasks import StateChange, Task, TaskId
 from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD, TaskEvent
@@ -34,8 +35,8 @@ MAX_RELEASED_PER_STEP = 400
 class SchedulingGates:
     """Queued tasks by the gate that holds them; ready tasks wait for a cluster only."""
 
-    def __init__(self, limits: UsageLimits) -> None:
-        self._limits = limits
+    def __init__(self, state: SchedulerState, limits: UsageLimits) -> None:
+        self._state, self._limits = state, limits
         self.dependencies = DependencyTracker()
         self._ready: dict[TaskId, Task] = {}  # examined at each recheck
         self.ineligible = IneligibleTasks(limits)  # the other ready tasks
@@ -56,6 +57,9 @@ class SchedulingGates:
         self._next_indices: dict[int, list[int]] = {}  # heaps: all of `_waiting_for_slot`, and more
         self._blocked: dict[int, dict[int, Task]] = {}  # by unmet dependencies
         self._never_satisfied: dict[int, set[int]] = {}  # of the blocked tasks
+        # the queued task that stands for the remainder of its array, by job: index
+        self._heads: dict[int, int] = {}
+        self._filling = False  # whether free slots are being filled
 
     def begin_step(self) -> None:
         """Begin a step."""
@@ -78,7 +82,9 @@ class SchedulingGates:
                 self.remove(task)
             self.release_slot(task, now)
             if not job_is_open:
-                self._remove_job(task.job)
+                self.remove_job(task.job)
+            elif self._heads and self._is_head(task):
+                self.choose_head(task.job, now)
         elif change.follow_up is None:
             if change.event is TaskEvent.REQUEUE:
                 self.dependencies.add_job(task.job)
@@ -105,7 +111,7 @@ class SchedulingGates:
         self.ineligible = IneligibleTasks(self._limits)
         self._slots, self._waiting_for_slot, self._next_indices = {}, {}, {}
         self._blocked, self._never_satisfied = {}, {}
-        self._dependency_timers = {}
+        self._dependency_timers, self._heads = {}, {}
         self.dependencies.rebuild(tasks)
         for task in tasks:
             has_slot = task.attempt is not None and not task.attempt.lease_expired
@@ -119,6 +125,8 @@ class SchedulingGates:
         """
         previous_reason = task.reason
         status = self._choose_gate(task, now)
+        if self._heads and self._is_head(task):
+            self._update_head(task, now)
         if task.reason and task.reason != previous_reason:  # without a reason it will be placed
             self.changed_tasks.append(task)
         return status
@@ -158,12 +166,66 @@ class SchedulingGates:
                 self._set_timer(job.user, NEXT_STEP, job_id, index)
         return status
 
-    def _remove_job(self, job: Job) -> None:
+    def remove_job(self, job: Job) -> None:
         """Remove a job whose last task has ended."""
         self.dependencies.remove_job(job)
         self._slots.pop(job.id, None)
         self._next_indices.pop(job.id, None)
         self._dependency_timers.pop(job.id, None)
+
+    # Remainders of arrays
+
+    def has_passed(self, task: Task) -> bool:
+        """Whether a queued task is ready, or has a slot and becomes ready in a later step."""
+        job_id, index = task.task_id
+        return task.task_id in self._ready or index in self._slots.get(job_id, ())
+
+    def set_head(self, task: Task) -> None:
+        """Let a queued task behind its gate stand for the remainder of its array, if any."""
+        remainder = self._state.remainders.get(task.job.id)
+        if remainder is not None:
+            self._heads[task.job.id], remainder.reason = task.index, task.reason
+
+    def remove_head(self, job_id: int) -> None:
+        """Let no task stand for a remainder: it is held or has no task any more."""
+        self._heads.pop(job_id, None)
+
+    def choose_head(self, job: Job, now: float) -> None:
+        """Let the first task of a queued remainder stand for the rest.
+
+        It passes its gate in the turn of its user, or when a slot is free.
+        """
+        remainder = self._state.remainders.get(job.id)
+        if remainder is None or remainder.held:
+            self.remove_head(job.id)
+            return
+        (head, *_) = self._state.split(remainder, [remainder.first])
+        self._heads[job.id] = head.index
+        if _limit(job) is None or (job.begin is not None and job.begin > now):
+            head.reason = remainder.reason = ""
+            self._delayed[head.task_id] = head
+            self._set_timer(job.user, NEXT_STEP, job.id, head.index)
+            return
+        head.reason = remainder.reason = Reason.LIMIT_ARRAY
+        self._waiting_for_slot.setdefault(job.id, {})[head.index] = head
+        heapq.heappush(self._next_indices.setdefault(job.id, []), head.index)
+        if not self._filling:
+            self._fill_slots(job.id, now)
+
+    def _is_head(self, task: Task) -> bool:
+        return self._heads.get(task.job.id) == task.index
+
+    def _update_head(self, head: Task, now: float) -> None:
+        """Choose another head if this one has passed its gate; else the remainder waits as it."""
+        if self.has_passed(head):
+            self.choose_head(head.job, now)
+            return
+        remainder = self._state.remainders.get(head.job.id)
+        if remainder is not None and remainder.reason != head.reason:
+            remainder.reason = head.reason
+            self._state.store_remainder(remainder)
+
+    # Slots of arrays
 
     def take_slot_again(self, task: Task) -> None:
         """Count a task that may run for the limit of its array, even above it."""
@@ -203,16 +265,17 @@ class SchedulingGates:
 
     def _fill_slots(self, job_id: int, now: float) -> None:
         """Admit the next tasks of an array to its free slots."""
-        waiting = self._waiting_for_slot.get(job_id, {})
         indices = self._next_indices.get(job_id, [])
-        while waiting and indices:
+        self._filling = True
+        while indices and (waiting := self._waiting_for_slot.get(job_id)):
             task = waiting.get(indices[0])
             if task is not None and not self._take_slot(task):
-                return
+                break
             index = heapq.heappop(indices)
             if task is not None:
                 _pop_item(self._waiting_for_slot, job_id, index)
                 self.enqueue(task, now)
+        self._filling = False
 
     # Time and dependencies
 

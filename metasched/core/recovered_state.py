@@ -9,6 +9,7 @@ import zlib
 
 import msgspec
 
+from metasched.core.array_remainder import Remainder
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import ClusterDrained
 from metasched.core.tasks import EndedTask, Task, TaskId
@@ -25,7 +26,7 @@ class RecoveredState(
 ):
     """The stored state of the core."""
 
-    tasks: list[Task]  # open tasks
+    tasks: list[Task]  # open tasks, without those of `remainders`
     last_dispatches: dict[int, int]  # highest dispatch id of each open job
     info: dict[str, ClusterInfo]  # last lasting information of each cluster
     margins: list[Job]  # recent jobs with a deadline that could be met, oldest first
@@ -42,6 +43,7 @@ class RecoveredState(
     reservations: list[Reservation] = msgspec.field(default_factory=list)
     share_uses: list[ShareUse] = msgspec.field(default_factory=list)
     share_trees: dict[str, ShareTree] = msgspec.field(default_factory=dict)  # by cluster
+    remainders: list[Remainder] = msgspec.field(default_factory=list)  # of arrays, by job
 
     def pack(self) -> bytes:
         """Encode as compressed msgpack."""

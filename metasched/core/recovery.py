@@ -11,6 +11,7 @@ from metasched.core.fair_share import FairShare
 from metasched.core.gates import SchedulingGates
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.recovered_state import RecoveredState
+from metasched.core.remainders import Remainders
 from metasched.core.reservations.book import ReservationBook
 from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import HELD_AFTER_BACKUP, TaskStateMachine
@@ -38,11 +39,13 @@ class Recovery:
         withdrawals: Withdrawals,
         limits: UsageLimits,
         fair_share: FairShare,
+        remainders: Remainders,
     ) -> None:
         self._state, self._state_machine = state, state_machine
         self._leasing, self._gates = leasing, gates
         self._reservations, self._withdrawals = reservations, withdrawals
         self._limits, self._fair_share = limits, fair_share
+        self._remainders = remainders
 
     def restore(self, recovered: RecoveredState) -> None:
         """Restore a fresh core before its first event, which must be `DaemonStarted`."""
@@ -59,6 +62,8 @@ class Recovery:
         state.ended_tasks = OrderedDict(recovered.ended)
         for task in recovered.tasks:
             self._open(task)
+        for remainder in recovered.remainders:
+            state.remainders[remainder.job.id] = remainder
         for job_id, summaries in recovered.target_summaries.items():
             job = state.tasks_of(job_id)[0].job
             self._gates.dependencies.track(job, summaries, state.tasks_of)
@@ -135,7 +140,8 @@ class Recovery:
         self._configure(event)
         open_tasks = [self._state.tasks[task_id] for task_id in sorted(self._state.tasks)]
         self._state.clear_open_tasks()  # below they are opened in the database's order
-        self._limits.configure(event.limits, open_tasks)
+        remainders = [remainder for _, remainder in sorted(self._state.remainders.items())]
+        self._limits.configure(event.limits, open_tasks, remainders)
         self._fair_share.configure(event.fair_share, event.clusters, open_tasks)
         share_rank = self._fair_share.rank_of if self._fair_share.enabled else None
         self._gates.rebuild(open_tasks, share_rank)
@@ -144,6 +150,8 @@ class Recovery:
             self._open(task)
             if event.restored and task.attempt is not None:
                 self._restore_attempt(task, task.attempt, event.time)
+        for remainder in remainders:
+            self._gates.dependencies.add_job(remainder.job)
         for task in open_tasks:
             task.priority = min(task.classified_priority, event.policy.max_priority)
             task.queue_key = self._state.queue_key(task.job, task.priority)
@@ -191,6 +199,7 @@ class Recovery:
                 yield self._state_machine.apply(
                     task, TaskEvent.ABSENT if never_tried else TaskEvent.SILENCE, cause
                 )
+        self._remainders.restart(remainders, event.restored, event.time)
         for (job, dispatch_id, cluster), indices in untried.items():
             self._state.outcome.actions.append(Dispatch(job, dispatch_id, cluster, tuple(indices)))
         for view in self._state.views.values():

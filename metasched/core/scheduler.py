@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final
 
+from metasched.core.array_remainder import REMAINDER_MINIMUM
 from metasched.core.cluster_view import eligibility_key
 from metasched.core.dispatch_answers import DispatchAnswers
 from metasched.core.events import (
@@ -62,6 +63,7 @@ from metasched.core.leasing import LicenceLeasing
 from metasched.core.placement import Placement
 from metasched.core.reconciler import Reconciler
 from metasched.core.recovery import Recovery
+from metasched.core.remainders import Remainders
 from metasched.core.reservations.book import ReservationBook
 from metasched.core.reservations.events import ReservationEvent, ReservationRequested
 from metasched.core.stale_attempts import StaleAttempts
@@ -97,11 +99,12 @@ _CLUSTER_EVENTS: Final[frozenset[type]] = frozenset(
 class Core:
     """The whole scheduler. Only `step` changes its state."""
 
-    def __init__(self) -> None:
+    def __init__(self, remainder_minimum: int = REMAINDER_MINIMUM) -> None:
+        """`remainder_minimum`: see `Remainders`; a replay needs the same."""
         self.state = SchedulerState()
         self.limits = UsageLimits(self.state)
         self.fair_share = FairShare(self.state)
-        self._gates = SchedulingGates(self.limits)
+        self._gates = SchedulingGates(self.state, self.limits)
         self._leasing = LicenceLeasing(self.state)
         self.reservations = ReservationBook(self._leasing.licences)
         self._state_machine = TaskStateMachine(self.state, self._leasing)
@@ -119,6 +122,7 @@ class Core:
         self._withdrawals = Withdrawals(
             self.state, self._state_machine, self._leasing, self._placement
         )
+        self._remainders = Remainders(self.state, self._gates, self.limits, remainder_minimum)
         self._user_requests = UserRequests(
             self.state,
             self._state_machine,
@@ -127,6 +131,7 @@ class Core:
             self._stale_attempts,
             self._placement,
             self.limits,
+            self._remainders,
         )
         self._recovery = Recovery(
             self.state,
@@ -137,6 +142,7 @@ class Core:
             self._withdrawals,
             self.limits,
             self.fair_share,
+            self._remainders,
         )
         self._answers = DispatchAnswers(
             self.state, self._state_machine, self._gates, self._placement
@@ -171,6 +177,8 @@ class Core:
         # Queries, besides the methods below
         self.tasks, self.licences = self.state.tasks, self._leasing.licences
         self.tasks_of, self.is_open = self.state.tasks_of, self.state.is_open
+        self.count_open, self.find_task = self.state.count_open, self.state.find_task
+        self.remainders, self.open_tasks = self.state.remainders, self.state.open_tasks
         self.tasks_of_dispatch = self.state.tasks_of_dispatch
         self.waits_since = self.state.waits_since
         self.missing_licences = self._leasing.missing_licences
@@ -241,7 +249,8 @@ class Core:
                 self.limits.update(change)
             if self.fair_share.enabled:
                 self.fair_share.update(change)
-            job_is_open = change.task.job.id in self.state.open_tasks
+            job_id = change.task.job.id
+            job_is_open = job_id in self.state.open_tasks or job_id in self.state.remainders
             cancel_cause = self._gates.update_gates(change, self.state.now, job_is_open)
             if cancel_cause or change.follow_up is not None:
                 self._settle(self._state_machine.follow_up(change, cancel_cause))

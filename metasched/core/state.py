@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from metasched.core.array_remainder import MAX_RUNS, IndexRun, Remainder, range_of
 from metasched.core.cluster_view import ClusterView, loads
 from metasched.core.events import ClusterDrained, Outcome
 from metasched.core.rechecks import Recheck
@@ -40,6 +41,7 @@ class SchedulerState:
         self.instances = Instances({"": 0})  # names of the database in its tags
         self.tasks: dict[TaskId, Task] = {}
         self.open_tasks: dict[int, dict[int, Task]] = {}  # by job and index
+        self.remainders: dict[int, Remainder] = {}  # by job: its other open tasks
         # tasks with a live attempt, by (job, dispatch id) and index
         self.dispatches: dict[tuple[int, int], dict[int, Task]] = {}
         self.last_dispatch: dict[int, int] = {}  # highest dispatch id of each open job
@@ -90,7 +92,23 @@ class SchedulerState:
 
     def is_open(self, job: int, index: int | None = None) -> bool:
         """Whether a task (None: any task of the job) is open."""
-        return job in self.open_tasks if index is None else (job, index) in self.tasks
+        remainder = self.remainders.get(job)
+        if index is None:
+            return job in self.open_tasks or remainder is not None
+        return (job, index) in self.tasks or (remainder is not None and index in remainder)
+
+    def count_open(self, job: int) -> int:
+        """Return the number of open tasks of a job."""
+        remainder = self.remainders.get(job)
+        return len(self.open_tasks.get(job, ())) + (0 if remainder is None else len(remainder))
+
+    def find_task(self, task_id: TaskId) -> Task | None:
+        """Return an open task; of a remainder, a copy of what the task would be."""
+        if (task := self.tasks.get(task_id)) is not None:
+            return task
+        job_id, index = task_id
+        remainder = self.remainders.get(job_id)
+        return None if remainder is None or index not in remainder else _task_of(remainder, index)
 
     def tasks_of_dispatch(self, job: int, dispatch_id: int) -> list[Task]:
         """Return the tasks whose live attempt belongs to a dispatch."""
@@ -139,6 +157,42 @@ class SchedulerState:
         self.open_tasks.setdefault(task.job.id, {})[task.index] = task
         if task.attempt is not None:
             self._add_live_attempt(task, task.attempt)
+
+    def add_remainder(self, remainder: Remainder) -> None:
+        """Add the remainder of a new array."""
+        self.remainders[remainder.job.id] = remainder
+        self.store_remainder(remainder)
+
+    def split(self, remainder: Remainder, indices: Iterable[int]) -> list[Task]:
+        """Make tasks of a remainder single tasks; `indices` are ascending.
+
+        If more than `MAX_RUNS` runs would remain, all its tasks become single.
+        """
+        single = list(indices)
+        remainder.remove(single)
+        if len(remainder.runs) > MAX_RUNS:
+            single += [index for run in remainder.runs for index in range_of(run)]
+            remainder.runs = []
+            single.sort()
+        tasks = [_task_of(remainder, index) for index in single]
+        for task in tasks:
+            self.open_task(task)
+            self.store(task)
+            self.outcome.split_tasks.add(task.task_id)
+        self.store_remainder(remainder)
+        return tasks
+
+    def cancel_in_remainder(self, remainder: Remainder, runs: Sequence[IndexRun]) -> None:
+        """Remove tasks of a remainder, which are cancelled."""
+        job_id = remainder.job.id
+        if runs == remainder.runs:
+            remainder.runs = []
+        else:
+            remainder.remove(index for run in runs for index in range_of(run))
+        self.outcome.cancelled_runs += [(job_id, run) for run in runs]
+        self.store_remainder(remainder)
+        if not self.is_open(job_id):
+            self.last_dispatch.pop(job_id, None)
 
     def update_indexes(self, change: StateChange) -> None:
         """Update the indexes of tasks, and the tasks and loads of clusters."""
@@ -191,7 +245,8 @@ class SchedulerState:
         del tasks_of_job[index]
         if not tasks_of_job:
             del self.open_tasks[job_id]
-            self.last_dispatch.pop(job_id, None)
+            if job_id not in self.remainders:  # else later tasks need dispatch ids of their own
+                self.last_dispatch.pop(job_id, None)
 
     def count_unstarted(self, task: Task, view: ClusterView, direction: Literal[1, -1]) -> None:
         """Add (1) or remove (-1) an unstarted task in queue and load of its cluster."""
@@ -243,6 +298,30 @@ class SchedulerState:
         """Store a changed task with this step."""
         self.outcome.tasks[task.task_id] = task
 
+    def store_remainder(self, remainder: Remainder) -> None:
+        """Store a changed remainder with this step; forget it if it has no task any more."""
+        job_id = remainder.job.id
+        if not remainder.runs:
+            del self.remainders[job_id]
+        self.outcome.remainders[job_id] = remainder if remainder.runs else None
+
+    def record_runs(
+        self,
+        remainder: Remainder,
+        runs: Iterable[IndexRun],
+        event: TaskEvent | None,
+        before: State | None,
+        cause: str,
+        end: State | None = None,
+    ) -> None:
+        """Add a line to the stories of tasks in a remainder. `end`: their state, if they end."""
+        job_id, after = remainder.job.id, end or remainder.state
+        reason = "" if end else remainder.reason
+        for first, last, step in runs:
+            line = TaskChange(job_id, first, 0, event, before, after, None, reason, cause)
+            line.run_last, line.run_step = last, step
+            self.outcome.changes.append(line)
+
     def record_note(self, task: Task, cause: str) -> None:
         """Add a line to the story of a task whose state does not change."""
         self.record_change(task, None, task.state, cause)
@@ -266,3 +345,18 @@ class SchedulerState:
                 job, index, attempt_number, event, before, task.state, cluster, task.reason, cause
             )
         )
+
+
+def _task_of(remainder: Remainder, index: int) -> Task:
+    """Return a task of a remainder as a single task."""
+    task = Task(
+        remainder.job,
+        index,
+        remainder.priority,
+        remainder.queue_key,
+        state=remainder.state,
+        reason=remainder.reason,
+        held=remainder.held,
+    )
+    task.classified_priority = remainder.classified_priority
+    return task

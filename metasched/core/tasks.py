@@ -176,10 +176,10 @@ class Task(msgspec.Struct, rename=STORED_FIELDS["Task"]):
 
 @dataclass(slots=True)
 class TaskChange:
-    """A line of a task's story."""
+    """A line of a task's story, or equal lines of the tasks in a run of indices."""
 
     job: int
-    index: int
+    index: int  # of a run: the first
     attempt: int  # number; 0: none
     event: TaskEvent | None  # None: the state did not change
     before: State | None  # None: the task is new
@@ -187,6 +187,8 @@ class TaskChange:
     cluster: str | None
     reason: str
     cause: str
+    run_last: int | None = None  # last index of a run; None: a single task
+    run_step: int = 1  # between the indices of a run
 
 
 class StateChange(msgspec.Struct, frozen=True):

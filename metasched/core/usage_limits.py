@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from metasched.core.array_remainder import Remainder
 from metasched.core.state import SchedulerState
 from metasched.core.tasks import StateChange, Task, TaskId
 from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD, TaskEvent
@@ -83,7 +84,9 @@ class UsageLimits:
         self._dispatched: dict[TaskId, tuple[Job, bool]] = {}
         self.released: dict[LimitScope, ScopeUse] = {}  # that became less while tasks waited
 
-    def configure(self, settings: LimitSettings, tasks: Iterable[Task]) -> None:
+    def configure(
+        self, settings: LimitSettings, tasks: Iterable[Task], remainders: Iterable[Remainder]
+    ) -> None:
         """Take over limits, and count the open tasks."""
         self._settings, self.enabled = settings, settings.configured
         self._uses, self._uses_of, self._dispatched, self.released = {}, {}, {}, {}
@@ -94,6 +97,9 @@ class UsageLimits:
                 queued = int(task.state in QUEUED_OR_HELD)
                 self._count_admitted(task.job, 1, queued, forced=True)
                 self.update_dispatched(task, forced=True)
+            for remainder in remainders:
+                count = len(remainder)
+                self._count_admitted(remainder.job, count, count, forced=True)
         outcome = self._state.outcome
         outcome.limit_changes.clear()  # `limit_uses` includes them
         outcome.limit_uses = self.uses_of()
@@ -132,6 +138,15 @@ class UsageLimits:
     def add_job(self, job: Job, tasks: int) -> None:
         """Count the tasks of a new job."""
         self._count_admitted(job, tasks, tasks)
+
+    def remove_queued(self, job: Job, tasks: int) -> None:
+        """Count queued or held tasks of a job that have ended."""
+        self._count_admitted(job, -tasks, -tasks)
+
+    def replace_queued(self, previous: Job, job: Job, tasks: int) -> None:
+        """Count queued or held tasks whose job was modified."""
+        self._count_admitted(previous, -tasks, -tasks)
+        self._count_admitted(job, tasks, tasks, forced=True)
 
     def update(self, change: StateChange) -> None:
         """Count a task's change of state."""

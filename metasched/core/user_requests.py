@@ -10,6 +10,7 @@ from metasched.core.events import JobModified, JobRequeued, JobSubmitted, UserRe
 from metasched.core.gates import SchedulingGates
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.placement import Placement
+from metasched.core.remainders import Remainders
 from metasched.core.stale_attempts import StaleAttempts
 from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import TaskStateMachine
@@ -32,26 +33,30 @@ class UserRequests:
         stale_attempts: StaleAttempts,
         placement: Placement,
         limits: UsageLimits,
+        remainders: Remainders,
     ) -> None:
         self._state, self._state_machine, self._leasing = state, state_machine, leasing
         self._gates, self._stale_attempts, self._placement = gates, stale_attempts, placement
-        self._limits = limits
+        self._limits, self._remainders = limits, remainders
 
     def apply_submission(self, event: JobSubmitted) -> Iterator[StateChange]:
         """Classify a new job, and queue or hold its tasks."""
         job, state = event.job, self._state
         priority, state.outcome.priority_parts = state.classifier.classify(job)
+        state.outcome.priority = priority
         state.classifier.remember(job)
         state.remember_job(job)
         if job.dependency is not None:
             self._gates.dependencies.track(job, event.target_summaries, state.tasks_of)
         self._gates.dependencies.add_job(job)
+        if self._limits.enabled:
+            self._limits.add_job(job, len(job.indices))
+        if self._remainders.add_array(job, priority, event.time):
+            return
         key = state.queue_key(job, priority)
         tasks = [Task(job, index, priority, key, held=job.held) for index in job.indices]
         for task in tasks:  # all, before any of them may end
             state.open_task(task)
-        if self._limits.enabled:
-            self._limits.add_job(job, len(tasks))
         for task in tasks:
             if job.held:
                 task.state, task.reason = State.HELD, Reason.HELD
@@ -68,6 +73,7 @@ class UserRequests:
 
     def apply_request(self, event: UserRequested) -> Iterator[StateChange]:
         """Apply a request to open tasks: at once if queued in metasched, else by their managers."""
+        self._remainders.apply_to_runs(event)
         for task in self._state.tasks_of(event.job, event.indices):
             by_user = f"by {event.by}" if event.by else ""
             attempt = task.attempt
@@ -154,9 +160,14 @@ class UserRequests:
         self._state.outcome.priority_parts = self._state.classifier.contributions(job)
         priority = event.priority or self._state.classifier.peek(job)
         by_user = f" by {event.by}" if event.by else ""
+        self._state.outcome.priority = priority
         tasks = self._state.tasks_of(job.id)
-        if tasks:
-            self._gates.dependencies.replace_job(tasks[0].job, job)
+        cause = f"changed{by_user}: {event.change_summary}"
+        previous_job = self._remainders.modify(job, priority, cause)
+        if previous_job is None and tasks:
+            previous_job = tasks[0].job
+        if previous_job is not None:
+            self._gates.dependencies.replace_job(previous_job, job)
         for task in tasks:
             attempt = task.attempt
             waits_in = None  # the cluster where it has not started
@@ -172,14 +183,14 @@ class UserRequests:
             task.ignore_rejections_until, task.rejected_by = task.attempts, set()
             if waits_in is not None:
                 self._state.count_unstarted(task, waits_in, +1)
-            self._state.record_note(task, f"changed{by_user}: {event.change_summary}")
+            self._state.record_note(task, cause)
             if task.state is State.QUEUED:
                 task.reason = ""
                 self._gates.remove(task)
                 self._leasing.leave(task)
                 status = self._gates.enqueue(task, event.time)
-                if cause := self._gates.cancel_cause(task, status, event.time):
-                    yield self._state_machine.apply(task, TaskEvent.CANCEL, cause)
+                if cancel_cause := self._gates.cancel_cause(task, status, event.time):
+                    yield self._state_machine.apply(task, TaskEvent.CANCEL, cancel_cause)
             elif attempt is not None and (view := self._state.view_of(task)) is not None:
                 obstacle = self._placement.check_job(job, view)
                 if event.redispatch or (

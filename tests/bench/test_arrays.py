@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from metasched.client.client import Client, ClientError
+from metasched.client.client import Client
+from metasched.client.connection import ClientError
 from tests.bench.conftest import Record
 from tests.bench.test_daemon import seconds, submission
 from tests.e2e.conftest import Site

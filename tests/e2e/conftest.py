@@ -257,9 +257,10 @@ class Site:
         columns += ["reason", "cause"]
         recorded = [tuple(line[column] for column in columns) for line in lines]
         changes = [
-            (c.job, c.index, c.attempt, c.event, c.before, c.after, c.cluster, c.reason, c.cause)
+            (c.job, index, c.attempt, c.event, c.before, c.after, c.cluster, c.reason, c.cause)
             for out in outcomes
             for c in out.changes
+            for index in range(c.index, (c.run_last or c.index) + 1, c.run_step)
         ]
         assert changes == recorded
         again = {t.job.id: t.priority for out in outcomes for t in out.tasks.values()}

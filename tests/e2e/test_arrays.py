@@ -94,6 +94,55 @@ def test_tasks_are_cancelled_held_and_released_one_by_one(running: Site) -> None
     assert "is no job" in running.error("cancel", f"{job}_[3-", code=2)
 
 
+def test_requests_to_a_large_array_and_to_some_of_its_tasks(running: Site) -> None:
+    """Requests to an array of 2,000 tasks, some of them named, a crash, and a whole replay."""
+    (running.folder / "go").touch()
+    options = ("--array=1-3999:2%1", "--hold", "--chdir", running.folder)
+    job = running.submit(*options, "--wrap", GATE)
+    running.run("cancel", f"{job}_[3,3999]")
+    running.run("release", f"{job}_[1,7]")
+    running.run("wait", f"{job}_[1,7]")
+    running.run("modify", str(job), "--name", "renamed")
+    running.stop(signal.SIGKILL)
+    running.start()
+    assert states(running, job) == {"completed": 2, "cancelled": 2, "held": 1996}
+    indices = [row["task"] for row in running.rows(job)]
+    assert indices == list(range(1, 4000, 2))
+    assert {row["name"] for row in running.rows(job)} == {"renamed"}
+    explanation = running.json("explain", str(job))
+    assert (explanation["task"], explanation["state"]) == (5, "held")
+    assert explanation["text"].startswith("Of 2000 tasks are 1996 held, ")
+    (running.folder / "go").unlink()
+    running.run("release", str(job))
+    running.until(lambda: states(running, f"{job}_5")["running"])
+    [waiting] = running.rows(f"{job}_2001")
+    assert (waiting["state"], waiting["reason"]) == ("queued", "limit_array")
+    assert running.json("explain", f"{job}_2001")["reason"] == "limit_array"
+    running.run("hold", str(job))
+    assert states(running, job) == {"completed": 2, "cancelled": 2, "running": 1, "held": 1995}
+    dependent = running.submit("-d", f"afterany:{job}", "--wrap", "true")
+    changed = running.json("cancel", f"{job}_[9-3997:2]")
+    assert [row["task"] for row in changed] == list(range(9, 3998, 2))
+    assert {(row["was"], row["state"]) for row in changed} == {("held", "cancelled")}
+    assert states(running, job) == {"completed": 2, "cancelled": 1997, "running": 1}
+    (running.folder / "go").touch()
+    running.run("wait", str(dependent))
+    story = [(e["from"], e["to"]) for e in running.json("story", f"{job}_3001")]
+    assert story == [
+        (None, "held"),
+        ("held", "held"),
+        ("held", "queued"),
+        ("queued", "held"),
+        ("held", "cancelled"),
+    ]
+    running.run("requeue", f"{job}_[11,3001]")
+    running.run("wait", f"{job}_[11,3001]")
+    assert states(running, job) == {"completed": 5, "cancelled": 1995}
+    running.stop()
+    running.replayed()
+    running.run("db", "check")
+
+
 def test_a_chain_of_dependencies(running: Site) -> None:
     first = running.submit("--chdir", running.folder, "--wrap", f"{GATE}; exit $(cat go)")
     good = running.submit("-d", f"afterok:{first}", "--wrap", "true")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -11,11 +12,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
+from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
     CoreEvent,
     DaemonStarted,
     DispatchAccepted,
     DispatchStarted,
+    JobRequeued,
     JobSubmitted,
     ListingReceived,
     UserRequested,
@@ -25,13 +28,14 @@ from metasched.db import ledger as ledgers
 from metasched.db import pruning
 from metasched.db.backends import database_from_url
 from metasched.db.integrity import CheckResult, check_database
+from metasched.db.job_pages import TaskFilter
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.pruning import PruningPass, prune
 from metasched.db.schema import attempt, change, checkpoint, content, event, job, metadata, task
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database, StoreError
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
-from metasched.model.dependencies import parse_dependency
+from metasched.model.dependencies import DependencyTarget, parse_dependency
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
@@ -224,6 +228,42 @@ def test_a_large_array_is_forgotten_in_portions_and_a_kept_job_examined_once(
     left = counts(database)
     assert (left["job"], left["task"]) == (6, 6)
     assert max(earlier - later for earlier, later in pairwise([16, *sizes])) <= 3
+    assert {f.check for f in check_database(database) if not f.ok} == set()
+
+
+def test_tasks_in_runs_are_restored_requeued_summarised_and_forgotten(
+    life: Life, database: Database
+) -> None:
+    life.submit(1, NOW, array="1-5000", held=True)
+    life.submit(2, NOW + 1)
+    assert pruned(database, NOW + 100)["jobs"] == 0
+    life.take(UserRequested(NOW + 10, "cancel", 1, tuple(range(1001, 2001))))
+    summary = life.ledger.target_summary(DependencyTarget(1))
+    assert summary == TargetSummary(DependencyTarget(1), 5000, True, "", "1001-2000", NOW + 10)
+    assert life.ledger.target_summary(DependencyTarget(1, 1500)) == TargetSummary(
+        DependencyTarget(1, 1500), 1, True, "", "1500", NOW + 10
+    )
+    requeued, last_dispatch = life.ledger.ended_tasks(1, [5, 1500, 1501, 6000])
+    assert [task.index for task in requeued] == [1500, 1501]
+    spec, priority = life.ledger.current_job(1)
+    life.take(JobRequeued(NOW + 20, spec, priority, last_dispatch, requeued, "ada"))
+    assert {index for job_id, index in life.core.tasks if job_id == 1} == {1, 1500, 1501}
+    states = Counter(row["state"] for row in life.ledger.status(TaskFilter([(1, None)])))
+    assert states == {"held": 4000, "cancelled": 998, "dispatching": 2}
+    assert life.ledger.missing_jobs([(1, 1400), (1, 3000), (1, 5001)]) == ["1_5001"]
+    again = Core()
+    life.ledger.restore(again, 100)
+    assert (
+        again.remainders[1].runs == life.core.remainders[1].runs == [(2, 1000, 1), (2001, 5000, 1)]
+    )
+    assert again.remainders[1].state == "held"
+    assert {f.check for f in check_database(database) if not f.ok} == set()
+    life.take(UserRequested(NOW + 30, "cancel", 1))
+    life.submit(3, NOW + 40)
+    assert pruned(database, NOW + 25)["jobs"] == 0
+    assert pruned(database, NOW + 100)["jobs"] == 1
+    left = counts(database)
+    assert (left["job"], left["task_run"]) == (2, 0)
     assert {f.check for f in check_database(database) if not f.ok} == set()
 
 

@@ -75,6 +75,16 @@ ROWS: dict[str, dict[str, Any]] = {
         "revoked": False,
         "lease_expired": False,
     },
+    "task_run": {
+        "job": 1 << 40,
+        "first_index": 5,
+        "last_index": 11,
+        "step": 3,
+        "state": "held",
+        "reason": "held",
+        "ended": None,
+        "user": WIDE,
+    },
     "listing_cursor": {"cluster": "alpha", "cursor": WIDE},
     "licence": {
         "name": "solver",
@@ -146,6 +156,8 @@ ROWS: dict[str, dict[str, Any]] = {
         "cluster": "alpha",
         "reason": "",
         "cause": WIDE,
+        "run_last": None,
+        "run_step": None,
     },
     "cluster": {"name": "alpha", "facts": "{}", "time": 1.5},
     "token": {
@@ -197,15 +209,61 @@ def test_each_table_has_a_row() -> None:
     }
 
 
-def test_a_downgrade_keeps_what_the_previous_release_stores(database: Database) -> None:
+def insert_rows(database: Database, *other_rows: tuple[str, dict[str, Any]]) -> None:
+    """Replace the rows of all tables, but for runs of tasks, and add others."""
     engine = database.open()
-    assert database.upgraded_at is None  # there was nothing to upgrade
     with engine.begin() as connection:
         for name, row in ROWS.items():
             table = metadata.tables[name]
             connection.execute(table.delete())
-            connection.execute(insert(table).values(row))
+            if name != "task_run":
+                connection.execute(insert(table).values(row))
+        for name, row in other_rows:
+            connection.execute(insert(metadata.tables[name]).values(ROWS[name] | row))
     engine.dispose()
+
+
+def test_a_downgrade_gives_each_task_in_a_run_rows_of_its_own(database: Database) -> None:
+    cancelled = {"first_index": 20, "last_index": 21, "step": 1, "state": "cancelled"}
+    insert_rows(
+        database,
+        ("task_run", {}),
+        ("task_run", cancelled | {"ended": 7.5, "reason": ""}),
+        ("change", {"id": 2, "task_index": 5, "run_last": 11, "run_step": 3, "cause": "run"}),
+        ("change", {"id": 3, "task_index": 8, "cause": "single"}),
+    )
+    with database.acquire_writer() as writer_lock:
+        connection = writer_lock.connection
+        database.downgrade(connection)
+        rows = stored_rows(connection)
+    columns = ("task_index", "state", "held", "ended", "attempts")
+    tasks = [tuple(row[column] for column in columns) for row in rows["task"]]
+    assert sorted(tasks) == [
+        (4, "running", False, None, 1),
+        *((index, "held", True, None, 0) for index in (5, 8, 11)),
+        *((index, "cancelled", False, 7.5, 0) for index in (20, 21)),
+    ]
+    story = sorted((row["id"], row["task_index"], row["cause"]) for row in rows["change"])
+    assert [line[1:] for line in story] == [
+        (4, WIDE),
+        *((index, "run") for index in (5, 8, 11)),
+        (8, "single"),
+    ]
+    upgraded = database.open()
+    with upgraded.begin() as connection:  # ids go on
+        table = metadata.tables["change"]
+        new = ROWS["change"] | {"cause": "new"}
+        del new["id"]
+        connection.execute(insert(table).values(new))
+        newest = select(table.c.id).where(table.c.cause == "new")
+        assert connection.execute(newest).scalar_one() > story[-1][0]
+    upgraded.dispose()
+
+
+def test_a_downgrade_keeps_what_the_previous_release_stores(database: Database) -> None:
+    database.open().dispose()
+    assert database.upgraded_at is None  # there was nothing to upgrade
+    insert_rows(database)
     for _ in range(2):
         with database.acquire_writer() as writer_lock:
             connection = writer_lock.connection

@@ -14,15 +14,17 @@ from sqlalchemy import Connection, Engine, delete, event, insert, text, update
 
 from metasched.core.tasks import TaskId
 from metasched.core.transitions import FINAL
-from metasched.db.job_pages import BEFORE_ALL, TaskFilter, read_page
+from metasched.db.job_pages import BEFORE_ALL, TaskFilter, read_page, read_runs
 from metasched.db.queries import Queries
-from metasched.db.schema import attempt, content, job, task
+from metasched.db.schema import attempt, content, job, task, task_run
 from metasched.db.store import Database
 from metasched.model.job import State
 
 NOW = 1_000_000.0
 USERS, STATES = ("ada", "bob"), (State.QUEUED, State.RUNNING, State.COMPLETED, State.FAILED)
+RUN_STATES = (State.QUEUED, State.HELD, State.CANCELLED)
 ENDS = (NOW - 20, NOW, NOW + 20)
+Run = tuple[int, int, int, State]  # first index, step, number of tasks, state
 
 
 @dataclass
@@ -34,11 +36,19 @@ class StoredTasks:
 
     def clear(self) -> None:
         self.rows.clear()
-        for table in (attempt, task, job, content):
+        for table in (attempt, task_run, task, job, content):
             self.connection.execute(delete(table))
         self.connection.execute(insert(content).values(digest="d", text="{}"))
 
-    def add(self, id: int, size: int, user: str, states: Sequence[State], ended: float) -> None:
+    def add(
+        self,
+        id: int,
+        size: int,
+        user: str,
+        states: Sequence[State],
+        ended: float,
+        runs: Sequence[Run] = (),
+    ) -> None:
         values = {"id": id, "user": user, "name": "n", "submitted": NOW + id % 3, "priority": 5}
         texts = {"parts": "[]", "job": "{}", "script": "d", "environment": "d", "payload": "{}"}
         self.connection.execute(insert(job).values(**values, **texts))
@@ -63,9 +73,31 @@ class StoredTasks:
                 )
             )
             self.rows[id, index] = {**row, "submitted": values["submitted"]}
+        for first, step, number, state in runs:
+            indices = range(size + first, size + first + step * number, step)
+            if any((id, index) in self.rows for index in indices):
+                continue
+            row = {"state": state, "ended": ended if state in FINAL else None, "user": user}
+            run = {"job": id, "first_index": indices[0], "last_index": indices[-1], "step": step}
+            self.connection.execute(insert(task_run).values(**run, **row, reason=""))
+            for index in indices:
+                self.rows[id, index] = {**row, "submitted": values["submitted"], "run": indices}
+
+    def split(self, id: int, indices: range) -> None:
+        """Give the tasks of a run rows of their own."""
+        is_run = (task_run.c.job == id) & (task_run.c.first_index == indices[0])
+        self.connection.execute(delete(task_run).where(is_run))
+        for index in indices:
+            row = self.rows[id, index]
+            row["run"] = None  # it has no attempt
+            values = {name: row[name] for name in ("state", "ended", "user")}
+            rest = {"job": id, "task_index": index, "reason": "", "held": False}
+            self.connection.execute(insert(task).values(**values, **rest, attempts=0, moves=0))
 
     def set_state(self, id: TaskId, state: State, ended: float) -> None:
         values = {"state": state, "ended": ended if state in FINAL else None}
+        if (run := self.rows[id].get("run")) is not None:
+            self.split(id[0], run)
         is_task = (task.c.job == id[0]) & (task.c.task_index == id[1])
         self.connection.execute(update(task).where(is_task).values(values))
         self.rows[id] |= values
@@ -77,7 +109,7 @@ class StoredTasks:
 
 def _passes(wanted: TaskFilter, id: TaskId, row: dict[str, Any]) -> bool:
     ended = row["ended"]
-    has_attempt = row["state"] != State.QUEUED
+    has_attempt = row["state"] != State.QUEUED and "run" not in row
     cluster = ("left" if id[1] % 2 else "right") if has_attempt else None
     return all(
         (
@@ -106,15 +138,19 @@ filters = st.builds(
     TaskFilter,
     named=st.none() | st.lists(selectors, max_size=5),
     user=st.none() | st.sampled_from(USERS),
-    states=st.lists(st.sampled_from(STATES), max_size=2),
+    states=st.lists(st.sampled_from((*STATES, *RUN_STATES)), max_size=2),
     since=st.none() | st.just(NOW + 1),
     ended_since=st.none() | st.just(NOW),
     only_open=st.booleans(),
     cluster=st.none() | st.just("left"),
 )
+new_runs = st.tuples(
+    *(st.integers(0, 6), st.integers(1, 3), st.integers(1, 4), st.sampled_from(RUN_STATES))
+)
 new_jobs = st.tuples(
     *(st.integers(1, 4), st.sampled_from(USERS)),
     *(st.lists(st.sampled_from(STATES), min_size=1, max_size=3), st.sampled_from(ENDS)),
+    st.just(()) | st.lists(new_runs, max_size=3),
 )
 changes = st.one_of(
     st.tuples(st.just("add"), new_jobs),
@@ -142,6 +178,9 @@ def test_every_row_is_on_one_page_whatever_changes(
     for id, new_job in enumerate(jobs, 1):
         stored.add(id, *new_job)
     always = ever = stored.matching(wanted)
+    runs = read_runs(stored.connection, wanted)
+    in_runs = {(run.row["job"], index) for run in runs for index in run.indices}
+    assert in_runs == {id for id in always if stored.rows[id].get("run") is not None}
     listed: list[TaskId] = []
     after: TaskId | None = BEFORE_ALL
     pending = list(between)
@@ -204,6 +243,11 @@ INSERT INTO attempt
     (job, task_index, number, sending, cluster, state, sent, word, node, refused)
 SELECT job, task_index, 1, 1, 'left', 'completed', 1000000.0, '', '', false FROM task
 """
+THEIR_RUNS = """
+INSERT INTO task_run (job, first_index, last_index, step, state, reason, ended, "user")
+SELECT job, 10, 20, 2, CASE WHEN ended IS NULL THEN 'held' ELSE 'cancelled' END, '', ended, "user"
+FROM task
+"""
 
 
 @pytest.fixture
@@ -212,7 +256,7 @@ def many_tasks(database: Database) -> Iterator[Engine]:
     engine = database.open()
     with engine.begin() as connection:
         connection.execute(insert(content).values(digest="d", text="{}"))
-        for statement in (MANY_JOBS, THEIR_TASKS, THEIR_ATTEMPTS):
+        for statement in (MANY_JOBS, THEIR_TASKS, THEIR_ATTEMPTS, THEIR_RUNS):
             connection.execute(text(statement))
     if engine.dialect.name == "postgresql":
         with engine.connect() as connection:
@@ -244,7 +288,7 @@ def _full_scans(node: dict[str, Any]) -> Iterator[str]:
         yield from _full_scans(part)
 
 
-TABLES = ("task", "job", "attempt")
+TABLES = ("task", "task_run", "job", "attempt")
 
 
 def test_no_query_of_status_scans_a_table(many_tasks: Engine) -> None:

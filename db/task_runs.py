@@ -1,0 +1,278 @@
+"""Runs of equal tasks of an array in SQL: the open tasks of its remainder, and cancelled tasks.
+
+Each function works in the caller's transaction. No task has both a row in `task` and a place in a
+run. Tasks leave runs and never return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, Select, delete, func, insert, select, tuple_
+
+from metasched.core.array_remainder import (
+    MIN_MEAN_RUN,
+    IndexRun,
+    Remainder,
+    range_of,
+    run_length,
+    runs_of,
+)
+from metasched.core.events import CoreEvent, JobRequeued, Outcome
+from metasched.db.bulk_rows import insert_rows
+from metasched.db.schema import job, task, task_run
+from metasched.model.job import Job, State
+
+IndicesByJob = dict[int, list[int] | None]  # selected indices of jobs; None: all
+
+_IS_OPEN = task_run.c.ended.is_(None)
+_LISTED = (
+    task_run.c.job,
+    task_run.c.first_index,
+    task_run.c.last_index,
+    task_run.c.step,
+    task_run.c.state,
+    task_run.c.reason,
+    task_run.c.ended,
+    job.c.array,
+    job.c.name,
+    job.c.user,
+    job.c.priority,
+    job.c.submitted,
+)
+
+
+# Writing
+
+
+def store(connection: Connection, steps: Sequence[tuple[CoreEvent, Outcome]]) -> None:
+    """Store changed remainders and cancelled tasks; requeued tasks get rows of their own."""
+    remainders: dict[int, Remainder | None] = {}
+    rows: list[dict[str, Any]] = []
+    for event, outcome in steps:
+        remainders |= outcome.remainders
+        if outcome.cancelled_runs:
+            users = dict(
+                connection.execute(
+                    select(job.c.id, job.c.user).where(
+                        job.c.id.in_({job_id for job_id, _ in outcome.cancelled_runs})
+                    )
+                ).all()
+            )
+            rows += [
+                _row(job_id, users[job_id], run, State.CANCELLED, "", event.time)
+                for job_id, run in outcome.cancelled_runs
+            ]
+    for job_id, remainder in remainders.items():
+        connection.execute(delete(task_run).where(task_run.c.job == job_id, _IS_OPEN))
+        if remainder is not None:
+            user, state, reason = remainder.job.user, remainder.state, remainder.reason
+            rows += [_row(job_id, user, run, state, reason, None) for run in remainder.runs]
+    if rows:
+        connection.execute(insert(task_run), rows)
+    for event, _ in steps:
+        if isinstance(event, JobRequeued):
+            indices = {requeued.index for requeued in event.tasks}
+            _expand(connection, event.job.id, indices)
+
+
+def _row(
+    job_id: int, user: str, run: IndexRun, state: State, reason: str, ended: float | None
+) -> dict[str, Any]:
+    first, last, step = run
+    return {
+        "job": job_id,
+        "first_index": first,
+        "last_index": last,
+        "step": step,
+        "state": state,
+        "reason": reason,
+        "ended": ended,
+        "user": user,
+    }
+
+
+def _expand(connection: Connection, job_id: int, indices: set[int]) -> None:
+    """Give ended tasks of runs rows of their own."""
+    ended = task_run.c.job == job_id, task_run.c.ended.is_not(None)
+    for row in connection.execute(select(task_run).where(*ended)).all():
+        run = (row.first_index, row.last_index, row.step)
+        leaving = [index for index in range_of(run) if index in indices]
+        if not leaving:
+            continue
+        connection.execute(
+            delete(task_run).where(
+                task_run.c.job == job_id, task_run.c.first_index == row.first_index
+            )
+        )
+        remaining = list(runs_of(index for index in range_of(run) if index not in indices))
+        if len(remaining) * MIN_MEAN_RUN > run_length(run):
+            leaving, remaining = list(range_of(run)), []
+        state = State(row.state)
+        if rows := [_row(job_id, row.user, r, state, row.reason, row.ended) for r in remaining]:
+            connection.execute(insert(task_run), rows)
+        common = {"job": job_id, "state": row.state, "reason": row.reason, "ended": row.ended}
+        common |= {"user": row.user, "held": False, "target": None}
+        common |= {"attempts": 0, "moves": 0, "forgiven": 0}
+        insert_rows(connection, task, [{**common, "task_index": index} for index in leaving])
+
+
+# Reading
+
+
+def remainders(connection: Connection) -> list[Remainder]:
+    """Return the remainders of open arrays, by job."""
+    spec = func.coalesce(job.c.changed, job.c.job).label("spec")
+    rows = connection.execute(
+        select(task_run, job.c.priority, spec)
+        .join(job, job.c.id == task_run.c.job)
+        .where(_IS_OPEN)
+        .order_by(task_run.c.job, task_run.c.first_index)
+    )
+    found: dict[int, Remainder] = {}
+    for row in rows:
+        if row.job not in found:
+            decoded, held = msgspec.json.decode(row.spec, type=Job), row.state == State.HELD
+            found[row.job] = Remainder(decoded, [], row.priority, 0.0, held, row.reason)
+        found[row.job].runs.append((row.first_index, row.last_index, row.step))
+    return list(found.values())
+
+
+def indices_of(connection: Connection, job_id: int, ended: bool) -> list[int]:
+    """Return the indices of a job's tasks in runs, those that are open or that have ended."""
+    is_open = task_run.c.ended.is_not(None) if ended else _IS_OPEN
+    rows = connection.execute(
+        select(task_run).where(task_run.c.job == job_id, is_open).order_by(task_run.c.first_index)
+    ).all()
+    runs = [(row.first_index, row.last_index, row.step) for row in rows]
+    return sorted(chain.from_iterable(map(range_of, runs)))
+
+
+def last_end(connection: Connection, job_id: int) -> float:
+    """Return the latest end of a job's tasks in runs (epoch seconds), or 0."""
+    latest = select(func.max(task_run.c.ended)).where(task_run.c.job == job_id)
+    return connection.execute(latest).scalar() or 0.0
+
+
+def contains(
+    connection: Connection,
+    selectors: Iterable[tuple[int, int | None]],
+    *conditions: ColumnElement[bool],
+) -> set[tuple[int, int]]:
+    """Return those of tasks, by job and index, that are in runs. `conditions` are of the job."""
+    indices: dict[int, list[int]] = {}
+    for job_id, index in selectors:
+        if index is not None:
+            indices.setdefault(job_id, []).append(index)
+    found: set[tuple[int, int]] = set()
+    job_ids = list(indices)
+    for first in range(0, len(job_ids), 500):
+        is_named = task_run.c.job.in_(job_ids[first : first + 500])
+        runs = select(task_run).join(job, job.c.id == task_run.c.job).where(is_named, *conditions)
+        for row in connection.execute(runs):
+            run = range_of((row.first_index, row.last_index, row.step))
+            found |= {(row.job, index) for index in indices[row.job] if index in run}
+    return found
+
+
+def all_states(connection: Connection) -> Iterator[tuple[tuple[int, int], str]]:
+    """Yield job and index of each task in a run, with its state."""
+    for row in connection.execute(select(task_run)):
+        for index in range_of((row.first_index, row.last_index, row.step)):
+            yield (row.job, index), row.state
+
+
+# Listings
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """Tasks of a run that a listing selects."""
+
+    row: dict[str, Any]  # of `status` but for the index; times in epoch seconds
+    indices: Sequence[int]  # ascending, at least one
+
+    def ranges(self) -> Iterator[range]:
+        """Yield its indices as ranges."""
+        if isinstance(self.indices, range):
+            yield self.indices
+        else:
+            yield from map(range_of, runs_of(self.indices))
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of `status --json` of its tasks."""
+        for index in self.indices:
+            yield {**self.row, "task_index": index}
+
+
+def listed(
+    connection: Connection,
+    conditions: Iterable[ColumnElement[bool]],
+    after: tuple[int, int],
+    limit: int | None,
+    selected: IndicesByJob | None,
+) -> list[ListedRun]:
+    """Return the runs with tasks after a task, by job and first index.
+
+    `limit` is the number of runs; `selected` restricts jobs and indices.
+    """
+    is_after = tuple_(task_run.c.job, task_run.c.last_index) > after
+    query: Select[Any] = (
+        select(*_LISTED)
+        .join(job, job.c.id == task_run.c.job)
+        .where(*conditions, task_run.c.job >= after[0], is_after)
+        .order_by(task_run.c.job, task_run.c.first_index)
+    )
+    if selected is not None:
+        query = query.where(task_run.c.job.in_(list(selected)))
+    if limit is not None:
+        query = query.limit(limit)
+    found = []
+    for row in connection.execute(query).mappings():
+        run = range_of((row["first_index"], row["last_index"], row["step"]))
+        indices: Sequence[int] = run
+        if selected is not None and (named := selected[row["job"]]) is not None:
+            indices = [index for index in named if index in run]
+        if row["job"] == after[0]:
+            indices = _after(indices, after[1])
+        if indices:
+            found.append(ListedRun(_status_row(row), indices))
+    return found
+
+
+def _after(indices: Sequence[int], index: int) -> Sequence[int]:
+    """Return the indices after an index; of a range, a range."""
+    if isinstance(indices, range):
+        passed = max((index - indices.start) // indices.step + 1, 0)
+        return indices[passed:]
+    return [other for other in indices if other > index]
+
+
+def _status_row(row: Any) -> dict[str, Any]:
+    return {
+        "job": row["job"],
+        "array": row["array"],
+        "task_index": 0,
+        "name": row["name"],
+        "user": row["user"],
+        "state": row["state"],
+        "reason": row["reason"],
+        "priority": row["priority"],
+        "cluster": None,
+        "native_id": None,
+        "submitted": row["submitted"],
+        "started": None,
+        "ended": row["ended"],
+        "exit_code": None,
+        "signal": None,
+    }
+
+
+def has_recent(job_id: ColumnElement[int], before: float) -> ColumnElement[bool]:
+    """Return the condition that a job has a task in a run that is open or ended since `before`."""
+    recent = _IS_OPEN | (task_run.c.ended >= before)
+    return select(task_run.c.job).where(task_run.c.job == job_id, recent).exists()
