@@ -35,6 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         "--tasks", type=int, default=LARGE.tasks, help="submitted in all [%(default)d]"
     )
     parser.add_argument("--accounts", type=int, default=LARGE.accounts, help="[%(default)d]")
+    parser.add_argument("--note", default="", help="sentences for the page, on circumstances")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--write", action="store_true", help=f"write {report.PAGE.name}")
     options = parser.parse_args(arguments)
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         folder = Path(name)
         folder.chmod(0o711)
         try:
-            result = report.stored(run(folder, size, FAULTS, options.seed))
+            result = report.stored(run(folder, size, FAULTS, options.seed), options.note)
         except pytest.skip.Exception as reason:  # the accounts cannot read this checkout
             print(f"left out: {reason}", file=sys.stderr)
             return 1

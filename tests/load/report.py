@@ -17,7 +17,7 @@ import msgspec
 import psutil
 
 from tests.load.monitor import Sample
-from tests.load.run import Result, UserStarts
+from tests.load.run import Result, UserStarts, warm_thirds
 from tests.load.site import Size
 
 ROOT = Path(__file__).parents[2]
@@ -71,9 +71,10 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     users: list[UserStarts]
     samples: list[Sample]
     violations: list[str]
+    note: str = ""  # of whoever started the run, on its circumstances
 
 
-def stored(result: Result) -> Stored:
+def stored(result: Result, note: str = "") -> Stored:
     """Return a result with its conditions."""
     commit = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
@@ -102,6 +103,7 @@ def stored(result: Result) -> Stored:
         users=result.users,
         samples=result.samples,
         violations=result.violations,
+        note=note,
     )
 
 
@@ -133,6 +135,8 @@ def lines(result: Stored) -> Iterator[str]:
     """Yield the figures of a result and its tables."""
     size = result.size
     yield f"Measured on {result.date} at {result.commit} ({result.machine}, load {result.load:g})."
+    if result.note:
+        yield result.note
     yield ""
     yield f"- {size.accounts} accounts, and another that submits a single job at a time."
     yield f"- {size.slurm_clusters} Slurm clusters of {size.nodes} nodes with 8 processors each."
@@ -156,6 +160,8 @@ def lines(result: Stored) -> Iterator[str]:
     )
     violations = "; ".join(result.violations) or "none"
     yield f"- Violations: {violations}."
+    if warm_thirds(result.samples, result.submitted_after) is None:
+        yield "- Growth was not judged: too few samples were taken after the last submission."
     if result.recoveries:
         yield "\n## Faults\n"
         yield "| fault | all clusters up again after |"

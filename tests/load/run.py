@@ -35,6 +35,7 @@ OPEN = "queued,held,dispatching,pending,running,suspended"
 MAX_GROWTH = 1.3  # of memory, from the first third after the last submission to the last third
 SPARE_MEMORY = 48.0  # MiB that may be added: memory of ended tasks, of a few portions of work
 SPARE_FILES = 32  # that may be added, by connections at the moment of a sample
+LEAST_SAMPLES = 10  # in a third of those after the last submission; else growth is not judged
 MAX_WAL = 512.0  # MiB
 MIN_SHARE = 0.5  # of an equal share of the starts, for a user whose tasks still wait
 
@@ -366,21 +367,30 @@ def starved(users: Sequence[UserStarts]) -> list[str]:
     ]
 
 
+def warm_thirds(
+    samples: Sequence[Sample], submitted_after: float
+) -> tuple[Sequence[Sample], Sequence[Sample]] | None:
+    """Return the first and the last third of the samples after the last submission.
+
+    None if these are too few to judge growth.
+    """
+    warm = [sample for sample in samples if submitted_after and sample.seconds >= submitted_after]
+    third = len(warm) // 3
+    return (warm[:third], warm[-third:]) if third >= LEAST_SAMPLES else None
+
+
 def unbounded(samples: Sequence[Sample], submitted_after: float) -> list[str]:
     """Return what has grown from the first to the last third after the last submission."""
     if any(sample.wal > MAX_WAL for sample in samples):
         return [f"unbounded: the write-ahead log has more than {MAX_WAL:g} MiB"]
-    warm = [sample for sample in samples if submitted_after and sample.seconds >= submitted_after]
-    third = len(warm) // 3
-    if third < 10:
+    if (thirds := warm_thirds(samples, submitted_after)) is None:
         return []
-    first, last = warm[:third], warm[-third:]
     grown = []
     for name, spare in (
         *((name, SPARE_MEMORY) for name in ("daemon_memory", "worker_memory", "wal")),
         *((name, SPARE_FILES) for name in ("daemon_files", "worker_files")),
     ):
-        before, after = (max(getattr(sample, name) for sample in part) for part in (first, last))
+        before, after = (max(getattr(sample, name) for sample in part) for part in thirds)
         if after > MAX_GROWTH * before + spare:
             grown.append(f"unbounded: {name} grew from {before:g} to {after:g}")
     return grown

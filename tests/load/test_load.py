@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import require
 from tests.load.monitor import Sample
+from tests.load.report import PAGE, STORE, Stored, page
 from tests.load.run import DAEMON_KILLED, MAX_WAL, UserStarts, run, starved, unbounded
 from tests.load.site import SMALL, missing
 
@@ -61,3 +62,8 @@ def test_growth_after_the_last_submission_is_a_violation(
 
 def test_a_large_write_ahead_log_is_a_violation() -> None:
     assert unbounded([msgspec.structs.replace(CALM, wal=MAX_WAL + 1)], 0.0) != []
+
+
+def test_the_stored_result_is_the_page() -> None:
+    stored = msgspec.json.decode(STORE.read_bytes(), type=Stored)
+    assert PAGE.read_text() == page(stored)
