@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from metasched.policies.local.registry import DEFAULT_POLICY, make_policy
+from metasched.policies.local.registry import DEFAULT_POLICY, check_policy_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class LocalOptions:
         for name, amount in {"cpus": self.cpus, "memory": self.memory, **self.gres}.items():
             if amount is not None and amount < 1:
                 raise ValueError(f"{name} is {amount}; it must be 1 or more")
-        make_policy(self.policy)
+        check_policy_name(self.policy)
         for name, seconds in (("max_time", self.max_time), ("default_time", self.default_time)):
             if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
                 raise ValueError(f"{name} is {seconds}; it must be a positive number of seconds")

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from functools import cached_property
 from pathlib import Path
 
 from metasched.adapters import supervisor
@@ -52,7 +53,7 @@ class LocalScheduler:
         self.reload_needed = False
         self.table = TaskTable(folder, options, instances, store)
         self._folder, self._launcher, self._store, self._lock = folder, launcher, store, lock
-        self._policy: LocalPolicy = make_policy(options.policy)
+        self._policy_name = options.policy
         self._rho: Mapping[str, float] = {}
         self._stopped = False
         self._wakeups = Wakeups()
@@ -154,6 +155,11 @@ class LocalScheduler:
                 log.exception("%s: loading it again", self._folder)
                 self.reload_needed = True
             self._wakeups.wake()
+
+    @cached_property
+    def _policy(self) -> LocalPolicy:
+        """The policy. The default imports numpy: 6 MB that a cluster without jobs does not need."""
+        return make_policy(self._policy_name)
 
     def _decide_starts(self) -> None:
         """Decide which tasks start now; record each decision as a job folder with a `spec`."""

@@ -46,6 +46,14 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 
 
+def check_policy_name(name: str) -> None:
+    """Raise ValueError for an unknown name."""
+    if name not in POLICIES:
+        close = get_close_matches(name, POLICIES, n=1)
+        remedy = f'write "{close[0]}"' if close else f"available are {', '.join(POLICIES)}"
+        raise ValueError(f'unknown policy "{name}"; {remedy}')
+
+
 def make_policy(
     name: str, parameters: Parameters | None = None, licences: Mapping[str, int] | None = None
 ) -> LocalPolicy:
@@ -54,10 +62,7 @@ def make_policy(
     ValueError for an unknown name, a parameter that the policy does not have, or a bad value.
     """
     arguments = dict(parameters or {})
-    if name not in POLICIES:
-        close = get_close_matches(name, POLICIES, n=1)
-        remedy = f'write "{close[0]}"' if close else f"available are {', '.join(POLICIES)}"
-        raise ValueError(f'unknown policy "{name}"; {remedy}')
+    check_policy_name(name)
     allowed = PARAMETERS.get(name, ())
     if unknown := [key for key in arguments if key not in allowed]:
         remedy = f"it has {', '.join(allowed)}" if allowed else "it has none"

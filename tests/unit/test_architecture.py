@@ -99,3 +99,23 @@ def test_no_change_of_state_is_dropped() -> None:
         and node.value.func.attr in changing
     ]
     assert dropped == []
+
+
+def test_a_local_cluster_without_jobs_loads_no_numpy(tmp_path: Path) -> None:
+    """It is a third of the memory of such a worker."""
+    program = """
+import sys
+from pathlib import Path
+import metasched.adapters.worker
+from metasched.adapters.local.adapter import Local, LocalOptions
+from metasched.model.cluster import Cluster
+cluster = Cluster(name="here", adapter="local")
+adapter = Local(cluster, LocalOptions(cpus=4), "test", Path(sys.argv[1]))
+adapter.poll()
+adapter.close()
+sys.exit("numpy is loaded" if "numpy" in sys.modules else 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
