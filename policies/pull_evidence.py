@@ -2,8 +2,9 @@
 
 Facts that no manager reports (limits of a QOS, default memory, foreign priorities) show only when
 a pulled job does not start. Then jobs that need at least as much are barred from that cluster,
-until such a job ends there or the facts that it reports change. The number of pulls under way
-doubles with each pull that starts at once and drops to one after a failure.
+until such a job ends there or the facts that it reports change. If the manager names a limit, jobs
+that share it are barred while as much of it is in use as at the failure. The number of pulls under
+way doubles with each pull that starts at once and drops to one after a failure.
 
 Where pulls keep failing (a cluster without backfilling, say), the ends that lift a bar double with
 each failure. They halve after ten pulls that started at once: so either nine in ten start at once,
@@ -12,7 +13,9 @@ or there are hardly any pulls.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from metasched.model.job import Job
 
@@ -21,8 +24,24 @@ BAR_SECONDS = 3600.0  # for each end that lifts a bar: nobody reports that a lim
 FIRST_WINDOW = 16  # pulls under way at the start of the daemon
 MAX_WINDOW = 1024
 MAX_DISTRUST = 10.0  # a bar is lifted by 2 ** 10 ends at most
+# QOS, account and user that share a limit, or the QOS alone; (): a job waits for no such limit
+Scope = tuple[str | None, ...]
 _REGAINED_TRUST = 0.1  # by a pull that started at once; a failure costs 1
+_LIMITS_OF_A_USER = ("Assoc", "QOSMax")  # beginnings of Slurm's reasons
 _COMPARABLE_TIME = 2.0  # a job of half the time limit and less may fit in front of a reservation
+
+
+class LimitUse(NamedTuple):
+    """What jobs that share a limit use of it."""
+
+    tasks: int = 0
+    cpus: int = 0
+
+    def with_job(self, job: Job) -> LimitUse:
+        return LimitUse(self.tasks + 1, self.cpus + job.cpus)
+
+
+_UNUSED = LimitUse()
 
 
 @dataclass
@@ -30,23 +49,19 @@ class PullBar:
     """A job that was pulled and did not start at once."""
 
     job: Job
-    scope: tuple[str | None, ...]  # user, account and QOS that share the limit; (): of all jobs
     free_cpus: int  # of the cluster, when the failure was seen
     until: float  # epoch seconds
     ends_left: int = 1  # of such jobs, until the bar is lifted
 
     def covers(self, job: Job) -> bool:
-        """Whether the failure speaks against another job: same limit, and no smaller request."""
-        return (
-            job.estimated * _COMPARABLE_TIME > self.job.estimated
-            and needs_at_least(job, self.job)
-            and (not self.scope or _scope(job, len(self.scope)) == self.scope)
+        """Whether the failure speaks against another job: it needs no less."""
+        return job.estimated * _COMPARABLE_TIME > self.job.estimated and needs_at_least(
+            job, self.job
         )
 
     def lifted_by_end(self, job: Job) -> bool:
         """Count the end of a job if it leaves room for the barred job; return whether it lifts."""
-        in_scope = not self.scope or _scope(job, len(self.scope)) == self.scope
-        if in_scope and needs_at_least(job, self.job):
+        if needs_at_least(job, self.job):
             self.ends_left -= 1
         return self.ends_left <= 0
 
@@ -56,10 +71,33 @@ class PullBar:
 
 
 @dataclass
+class LimitBar:
+    """A job that was pulled and waits for a limit of its user, account or QOS."""
+
+    job: Job
+    scope: Scope  # of the limit
+    counts: str  # what is limited: "tasks", "cpus", or "" if that is not clear
+    most: LimitUse  # by jobs of metasched that had started, when the failure was seen
+    until: float  # epoch seconds
+    used: LimitUse = _UNUSED  # by jobs of metasched that are there or on their way
+
+    def covers(self, job: Job) -> bool:
+        """Whether with another job more would be in use than when the first could not start."""
+        if _scope(job, len(self.scope)) != self.scope or not needs_at_least(job, self.job):
+            return False
+        exceeds_tasks = self.used.tasks + 1 > self.most.tasks
+        exceeds_cpus = self.used.cpus + job.cpus > self.most.cpus
+        if not self.counts:
+            return exceeds_tasks or exceeds_cpus
+        return exceeds_tasks if self.counts == "tasks" else exceeds_cpus
+
+
+@dataclass
 class PullEvidence:
     """Bars and window of a cluster."""
 
     bars: list[PullBar] = field(default_factory=list)
+    limits: list[LimitBar] = field(default_factory=list)
     window: int = FIRST_WINDOW  # pulls that may be under way
     distrust: float = 0.0  # logarithm of the ends that lift a bar, to base 2
 
@@ -68,21 +106,50 @@ class PullEvidence:
         self.window = min(2 * self.window, MAX_WINDOW)
         self.distrust = max(self.distrust - _REGAINED_TRUST, 0.0)
 
-    def record_failure(self, job: Job, manager_reason: str, free_cpus: int, now: float) -> None:
-        """Bar jobs like this one, which did not start at once."""
+    def record_failure(
+        self, job: Job, manager_reason: str, free_cpus: int, now: float, started: Iterable[Job]
+    ) -> None:
+        """Bar jobs like this one, which did not start at once; `started` are all that did there."""
         self.window, ends = 1, 2 ** int(self.distrust)
-        scope = _limited_scope(job, manager_reason)
-        if not scope:
-            self.distrust = min(self.distrust + 1.0, MAX_DISTRUST)
-        if self.bars_job(job):
+        if scope := _limited_scope(job, manager_reason):
+            most = sum_up_uses(started, {scope})[scope]
+            self._add_limit(
+                LimitBar(job, scope, _limited_amount(manager_reason), most, now + BAR_SECONDS)
+            )
             return
-        new = PullBar(job, scope, free_cpus, now + BAR_SECONDS * ends, ends)
-        kept = [bar for bar in self.bars if not (new.covers(bar.job) and not new.scope)]
+        self.distrust = min(self.distrust + 1.0, MAX_DISTRUST)
+        if any(bar.covers(job) for bar in self.bars):
+            return
+        new = PullBar(job, free_cpus, now + BAR_SECONDS * ends, ends)
+        kept = [bar for bar in self.bars if not new.covers(bar.job)]
         self.bars = [*kept[1 - MAX_BARS :], new]
+
+    def _add_limit(self, new: LimitBar) -> None:
+        """Add a bar in the place of older bars for the same jobs."""
+        kept = [
+            bar
+            for bar in self.limits
+            if bar.scope != new.scope or not needs_at_least(bar.job, new.job)
+        ]
+        self.limits = [*kept[1 - MAX_BARS :], new]
 
     def bars_job(self, job: Job) -> bool:
         """Whether the job would not start at once, by earlier pulls."""
-        return any(bar.covers(job) for bar in self.bars)
+        return any(bar.covers(job) for bar in self.bars) or any(
+            bar.covers(job) for bar in self.limits
+        )
+
+    def set_use(self, jobs: Iterable[Job]) -> None:
+        """Count what jobs of metasched use that are on the cluster or on their way to it."""
+        uses = sum_up_uses(jobs, {bar.scope for bar in self.limits})
+        for bar in self.limits:
+            bar.used = uses[bar.scope]
+
+    def add_use(self, job: Job) -> None:
+        """Count a job that is pulled."""
+        for bar in self.limits:
+            if _scope(job, len(bar.scope)) == bar.scope:
+                bar.used = bar.used.with_job(job)
 
     def record_end(self, job: Job) -> None:
         """Lift the bars for which the end of a job leaves room."""
@@ -91,6 +158,23 @@ class PullEvidence:
     def pass_time(self, now: float, free_cpus: int) -> None:
         """Lift the bars that time or other users' ends have lifted."""
         self.bars = [bar for bar in self.bars if not bar.lifted_by_time(now, free_cpus)]
+        self.limits = [bar for bar in self.limits if now < bar.until]
+
+    def clear(self) -> None:
+        """Lift all bars: the facts of the cluster have changed."""
+        self.bars.clear()
+        self.limits.clear()
+
+
+def sum_up_uses(jobs: Iterable[Job], scopes: Set[Scope]) -> dict[Scope, LimitUse]:
+    """Return what the jobs of each scope use. O(jobs)."""
+    uses = dict.fromkeys(scopes, _UNUSED)
+    lengths = {len(scope) for scope in scopes}
+    for job in jobs:
+        for length in lengths:
+            if (scope := _scope(job, length)) in uses:
+                uses[scope] = uses[scope].with_job(job)
+    return uses
 
 
 def needs_at_least(job: Job, other: Job) -> bool:
@@ -117,15 +201,27 @@ def _is_as_large(amount: int | None, other: int | None) -> bool:
     return amount == other if amount is None or other is None else amount >= other
 
 
-def _limited_scope(job: Job, manager_reason: str) -> tuple[str | None, ...]:
+def _limited_scope(job: Job, manager_reason: str) -> Scope:
     """Return whose limit a pending job waits for, by Slurm's reason; (): not for such a limit.
 
     Native options may keep a job pending at will: they are no evidence for other users.
     """
-    if job.native or manager_reason.startswith(("Assoc", "QOSMax")):
+    if job.native or manager_reason.startswith(_LIMITS_OF_A_USER):
         return _scope(job, 3)
-    return _scope(job, 1) if manager_reason.startswith("QOS") else ()
+    return _scope(job, 1) if names_limit(manager_reason) else ()
 
 
-def _scope(job: Job, length: int) -> tuple[str | None, ...]:
+def names_limit(manager_reason: str) -> bool:
+    """Whether a job waits for a limit of its user, account or QOS, by Slurm's reason."""
+    return manager_reason.startswith(("Assoc", "QOS"))
+
+
+def _limited_amount(manager_reason: str) -> str:
+    """Return what the limit counts that Slurm names as the reason, as in `LimitBar.counts`."""
+    if "Job" in manager_reason and "PerJob" not in manager_reason:
+        return "tasks"
+    return "cpus" if "Cpu" in manager_reason else ""
+
+
+def _scope(job: Job, length: int) -> Scope:
     return (job.qos, job.account, job.user)[:length]

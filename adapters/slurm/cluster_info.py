@@ -87,11 +87,12 @@ def _time_limit(job: QueueLine, partitions: Mapping[str, Partition]) -> float:
 
 
 def _partitions(node_lines: Sequence[NodeLine]) -> dict[str, Partition]:
+    """Return the partitions in the order of their names: sinfo orders them by states of nodes."""
     partitions: dict[str, Partition] = {}
     lines_by_partition: dict[str, list[NodeLine]] = {}
     for line in node_lines:
         lines_by_partition.setdefault(line.partition, []).append(line)
-    for label, lines in lines_by_partition.items():
+    for label, lines in sorted(lines_by_partition.items()):
         first, max_nodes = lines[0], lines[0].job_sizes.rpartition("-")[2]
         partitions[label.rstrip("*")] = Partition(
             name=label.rstrip("*"),

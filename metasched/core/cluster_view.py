@@ -131,7 +131,7 @@ class ClusterView:
         if self.eligibility_key != previous_key:
             self.decisions.clear()
             if _permanent(self.eligibility_key) != _permanent(previous_key):
-                self.pulls.evidence.bars.clear()
+                self.pulls.evidence.clear()
         self.info, self.owed_by_others = info, info.owed_by_others
         self.computing_power = info.cpus * self.cluster.benchmark or math.inf
         self.valid_until = -math.inf

@@ -1,16 +1,18 @@
 """Pulls to a cluster: which are under way, how many started at once, what they showed. Pure.
 
 Kept since the start of the daemon. A pull is judged by the first listing after its manager had
-`Cluster.start_delay` seconds to start it.
+`Cluster.start_delay` seconds to start it, or that names a limit for which it waits.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from metasched.core.promising_groups import PromisingGroups
 from metasched.core.tasks import Attempt, Task, TaskId
 from metasched.core.transitions import LIVE
 from metasched.model.job import Job
-from metasched.policies.pull_evidence import PullEvidence
+from metasched.policies.pull_evidence import PullEvidence, names_limit
 
 
 class PullRecord:
@@ -55,9 +57,12 @@ class PullRecord:
             self._arriving[task.task_id] = task, attempt
             self.pulls += 1
 
-    def judge(self, now: float, free_cpus: int) -> None:
-        """Judge the pulls that this listing shows as started, or that had time to start."""
-        if self.evidence.bars:
+    def judge(self, now: float, free_cpus: int, live_tasks: Iterable[Task]) -> None:
+        """Judge the pulls that this listing shows as started, or that had time to start.
+
+        `live_tasks` are all of the cluster.
+        """
+        if self.evidence.bars or self.evidence.limits:
             self.evidence.pass_time(now, free_cpus)
         for task_id, (task, attempt) in list(self._arriving.items()):
             dispatched = attempt.dispatched if attempt.accepted is None else attempt.accepted
@@ -68,8 +73,16 @@ class PullRecord:
                     self.evidence.record_success()
             elif attempt.state not in LIVE:
                 pass  # cancelled, moved or rejected: no evidence
-            elif attempt.in_last_listing and now >= latest_start:
-                self.evidence.record_failure(task.job, attempt.manager_reason, free_cpus, now)
+            elif attempt.in_last_listing and (
+                now >= latest_start or names_limit(attempt.manager_reason)
+            ):
+                self.evidence.record_failure(
+                    task.job,
+                    attempt.manager_reason,
+                    free_cpus,
+                    now,
+                    (live.job for live in live_tasks if live.live_attempt.has_started),
+                )
             else:
                 continue
             del self._arriving[task_id]

@@ -196,7 +196,7 @@ class Withdrawals:
         info, record = view.info, view.pulls
         if info is None:
             return
-        record.judge(self._state.now, info.cpus - info.used_cpus)
+        record.judge(self._state.now, info.cpus - info.used_cpus, view.live_tasks.values())
         if info.cpus <= info.used_cpus or not self._has_unstarted_elsewhere(view):
             return
         planned = record.promising_groups.plan_check(info, self._state.unstarted_index)
@@ -225,15 +225,19 @@ class Withdrawals:
             expected_jobs=expected,
             node_licences=view.cluster.licence_features.keys(),
         )
+        evidence = record.evidence
+        if evidence.limits:
+            evidence.set_use(chain((task.job for task in view.live_tasks.values()), withdrawing))
         for task in self._pullable(view, planned, capacity):
             job = task.job
             if (
                 not capacity.can_start(job)
-                or record.evidence.bars_job(job)
+                or evidence.bars_job(job)
                 or self._placement.check_task(task, view) is not None
             ):
                 continue
             capacity.record_start(job)
+            evidence.add_use(job)
             task.live_attempt.intent, task.live_attempt.target = Intent.PULL, view.name
             self._state.record_note(task, f"would start on {view.name} now")
             self._state_machine.request_withdrawal(task)

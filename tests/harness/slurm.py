@@ -70,6 +70,7 @@ class ClusterSpec:
 
     Each core has `threads` of these. `memory` MiB per node; the last node has `gpus` of the generic
     resource gpu. `settings` are lines of slurm.conf that override those of the harness.
+    `accounting`: whether it uses the accounting of a site with accounting; only one cluster can.
     """
 
     name: str
@@ -80,6 +81,8 @@ class ClusterSpec:
     gpus: int = 0
     settings: tuple[str, ...] = ()
     threads: int = 1
+    features: str = "any"
+    accounting: bool = True
 
 
 ALPHA = ClusterSpec("alpha", "a", nodes=4, cpus=16, gpus=2, settings=("Licenses=matlab:3",))
@@ -111,14 +114,13 @@ class SlurmSite(DaemonGroup):
     def _boot(self) -> None:
         for spec in self._specs:
             folder = self.folder / spec.name
-            cluster = SlurmCluster(
-                spec, folder, self._reaper, self._ports, self.inside, self._accounting
-            )
+            accounting = self._accounting and spec.accounting
+            cluster = SlurmCluster(spec, folder, self._reaper, self._ports, self.inside, accounting)
             self._clusters[spec.name] = cluster
             cluster.start_munge()
         if self._accounting:
-            (only,) = self
-            only.start_accounting()
+            [accounted] = [cluster for cluster in self if cluster.spec.accounting]
+            accounted.start_accounting()
         for cluster in self:
             cluster.start_controller(wait=False)
             cluster.start_nodes()
@@ -417,7 +419,7 @@ class SlurmCluster:
         }
         nodes = [
             f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports.take()} "
-            f"CPUs={spec.cpus} RealMemory={spec.memory} Feature=any"
+            f"CPUs={spec.cpus} RealMemory={spec.memory} Feature={spec.features}"
             + (f" CoresPerSocket={spec.cpus // spec.threads}" if spec.threads > 1 else "")
             + (f" ThreadsPerCore={spec.threads}" if spec.threads > 1 else "")
             + (f" Gres=gpu:{spec.gpus}" if spec.gpus and name == self.nodes[-1] else "")

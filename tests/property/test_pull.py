@@ -81,7 +81,7 @@ def test_a_failure_bars_larger_requests_until_such_a_job_ends(
     failed: Job, other: Job, ended: Job
 ) -> None:
     evidence = PullEvidence()
-    evidence.record_failure(failed, "", 4, 0.0)
+    evidence.record_failure(failed, "", 4, 0.0, [])
     assert evidence.bars_job(failed)
     if needs_at_least(other, failed) and other.estimated >= failed.estimated:
         assert evidence.bars_job(other)

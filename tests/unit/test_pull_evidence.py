@@ -68,7 +68,7 @@ def barred(evidence: PullEvidence, **fields: Any) -> bool:
 def failed(cpus: int = 2, reason: str = "Resources", **fields: Any) -> PullEvidence:
     """Evidence of one failure, seen with 4 free processors."""
     evidence = PullEvidence()
-    evidence.record_failure(job(1, cpus, **fields), reason, 4, NOW)
+    evidence.record_failure(job(1, cpus, **fields), reason, 4, NOW, [])
     return evidence
 
 
@@ -118,6 +118,39 @@ def test_a_limit_bars_only_the_jobs_that_share_it(
     assert barred(evidence, cpus=2, user="bob", qos="short") is others
 
 
+@pytest.mark.parametrize(
+    ("reason", "ended", "barred_cpus"),
+    [
+        ("QOSMaxCpuPerUserLimit", [], [1, 2, 4]),
+        ("QOSMaxCpuPerUserLimit", [2], [4]),  # a job of 2 processors has ended
+        ("QOSMaxJobsPerUserLimit", [], [1, 2, 4]),
+        ("QOSMaxJobsPerUserLimit", [2], []),  # a job of any size takes its place
+        ("QOSMaxJobsPerUserLimit", [2, 2], []),
+        ("QOSMaxNodePerUserLimit", [2], [4]),  # neither is known to be limited
+    ],
+)
+def test_jobs_that_share_a_limit_take_only_what_its_jobs_leave(
+    reason: str, ended: list[int], barred_cpus: list[int]
+) -> None:
+    started = [job(number, 2, user="ada") for number in range(3)]
+    evidence = PullEvidence()
+    evidence.record_failure(job(9, 1, user="ada"), reason, 4, NOW, started)
+    there = started[len(ended) :]
+    evidence.set_use([*there, job(10, 4, user="bob")])
+    assert [n for n in (1, 2, 4) if barred(evidence, cpus=n, user="ada")] == barred_cpus
+    if ended:
+        evidence.add_use(job(11, 2, user="ada"))
+        assert barred(evidence, cpus=1, user="ada") is (len(ended) == 1)
+
+
+def test_a_limit_is_tried_again_after_an_hour() -> None:
+    evidence = failed(reason="QOSMaxJobsPerUserLimit", user="ada")
+    evidence.pass_time(NOW + BAR_SECONDS - 1, 100)
+    assert barred(evidence, cpus=2, user="ada")
+    evidence.pass_time(NOW + BAR_SECONDS, 0)
+    assert not barred(evidence, cpus=2, user="ada")
+
+
 def test_native_options_of_a_user_bar_nobody_else() -> None:
     """With them anybody could keep a job of one processor pending."""
     evidence = failed(cpus=1, user="eve", native={"right": "--hold"})
@@ -128,12 +161,12 @@ def test_native_options_of_a_user_bar_nobody_else() -> None:
 
 def test_the_bars_are_the_least_requests_and_their_number_is_bounded() -> None:
     evidence = failed(cpus=8)
-    evidence.record_failure(job(2, cpus=3), "Resources", 4, NOW)
-    evidence.record_failure(job(3, cpus=5), "Resources", 4, NOW)
+    evidence.record_failure(job(2, cpus=3), "Resources", 4, NOW, [])
+    evidence.record_failure(job(3, cpus=5), "Resources", 4, NOW, [])
     assert [bar.job.id for bar in evidence.bars] == [2]
     for number in range(2 * MAX_BARS):
         licences = {f"l{number}": 1}
-        evidence.record_failure(job(number, cpus=1, licences=licences), "Licenses", 4, NOW)
+        evidence.record_failure(job(number, cpus=1, licences=licences), "Licenses", 4, NOW, [])
     assert len(evidence.bars) == MAX_BARS
 
 
@@ -149,14 +182,14 @@ def test_repeated_failures_need_more_ends_until_pulls_start_again() -> None:
     evidence = failed()
     evidence.record_end(job(5, cpus=2))
     for ends in (2, 4):
-        evidence.record_failure(job(1, cpus=2), "Resources", 4, NOW)
+        evidence.record_failure(job(1, cpus=2), "Resources", 4, NOW, [])
         for _ in range(ends):
             assert barred(evidence, cpus=2)
             evidence.record_end(job(5, cpus=2))
         assert not barred(evidence, cpus=2)
     for _ in range(30):
         evidence.record_success()
-    evidence.record_failure(job(1, cpus=2), "Resources", 4, NOW)
+    evidence.record_failure(job(1, cpus=2), "Resources", 4, NOW, [])
     evidence.record_end(job(5, cpus=2))
     assert not barred(evidence, cpus=2)
 
@@ -222,6 +255,25 @@ def test_a_pull_that_does_not_start_bars_the_others_until_an_own_job_ends_there(
     assert pulled(site, later + 6, idle, started) == []
     ended = site.row(State.COMPLETED, 1, 2, started=later + 6, ended=later + 8, exit_code=0)
     assert pulled(site, later + 8, facts(4, free=1), ended) == [2]  # one at a time
+
+
+def test_a_limit_that_the_manager_names_is_learnt_at_once() -> None:
+    """Jobs 1 and 2 take all of it in turn; job 3 is pulled when neither needs it any more."""
+    site = Site()
+    pend_on_left(site, 3)
+    assert pulled(site, NOW + 6, facts(4, free=2)) == [1, 2]
+    for number in (1, 2):
+        move(site, number, NOW + 7)
+    first = site.row(State.RUNNING, 1, 2, started=NOW + 7)
+    stuck = site.row(State.PENDING, 2, 2, manager_reason="QOSMaxJobsPerUserLimit")
+    assert pulled(site, NOW + 8, facts(4, free=3), first, stuck) == []
+    assert site.core.pull_counts("right") == (2, 1)
+    assert pulled(site, NOW + 9, facts(4, free=4)) == []  # others' ends do not matter
+    ended = site.row(State.COMPLETED, 1, 2, started=NOW + 7, ended=NOW + 10, exit_code=0)
+    second = site.row(State.RUNNING, 2, 2, started=NOW + 10)
+    assert pulled(site, NOW + 10, facts(4, free=3), ended, second) == []
+    ended = site.row(State.COMPLETED, 2, 2, started=NOW + 10, ended=NOW + 12, exit_code=0)
+    assert pulled(site, NOW + 12, facts(4, free=4), ended) == [3]
 
 
 def test_changed_facts_lift_the_bars() -> None:

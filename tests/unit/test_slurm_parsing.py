@@ -157,6 +157,13 @@ def test_recorded_partitions() -> None:
     assert (short.max_time, short.default_time, short.max_nodes) == (1800.0, None, 2)
 
 
+def test_partitions_have_one_order_whatever_the_states_of_their_nodes() -> None:
+    nodes = text.parse_nodes(NODES, "~")
+    for lines in (nodes, nodes[::-1]):
+        info = cluster_info.build_cluster_info([], lines, TAKEN, set())
+        assert [partition.name for partition in info.partitions] == ["main", "short"]
+
+
 def test_recorded_configuration() -> None:
     assert text.parse_controller(CONFIG) == text.ControllerInfo(1795228098.0, 1795226007.0, 300.0)
     assert text.parse_controller(CONFIG.replace("300 sec", "0 sec")).min_job_age is None

@@ -1,0 +1,74 @@
+"""Pulls between two real Slurm clusters with unequal memory, features and limits of a QOS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+from tests.e2e.conftest import Site
+from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing
+
+LEFT = ClusterSpec("left", "l", 2, 8, memory=4000, features="any,large", accounting=False)
+RIGHT = ClusterSpec(
+    *("right", "r", 2, 8),
+    memory=1500,
+    features="any,fast",
+    settings=("AccountingStorageEnforce=associations,limits,qos",),
+)
+QOS_CPUS = 14  # of a user on right, which has 16 processors
+SMALL_JOBS = 60
+LARGE_JOBS = 6  # their memory fits once on a node of right
+
+
+@pytest.fixture
+def unequal(common_folder: Path) -> Iterator[SlurmSite]:
+    """Two Slurm clusters: right has less memory, other features, and a limit of its QOS."""
+    if (reason := missing() or accounting_missing()) is not None:
+        require("slurm", reason)
+    with SlurmSite(common_folder / "unequal-slurm", [LEFT, RIGHT], accounting=True) as booted:
+        yield booted
+
+
+def occupy(cluster: SlurmCluster, limit: str, count: int) -> None:
+    """Submit jobs past metasched that take all nodes one after another."""
+    for _ in range(count):
+        cluster.run("sbatch", "-t", limit, "-N2", "--exclusive", "--wrap", "sleep 9999")
+
+
+def test_nine_of_ten_pulls_start_at_once(unequal: SlurmSite, site: Site) -> None:
+    left, right = unequal["left"], unequal["right"]
+    occupy(left, "60", 1)
+    occupy(right, "1-0", 2)  # so jobs are sent to left
+    site.before = left.inside
+    site.configure(left.table("poll_interval = 1\n") + right.table("poll_interval = 1\n"))
+    site.start()
+    site.until(lambda: all(c["cpus"] == c["used"] for c in site.cluster_rows()))
+    limit = f"MaxTRESPerUser=cpu={QOS_CPUS}"
+    right.run("sacctmgr", "-i", "modify", "qos", "normal", "set", limit)
+
+    common = ("-t", "5", "-o", "/dev/null", "--wrap", "sleep 3")
+    pulled = [site.submit("--array", f"1-{SMALL_JOBS}", "--mem", "100", *common)]
+    pulled.append(site.submit("--array", f"1-{LARGE_JOBS}", "--mem", "1200", *common))
+    pulled.append(site.submit("-C", "any", *common))
+    staying = [
+        site.submit("--mem", "3000", *common),
+        site.submit("-C", "large", *common),
+    ]
+
+    def pending_on_left() -> bool:
+        rows = site.rows(*pulled, *staying)
+        return all(row["reason"].startswith("manager:") for row in rows) and {
+            row["cluster"] for row in rows
+        } == {"left"}
+
+    site.until(pending_on_left)
+    right.run("scancel", "--name=wrap")
+    ended = site.until_ended(*pulled)
+    assert {(row["state"], row["cluster"]) for row in ended} == {("completed", "right")}
+    assert {row["cluster"] for row in site.rows(*staying)} == {"left"}
+    [row] = [row for row in site.cluster_rows() if row["cluster"] == "right"]
+    assert row["pulls"] >= len(ended)
+    assert row["pulls_started_at_once"] >= 0.9 * row["pulls"], row
