@@ -204,10 +204,17 @@ class Queries:
         with self._connect() as connection:
             return reservations.find(connection, id)
 
-    def reservations_open_since(self, since: float) -> list[Reservation]:
-        """Return reservations open at or after `since` (epoch seconds), by start."""
+    def reservations_open_since(self, since: float, user: str | None = None) -> list[Reservation]:
+        """Return reservations of all or of a user, open at or after `since` (epoch), by start."""
         with self._connect() as connection:
-            return reservations.open_since(connection, since)
+            return reservations.open_since(connection, since, user)
+
+    def reservation_page(
+        self, since: float, user: str | None, after: int, limit: int
+    ) -> list[Reservation]:
+        """Return the first `limit` of these reservations with ids above `after`, by id."""
+        with self._connect() as connection:
+            return reservations.page_open_since(connection, since, user, after, limit)
 
     def unnotified_reservations(self, since: float) -> list[Reservation]:
         """Return reservations broken since `since` (epoch seconds) with owners not yet notified."""
@@ -227,14 +234,25 @@ class Queries:
         with self._connect() as connection:
             return connection.execute(query).scalar()
 
-    def tokens(self, user: str | None = None) -> list[dict[str, Any]]:
-        """Return all tokens, or the tokens of a user, without their hashes."""
+    def tokens(
+        self, user: str | None = None, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return all tokens, or the tokens of a user, without their hashes, by id.
+
+        At most `limit` (None: any number), with ids above `after`.
+        """
         columns = [column for column in token.c if column.name != "digest"]
-        query = select(*columns).order_by(token.c.id)
+        query = select(*columns).where(token.c.id > after).order_by(token.c.id).limit(limit)
         if user is not None:
             query = query.where(token.c.user == user)
         with self._connect() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
+
+    def token_owner(self, token_id: int) -> str | None:
+        """Return the user of a token, or None if it does not exist."""
+        query = select(token.c.user).where(token.c.id == token_id)
+        with self._connect() as connection:
+            return connection.execute(query).scalar()
 
     def events(self, since: int = 0) -> Iterator[CoreEvent]:
         """Yield the recorded events in order; see `recovery.recorded_events`."""

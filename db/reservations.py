@@ -14,6 +14,7 @@ from msgspec import structs
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Select,
     and_,
     bindparam,
     delete,
@@ -106,13 +107,29 @@ def open_or_held(connection: Connection) -> list[Reservation]:
     return [_decode_row(row) for row in connection.execute(query.order_by(reservation.c.id))]
 
 
-def open_since(connection: Connection, since: float) -> list[Reservation]:
-    """Return reservations that are open or closed at or after `since` (epoch seconds), by start."""
+def open_since(connection: Connection, since: float, user: str | None = None) -> list[Reservation]:
+    """Return reservations that are open or closed at or after `since` (epoch seconds), by start.
+
+    `user` None: of all users.
+    """
+    ordered = _open_since(since, user).order_by(reservation.c.start, reservation.c.id)
+    return [_decode_row(row) for row in connection.execute(ordered)]
+
+
+def page_open_since(
+    connection: Connection, since: float, user: str | None, after: int, limit: int
+) -> list[Reservation]:
+    """Return the first `limit` of these reservations with ids above `after`, by id."""
+    query = _open_since(since, user).where(reservation.c.id > after)
+    ordered = query.order_by(reservation.c.id).limit(limit)
+    return [_decode_row(row) for row in connection.execute(ordered)]
+
+
+def _open_since(since: float, user: str | None) -> Select[Any]:
     query = select(reservation).where(
         or_(reservation.c.closed.is_(None), reservation.c.closed >= since)
     )
-    ordered = query.order_by(reservation.c.start, reservation.c.id)
-    return [_decode_row(row) for row in connection.execute(ordered)]
+    return query if user is None else query.where(reservation.c.user == user)
 
 
 def unnotified(connection: Connection, since: float) -> list[Reservation]:

@@ -7,13 +7,16 @@ right: each page is read with the rights of its caller.
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
-from fastapi import Query
+from fastapi import Depends, Query
+from fastapi.responses import Response
 
 from metasched.db.job_pages import MAX_EXAMINED
 from metasched.errors import ApiError, quote_for_error
+from metasched.paths import NEXT_CURSOR_HEADER
 
+Row = dict[str, Any]
 MAX_PAGE = MAX_EXAMINED  # rows
 MAX_NUMBER = 2**63 - 1  # in a cursor: the largest integer of both databases
 
@@ -21,6 +24,29 @@ PageLimit = Annotated[int | None, Query(ge=1, le=MAX_PAGE, description="rows of 
 PageCursor = Annotated[
     str | None, Query(description="the header Metasched-Next-Cursor of the page before")
 ]
+
+
+class IdPage(NamedTuple):
+    """A page of a listing in the order of ids; its cursor is the last id of the page before."""
+
+    after: int  # id
+    size: int  # rows
+    requested: bool  # False: the request wants all rows in one answer
+
+    def cut(self, rows: list[Row], id_name: str, response: Response) -> list[Row]:
+        """Return the rows of the page, of up to `size + 1` rows; announce the next page."""
+        if len(rows) > self.size:
+            rows = rows[: self.size]
+            response.headers[NEXT_CURSOR_HEADER] = encode_cursor(rows[-1][id_name])
+        return rows
+
+
+async def _read_id_page(limit: PageLimit = None, cursor: PageCursor = None) -> IdPage:
+    [after] = (0,) if cursor is None else decode_cursor(cursor, 1)
+    return IdPage(after, limit or MAX_PAGE, limit is not None or cursor is not None)
+
+
+RequestedPage = Annotated[IdPage, Depends(_read_id_page)]
 
 
 def encode_cursor(*numbers: int) -> str:

@@ -6,9 +6,10 @@ import pwd
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Request
+from fastapi import APIRouter, Body, Request, Response
 
 from metasched.api.identity import ForbiddenError
+from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.api.selection import RECENTLY_ENDED
@@ -33,15 +34,19 @@ async def reservations(
     daemon: CurrentDaemon,
     caller: CurrentCaller,
     readers: CurrentReaders,
+    response: Response,
+    page: RequestedPage,
     all: bool = False,
 ) -> list[dict[str, Any]]:
+    """List reservations by start; in pages, by id."""
+
     def list_reservations() -> list[dict[str, Any]]:
-        stored = daemon.ledger.reservations_open_since(0.0 if all else time.time() - RECENTLY_ENDED)
-        return [
-            _reservation_row(reservation)
-            for reservation in stored
-            if caller.sees_all or reservation.user == caller.user
-        ]
+        since = 0.0 if all else time.time() - RECENTLY_ENDED
+        user = None if caller.sees_all else caller.user
+        if not page.requested:
+            return list(map(_reservation_row, daemon.ledger.reservations_open_since(since, user)))
+        stored = daemon.ledger.reservation_page(since, user, page.after, page.size + 1)
+        return page.cut(list(map(_reservation_row, stored)), "reservation", response)
 
     return await readers.run(request, ReadingKind.LISTING, list_reservations)
 

@@ -7,9 +7,11 @@ import time
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter, Body, Request, Response
 
 from metasched.api.identity import ForbiddenError
+from metasched.api.pages import RequestedPage
+from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.errors import ApiError
 from metasched.units import iso
@@ -49,18 +51,32 @@ async def create_token(
 
 
 @router.get("/tokens")
-async def tokens(daemon: CurrentDaemon, caller: CurrentCaller) -> list[dict[str, Any]]:
-    rows = daemon.ledger.tokens(None if caller.operator else caller.user)
+async def tokens(
+    request: Request,
+    daemon: CurrentDaemon,
+    caller: CurrentCaller,
+    readers: CurrentReaders,
+    response: Response,
+    page: RequestedPage,
+) -> list[dict[str, Any]]:
     time_fields = ("created", "expires", "revoked")
-    return [row | {name: iso(row[name]) for name in time_fields} for row in rows]
+
+    def list_tokens() -> list[dict[str, Any]]:
+        user = None if caller.operator else caller.user
+        limit = page.size + 1 if page.requested else None
+        stored = daemon.ledger.tokens(user, page.after, limit)
+        rows = [row | {name: iso(row[name]) for name in time_fields} for row in stored]
+        return page.cut(rows, "id", response) if page.requested else rows
+
+    return await readers.run(request, ReadingKind.LISTING, list_tokens)
 
 
 @router.post("/tokens/{id}/revoke")
 async def revoke_token(
     daemon: CurrentDaemon, caller: CurrentCaller, _: CurrentService, id: int
 ) -> dict[str, Any]:
-    rows = daemon.ledger.tokens(None if caller.operator else caller.user)
-    if id not in {row["id"] for row in rows}:
+    owner = daemon.ledger.token_owner(id)
+    if owner is None or not (caller.operator or owner == caller.user):
         raise ApiError(404, f"you have no token {id}; see `metasched token list`")
     daemon.ledger.revoke_token(id, time.time())
     return {"id": id}

@@ -197,8 +197,9 @@ class Client:
         return self._parse_object(self._request("POST", "/reservations", body=dict(request)))
 
     def reservations(self, include_closed: bool = False) -> list[dict[str, Any]]:
-        """Return the reservations that are open or closed in the last hour, or all."""
-        return self._parse_rows(self._request("GET", "/reservations", {"all": include_closed}))
+        """Return the reservations that are open or closed in the last hour, or all, by start."""
+        rows = self._all_pages("/reservations", {"all": include_closed})
+        return sorted(rows, key=lambda row: (row["start"], row["reservation"]))
 
     def cancel_reservation(self, reservation_id: int) -> dict[str, Any]:
         return self._parse_object(self._request("POST", f"/reservations/{reservation_id}/cancel"))
@@ -208,7 +209,7 @@ class Client:
         return self._parse_object(self._request("POST", "/tokens", body={"seconds": lifetime}))
 
     def tokens(self) -> list[dict[str, Any]]:
-        return self._parse_rows(self._request("GET", "/tokens"))
+        return self._all_pages("/tokens", {})
 
     def revoke_token(self, token_id: int) -> None:
         self._request("POST", f"/tokens/{token_id}/revoke")

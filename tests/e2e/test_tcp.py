@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 from metasched.client.credentials import request_digest
-from metasched.paths import MAX_REQUEST_BYTES
+from metasched.paths import MAX_REQUEST_BYTES, NEXT_CURSOR_HEADER
 from tests.conftest import require
 from tests.e2e.conftest import TWO_LOCAL, Site
 from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
 from tests.harness import accounts
 from tests.harness.accounts import A, B
+from tests.harness.http_calls import Response, call
 from tests.harness.reaper import dying_with
 
 LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n'
@@ -142,6 +143,16 @@ def test_a_token_is_valid_until_it_is_revoked(far: tuple[Site, Far], tmp_path: P
     rows = {row["id"]: row for row in site.json("token", "list")}
     assert rows[token["id"]]["revoked"]
     assert "digest" not in rows[token["id"]]
+    site.run("token", "create")
+    whole = call(site.folder / "ms.sock", "GET", "/tokens")
+    assert whole.json == list(rows.values()) + whole.json[len(rows) :]
+    pages = list[Response]()
+    cursor: str | None = ""
+    while cursor is not None:
+        pages.append(call(site.folder / "ms.sock", "GET", f"/tokens?limit=1{cursor}"))
+        following = pages[-1].headers.get(NEXT_CURSOR_HEADER.lower())
+        cursor = following and f"&cursor={following}"
+    assert [page.json for page in pages] == [[row] for row in whole.json]
     assert "no token 999" in site.error("token", "revoke", "999", code=5)
     assert "File exists" in site.error("token", "create", "--file", file, code=1)
 

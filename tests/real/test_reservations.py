@@ -241,6 +241,22 @@ def test_pruning_forgets_what_is_over_but_not_what_its_manager_may_know(ledger: 
     assert ledger.next_reservation() == 5
 
 
+def test_pages_have_each_reservation_of_a_user_once(ledger: Ledger) -> None:
+    core, _ = life(ledger)
+    step(core, ledger, SURVEYED)
+    for number in range(4):  # the later, the earlier
+        step(core, ledger, asked(ledger, start=500.0 - 100.0 * number))
+    step(core, ledger, ReservationCancelled(NOW + 1, 2, "ada"))
+
+    def page(since: float, user: str | None, after: int) -> list[int]:
+        rows = ledger.reservation_page(since, user, after, 2)
+        return [reservation.id for reservation in rows]
+
+    assert [page(0.0, None, after) for after in (0, 2, 4)] == [[1, 2], [3, 4], []]
+    assert [page(NOW + 2, "ada", after) for after in (0, 3)] == [[1, 3], [4]]
+    assert page(0.0, "bob", 0) == []
+
+
 def test_pending_notifications_survive_a_crash_until_delivery_is_stored(
     ledger: Ledger,
 ) -> None:
