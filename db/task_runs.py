@@ -269,6 +269,11 @@ def _status_row(row: Any) -> dict[str, Any]:
         "ended": row["ended"],
         "exit_code": None,
         "signal": None,
+        "attempt_state": None,
+        "node": None,
+        "cpu_seconds": None,
+        "max_memory": None,
+        "restarts": None,
     }
 
 

@@ -99,6 +99,21 @@ def test_ids_are_above_those_of_the_clusters(drop_in: Site, alpha: SlurmCluster)
     assert drop_in.submit("--hold", "--wrap", "true") == last + 3
 
 
+def test_a_large_array_is_a_line(drop_in: Site) -> None:
+    """Its waiting tasks have no rows of their own."""
+    options = ("--hold", "--array", "1-2000%10", "-o", "/dev/null", "--wrap", "true")
+    array = drop_in.submit(*options)
+    listed = own(drop_in, "squeue", "-h", "-o", "%i %A %t %r")
+    assert listed.stdout == f"{array}_[1-2000%10] {array} PD JobHeldUser\n"
+    assert own(drop_in, "squeue", "-h", "-r").stdout.count("\n") == 2000
+    shown = own(drop_in, "squeue", "-h", "-r", "-j", f"{array}_1999", "-o", "%i %A")
+    assert shown.stdout == f"{array}_1999 {array + 1998}\n"
+    assert own(drop_in, "scancel", str(array)).returncode == 0
+    ended = own(drop_in, "sacct", "-X", "-n", "-P", "-o", "state", "-j", str(array))
+    assert ended.stdout == "CANCELLED\n" * 2000
+    assert drop_in.submit("--hold", "--wrap", "true") == array + 2000
+
+
 WRONG = [
     ["squeue", "-j", "999"],
     ["squeue", "-j", "999,998"],
