@@ -6,9 +6,10 @@ An array of 100,000 tasks is stored in a single transaction, and the daemon wait
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Table, insert, literal, select
+from sqlalchemy import Connection, Insert, Table, insert, literal, select
 
 INDEX = "task_index"
 BULK_MINIMUM = 50  # rows; shorter runs are inserted row by row
@@ -24,11 +25,16 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[RowValues])
             single_rows += run
             continue
         if single_rows:
-            connection.execute(insert(table), single_rows)
+            connection.execute(_insert_into(table), single_rows)
             single_rows = []
         _insert_run(connection, table, run)
     if single_rows:
-        connection.execute(insert(table), single_rows)
+        connection.execute(_insert_into(table), single_rows)
+
+
+@cache  # building a statement takes as long as its execution
+def _insert_into(table: Table) -> Insert:
+    return insert(table)
 
 
 def _split_into_runs(rows: Sequence[RowValues]) -> Iterator[Sequence[RowValues]]:

@@ -1,4 +1,7 @@
-"""The ledger: all writes to the database. Each method is a transaction; a single thread writes.
+"""The ledger: all writes to the database. A single thread writes.
+
+`add_to_group` joins the open group, which `commit_group` stores (`writer`). Every other method is a
+transaction of its own, after what is in the group.
 
 A daemon begins with `restore`, which increments the stored epoch. Every transaction locks the
 epoch and compares it with the daemon's own. This serialises writers on any database, and a
@@ -7,15 +10,14 @@ daemon that lost its place to a newer daemon can store nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from msgspec import structs
-from sqlalchemy import ColumnElement, Connection, Engine, delete, func, insert, select, update
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy import Engine, bindparam, delete, insert, select, update
+from sqlalchemy.exc import DBAPIError
 
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
@@ -54,7 +56,6 @@ from metasched.db.job_rows import (
     task_row,
 )
 from metasched.db.pruning import PruningPass, lock_epoch
-from metasched.db.queries import Queries
 from metasched.db.schema import (
     attempt,
     change,
@@ -73,14 +74,13 @@ from metasched.db.schema import (
 )
 from metasched.db.store import (
     DatabaseInUse,
-    RowsRejected,
     StorageFailed,
-    StorageUncertain,
     StoreError,
     WriterLock,
     driver_message,
 )
 from metasched.db.submission_keys import Receipt, SubmissionKey
+from metasched.db.writer import Writer
 from metasched.model.arrays import parse_array
 from metasched.model.cluster import ClusterInfo
 from metasched.model.dependencies import DependencyTarget, parse_dependency
@@ -88,6 +88,13 @@ from metasched.model.job import Job, Payload
 from metasched.model.stored_names import EVENT_KINDS
 
 _OPENING_EVENTS = (TaskEvent.SEND, TaskEvent.RESTART, TaskEvent.ADOPT)  # each opens an attempt
+
+# Statements of each request: to build them takes longer than to execute them
+_STORED_DIGESTS = select(content.c.digest).where(
+    content.c.digest.in_(bindparam("digests", expanding=True))
+)
+_INSERT_CONTENT, _INSERT_JOB = insert(content), insert(job)
+_INSERT_EVENT, _INSERT_ATTEMPT = insert(event), insert(attempt)
 
 # Events since the last checkpoint, after which the next start of the daemon stores another.
 # The first start, and that of a release that decides otherwise, always store one.
@@ -109,28 +116,20 @@ def encode(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-class Ledger(Queries):
+class Ledger(Writer):
     """The writer of the database. Any method raises StorageFailed if nothing was stored."""
 
     def __init__(
         self, engine: Engine, writer_lock: WriterLock | None = None, first_id: int = 1
     ) -> None:
         """`first_id` is the lowest id of a new job."""
-        super().__init__(engine)
+        super().__init__(engine, writer_lock)
         self._first_id = first_id
-        self._writer_lock = writer_lock or WriterLock(engine)
-        self._connection = self._writer_lock.connection
-        self._daemon_epoch = 0  # of this daemon; 0 before `restore`
         self._next_event = self._next_job = self._next_reservation = 0
         self._stored_infos: dict[str, ClusterInfo] = {}  # base of the next difference, by cluster
         self._lasting_infos: dict[str, str] = {}  # as in the table `cluster`
         self._cursors: dict[str, str] = {}  # as in the table `listing_cursor`
         self._pending_checkpoint: bytes | None = None  # stored with the next DaemonStarted
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-        self._engine.dispose()
 
     def acquire_lock(self) -> None:
         """Check before `restore` that the database answers and no other daemon is active on it.
@@ -144,41 +143,13 @@ class Ledger(Queries):
             raise
         except StoreError as error:
             raise StorageFailed(str(error)) from error
+        self._lost = None
 
     def check_active(self) -> None:
         """Check that the database answers and that this daemon is still active."""
         with self._transaction():
             if not self._writer_lock.held or self._stored_epoch() != self._daemon_epoch:
                 raise StorageFailed("another daemon may be active on it")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        """Open a transaction on the writing connection."""
-        committing = False
-        try:
-            with self._connection.begin():
-                yield self._connection
-                committing = True
-        except (DataError, IntegrityError, OverflowError, UnicodeError) as error:
-            raise RowsRejected(f"the database refuses a row: {error}") from error
-        except DBAPIError as error:
-            if committing and error.connection_invalidated:
-                raise StorageUncertain(driver_message(error)) from error
-            raise StorageFailed(driver_message(error)) from error
-
-    @contextmanager
-    def _write_transaction(self) -> Iterator[Connection]:
-        """Open a transaction that excludes other writers and older daemons."""
-        with self._transaction() as connection:
-            if not self._writer_lock.held or lock_epoch(connection) != self._daemon_epoch:
-                raise StorageFailed("another daemon may be active on it")
-            yield connection
-
-    def _stored_epoch(self) -> int:
-        return self._highest(epoch.c.number)
-
-    def _highest(self, column: ColumnElement[int]) -> int:
-        return self._connection.execute(select(func.max(column))).scalar() or 0
 
     def _next_free_id(self) -> int:
         """Return the id after those of the newest job and its tasks."""
@@ -215,11 +186,23 @@ class Ledger(Queries):
         texts: Mapping[str, str] | None = None,
         receipt: Receipt | None = None,
     ) -> None:
-        """Store events, their outcomes and new jobs with their texts in a transaction.
+        """Store what `add_to_group` takes, at once."""
+        self.add_to_group(steps, new_jobs, texts, receipt)
+        self.commit_group()
 
-        `receipt` is the answer to the submission of the jobs, if that has a key.
+    def add_to_group(
+        self,
+        steps: Sequence[tuple[CoreEvent, Outcome]],
+        new_jobs: Sequence[StoredJob] = (),
+        texts: Mapping[str, str] | None = None,
+        receipt: Receipt | None = None,
+    ) -> None:
+        """Add events, their outcomes and new jobs with their texts to the open group.
+
+        `receipt` is the answer to the submission of the jobs, if that has a key. `commit_group`
+        stores them. RowsRejected, or any other error than StorageFailed, leaves out these alone.
         """
-        with self._write_transaction() as connection:
+        with self._join_group() as connection:
             if new_jobs:
                 self._insert_jobs(steps, new_jobs, texts or {})
             self._write_steps(steps)
@@ -231,7 +214,7 @@ class Ledger(Queries):
 
         Submissions before `after` (epoch seconds) do not count.
         """
-        with self._transaction() as connection:
+        with self._read() as connection:
             return submission_keys.find(connection, key, after)
 
     def _write_steps(self, steps: Sequence[tuple[CoreEvent, Outcome]]) -> None:
@@ -317,7 +300,7 @@ class Ledger(Queries):
         for key, changed_task in tasks.items():
             if (live := changed_task.attempt) is not None:
                 attempts[*key, live.number] = attempt_row(changed_task, live)
-        execute(insert(event), event_rows)
+        execute(_INSERT_EVENT, event_rows)
         task_runs.store(self._connection, steps)
         if new_rows := [new_task_row(new) for key, new in tasks.items() if key in new_tasks]:
             insert_rows(self._connection, task, new_rows)
@@ -329,7 +312,7 @@ class Ledger(Queries):
         if updates := [bind_values(r) for key, r in attempts.items() if key not in new_attempts]:
             execute(UPDATE_ATTEMPT, updates)
         if new_rows := [row for key, row in attempts.items() if key in new_attempts]:
-            execute(insert(attempt), new_rows)
+            execute(_INSERT_ATTEMPT, new_rows)
         if updates := [
             bind_values(
                 {
@@ -388,22 +371,20 @@ class Ledger(Queries):
     ) -> None:
         """Insert new jobs, those of their texts that are not stored yet, and their dependencies."""
         execute = self._connection.execute
-        stored_digests = set(
-            execute(select(content.c.digest).where(content.c.digest.in_(list(texts)))).scalars()
-        )
+        stored_digests = set(execute(_STORED_DIGESTS, {"digests": list(texts)}).scalars())
         if rows := [
             {"digest": text_digest, "text": content_text}
             for text_digest, content_text in texts.items()
             if text_digest not in stored_digests
         ]:
-            execute(insert(content), rows)
+            execute(_INSERT_CONTENT, rows)
         outcomes = {
             core_event.job.id: outcome
             for core_event, outcome in steps
             if isinstance(core_event, JobSubmitted)
         }
         execute(
-            insert(job),
+            _INSERT_JOB,
             [
                 {
                     "id": new_job.job.id,
@@ -477,6 +458,7 @@ class Ledger(Queries):
         self._stored_infos.clear()  # a failed transaction may have changed them
         self._lasting_infos.clear()
         self._cursors.clear()
+        self._lost = None
         with self._transaction() as connection:
             execute = connection.execute
             self._daemon_epoch = lock_epoch(connection) + 1
@@ -511,7 +493,7 @@ class Ledger(Queries):
 
     def target_summary(self, target: DependencyTarget) -> TargetSummary | None:
         """Summarise a job or task named in a dependency; None if there is no such job or task."""
-        with self._transaction() as connection:
+        with self._read() as connection:
             summary = recovery.target_summary(connection, target)
         return summary if summary.size else None
 
@@ -519,7 +501,7 @@ class Ledger(Queries):
         """Return the payloads of jobs with their texts, by job id."""
         if not (job_ids := set(jobs)):
             return {}
-        with self._transaction() as connection:
+        with self._read() as connection:
             execute = connection.execute
             rows = execute(
                 select(job.c.id, job.c.payload, job.c.script, job.c.environment).where(

@@ -39,12 +39,15 @@ PAUSE = 0.01  # seconds between transactions, for others to write
 MARGINS_KEPT = 1000  # recent jobs with a deadline are kept: later priorities depend on them
 
 
+_LOCK_EPOCH = select(epoch.c.number).with_for_update()
+
+
 def lock_epoch(connection: Connection) -> int:
     """Wait for other writers and exclude them until this transaction ends; return the epoch.
 
     SQLite serialises writers by itself.
     """
-    return int(connection.execute(select(epoch.c.number).with_for_update()).scalar_one())
+    return int(connection.execute(_LOCK_EPOCH).scalar_one())
 
 
 def prune(engine: Engine, before: float) -> dict[str, int]:

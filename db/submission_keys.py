@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, delete, insert, select, tuple_
+from sqlalchemy import Connection, Table, bindparam, delete, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
 
 from metasched.db.schema import submission_key
 
@@ -37,13 +38,28 @@ class Receipt:
     answer: Callable[[], Any]  # the answer as JSON values; called once the core has stepped
 
 
+_VALUES = ("body", "created", "answer")
+
+
+def _upsert(insert: Callable[[Table], Any]) -> Any:
+    new = insert(submission_key)
+    return new.on_conflict_do_update(
+        index_elements=["user", "key"], set_={name: new.excluded[name] for name in _VALUES}
+    )
+
+
+_UPSERT = {"sqlite": _upsert(sqlite.insert), "postgresql": _upsert(postgresql.insert)}
+_FIND = select(submission_key.c.body, submission_key.c.answer, submission_key.c.created).where(
+    submission_key.c.user == bindparam("b_user"), submission_key.c.key == bindparam("b_key")
+)
+
+
 def store(connection: Connection, receipt: Receipt) -> None:
     """Store a receipt; it replaces one of the same key whose lifetime is over."""
-    key, table = receipt.key, submission_key
-    connection.execute(delete(table).where(table.c.user == key.user, table.c.key == key.key))
+    key = receipt.key
     row = {"user": key.user, "key": key.key, "body": key.body, "created": receipt.time}
     row["answer"] = msgspec.json.encode(receipt.answer()).decode()
-    connection.execute(insert(table), row)
+    connection.execute(_UPSERT[connection.dialect.name], row)
 
 
 def find(connection: Connection, key: SubmissionKey, after: float) -> tuple[str, Any] | None:
@@ -51,12 +67,10 @@ def find(connection: Connection, key: SubmissionKey, after: float) -> tuple[str,
 
     Submissions before `after` (epoch seconds) do not count.
     """
-    table = submission_key
-    query = select(table.c.body, table.c.answer).where(
-        table.c.user == key.user, table.c.key == key.key, table.c.created >= after
-    )
-    row = connection.execute(query).first()
-    return None if row is None else (row.body, msgspec.json.decode(row.answer))
+    row = connection.execute(_FIND, {"b_user": key.user, "b_key": key.key}).first()
+    if row is None or row.created < after:
+        return None
+    return row.body, msgspec.json.decode(row.answer)
 
 
 def prune_batch(connection: Connection, before: float) -> int:

@@ -17,6 +17,7 @@ from metasched.api.connections import Connection, OpenConnections, Refusal
 from metasched.api.identity import (
     BodyCheck,
     Caller,
+    Callers,
     ForbiddenError,
     UnauthenticatedError,
     authenticate,
@@ -77,6 +78,7 @@ class Admission:
     def __init__(self, app: ASGIApp, daemon: Daemon) -> None:
         self._app, self._daemon = app, daemon
         self._large_bodies: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by user
+        self._callers = Callers(daemon.settings)
         self._memory = BodyMemory(BODY_MEMORY, daemon.settings.requests.max_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,7 +117,9 @@ class Admission:
         daemon, state = self._daemon, request.scope["state"]
         connection: Connection = state["connection"]
         try:
-            caller, check = await authenticate(request, daemon.settings, lambda: daemon.ledger)
+            caller, check = await authenticate(
+                request, daemon.settings, self._callers, lambda: daemon.ledger
+            )
         except UnauthenticatedError as error:
             raise _refusal(request, 401, error) from None
         except ForbiddenError as error:

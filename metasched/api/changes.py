@@ -67,6 +67,7 @@ async def modify(
     if changes.priority is not None:
         caller.require_operator("set priorities")
     selected = await select_tasks(request, readers, service, "modify", selection)
+    service.store_group()  # a job may be modified twice in a group
     now, events = time.time(), []
     states: dict[int, set[State]] = {}
     for tasks in selected:
@@ -109,7 +110,7 @@ async def modify(
             continue
         if selection.jobs:
             raise ApiError(403, f"job {job_id}: {notes[job_id]}")
-    outcomes = service.apply_events(*events) if events else []
+    outcomes = await service.apply_events(*events) if events else []
     notes_by_task = [notes[tasks.job] for tasks in selected]
     return await change_answer(service.core, selected, notes_by_task, outcomes)
 
@@ -134,6 +135,8 @@ async def request_action(
         if not 0 <= selection.exit_code <= MAX_EXIT_CODE:
             raise ApiError(422, f"exit code {selection.exit_code}; give 0 to {MAX_EXIT_CODE}")
     selected = await select_tasks(request, readers, service, action, selection)
+    if action == "requeue":
+        service.store_group()  # a task may have ended in it
     now = time.time()
     notes = [_note_for(action, tasks.state, _has_started(service, tasks)) for tasks in selected]
     events: list[CoreEvent] = []
@@ -163,7 +166,7 @@ async def request_action(
     requeued = [(event.job, len(event.tasks)) for event in events if isinstance(event, JobRequeued)]
     if (refusal := service.core.limits.admission_refusal(requeued)) is not None:
         raise ApiError(403, refusal)
-    outcomes = service.apply_events(*events) if events else []
+    outcomes = await service.apply_events(*events) if events else []
     return await change_answer(service.core, selected, notes, outcomes)
 
 

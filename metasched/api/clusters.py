@@ -49,7 +49,7 @@ async def drain(
         raise ApiError(
             422, f"reason: unprintable or over {MAX_NAME_LENGTH} characters; write a line"
         )
-    service.apply_events(
+    await service.apply_events(
         ClusterDrained(time.time(), name, caller.user, options.reason, options.keep_pending)
     )
     return _cluster_row(service, name, adapter)
@@ -60,7 +60,7 @@ async def resume(caller: CurrentCaller, service: CurrentService, name: str) -> d
     caller.require_operator("resume clusters")
     adapter = find_cluster(service, name).adapter
     if service.core.find_drain(name) is not None:
-        service.apply_events(ClusterResumed(time.time(), name, caller.user))
+        await service.apply_events(ClusterResumed(time.time(), name, caller.user))
     return _cluster_row(service, name, adapter)
 
 

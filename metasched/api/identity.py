@@ -22,6 +22,9 @@ from metasched.config.settings import Settings
 from metasched.config.tables import TcpTable
 from metasched.db.ledger import Ledger
 
+CALLER_LIFETIME = 5.0  # seconds for which an account's name and rights are used again
+MAX_CALLERS = 10_000  # that are remembered
+
 # UnauthenticatedError if a body is not that for which the credential was made
 BodyCheck = Callable[[bytes], None]
 
@@ -64,8 +67,28 @@ class Caller:
             self.require_owner(owners)
 
 
+class Callers:
+    """The callers of the last seconds: a directory service is not asked for each request."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        # by user id and whether by token: the caller, and monotonic seconds of its look-up
+        self._resolved: dict[tuple[int, bool], tuple[Caller, float]] = {}
+
+    async def resolve(self, uid: int, by_token: bool) -> Caller:
+        """Return the caller with a user id. ForbiddenError if it may not use this daemon."""
+        now, key = time.monotonic(), (uid, by_token)
+        caller, since = self._resolved.get(key, (None, 0.0))
+        if caller is None or now - since > CALLER_LIFETIME:
+            caller = await asyncio.to_thread(_resolve_caller, uid, by_token, self._settings)
+            if len(self._resolved) >= MAX_CALLERS:
+                self._resolved.clear()
+            self._resolved[key] = (caller, now)
+        return caller
+
+
 async def authenticate(
-    request: Request, settings: Settings, get_ledger: Callable[[], Ledger]
+    request: Request, settings: Settings, callers: Callers, get_ledger: Callable[[], Ledger]
 ) -> tuple[Caller, BodyCheck | None]:
     """Return the sender of a request, and a check of its body that is due before it counts.
 
@@ -76,7 +99,7 @@ async def authenticate(
     uid, by_token, check = request.scope["state"]["connection"].uid, False, None
     if uid is None:
         uid, by_token, check = await _authenticate_remote(request, settings, get_ledger)
-    return await asyncio.to_thread(_resolve_caller, uid, by_token, settings), check
+    return await callers.resolve(uid, by_token), check
 
 
 def _resolve_caller(uid: int, by_token: bool, settings: Settings) -> Caller:

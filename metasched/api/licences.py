@@ -82,7 +82,7 @@ async def release_licences(
         for job_id, task_indices in indices.items()
     ]
     if events:
-        service.apply_events(*events)
+        await service.apply_events(*events)
     return {"jobs": results}
 
 
@@ -100,7 +100,7 @@ async def set_licence(
     if requested.total is not None and not 0 <= requested.total <= MAX_TOKENS:
         raise ApiError(422, f"total {requested.total} is out of range; give 0 to {MAX_TOKENS}")
     now = time.time()
-    service.apply_events(LicenceSet(now, name, requested.total, caller.user))
+    await service.apply_events(LicenceSet(now, name, requested.total, caller.user))
     return _licence_row(service, pools.status(name, now))
 
 

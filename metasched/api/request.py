@@ -1,4 +1,7 @@
-"""Dependencies of routes: the daemon, its running scheduler service, the caller."""
+"""Dependencies of routes: the daemon, its running scheduler service, the caller.
+
+None depends on another: FastAPI resolves each anew for every request.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,16 @@ async def _get_daemon(request: Request) -> Daemon:
 CurrentDaemon = Annotated[Daemon, Depends(_get_daemon)]
 
 
-async def _get_service(daemon: CurrentDaemon) -> SchedulerService:
+async def _get_service(request: Request) -> SchedulerService:
+    daemon: Daemon = request.app.state.daemon
     if (reason := daemon.unavailable_reason) is not None:
         raise ApiError(503, f"{reason}; nothing changed, try again soon")
     assert daemon.service is not None
     return daemon.service
 
 
-async def _get_caller(request: Request, daemon: CurrentDaemon) -> Caller:
+async def _get_caller(request: Request) -> Caller:
+    daemon: Daemon = request.app.state.daemon
     caller: Caller = request.state.caller
     if request.method not in READING_METHODS:
         pause = daemon.quarantine.pause_of(request_source(caller.user))

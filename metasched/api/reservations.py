@@ -82,8 +82,9 @@ async def cancel(caller: CurrentCaller, service: CurrentService, id: int) -> dic
         raise ForbiddenError(f"{message}; ask its owner or an operator")
     current = service.core.reservations.by_id.get(id)
     if current is not None and current.state in OPEN_STATES:
-        service.apply_events(ReservationCancelled(time.time(), id, caller.user))
-        reservation = service.core.reservations.by_id[id]
+        cancelled = ReservationCancelled(time.time(), id, caller.user)
+        [outcome] = await service.apply_events(cancelled)
+        reservation = outcome.reservations.get(id, current)
     return _reservation_row(reservation)
 
 

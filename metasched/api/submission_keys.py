@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
 
-from metasched.api.request import CurrentCaller
-from metasched.db.ledger import Ledger
+from metasched.api.identity import Caller
+from metasched.daemon.service import SchedulerService
 from metasched.db.submission_keys import KEY_LIFETIME, SubmissionKey
 from metasched.errors import ApiError
 
@@ -26,7 +26,6 @@ _DESCRIPTION = (
 
 async def _get_submission_key(
     request: Request,
-    caller: CurrentCaller,
     idempotency_key: Annotated[
         str | None,
         Header(description=_DESCRIPTION, json_schema_extra={"pattern": f"^{KEY_PATTERN}$"}),
@@ -43,19 +42,21 @@ async def _get_submission_key(
             "give 1 to 128 letters, digits and . _ : - once",
         )
     body = hashlib.sha256(await request.body()).hexdigest()
+    caller: Caller = request.state.caller
     return SubmissionKey(caller.user, idempotency_key, body)
 
 
 CurrentSubmissionKey = Annotated[SubmissionKey | None, Depends(_get_submission_key)]
 
 
-def earlier_answer(ledger: Ledger, key: SubmissionKey | None, now: float) -> Any:
+def earlier_answer(service: SchedulerService, key: SubmissionKey | None, now: float) -> Any:
     """Return the answer of the submission that this one repeats, or None.
 
     Raise ApiError if the key was used for another body.
     """
-    if key is None or (earlier := ledger.find_submission(key, now - KEY_LIFETIME)) is None:
+    if key is None or (earlier := service.ledger.find_submission(key, now - KEY_LIFETIME)) is None:
         return None
+    service.store_group()  # that submission may wait for its commit
     body, answer = earlier
     if body != key.body:
         raise ApiError(

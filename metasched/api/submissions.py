@@ -7,13 +7,16 @@ import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Body, Request
+from fastapi.responses import Response
 from msgspec import structs
 
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient
+from metasched.api.answers import encoded
 from metasched.api.explanations import cluster_verdicts
 from metasched.api.modifications import MAX_EPOCH
 from metasched.api.request import CurrentCaller, CurrentService
@@ -65,10 +68,10 @@ async def submit(
     service: CurrentService,
     key: CurrentSubmissionKey,
     submission: Annotated[SubmitRequest, StructBody(), Body()],
-) -> Any:
+) -> Response:
     """Validate all jobs, then store, classify and assign them in a single transaction."""
-    if (answer := earlier_answer(service.ledger, key, time.time())) is not None:
-        return answer  # before the checks: they may come out otherwise now
+    if (answer := earlier_answer(service, key, time.time())) is not None:
+        return encoded(answer)  # before the checks: they may come out otherwise now
     if (launcher_path := service.settings.launcher) is not None:
         # one thread per user at a time: file systems of their directories may be slow
         async with request.app.state.launcher_locks[caller.user]:
@@ -79,12 +82,12 @@ async def submit(
                 caller.user,
                 submission,
             )
+        # again, now that nothing else comes between this look and the transaction
+        if (answer := earlier_answer(service, key, time.time())) is not None:
+            return encoded(answer)
     if not submission.jobs:
         raise ApiError(422, "no job in the request; send one or more")
     now = time.time()
-    # again, now that nothing else comes between this look and the transaction
-    if (answer := earlier_answer(service.ledger, key, now)) is not None:
-        return answer
     settings = service.settings
     owner = Owner(
         caller.user, settings.class_of(caller.user), settings.limited_groups_of(caller.user)
@@ -100,21 +103,24 @@ async def submit(
     if submission.strict and (warning := next((w[0] for w in warnings if w), None)):
         raise ApiError(422, f"{warning}; fix it, or leave out --strict")
     if submission.dry_run:
-        return {
-            "jobs": [
-                _dry_run(service, stored.job, job_warnings)
-                for stored, job_warnings in zip(accepted, warnings, strict=True)
-            ]
-        }
+        return encoded(
+            {
+                "jobs": [
+                    _dry_run(service, stored.job, job_warnings)
+                    for stored, job_warnings in zip(accepted, warnings, strict=True)
+                ]
+            }
+        )
     texts = dict(submission.scripts)
     texts |= {name: encode(variables) for name, variables in submission.environments.items()}
     digests = {client_digest: digest(text) for client_digest, text in texts.items()}
 
+    @cache  # of the step: the answer is stored with the key
     def answer_now() -> dict[str, Any]:
         accepted_jobs = zip(accepted, warnings, strict=True)
         return {"jobs": [_answer_row(service, stored.job, w) for stored, w in accepted_jobs]}
 
-    service.apply_events(
+    await service.apply_events(
         *(
             JobSubmitted(now, stored.job, job_targets)
             for stored, job_targets in zip(accepted, targets, strict=True)
@@ -126,7 +132,7 @@ async def submit(
         new_texts={digests[client_digest]: text for client_digest, text in texts.items()},
         receipt=None if key is None else Receipt(key, now, answer_now),
     )
-    return answer_now()
+    return encoded(answer_now())
 
 
 def _answer_row(service: SchedulerService, job: Job, warnings: list[str]) -> dict[str, Any]:
@@ -253,6 +259,7 @@ def dependency_targets(service: SchedulerService, job: Job) -> tuple[TargetSumma
     """
     if job.dependency is None:
         return ()
+    service.store_group()  # a target may have ended in it
     dependency = parse_dependency(job.dependency)
     summaries = {target: service.ledger.target_summary(target) for target in dependency.targets}
     for target, summary in summaries.items():

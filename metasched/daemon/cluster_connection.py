@@ -110,7 +110,7 @@ class ClusterConnection:
             while True:
                 pause = self._host.quarantine.pause_of(self._source)
                 if pause is not None:
-                    self._close_for_defect(pause.last_error)
+                    await self._close_for_defect(pause.last_error)
                     await asyncio.sleep(pause.open_until - time.monotonic())
                 try:
                     await self._run_until_defect()
@@ -150,18 +150,11 @@ class ClusterConnection:
         """The name of this cluster in the quarantine."""
         return f"cluster {self.name}"
 
-    def _close_for_defect(self, reason: str) -> None:
-        """Report the cluster as unreachable, and dispatch elsewhere what did not leave yet."""
+    async def _close_for_defect(self, reason: str) -> None:
+        """Report the cluster as unreachable."""
         self.breaker.record_failure(reason, time.time(), time.monotonic())
-        self._full_poll, self._next_poll = True, 0.0
-        self.pending_actions.clear_dispatches()
-        untried = {
-            (task.job.id, task.live_attempt.dispatch_id)
-            for task in self._host.core.tasks_on(self.name)
-            if task.live_attempt.untried
-        }
-        skipped = [DispatchSkipped(time.time(), tuple(sorted(untried)))] if untried else []
-        self._host.apply_events(ClusterUnreachable(time.time(), self.name, reason), *skipped)
+        self._next_poll = 0.0
+        await self._report_unreachable(reason)
 
     @property
     def _next_due(self) -> float:
@@ -216,13 +209,13 @@ class ClusterConnection:
             return
         now, core = time.time(), self._host.core
         if reply.delta is None:
-            self._record_poll_failure(reply.reason)
+            await self._record_poll_failure(reply.reason)
             return
         set_aside = set(self.row_filter.rows)
         delta = self.row_filter.filter(self._drop_foreign_rows(reply.delta))
         self._advance_cursor(delta)
         if delta.partial:
-            self._apply_partial(delta, now)
+            await self._apply_partial(delta, now)
             return
         _, unreachable = core.cluster_status(self.name)
         if unreachable or self.breaker.failures:
@@ -254,7 +247,7 @@ class ClusterConnection:
                 unusable,
                 self._cursor if delta.cursor else "",
             )
-            self._host.apply_events(listing)
+            await self._host.apply_events(listing)
         self.last_listed = delta.taken
         self._next_poll = time.monotonic() + self._poll_interval(has_changes, unusable)
 
@@ -268,13 +261,13 @@ class ClusterConnection:
         if not self._host.core.defers_rows(self.name, delta.rows):
             self._cursor = delta.cursor
 
-    def _apply_partial(self, delta: ListingDelta, now: float) -> None:
+    async def _apply_partial(self, delta: ListingDelta, now: float) -> None:
         """Apply the first ends of a listing, and poll for the rest at once."""
         unusable = tuple((row.tag, row.task) for row in delta.quarantined)
         listing = ListingReceived(
             now, self.name, delta.rows, quarantined=unusable, cursor=self._cursor, partial=True
         )
-        self._host.apply_events(listing)
+        await self._host.apply_events(listing)
         self._full_poll, self._next_poll = False, 0.0
 
     def _poll_interval(self, has_changes: bool, unusable: Collection[tuple[str, int]]) -> float:
@@ -313,7 +306,7 @@ class ClusterConnection:
             ),
         )
 
-    def _record_poll_failure(self, reason: str) -> None:
+    async def _record_poll_failure(self, reason: str) -> None:
         """Delay the next poll; notify the core when failures last."""
         now = time.monotonic()
         worker_pause = self.worker.breaker.open_until - now
@@ -321,21 +314,28 @@ class ClusterConnection:
         self._next_poll = self.breaker.open_until
         log.warning("cluster %s does not answer (%s); next try in %g s", self.name, reason, delay)
         if self.breaker.failures == UNREACHABLE_AFTER_FAILURES:
-            self._report_unreachable(reason)
+            await self._report_unreachable(reason)
 
-    def _close_for_site_fault(self, reason: str) -> None:
+    async def _close_for_site_fault(self, reason: str) -> None:
         """Close the cluster at once: it would refuse the jobs of all users until a repair."""
         self.breaker.record_failure(reason, time.time(), time.monotonic())
         self._next_poll = self.breaker.open_until
         log.warning("cluster %s is closed by a fault of the site: %s", self.name, reason)
-        self._report_unreachable(reason)
+        await self._report_unreachable(reason)
 
-    def _report_unreachable(self, reason: str) -> None:
+    async def _report_unreachable(self, reason: str) -> None:
         """Notify the core; dispatch elsewhere what did not leave yet."""
         self._full_poll = True
-        removed = self.pending_actions.clear_dispatches()
-        skipped = [DispatchSkipped(time.time(), removed)] if removed else []
-        self._host.apply_events(ClusterUnreachable(time.time(), self.name, reason), *skipped)
+        self.pending_actions.clear_dispatches()
+        # from the core: a dispatch that is not stored yet is no pending action
+        untried = {
+            (task.job.id, task.live_attempt.dispatch_id)
+            for task in self._host.core.tasks_on(self.name)
+            if task.live_attempt.untried
+        }
+        skipped = [DispatchSkipped(time.time(), tuple(sorted(untried)))] if untried else []
+        unreachable = ClusterUnreachable(time.time(), self.name, reason)
+        await self._host.apply_events(unreachable, *skipped)
 
     # Actions
 
@@ -412,7 +412,7 @@ class ClusterConnection:
                 task for task in reply.accounting.never_started if task in queried
             )
             event = AccountingReceived(time.time(), self.name, rows, never_started)
-            self._host.apply_events(event)
+            await self._host.apply_events(event)
 
     async def _revoke_claims(self) -> None:
         """Revoke claims of tasks, or read their ends; the core repeats those without a result."""
@@ -428,4 +428,4 @@ class ClusterConnection:
         if results or ends:
             revoked_tasks = tuple((claim.tag, claim.task) for revoked, claim in results if revoked)
             started = tuple((claim.tag, claim.task) for revoked, claim in results if not revoked)
-            self._host.apply_events(ClaimsRevoked(time.time(), revoked_tasks, started, ends))
+            await self._host.apply_events(ClaimsRevoked(time.time(), revoked_tasks, started, ends))

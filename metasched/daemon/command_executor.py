@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from msgspec import structs
 
@@ -54,9 +54,9 @@ class CommandExecutor:
         worker: WorkerProcess,
         pending_actions: PendingActions,
         in_flight: DispatchesInFlight,
-        on_site_fault: Callable[[str], None],
+        on_site_fault: Callable[[str], Awaitable[None]],
     ) -> None:
-        """`on_site_fault` is called with the cause when a fault of the site prevents changes."""
+        """`on_site_fault` is awaited with the cause when a fault of the site prevents changes."""
         self._on_site_fault = on_site_fault
         self._host, self._settings, self._worker = host, settings, worker
         self._pending_actions, self._in_flight = pending_actions, in_flight
@@ -77,14 +77,14 @@ class CommandExecutor:
                 tasks_written = sum(len(dispatch.indices) for dispatch, _ in written)
                 dispatches = actions.take_dispatches(owner, DISPATCH_AHEAD_TASKS - tasks_written)
             calls = self._prepare_calls(owner, dispatches, events, chained=bool(written))
-            self._store(events)
+            await self._store(events)
             for dispatch, call in calls:
                 written.append((dispatch, call))
                 accepting = accepting and await worker.write_call(call)
             if not written:
                 await asyncio.sleep(0)  # nothing was written: let requests of users go between
                 if site_fault:
-                    self._on_site_fault(site_fault)
+                    await self._on_site_fault(site_fault)
                 return error
             # read at least one reply; with more dispatches queued, keep half of the calls
             stored_later = DISPATCH_AHEAD_TASKS
@@ -102,7 +102,7 @@ class CommandExecutor:
                     if reply.site_fault:
                         site_fault = error
 
-    def _store(self, events: list[CoreEvent]) -> None:
+    async def _store(self, events: list[CoreEvent]) -> None:
         """Apply and clear the events; keep account of the dispatches in flight."""
         if not events:
             return
@@ -117,7 +117,7 @@ class CommandExecutor:
                 case DispatchAccepted() | DispatchRejected() | DispatchUncertain():
                     ended.append((event.job, event.dispatch_id))
         self._in_flight.start(started)
-        self._host.apply_events(*events)
+        await self._host.apply_events(*events)
         self._in_flight.end(ended)
         events.clear()
 
@@ -176,7 +176,7 @@ class CommandExecutor:
         name = self._settings.cluster.name
         log.warning("cluster %s: %s not withdrawn: %s", name, tags, reply.reason)
         if reply.site_fault:
-            self._on_site_fault(reply.reason)
+            await self._on_site_fault(reply.reason)
         return reply.reason or "no answer"
 
 

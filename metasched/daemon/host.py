@@ -33,8 +33,8 @@ class SchedulerHost(Protocol):
     def fail(self, error: BaseException) -> None:
         """End the service because of an error; a first error is kept."""
 
-    def apply_events(self, *events: CoreEvent) -> list[Outcome]:
-        """Step the core, store the outcomes in a transaction, then start their actions.
+    async def apply_events(self, *events: CoreEvent) -> list[Outcome]:
+        """Step the core at once, store the outcomes with the group, then start their actions.
 
         StorageFailed if the transaction failed: no action was started.
         """

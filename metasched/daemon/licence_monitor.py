@@ -94,7 +94,7 @@ class LicenceMonitor:
                 message = f"licence server {settings.name} does not count {licence_name}"
                 log.warning("%s: %s", message, reason)
         self.missing_licences = missing
-        self._report_counts([count for count in counts if self._matters_to_core(count)])
+        await self._report_counts([count for count in counts if self._matters_to_core(count)])
 
     def _record_failure(self, error: str) -> None:
         delay = self.breaker.record_failure(error, time.time(), time.monotonic())
@@ -111,9 +111,9 @@ class LicenceMonitor:
         margin = min(pool.stale_after for pool in self.pools if pool.name == count.name)
         return lingers or count.observed - last.observed >= margin / REPEATS_WITHIN_MARGIN
 
-    def _report_counts(self, counts: Sequence[LicenceCount]) -> None:
+    async def _report_counts(self, counts: Sequence[LicenceCount]) -> None:
         if counts:
-            self._host.apply_events(LicencesCounted(time.time(), tuple(counts)))
+            await self._host.apply_events(LicencesCounted(time.time(), tuple(counts)))
             self._last_counts |= {count.name: count for count in counts}
 
 

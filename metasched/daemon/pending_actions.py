@@ -105,15 +105,9 @@ class PendingActions:
             self._dispatches.pop(owner, None)
         return dispatches
 
-    def clear_dispatches(self) -> tuple[tuple[int, int], ...]:
-        """Remove all dispatches; return their (job, dispatch id)."""
-        removed = [
-            (dispatch.job, dispatch.dispatch_id)
-            for queue in self._dispatches.values()
-            for *_, dispatch in queue
-        ]
+    def clear_dispatches(self) -> None:
+        """Remove all dispatches."""
         self._dispatches.clear()
-        return tuple(removed)
 
     def build_submission(self, dispatch: Dispatch, payload: Payload) -> Submission | None:
         """Return a dispatch in the terms of the cluster's adapter.

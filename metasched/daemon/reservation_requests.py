@@ -67,8 +67,8 @@ async def reserve(service: SchedulerService, user: str, terms: ReservationTerms)
     """Reserve a window; return the reservation after its manager answered, or timed out."""
     event = await _survey_and_check(service, user, terms, service.ledger.next_reservation)
     book = service.core.reservations
-    service.apply_events(event)
-    if event.id not in book.by_id:
+    [outcome] = await service.apply_events(event)
+    if event.id not in outcome.reservations:
         raise ApiError(403, _explain_refusal(service, event))
     reservation = await _await_answer(service, event.id)
     if reservation.state is ReservationState.BROKEN:
@@ -301,7 +301,7 @@ def _check_quota(
 async def _await_answer(service: SchedulerService, id: int) -> Reservation:
     """Return the reservation after its manager answered, or unchanged after a timeout."""
     book = service.core.reservations
-    reservation = book.by_id[id]
+    reservation = book.by_id.get(id) or find_reservation(service, id)
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT):
             while reservation.state is ReservationState.REQUESTED:

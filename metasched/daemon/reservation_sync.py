@@ -119,10 +119,10 @@ class ReservationSync:
         now = time.time()
         if reply.error == "":
             self._complete(action)
-            self._host.apply_events(ReservationBound(now, reservation.id, spec.nodes))
+            await self._host.apply_events(ReservationBound(now, reservation.id, spec.nodes))
         elif reply.error == "refused":
             self._complete(action)
-            self._host.apply_events(ReservationRejected(now, reservation.id, reply.reason))
+            await self._host.apply_events(ReservationRejected(now, reservation.id, reply.reason))
         else:
             self._record_failure(action, reply.reason)
 
@@ -131,7 +131,7 @@ class ReservationSync:
         reply = await self._call(WorkerCall("unreserve", reservation_name=name))
         if reply.error == "":
             self._complete(action)
-            self._host.apply_events(ReservationReleased(time.time(), action.id))
+            await self._host.apply_events(ReservationReleased(time.time(), action.id))
         else:
             self._record_failure(action, reply.reason)
 
@@ -173,7 +173,9 @@ class ReservationSync:
             must_record |= self._host.core.reservations.needs_nodes_on(self._cluster.name)
             if must_record or self._last_survey != relevant_state:
                 self._last_survey = relevant_state
-                self._host.apply_events(SurveyReceived(time.time(), self._cluster.name, survey))
+                await self._host.apply_events(
+                    SurveyReceived(time.time(), self._cluster.name, survey)
+                )
         for future in waiters:
             if not future.done():
                 future.set_result(None)

@@ -1,9 +1,10 @@
 """The scheduler service: the core with its database, cluster connections and timers.
 
 An event is handled in three steps. The core steps, a transaction stores the event with its
-outcome (`Ledger.record`), and then the actions start. The actions follow from stored states: an
-attempt in state `dispatching` is to be dispatched, an attempt with an `intent` is to be withdrawn.
-`DispatchStarted` is stored just before a dispatch is written to a worker.
+outcome, and then the actions start. Events that arrive together share a transaction
+(`CommitGroup`). The actions follow from stored states: an attempt in state `dispatching` is to be
+dispatched, an attempt with an `intent` is to be withdrawn. `DispatchStarted` is stored just before
+a dispatch is written to a worker.
 
 A crash between any two steps is therefore harmless. Before the commit nothing has happened. After
 it the next start reads the same states. A dispatch that was not started is made; a started dispatch
@@ -31,13 +32,13 @@ from metasched.core.events import (
     ClockSet,
     CoreEvent,
     DaemonStarted,
-    JobSubmitted,
     Outcome,
     TimerExpired,
 )
 from metasched.core.scheduler import Core
 from metasched.core.tasks import TaskId
 from metasched.daemon.cluster_connection import ClusterConnection
+from metasched.daemon.commit_group import CommitGroup
 from metasched.daemon.database_probe import DatabaseProbe
 from metasched.daemon.licence_monitor import LicenceMonitor
 from metasched.daemon.mail import Mailer
@@ -84,48 +85,78 @@ class SchedulerService:
         self._timers_changed = asyncio.Event()
         self._database_suspected = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._group = CommitGroup(self._commit, self._start_actions)
         ledger.restore(self.core, settings.policy.window)
         now = time.time()
         identity = ledger.identity(now)
-        self.apply_events(
-            DaemonStarted(
-                now,
-                identity.instance,
-                settings.policy,
-                tuple(entry.cluster for entry in settings.clusters),
-                pools=settings.licences,
-                first_dispatches=identity.first_dispatches,
-                restored=identity.restored,
-                limits=settings.limits,
-                fair_share=settings.fair_share,
-            )
+        started = DaemonStarted(
+            now,
+            identity.instance,
+            settings.policy,
+            tuple(entry.cluster for entry in settings.clusters),
+            pools=settings.licences,
+            first_dispatches=identity.first_dispatches,
+            restored=identity.restored,
+            limits=settings.limits,
+            fair_share=settings.fair_share,
         )
+        outcome = self.core.step(started)
+        ledger.record([(started, outcome)])
+        self._start_actions([outcome])
 
-    def apply_events(
+    async def apply_events(
         self,
         *events: CoreEvent,
         stored: Sequence[StoredJob] = (),
         new_texts: Mapping[str, str] | None = None,
         receipt: Receipt | None = None,
     ) -> list[Outcome]:
-        """Step the core, store the outcomes in a transaction, then start their actions.
+        """Step the core at once, store the outcomes with the group, then start their actions.
 
         `stored` are new jobs, `new_texts` their scripts and environments by digest, `receipt` the
-        answer to their submission.
+        answer to their submission. Nothing else comes between the call and the step.
         StorageFailed if nothing was stored: no action was started.
         """
-        if self._failure.done():
-            raise StorageFailed("the last write failed; starting again from the database")
+        self._require_running()
         if clock_step := self._clock_detector.detect_step():
             log.warning("the clock was set by %+.0f s", clock_step)
             events = (ClockSet(time.time(), clock_step), *events)
         try:
             outcomes = [self.core.step(event) for event in events]
             steps = list(zip(events, outcomes, strict=True))
-            self.ledger.record(steps, stored, new_texts, receipt)
+            self.ledger.add_to_group(steps, stored, new_texts, receipt)
         except Exception as error:
             self.fail(error)  # the core is ahead of the database
+            self._group.close()  # those before it are stored
             raise
+        text_length = sum(map(len, new_texts.values())) if new_texts else 0
+        await self._group.add(outcomes, text_length)
+        if stored:
+            for connection in self.connections.values():
+                connection.poll_soon()
+        return outcomes[1:] if clock_step else outcomes
+
+    def store_group(self) -> None:
+        """Store all that waits for the next commit: the caller relies on stored rows.
+
+        StorageFailed if the service ends, perhaps since that failed.
+        """
+        self._group.close()
+        self._require_running()
+
+    def _require_running(self) -> None:
+        if self._failure.done():
+            raise StorageFailed("the last write failed; starting again from the database")
+
+    def _commit(self) -> None:
+        try:
+            self.ledger.commit_group()
+        except Exception as error:
+            self.fail(error)
+            raise
+
+    def _start_actions(self, outcomes: Sequence[Outcome]) -> None:
+        """Start the actions of stored outcomes, and wake up whoever waits for a change."""
         for outcome in outcomes:
             for warning in outcome.warnings:
                 log.warning("%s", warning)
@@ -136,13 +167,9 @@ class SchedulerService:
                 connection.reservation_sync.enqueue(reservation_action)
                 connection.poll_soon()
             self.mailer.check_outcome(outcome)
-        if any(isinstance(event, JobSubmitted) for event in events):
-            for connection in self.connections.values():
-                connection.poll_soon()
         self._timers_changed.set()
         previous_signal, self.state_changed = self.state_changed, asyncio.Event()
         previous_signal.set()
-        return outcomes[1:] if clock_step else outcomes
 
     def fail(self, error: BaseException) -> None:
         """End this service because of an error; a first error is kept.
@@ -247,7 +274,7 @@ class SchedulerService:
             due = self.core.next_due
             if due is not None and due <= time.time():
                 step_started = time.monotonic()
-                self.apply_events(TimerExpired(time.time()))
+                await self.apply_events(TimerExpired(time.time()))
                 # a large array expires in portions: leave as much time to other events
                 await asyncio.sleep(time.monotonic() - step_started)
                 continue

@@ -30,7 +30,12 @@ SECTIONS = {
         "Many clusters",
         "Local clusters, whose workers share the processors with the daemon.",
     ),
-    "test_recovery": ("Recovery", "From SIGKILL of a daemon with 10,000 open jobs."),
+    "test_requests": (
+        "Requests",
+        "Processor time of the daemon without its workers. At commit 8a6966f a single submission "
+        "took 4.5 to 5.6 ms.",
+    ),
+    "test_recovery": ("Recovery", "From SIGKILL of a daemon with 10,000 and 50,000 open jobs."),
     "test_dispatch": ("Placement", "A decision of `LoadOrdering` among 50 clusters."),
     "test_local": ("Local clusters", ""),
     "test_slurm_dispatch": (

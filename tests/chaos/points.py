@@ -27,6 +27,7 @@ import msgspec
 
 from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.adapters.worker import AdapterHost
+from metasched.db.ledger import Ledger
 
 FOLDER = "METASCHED_CHAOS"  # the environment variable that names the folder of orders and notes
 ROOT = str(Path(__file__).parents[2])
@@ -35,7 +36,7 @@ _FILES = {"os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.trunc
 
 # Distinguishes passages through the same function, by the stored events or by the worker call.
 _MEANING: dict[str, Callable[[dict[str, Any]], str]] = {
-    "Ledger.record": lambda variables: "+".join(
+    "Ledger.add_to_group": lambda variables: "+".join(
         sorted({type(e).__name__ for e, _ in variables["steps"]})
     ),
     "WorkerProcess.write_call": lambda variables: str(variables["call"].operation),
@@ -90,6 +91,7 @@ class Points:
         self._deaths = os.open(folder / "deaths", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         deaths = deaths_in(folder)
         self._recorded: set[str] = set()
+        self._members: list[str] = []  # functions that joined the open group of the ledger
         self._died_at = {point for _, point in deaths}
         draw = random.Random(f"{self._orders.seed} {role} {len(deaths)}")
         self._remaining = draw.expovariate(1 / self._orders.mean) if self._orders.mean else None
@@ -103,7 +105,19 @@ class Points:
         """Record a passage before or after `what`; die here if the orders say so."""
         if os.getpid() != self._pid or (location := _place(frame)) is None:
             return  # a child before its exec, or no code of metasched
-        point = f"{location}: {passage}"
+        if location.endswith("Writer.commit_group") and self._members:
+            for member in self._members:
+                self._pass(f"{member}: {passage}")
+            if passage == "after the commit":
+                self._members.clear()
+        else:
+            self._pass(f"{location}: {passage}")
+
+    def join_group(self, frame: FrameType) -> None:
+        """Let the next commit of the group stand for what this frame stores in it."""
+        self._members.append(_place(frame) or "")
+
+    def _pass(self, point: str) -> None:
         if point not in self._recorded:
             self._recorded.add(point)
             with contextlib.suppress(OSError):  # the fault may be a full disk
@@ -209,6 +223,7 @@ def install(role: Role) -> None:
             import psycopg
 
             wrap(psycopg.Connection, "commit", "before the commit", "after the commit")
+    _wrap_group(points)
     wrap(subprocess.Popen, "__init__", "before the process", "after the process began")
     wrap(asyncio.StreamWriter, "write", "before the message", "after the message")
     _wrap_answers(points)
@@ -221,6 +236,16 @@ def install(role: Role) -> None:
 
     asyncio.StreamReader.readline = read  # type: ignore[method-assign]
     sys.addaudithook(lambda event, args: _audited(points, event, args))
+
+
+def _wrap_group(points: Points) -> None:
+    write_steps = Ledger._write_steps
+
+    def written(self: Ledger, steps: Any) -> None:
+        write_steps(self, steps)
+        points.join_group(sys._getframe(1))
+
+    Ledger._write_steps = written  # type: ignore[method-assign]
 
 
 def _wrap_answers(points: Points) -> None:

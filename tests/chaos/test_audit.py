@@ -191,7 +191,7 @@ def test_a_step_without_a_point_is_found() -> None:
         "cluster_connection.ClusterConnection.run > "
         "command_executor.CommandExecutor._store > "
         "service.SchedulerService.apply_events > "
-        "ledger.Ledger.record(DispatchStarted): before the commit"
+        "ledger.Ledger.add_to_group(DispatchStarted): before the commit"
     }
     remaining = missed(needed, points)
     assert len(needed) - len(remaining) == 2  # the event, and the transaction

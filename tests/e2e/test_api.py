@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -185,18 +186,34 @@ def test_a_key_is_short_and_plain(shared: Site, key: str) -> None:
     assert shared.rows() == []
 
 
+# The first group is committed when it has three submissions. Then the daemon dies.
 DIES_AFTER_COMMIT = """
 import os, pathlib, signal, sys
+from metasched.daemon.commit_group import CommitGroup
 from metasched.db.ledger import Ledger
-record, marker = Ledger.record, pathlib.Path({marker!r})
+add, close, marker = Ledger.add_to_group, CommitGroup.close, pathlib.Path({marker!r})
+submissions = 0
 
-def dies_after_commit(self, steps, new_jobs=(), *more):
-    record(self, steps, new_jobs, *more)
-    if new_jobs and not marker.exists():
+def add_and_close(self, steps, new_jobs=(), *more):
+    global submissions
+    add(self, steps, new_jobs, *more)
+    submissions += bool(new_jobs)
+
+def close_and_die(self):
+    if marker.exists() or not submissions:
+        close(self)
+    elif submissions == 3:
+        close(self)
         marker.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
-Ledger.record = dies_after_commit
+def join(self, *arguments):
+    joined = original_join(self, *arguments)
+    self.close()
+    return joined
+
+original_join, CommitGroup.add = CommitGroup.add, join
+Ledger.add_to_group, CommitGroup.close = add_and_close, close_and_die
 sys.argv = sys.argv[1:]
 from metasched.cli import main
 sys.exit(main())
@@ -217,28 +234,40 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
         site.close()
 
 
-def test_a_daemon_dies_between_commit_and_answer(either: Site) -> None:
-    """The client repeats its request; the next daemon returns the job that was stored."""
+def test_a_daemon_dies_between_commit_and_answers(either: Site) -> None:
+    """Three clients repeat their requests; the next daemon returns the jobs that were stored."""
     site, script, run_log = either, either.folder / "dies.py", either.folder / "ran"
     script.write_text(DIES_AFTER_COMMIT.format(marker=str(either.folder / "died")))
     site.before = (sys.executable, str(script))
     site.start()
     dying = site._daemon
     assert dying is not None
-    with subprocess.Popen(
-        [COMMAND, "submit", "--parsable", "-o", "/dev/null", "--wrap", f"echo x >> '{run_log}'"],
-        env=site.environment,
-        cwd=site.folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as client:
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [
+                        *(COMMAND, "submit", "--parsable", "-o", "/dev/null"),
+                        *("--wrap", f"echo {name} >> '{run_log}'"),
+                    ],
+                    env=site.environment,
+                    cwd=site.folder,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for name in "abc"
+        ]
         assert dying.wait(60) == -9
         site.start()
-        output, errors = client.communicate(timeout=60)
-    assert (client.returncode, errors) == (0, "")
-    [row] = site.until_ended()
-    assert (row["job"], row["state"]) == (int(output), "completed")
-    assert run_log.read_text() == "x\n"
+        answers = [client.communicate(timeout=60) for client in clients]
+    assert [
+        (client.returncode, errors) for client, (_, errors) in zip(clients, answers, strict=True)
+    ] == [(0, "")] * 3
+    rows = site.until_ended()
+    assert sorted(row["job"] for row in rows) == sorted(int(output) for output, _ in answers)
+    assert [row["state"] for row in rows] == ["completed"] * 3
+    assert sorted(run_log.read_text().split()) == ["a", "b", "c"]
     site.stop()
     site.replayed()

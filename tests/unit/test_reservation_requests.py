@@ -13,7 +13,7 @@ import pytest
 from metasched.api.licences import _licence_row as licence_row
 from metasched.api.request import CurrentCaller
 from metasched.api.reservations import create
-from metasched.core.events import CoreEvent, DaemonStarted, ListingReceived
+from metasched.core.events import CoreEvent, DaemonStarted, ListingReceived, Outcome
 from metasched.core.reservations.events import (
     ReservationBound,
     ReservationCancelled,
@@ -71,11 +71,12 @@ class Desk:
         self.ids += 1
         return self.ids
 
-    def apply_events(self, event: CoreEvent) -> None:
-        self.core.step(event)
+    async def apply_events(self, event: CoreEvent) -> list[Outcome]:
+        outcome = self.core.step(event)
         if isinstance(event, ReservationRequested) and event.id in self.core.reservations.by_id:
             nodes = self.core.reservations.by_id[event.id].nodes
             self.core.step(ReservationBound(event.time, event.id, nodes))
+        return [outcome]
 
     def reserve(self, dry_run: bool = False, /, **licences: int) -> dict[str, Any]:
         begin = math.ceil(time.time()) + 3600.0

@@ -1,0 +1,178 @@
+"""The writing connection of the active daemon, and the transaction that several requests share.
+
+Requests of different clients and events of different clusters join the open group one after
+another; one commit stores them all. Each but the first is in a savepoint: rows that the database
+refuses take back their own request alone. A lost connection or a full disk loses the whole group.
+Then nothing is written until the next start of the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from sqlalchemy import ColumnElement, Connection, Engine, RootTransaction, func, select
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+
+from metasched.db.pruning import lock_epoch
+from metasched.db.queries import Queries
+from metasched.db.schema import epoch
+from metasched.db.store import (
+    RowsRejected,
+    StorageFailed,
+    StorageUncertain,
+    WriterLock,
+    driver_message,
+)
+
+_REFUSED = (DataError, IntegrityError, OverflowError, UnicodeError)  # rows, not the database
+
+
+class Writer(Queries):
+    """Transactions on the writing connection. A single thread uses it."""
+
+    def __init__(self, engine: Engine, writer_lock: WriterLock | None = None) -> None:
+        super().__init__(engine)
+        self._writer_lock = writer_lock or WriterLock(engine)
+        self._connection = self._writer_lock.connection
+        self._daemon_epoch = 0  # of this daemon; 0 before `Ledger.restore`
+        self._group: RootTransaction | None = None
+        self._has_members = False  # whether the open group holds a request
+        self._lost: StorageFailed | None = None  # why a group was lost since the last start
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+        self._engine.dispose()
+
+    def commit_group(self) -> None:
+        """Commit the open group, if there is one.
+
+        Raises StorageFailed if the group is lost; StorageUncertain if it may be stored.
+        """
+        if self._lost is not None:
+            raise self._lost
+        group, self._group, self._has_members = self._group, None, False
+        if group is None:
+            return
+        try:
+            with group:
+                pass
+        except DBAPIError as error:
+            failure = StorageUncertain if error.connection_invalidated else StorageFailed
+            self._lost = failure(driver_message(error))
+            self._undo_failed_commit()
+            raise self._lost from error
+
+    @contextmanager
+    def _join_group(self) -> Iterator[Connection]:
+        """Write in the open group; open one if there is none.
+
+        RowsRejected, or any error of the block, takes back what the block wrote. StorageFailed
+        loses the group.
+        """
+        if self._lost is not None:
+            raise self._lost
+        try:
+            if self._group is None:
+                self._group = self._connection.begin()
+                self._require_epoch(self._connection)
+            # without other members a failure loses nothing else
+            with self._connection.begin_nested() if self._has_members else nullcontext():
+                yield self._connection
+            self._has_members = True
+        except DBAPIError as error:
+            if isinstance(error, _REFUSED):
+                self._abandon_empty_group()
+                raise _rejected(error) from error
+            raise self._lose_group(StorageFailed(driver_message(error))) from error
+        except StorageFailed as error:
+            raise self._lose_group(error) from None
+        except (OverflowError, UnicodeError) as error:
+            self._abandon_empty_group()
+            raise _rejected(error) from error
+        except BaseException:
+            self._abandon_empty_group()
+            raise
+
+    def _abandon_empty_group(self) -> None:
+        """Roll the group back unless it holds requests that are to be stored."""
+        if not self._has_members:
+            self._roll_back()
+
+    def _lose_group(self, error: StorageFailed) -> StorageFailed:
+        self._roll_back()
+        self._lost = error
+        return error
+
+    def _undo_failed_commit(self) -> None:
+        """Roll back in the driver: SQLAlchemy leaves its transaction open, for the next commit."""
+        if self._connection.invalidated:
+            return
+        try:
+            self._connection.connection.rollback()
+        except self._engine.dialect.loaded_dbapi.Error:
+            self._connection.invalidate()
+
+    def _roll_back(self) -> None:
+        group, self._group, self._has_members = self._group, None, False
+        if group is not None:
+            try:
+                group.rollback()
+            except DBAPIError:  # the connection is lost, and with it the transaction
+                self._connection.invalidate()
+
+    @contextmanager
+    def _read(self) -> Iterator[Connection]:
+        """Read on the writing connection; rows of the open group count.
+
+        StorageFailed loses the group: PostgreSQL continues no transaction after an error.
+        """
+        if self._group is None:
+            with self._transaction() as connection:
+                yield connection
+            return
+        try:
+            yield self._connection
+        except DBAPIError as error:
+            raise self._lose_group(StorageFailed(driver_message(error))) from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """Open a transaction of its own on the writing connection; commit the open group first."""
+        self.commit_group()
+        committing = False
+        try:
+            with self._connection.begin():
+                yield self._connection
+                committing = True
+        except _REFUSED as error:
+            raise _rejected(error) from error
+        except DBAPIError as error:
+            if committing and error.connection_invalidated:
+                raise StorageUncertain(driver_message(error)) from error
+            if committing:
+                self._undo_failed_commit()
+            raise StorageFailed(driver_message(error)) from error
+
+    @contextmanager
+    def _write_transaction(self) -> Iterator[Connection]:
+        """Open a transaction that excludes other writers and older daemons."""
+        with self._transaction() as connection:
+            self._require_epoch(connection)
+            yield connection
+
+    def _require_epoch(self, connection: Connection) -> None:
+        """Exclude other writers until the transaction ends. StorageFailed in an older daemon."""
+        if not self._writer_lock.held or lock_epoch(connection) != self._daemon_epoch:
+            raise StorageFailed("another daemon may be active on it")
+
+    def _stored_epoch(self) -> int:
+        return self._highest(epoch.c.number)
+
+    def _highest(self, column: ColumnElement[int]) -> int:
+        return self._connection.execute(select(func.max(column))).scalar() or 0
+
+
+def _rejected(error: Exception) -> RowsRejected:
+    return RowsRejected(f"the database refuses a row: {error}")
