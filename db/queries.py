@@ -109,6 +109,23 @@ class Queries:
             if (id, index) not in stored
         ]
 
+    def ended_jobs(self, cluster: str, since: float) -> dict[str, float]:
+        """Return the native ids on a cluster of tasks that ended since a time.
+
+        They map to the times of their dispatches; all times are epoch seconds.
+        """
+        query = (
+            select(attempt.c.native_id, attempt.c.sent)
+            .join(task, (task.c.job == attempt.c.job) & (task.c.task_index == attempt.c.task_index))
+            .where(
+                task.c.ended >= since,
+                attempt.c.cluster == cluster,
+                attempt.c.native_id.is_not(None),
+            )
+        )
+        with self._connect() as connection:
+            return {native_id: sent for native_id, sent in connection.execute(query)}
+
     def current_job(self, id: int) -> tuple[Job, int]:
         """Return a job as modified so far, and its priority."""
         with self._connect() as connection:

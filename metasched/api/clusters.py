@@ -14,6 +14,7 @@ from metasched.client.options import MAX_NAME_LENGTH
 from metasched.core.events import ClusterDrained, ClusterResumed
 from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.service import SchedulerService
+from metasched.daemon.use_monitor import UseMonitor
 from metasched.errors import ApiError
 from metasched.units import iso
 
@@ -98,6 +99,17 @@ def _cluster_row(service: SchedulerService, name: str, adapter: str) -> dict[str
         "set_aside": len(connection.row_filter.rows),
         "breaker": breaker_row(connection.breaker),
         "worker": breaker_row(connection.worker.breaker),
+        "use": _use_row(connection.use_monitor),
+    }
+
+
+def _use_row(monitor: UseMonitor) -> dict[str, Any]:
+    """Return what the accounting reports of other jobs' use and of shares."""
+    return {
+        "source": monitor.source,
+        "until": iso(monitor.cursor.until if monitor.cursor else None),
+        "breaker": breaker_row(monitor.breaker),
+        "shares": breaker_row(monitor.shares_breaker),
     }
 
 

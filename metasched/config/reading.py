@@ -30,6 +30,7 @@ from metasched.config.tables import (
     MAP_NAMES,
     ClusterTable,
     ConfigFile,
+    FairShareTable,
     LicenceServerTable,
     PolicyFile,
     ReservationsTable,
@@ -108,6 +109,7 @@ def load_settings(path: Path | None) -> Settings:
         ),
         quotas=_class_quotas(config.reservations, policy, path),
         limits=read_limits(config, policy, path),
+        use_interval=(config.fair_share or FairShareTable()).interval,
         fair_share=None
         if config.fair_share is None
         else read_fair_share(config.fair_share, [table.name for table in config.cluster], path),

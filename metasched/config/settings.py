@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from metasched.config.tables import DaemonTable, SiteTable, TcpTable
+from metasched.config.tables import DEFAULT_USE_INTERVAL, DaemonTable, SiteTable, TcpTable
 from metasched.db.store import Database
 from metasched.errors import UserError
 from metasched.model.cluster import Cluster
@@ -89,6 +89,7 @@ class Settings:
     mail_program: Path | None = None  # None: no mail is sent
     requests: RequestLimits = field(default_factory=RequestLimits)
     limits: LimitSettings = field(default_factory=LimitSettings)
+    use_interval: float = DEFAULT_USE_INTERVAL  # seconds between queries of accounting
     fair_share: FairShareSettings | None = None  # None: users take turns
 
     @property

@@ -203,6 +203,9 @@ class ShareAccountTable(_Table):
     other_users: Weight | None = None
 
 
+DEFAULT_USE_INTERVAL = 300.0  # seconds
+
+
 class FairShareTable(_Table):
     """[fair_share]: shares of accounts and users over all clusters."""
 
@@ -211,6 +214,7 @@ class FairShareTable(_Table):
     users: dict[str, Weight] = Field(default_factory=dict)
     default: Weight = 1.0
     shares_from: str | None = None
+    interval: Seconds = DEFAULT_USE_INTERVAL  # between queries of accounting
 
 
 class ConfigFile(_Table):

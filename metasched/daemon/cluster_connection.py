@@ -36,6 +36,7 @@ from metasched.daemon.owner_turns import OwnerTurns
 from metasched.daemon.pending_actions import PendingActions
 from metasched.daemon.quarantine import RowFilter, first_error
 from metasched.daemon.reservation_sync import ReservationSync
+from metasched.daemon.use_monitor import UseMonitor
 from metasched.daemon.worker_process import WorkerProcess
 from metasched.db.store import StorageFailed
 from metasched.model.listing import AccountingAnswer
@@ -56,9 +57,13 @@ class ClusterConnection:
     """One cluster: its worker process, its pending actions and its polls."""
 
     def __init__(
-        self, host: SchedulerHost, settings: ClusterSettings, cursor: str = FIRST_CURSOR
+        self,
+        host: SchedulerHost,
+        settings: ClusterSettings,
+        cursor: str = FIRST_CURSOR,
+        use_cursor: str = "",
     ) -> None:
-        """`cursor` is the stored position in the ends that the manager lists."""
+        """The cursors are the stored positions in the ends and the use that the manager reports."""
         self.name, self.settings = settings.cluster.name, settings
         self._host = host
         self._wake = asyncio.Event()
@@ -66,6 +71,9 @@ class ClusterConnection:
         side_by_side = settings.owner_calls > 0
         self.pending_actions = PendingActions(host, settings, MAX_RETRY_DELAY, side_by_side)
         self._forget_calls()
+        self.use_monitor = UseMonitor(
+            host, settings, self.worker, use_cursor, is_up=lambda: not self.breaker.failures
+        )
         self.row_filter = RowFilter(self.name, host.quarantine)
         self.start_times = ManagerStartTimes(self.name)
         self.reservation_sync = ReservationSync(
@@ -129,6 +137,7 @@ class ClusterConnection:
     async def _run_until_defect(self) -> None:
         """Poll and execute actions; an exception concerns this cluster only."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self.use_monitor.run(), name=f"{self.name}: use")
             while True:
                 self._wake.clear()
                 if self.worker.discard_if_dead():

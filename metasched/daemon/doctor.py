@@ -228,6 +228,7 @@ def _check_daemon(settings: Settings) -> Iterator[Diagnosis]:
     for row in clusters:
         yield _check_cluster(row)
         yield from check_evidence(row, settings)
+        yield from check_use(row, settings)
     for row in servers:
         yield _check_licence_server(row)
     for row in licences:
@@ -377,6 +378,28 @@ def check_evidence(row: dict[str, Any], settings: Settings) -> Iterator[Diagnosi
         "set up slurmdbd, or give the cluster a fence_dir"
     )
     yield Diagnosis(check, True, message)
+
+
+def check_use(row: dict[str, Any], settings: Settings) -> Iterator[Diagnosis]:
+    """With fair share, report a cluster whose accounting reports no use or no shares."""
+    fair_share, use = settings.fair_share, row.get("use")  # unknown to earlier daemons
+    if fair_share is None or use is None or row["state"].startswith("down"):
+        return
+    check = f"fair share on {row['cluster']}"
+    fix = "query its accounting as the daemon's account, see docs/admin/fair-share.md"
+    for subject, breaker in (("use", use["breaker"]), ("shares", use["shares"])):
+        if breaker["failures"]:
+            message = f"its accounting reports no {subject} since {breaker['since']}"
+            yield Diagnosis(check, False, f"{message}: {breaker['words']}", fix)
+    if use["source"]:
+        if not (use["breaker"]["failures"] or use["shares"]["failures"]):
+            yield Diagnosis(check, True, f"{use['source']}, use until {use['until'] or 'not yet'}")
+    elif fair_share.shares_from == row["cluster"]:
+        fix = "set up slurmdbd there, or write the shares into [fair_share]"
+        yield Diagnosis(check, False, "it has no accounting, so it reports no shares", fix)
+    elif row["adapter"] == "slurm":
+        message = "warning: no slurmdbd, so that only jobs of metasched count as use there"
+        yield Diagnosis(check, True, message)
 
 
 def tag_of_unknown(database: Database, row: dict[str, Any]) -> str:

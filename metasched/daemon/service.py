@@ -68,10 +68,13 @@ class SchedulerService:
         self.core = Core()
         self._clock_detector = ClockStepDetector()
         self.state_changed = asyncio.Event()
-        cursors = ledger.listing_cursors()
+        cursors, use_cursors = ledger.listing_cursors(), ledger.use_cursors()
         self.connections = {
             entry.cluster.name: ClusterConnection(
-                self, entry, cursors.get(entry.cluster.name, FIRST_CURSOR)
+                self,
+                entry,
+                cursors.get(entry.cluster.name, FIRST_CURSOR),
+                use_cursors.get(entry.cluster.name, ""),
             )
             for entry in settings.clusters
         }

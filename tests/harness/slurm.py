@@ -3,9 +3,9 @@
 `SlurmSite` starts a reaper (tests/harness/reaper.py). All daemons are its children, and so are
 slurmstepd and jobs, which leave their parents. The reaper ends with its starter and kills them.
 
-With `accounting`, MariaDB and slurmdbd run, too. slurmdbd always listens on every interface, so all
-daemons run in a separate network namespace. Clients run inside it (`SlurmSite.inside`), an adapter
-in a worker there.
+With `accounting`, MariaDB and one slurmdbd for all clusters run, too. slurmdbd always listens on
+every interface, so all daemons run in a separate network namespace. Clients run inside it
+(`SlurmSite.inside`), an adapter in a worker there.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ClusterSpec:
 
     Each core has `threads` of these. `memory` MiB per node; the last node has `gpus` of the generic
     resource gpu. `settings` are lines of slurm.conf that override those of the harness.
-    `accounting`: whether it uses the accounting of a site with accounting; only one cluster can.
+    `accounting`: whether it uses the accounting of a site with accounting; the first such cluster runs it.
     """
 
     name: str
@@ -112,15 +112,15 @@ class SlurmSite(DaemonGroup):
         return iter(self._clusters.values())
 
     def _boot(self) -> None:
+        accounted = [spec.name for spec in self._specs if self._accounting and spec.accounting]
         for spec in self._specs:
             folder = self.folder / spec.name
-            accounting = self._accounting and spec.accounting
-            cluster = SlurmCluster(spec, folder, self._reaper, self._ports, self.inside, accounting)
+            accountant = self.folder / accounted[0] if spec.name in accounted else None
+            cluster = SlurmCluster(spec, folder, self._reaper, self._ports, self.inside, accountant)
             self._clusters[spec.name] = cluster
             cluster.start_munge()
-        if self._accounting:
-            [accounted] = [cluster for cluster in self if cluster.spec.accounting]
-            accounted.start_accounting()
+        if accounted:
+            self[accounted[0]].start_accounting()
         for cluster in self:
             cluster.start_controller(wait=False)
             cluster.start_nodes()
@@ -142,8 +142,9 @@ class SlurmCluster:
         reaper: Reaper,
         ports: _Ports,
         inside: tuple[str, ...],
-        accounting: bool,
+        accountant: Path | None,
     ) -> None:
+        """`accountant` is the folder of the cluster that runs slurmdbd, if one does."""
         self.spec, self.name, self.folder, self.inside = spec, spec.name, folder, inside
         self._reaper = reaper
         self._controller: int | None = None
@@ -154,7 +155,7 @@ class SlurmCluster:
             (folder / part).mkdir(parents=True)
         self.conf = folder / "etc" / "slurm.conf"
         self.socket = folder / "munge" / "munge.sock"
-        self.conf.write_text(self._settings(ports, accounting))
+        self.conf.write_text(self._settings(ports, accountant))
         self._write_gres()
         # Slurm 24.11 and later read it; without it their slurmd sets up control groups
         (folder / "etc" / "cgroup.conf").write_text("CgroupPlugin=disabled\n" if BIN_DIR else "")
@@ -200,11 +201,11 @@ class SlurmCluster:
         self._reaper.end(self._munge, signal.SIGKILL)
         self.socket.unlink()
 
-    def _accounting_settings(self) -> dict[str, object]:
+    def _accounting_settings(self, accountant: Path) -> dict[str, object]:
         return {
             "AccountingStorageType": "accounting_storage/slurmdbd",
             "AccountingStorageHost": "127.0.0.1",
-            "AccountingStoragePass": self.socket,
+            "AccountingStoragePass": accountant / "munge" / "munge.sock",
         }
 
     def start_accounting(self) -> None:
@@ -370,7 +371,7 @@ class SlurmCluster:
             lines.append(f"NodeName={self.nodes[-1]} Name=gpu File={device}\n")
         (self.folder / "etc" / "gres.conf").write_text("".join(lines))
 
-    def _settings(self, ports: _Ports, accounting: bool) -> str:
+    def _settings(self, ports: _Ports, accountant: Path | None) -> str:
         spec, host = self.spec, socket.gethostname().split(".")[0]
         names = f"{spec.prefix}[1-{spec.nodes}]"
         settings = {
@@ -414,7 +415,7 @@ class SlurmCluster:
             "AccountingStorageType": "accounting_storage/none",
             "JobCompType": "jobcomp/none",
             **({"GresTypes": "gpu"} if spec.gpus else {}),
-            **(self._accounting_settings() if accounting else {}),
+            **(self._accounting_settings(accountant) if accountant else {}),
             **dict(line.split("=", 1) for line in spec.settings),
         }
         nodes = [
