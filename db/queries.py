@@ -124,7 +124,7 @@ class Queries:
             )
         )
         with self._connect() as connection:
-            return {native_id: sent for native_id, sent in connection.execute(query)}
+            return {row.native_id: row.sent for row in connection.execute(query)}
 
     def current_job(self, id: int) -> tuple[Job, int]:
         """Return a job as modified so far, and its priority."""

@@ -166,6 +166,9 @@ _OVER_SLURM = _about(
 _BY_CHANCE: set[Step] = {
     ("[ReservationRejected]",),
     (".LicenceMonitor.",),  # the site has no licence server: tests/e2e/test_licence_servers.py
+    # the sites share nothing: tests/e2e/test_fair_share.py, and for the commit test_share_uses.py
+    (".UseMonitor.",),
+    *_about((), ("use", "shares")),
     *((".Ledger.mark_notified", f"{side} the commit") for side in ("before", "after")),
 }
 

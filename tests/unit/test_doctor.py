@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from metasched.config.reading import load_settings
-from metasched.daemon.doctor import check_evidence, run_checks
+from metasched.daemon.doctor import check_evidence, check_use, run_checks
 
 SITE = """[daemon]
 database = "sqlite:///ms.db"
@@ -55,6 +55,47 @@ def test_a_file_of_completions_is_warned_of(tmp_path: Path) -> None:
     }
     [diagnosis] = check_evidence(row, settings)
     assert "any account can write lines of others" in diagnosis.text
+
+
+CALM = {"failures": 0, "since": None, "words": ""}
+FAILING = {"failures": 3, "since": "2026-01-01T00:00:00Z", "words": "sacct: no"}
+
+
+@pytest.mark.parametrize(
+    ("shares_from", "source", "use", "shares", "ok", "text"),
+    [
+        ("", "sacct", CALM, CALM, True, "sacct, use until"),
+        ("", "sacct", FAILING, CALM, False, "no use since 2026-01-01T00:00:00Z: sacct: no"),
+        ("alpha", "sacct", CALM, FAILING, False, "no shares since"),
+        ("", "", CALM, CALM, True, "only jobs of metasched count"),
+        ("alpha", "", CALM, CALM, False, "it reports no shares"),
+    ],
+)
+def test_with_fair_share_the_accounting_of_a_cluster_is_checked(
+    tmp_path: Path,
+    shares_from: str,
+    source: str,
+    use: dict[str, object],
+    shares: dict[str, object],
+    ok: bool,
+    text: str,
+) -> None:
+    key = f'shares_from = "{shares_from}"' if shares_from else ""
+    (tmp_path / "metasched.toml").write_text(f"{SITE}[fair_share]\n{key}\n")
+    settings = load_settings(tmp_path / "metasched.toml")
+    row = {
+        "cluster": "alpha",
+        "adapter": "slurm",
+        "state": "up",
+        "use": {"source": source, "until": None, "breaker": use, "shares": shares},
+    }
+    [diagnosis] = check_use(row, settings)
+    assert diagnosis.ok is ok
+    assert text in diagnosis.text
+    assert ok or diagnosis.fix
+    assert list(check_use({**row, "state": "down: silent"}, settings)) == []
+    (tmp_path / "metasched.toml").write_text(SITE)
+    assert list(check_use(row, load_settings(tmp_path / "metasched.toml"))) == []
 
 
 def test_a_folder_of_claims_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
