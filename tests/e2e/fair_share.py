@@ -70,11 +70,11 @@ class SharedSite:
         with closing(sqlite3.connect(f"file:{self.site.database}?mode=ro", uri=True)) as database:
             return database.execute(query, values).fetchall()
 
-    def _count(self, jobs: Mapping[str, int], condition: str) -> dict[str, float]:
+    def _count(self, jobs: Mapping[str, int], condition: str, values: int = 1) -> dict[str, float]:
         """Return a count or sum over the attempts of each user's job, in one transaction."""
         query = f"SELECT job, {condition} FROM attempt WHERE job IN (?, ?) GROUP BY job"
         users = {job: user for user, job in jobs.items()}
-        rows = self._select(query, *users)
+        rows = self._select(query, *list(users) * values)
         return dict.fromkeys(jobs, 0.0) | {users[job]: value or 0.0 for job, value in rows}
 
     def started(self, jobs: Mapping[str, int]) -> dict[str, float]:
@@ -84,6 +84,11 @@ class SharedSite:
     def dispatched(self, jobs: Mapping[str, int]) -> dict[str, float]:
         """Return the number of tasks whose dispatch has been decided."""
         return self._count(jobs, "count(*)")
+
+    def dispatched_first(self, jobs: Mapping[str, int]) -> dict[str, float]:
+        """Return the number of tasks that the first step dispatched: all on one cluster."""
+        first = "SELECT min(sent) FROM attempt WHERE job IN (?, ?)"
+        return self._count(jobs, f"sum(sent = ({first}))", values=2)
 
     def work(self, jobs: Mapping[str, int]) -> dict[str, float]:
         """Return the processor-seconds of tasks that have ended."""

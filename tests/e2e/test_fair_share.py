@@ -27,10 +27,10 @@ def test_two_users_get_their_shares_and_native_use_counts(common_folder: Path) -
         entitled = sum(counts.values()) * WEIGHTS[A] / sum(WEIGHTS.values())
         assert 0.8 * entitled <= counts[A] <= 1.2 * entitled, counts
 
-        # so much more use of A that B may have some dozen tasks before A has another
-        shared.run_native(A, 12 * ESTIMATE * WEIGHTS[A])
+        # so much more use of A that B may have some twenty tasks before A has another
+        shared.run_native(A, 20 * ESTIMATE * WEIGHTS[A])
         jobs = shared.submit_backlog(STARTS)
-        counts = shared.await_sum(shared.dispatched, jobs, QUEUE_DEPTH)
+        counts = shared.await_sum(shared.dispatched_first, jobs, QUEUE_DEPTH)
         assert counts[B] > counts[A], counts
         shared.cancel(jobs)
         assert shared.site.stop() == 0
