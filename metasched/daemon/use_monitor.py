@@ -122,7 +122,7 @@ class UseMonitor:
             self._record_failure(self.breaker, "use", reply.reason)
             return False
         self._record_success(self.breaker, "use")
-        self._report(reply.use, cursor)
+        await self._report(reply.use, cursor)
         return reply.use.more
 
     async def _own_jobs(self, since: float) -> dict[str, float]:
@@ -131,7 +131,7 @@ class UseMonitor:
         live = {a.native_id: a.dispatched for a in attempts if a.native_id is not None}
         return await asyncio.to_thread(self._host.ledger.ended_jobs, self.name, since) | live
 
-    def _report(self, answer: UseAnswer, before: UseCursor) -> None:
+    async def _report(self, answer: UseAnswer, before: UseCursor) -> None:
         """Store use and cursor together; without use only the first cursor is stored."""
         if answer.set_aside and answer.defect != self._defect:
             message = "cluster %s: %d records of its accounting cannot be read, the first: %s"
@@ -141,7 +141,7 @@ class UseMonitor:
         cursor = UseCursor(before.counted_since, until, answer.cursor)
         uses = tuple(use for use in answer.rows if is_name(use.user))
         if uses or self.cursor is None:
-            self._host.apply_events(UseReported(time.time(), self.name, str(cursor), uses))
+            await self._host.apply_events(UseReported(time.time(), self.name, str(cursor), uses))
         self.cursor = cursor
 
     async def _query_shares(self) -> None:
@@ -153,7 +153,7 @@ class UseMonitor:
             return
         self._record_success(self.shares_breaker, "shares")
         if reply.shares != self._host.core.fair_share.trees.get(self.name):
-            self._host.apply_events(SharesReported(time.time(), self.name, reply.shares))
+            await self._host.apply_events(SharesReported(time.time(), self.name, reply.shares))
 
     def _record_failure(self, breaker: CircuitBreaker, subject: str, reason: str) -> None:
         if reason != breaker.last_error:

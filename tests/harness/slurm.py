@@ -70,7 +70,7 @@ class ClusterSpec:
 
     Each core has `threads` of these. `memory` MiB per node; the last node has `gpus` of the generic
     resource gpu. `settings` are lines of slurm.conf that override those of the harness.
-    `accounting`: whether it uses the accounting of a site with accounting; the first such cluster runs it.
+    `accounting`: whether it uses the accounting of a site with accounting; the first one runs it.
     """
 
     name: str

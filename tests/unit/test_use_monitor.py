@@ -57,7 +57,7 @@ class FakeSite:
         self.ended_since.append(since)
         return self.ended
 
-    def apply_events(self, *events: CoreEvent) -> list[Outcome]:
+    async def apply_events(self, *events: CoreEvent) -> list[Outcome]:
         self.events += events
         for event in events:
             if isinstance(event, SharesReported):
