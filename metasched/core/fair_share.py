@@ -122,6 +122,7 @@ class FairShare:
             for cluster in clusters
         }
         if not self.enabled:
+            self._epoch = 0.0
             self._clear_tree()
             return
         for key, use in list(self.uses.items()):
