@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import metasched
 from tests.e2e.multi_user_site import (
     SUPERVISE,
     MultiUserSite,
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.root
 
 LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n'
 LICENCE = '[[licence]]\nname = "matlab"\ntotal = 1\n'
+DROP_INS = Path(metasched.__file__).parent / "drop_in/slurm"
 WHO = "#!/bin/sh\nid -u; id -g; id -G; umask; pwd; echo $0\n"
 
 
@@ -230,6 +232,38 @@ def test_a_large_array_of_one_user_leaves_room_for_another(common_folder: Path) 
         assert states["dispatching"] + states["pending"] <= 5
         assert states["queued"] > 0
         a.run("cancel", str(array))
+
+
+def test_shares_details_and_waiting_tasks_are_their_owners(common_folder: Path) -> None:
+    tables = f"{LOCAL}[fair_share]\nusers = {{ {A} = 2, {B} = 1 }}\n"
+    with running_site(common_folder / "shares", tables, f"[cluster.left]\n{SUPERVISE}") as site:
+        a, b = site.by(A), site.by(B)
+        array = a.submit("--hold", "--array", "1-5000", "-o", "/dev/null", "--wrap", "true")
+        own = b.submit("--hold", "-o", "/dev/null", "--wrap", "true")
+        [shares] = b.json("shares")
+        assert (shares["user"], shares["weight"]) == (B, 1)
+        assert f"shares of {A}" in b.error("shares", "--user", A, code=3)
+        operator = site.by(OPERATOR)
+        assert {row["user"] for row in operator.json("shares")} >= {A, B}
+        # waiting tasks of the array have no rows of their own
+        for name in (array, f"{array}_5000", f"{array}_[2-7]"):
+            for command in ("status", "cancel", "hold", "release"):
+                assert b.error(command, str(name), code=5).startswith(f"no job {array}")
+        assert [row["job"] for row in b.json("status")] == [own]
+        b.run("cancel", "--state", "held")
+        assert operator.row(own)["state"] == "cancelled"
+        assert {row["state"] for row in a.rows(array)} == {"held"}
+        listed = subprocess.run(
+            [DROP_INS / "squeue", "-h", "-r", "-o", "%u"],
+            env=b.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            **b.caller,
+        )
+        assert listed.stdout == ""
+        a.run("cancel", str(array))
+        assert Counter(row["state"] for row in a.rows(array)) == {"cancelled": 5000}
 
 
 @pytest.fixture(scope="module")

@@ -92,6 +92,16 @@ def test_a_line_that_cannot_be_read_may_be_the_forgotten_task() -> None:
     assert site.out.leases == []
 
 
+def test_a_line_that_cannot_be_read_leases_the_licences_of_its_task_again() -> None:
+    """The task stays unknown: only what was returned changes."""
+    site, end = forgotten(time_limit=100.0), NOW + 110 + GRACE
+    site.seen("left", at=end, since=end - 1)
+    site.seen("left", at=end + 1, since=end, quarantined=((tag_of("cafe", 1, 1), 0),))
+    assert site.state() is State.UNKNOWN
+    assert [(lease.job, lease.forced) for lease in site.out.leases] == [(1, True)]  # type: ignore[union-attr]
+    assert site.step(JobSubmitted(end + 2, job(3, licences={"matlab": 1}))) == []
+
+
 def test_the_array_slot_of_a_forgotten_task_is_free_after_its_time_limit() -> None:
     site, end = Site(), NOW + 110 + GRACE
     site.step(JobSubmitted(NOW, job(array="0-1%1", time_limit=100.0, clusters=("left",))))
