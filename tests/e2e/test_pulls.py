@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from tests.conftest import require
 from tests.e2e.conftest import Site
+from tests.harness.daemons import BootError, wait_until
 from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing
 
 LEFT = ClusterSpec("left", "l", 2, 8, memory=4000, features="any,large", accounting=False)
@@ -18,6 +21,7 @@ RIGHT = ClusterSpec(
     features="any,fast",
     settings=("AccountingStorageEnforce=associations,limits,qos",),
 )
+BOOT_SECONDS = 60.0
 QOS_CPUS = 14  # of a user on right, which has 16 processors
 SMALL_JOBS = 60
 LARGE_JOBS = 6  # their memory fits once on a node of right
@@ -29,7 +33,20 @@ def unequal(common_folder: Path) -> Iterator[SlurmSite]:
     if (reason := missing() or accounting_missing()) is not None:
         require("slurm", reason)
     with SlurmSite(common_folder / "unequal-slurm", [LEFT, RIGHT], accounting=True) as booted:
+        right, user = booted["right"], pwd.getpwuid(os.geteuid()).pw_name
+        right.run("sacctmgr", "-i", "add", "account", "staff", "cluster=right")
+        right.run("sacctmgr", "-i", "add", "user", user, "account=staff", "cluster=right")
+        wait_until(lambda: _accepts_jobs(right), BOOT_SECONDS, "right accepts jobs", str)
         yield booted
+
+
+def _accepts_jobs(cluster: SlurmCluster) -> bool:
+    """Whether the controller knows the user's account; slurmdbd tells it some time later."""
+    try:
+        cluster.run("sbatch", "--test-only", "--wrap", "true")
+    except BootError:
+        return False
+    return True
 
 
 def occupy(cluster: SlurmCluster, limit: str, count: int) -> None:
