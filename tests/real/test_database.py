@@ -193,7 +193,7 @@ def test_the_tasks_of_an_array_are_stored_as_they_are_by_a_few_statements(
 
     sqlalchemy_event.listen(Engine, "before_cursor_execute", count_rows)
     try:
-        job = Job(id=1, submitted=NOW, estimated=10.0, array="1-299:2,500,501,503,600-1599")
+        job = Job(id=1, submitted=NOW, estimated=10.0, array="1-299:2,500,501,503,600-1399")
         stored = StoredJob(job=job, script="s", environment="e", payload=Payload(script=""))
         ledger.restore(core, 100)
         booted = DaemonStarted(
