@@ -27,17 +27,18 @@ CREATE TEMP TABLE number AS
   WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < %(jobs)d)
   SELECT n FROM r;
 INSERT INTO job (id, user, name, submitted, priority, parts, job, script, environment, payload)
-  SELECT n, 'u' || n %% 100, 'j', 1e9 + n, 5, '[]', '%(spec)s', 'd', 'd', '%(spec)s' FROM number;
+  SELECT n, 'u' || n %% 100, 'j', 1.7e9 + n, 5, '[]', '%(spec)s', 'd', 'd', '%(spec)s' FROM number;
 INSERT INTO task (job, task_index, state, reason, held, attempts, moves, ended, user)
-  SELECT n, 0, 'completed', '', 0, 1, 0, 1e9 + n, 'u' || n %% 100 FROM number;
+  SELECT n, 0, 'completed', '', 0, 1, 0, 1.7e9 + n, 'u' || n %% 100 FROM number;
 INSERT INTO attempt (job, task_index, number, sending, cluster, state, sent, native_id, started,
                      ended, word, node, refused)
-  SELECT n, 0, 1, n, 'here', 'completed', 1e9 + n, '7', 1e9 + n, 1e9 + n, '', '', 0 FROM number;
-INSERT INTO event SELECT 3 * n, 1e9 + n, 'JobSubmitted', '%(spec)s' FROM number;
-INSERT INTO event SELECT 3 * n + 1, 1e9 + n, 'DispatchStarted', '%(short)s' FROM number;
-INSERT INTO event SELECT 3 * n + 2, 1e9 + n, 'ListingReceived', '%(short)s' FROM number;
+  SELECT n, 0, 1, n, 'here', 'completed', 1.7e9 + n, '7', 1.7e9 + n, 1.7e9 + n, '', '', 0
+  FROM number;
+INSERT INTO event SELECT 3 * n, 1.7e9 + n, 'JobSubmitted', '%(spec)s' FROM number;
+INSERT INTO event SELECT 3 * n + 1, 1.7e9 + n, 'DispatchStarted', '%(short)s' FROM number;
+INSERT INTO event SELECT 3 * n + 2, 1.7e9 + n, 'ListingReceived', '%(short)s' FROM number;
 INSERT INTO change (event, time, job, task_index, attempt, after, reason, cause)
-  SELECT 3 * n + k / 2, 1e9 + n, n, 0, 1, 'running', '', 'its manager lists it as running'
+  SELECT 3 * n + k / 2, 1.7e9 + n, n, 0, 1, 'running', '', 'its manager lists it as running'
   FROM number, (SELECT 0 AS k UNION SELECT 1 UNION SELECT 2 UNION SELECT 3 UNION SELECT 4 UNION
                 SELECT 5);
 """
@@ -104,12 +105,12 @@ def worst_calls(client: Client, folder: Path) -> dict[str, float]:
 def test_calls_while_a_million_jobs_are_pruned(with_history: Site, record: Record) -> None:
     site = with_history
     client = Client(site.folder / "ms.sock")
-    keep_all = site.config.read_text().replace("[daemon]\n", '[daemon]\nkeep = "10000d"\n')
+    keep_all = site.config.read_text().replace("[daemon]\n", '[daemon]\nkeep = "3000d"\n')
     site.config.write_text(keep_all)
     site.start()
     calm = worst_calls(client, site.folder)
     site.stop()
-    site.config.write_text(keep_all.replace("10000d", "1d"))
+    site.config.write_text(keep_all.replace("3000d", "1d"))
     site.start()
     pruning = worst_calls(client, site.folder)
     assert client.jobs(["500000"] if JOBS > 500_000 else [str(JOBS - 1)])  # it is not over
