@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 
 from metasched.client.address import find_daemon
 from metasched.client.connection import ClientError, Connection, DaemonUnreachable, ResponseLost
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
+COMMANDS = ("sacct", "scancel", "scontrol", "squeue")
 PAGE_SIZE = 5000  # rows that are requested at once
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 BYPASS = "METASCHED_BYPASS"  # set to 1: the real command runs
@@ -33,6 +35,11 @@ def run(name: str) -> int:
     What it prints is complete, or nothing: several tools take an empty list with exit code 0 for
     "completed".
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for names outside the encoding
+    if name not in COMMANDS:
+        return fail(f"{name}: error: no command of this name; call it as {', '.join(COMMANDS)}")
     try:
         if os.environ.get(BYPASS) == "1":
             exec_real(name, sys.argv[1:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,9 +16,9 @@ import psutil
 import pytest
 
 from metasched.client.client import Client
-from metasched.client.connection import ClientError
 from tests.bench.conftest import Record
 from tests.bench.test_daemon import seconds, submission
+from tests.bench.test_recovery import occupy, restart_after_a_kill
 from tests.e2e.conftest import Site
 from tests.harness.slurm import SlurmSite
 
@@ -202,9 +201,7 @@ def test_recovery_with_arrays(site: Site, record: Record) -> None:
     site.configure()
     site.start()
     client = Client(site.folder / "ms.sock", timeout=300)
-    for cluster, cpus in (("left", "8"), ("right", "4")):  # the arrays wait
-        site.submit("--wrap", "sleep 3600", "-n", cpus, "--cluster", cluster, "-t", "2:00:00")
-    site.until(lambda: len(client.jobs(state="running")) == 2)
+    occupy(site, client)  # the arrays wait
     client.submit(submission(site.folder, ARRAYS, array=f"1-{TASKS}"))
     # the daemon has released what it releases: idle means that the counts rest
     counts: list[int] = []
@@ -215,17 +212,5 @@ def test_recovery_with_arrays(site: Site, record: Record) -> None:
         return len(counts) > 6 and len(set(counts[-6:])) == 1 and counts[-1] > 0
 
     site.until(rests, 600)
-    serving = []
-    for _ in range(3):
-        site.stop(signal.SIGKILL)
-        begun = time.monotonic()
-        site.launch()
-        while True:
-            try:
-                client.health()
-                break
-            except ClientError:
-                time.sleep(0.01)
-        serving.append(time.monotonic() - begun)
-        site.until(lambda: all(c["state"] == "up" for c in client.clusters()))
+    serving = [restart_after_a_kill(site, client)[0] for _ in range(3)]
     record("50,000 tasks as arrays: until the daemon answers", median(serving), "s", target="< 5 s")

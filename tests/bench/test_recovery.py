@@ -18,6 +18,29 @@ BATCH, ROUNDS = 1000, 5
 ASKED = {10_000: 5.0, 50_000: 10.0}  # seconds, by number of open jobs
 
 
+def occupy(site: Site, client: Client) -> None:
+    """Fill both local clusters with a long job each."""
+    for cluster, cpus in (("left", "8"), ("right", "4")):
+        site.submit("--wrap", "sleep 3600", "-n", cpus, "--cluster", cluster, "-t", "2:00:00")
+    site.until(lambda: len(client.jobs(state="running")) == 2)
+
+
+def restart_after_a_kill(site: Site, client: Client) -> tuple[float, float]:
+    """Return the seconds until a killed daemon answers again, and until it has listed all."""
+    site.stop(signal.SIGKILL)
+    begun = time.monotonic()
+    site.launch()
+    while True:
+        try:
+            client.health()
+            break
+        except ClientError:
+            time.sleep(0.01)
+    serving = time.monotonic() - begun
+    site.until(lambda: all(c["state"] == "up" for c in client.clusters()))
+    return serving, time.monotonic() - begun
+
+
 @pytest.mark.bench
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("jobs", ASKED)
@@ -27,27 +50,16 @@ def test_recovery_with_open_jobs(jobs: int, site: Site, record: Record) -> None:
     site.configure(TWO_LOCAL.replace("poll_interval = 0.2\n", depth))
     site.start()
     client = Client(site.folder / "ms.sock", timeout=300)
-    for cluster, cpus in (("left", "8"), ("right", "4")):  # all other jobs wait
-        site.submit("--wrap", "sleep 3600", "-n", cpus, "--cluster", cluster, "-t", "2:00:00")
-    site.until(lambda: len(client.jobs(state="running")) == 2)
+    occupy(site, client)  # all other jobs wait
     for _ in range(jobs // BATCH // 2):
         client.submit(submission(site.folder, BATCH, held=True))
         client.submit(submission(site.folder, BATCH))
     site.until(lambda: len(client.jobs(state="pending")) == jobs // 2, 1200)
     serving, heard = [], []
     for _ in range(ROUNDS):
-        site.stop(signal.SIGKILL)
-        begun = time.monotonic()
-        site.launch()
-        while True:
-            try:
-                client.health()
-                break
-            except ClientError:
-                time.sleep(0.01)
-        serving.append(time.monotonic() - begun)
-        site.until(lambda: all(c["state"] == "up" for c in client.clusters()))
-        heard.append(time.monotonic() - begun)
+        until_serving, until_listed = restart_after_a_kill(site, client)
+        serving.append(until_serving)
+        heard.append(until_listed)
     asked, with_jobs = ASKED[jobs], f"with {jobs:,} open jobs"
     record(
         f"until the daemon answers, {with_jobs}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 import metasched
 from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD
-from metasched.drop_in import command, job, job_fields, job_filters, sacct
+from metasched.drop_in import command, job, job_fields, job_filters, sacct, squeue
 from metasched.drop_in.command import CommandError
 from metasched.drop_in.job import Job
 from metasched.model.job import Reason, State
@@ -194,10 +195,27 @@ def test_the_commands_import_the_standard_library_alone() -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["program", "job", "../squeue"])
+def test_other_names_are_no_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.run(name) == 1
+    assert capsys.readouterr().err.startswith(f"{name}: error: no command of this name; call it")
+
+
+def test_a_name_outside_the_encoding_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing that broke off at another user's job would be taken for the whole."""
+    printed = BytesIO()
+    monkeypatch.setattr("sys.stdout", TextIOWrapper(printed, encoding="ascii"))
+    monkeypatch.setattr("sys.argv", ["squeue", "-h", "-o", "%j"])
+    monkeypatch.setattr(squeue, "connect", lambda: None)
+    monkeypatch.setattr(squeue, "listed_tasks", lambda *_: [row(name="\u00e9t\u00e9")])
+    assert command.run("squeue") == 0
+    assert printed.getvalue() == b"\\xe9t\\xe9\n"
+
+
 def test_each_command_is_the_same_program() -> None:
     folder = PACKAGE / "drop_in/slurm"
     program = (folder / "program").read_text()
-    for name in ("sacct", "scancel", "scontrol", "squeue"):
+    for name in command.COMMANDS:
         assert (folder / name).read_text() == program
         assert (folder / name).stat().st_mode & 0o111 == 0o111
 
