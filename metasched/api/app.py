@@ -29,6 +29,7 @@ from metasched.api import (
     jobs,
     licences,
     limits,
+    partitions,
     reference,
     reservations,
     shares,
@@ -84,7 +85,7 @@ def create_app(daemon: Daemon) -> FastAPI:
         submissions.MAX_DIRECTORY_CHECKS, "directory-check"
     )
     job_modules = (submissions, changes, jobs, explanations)
-    site_modules = (clusters, licences, limits, shares, reservations, tokens, reference)
+    site_modules = (clusters, partitions, licences, limits, shares, reservations, tokens, reference)
     for module in (*job_modules, *site_modules):
         app.include_router(module.router)
     _register_error_handlers(app)

@@ -6,5 +6,6 @@ loops, so a command imports only what it needs.
 command       start of a command: its options, the daemon, errors, exit codes
 job           a task of metasched in Slurm's words: state, reason, times, counts
 job_fields    the fields of `squeue --format` and `--Format`
-squeue, scancel, scontrol    the commands
+format_language    the language of these formats
+sacct, scancel, scontrol, sinfo, squeue    the commands
 """

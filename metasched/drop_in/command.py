@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
-COMMANDS = ("sacct", "scancel", "scontrol", "squeue")
+COMMANDS = ("sacct", "scancel", "scontrol", "sinfo", "squeue")
 PAGE_SIZE = 5000  # rows that are requested at once
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 BYPASS = "METASCHED_BYPASS"  # set to 1: the real command runs

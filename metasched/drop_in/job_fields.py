@@ -1,26 +1,17 @@
-"""The fields of `squeue --format` (letters) and `--Format` (names), and both languages."""
+"""The fields of `squeue --format` (letters) and `--Format` (names)."""
 
 from __future__ import annotations
 
-import sys
-
+from metasched.drop_in.format_language import Field, FormatLanguage
 from metasched.drop_in.job import UNSET, Job, format_duration, format_time
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 DEFAULT_FORMAT = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
 LONG_FORMAT = "%.18i %.9P %.8j %.8u %.8T %.10M %.9l %.6D %R"
 START_FORMAT = "%.18i %.9P %.8j %.8u %.2t %.19S %.6D %20Y %R"
-DEFAULT_WIDTH = 20  # of a field of --Format
-
-
-class Field:
-    """A field: its letter (may be empty), names of --Format, heading, and text for a task."""
-
-    def __init__(self, letter: str, names: str, heading: str, text: Callable[[Job], str]) -> None:
-        self.letter, self.names, self.heading, self.text = letter, names.split(), heading, text
 
 
 def _reason_or_nodes(job: Job) -> str:
@@ -116,80 +107,5 @@ FIELDS = (
     Field("", "exit_code", "EXIT_CODE", lambda job: "{}:{}".format(*job.wait_status)),
     Field("", "restartcnt", "RESTART_COUNT", _value("restarts")),
 )
-_BY_LETTER = {field.letter: field for field in FIELDS if field.letter}
-_BY_NAME = {name: field for field in FIELDS for name in field.names}
-
-
-class Column:
-    """A field of a line, with its width and the text after it."""
-
-    def __init__(self, field: Field, width: int, right: bool, suffix: str) -> None:
-        self.field, self.width, self.right, self.suffix = field, width, right, suffix
-
-    def cell(self, text: str) -> str:
-        """Fit a text into the column; width 0 takes any text."""
-        text = printable(text)
-        if not self.width:
-            return text + self.suffix
-        text = text[: self.width]
-        return (text.rjust(self.width) if self.right else text.ljust(self.width)) + self.suffix
-
-
-def printable(text: str) -> str:
-    """Replace control characters: names come from other users."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def parse_format(text: str) -> tuple[str, list[Column]]:
-    """Parse a format such as `%.18i|%t`. Return its text before the first field, and its columns.
-
-    An unknown letter is reported and stands for itself, as in the real command.
-    """
-    prefix, *parts = text.split("%")
-    columns = []
-    for part in parts:
-        right = part.startswith(".")
-        rest = part[right:]
-        digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
-        letter, suffix = rest[len(digits) : len(digits) + 1], rest[len(digits) + 1 :]
-        field = _BY_LETTER.get(letter)
-        if field is not None:
-            columns.append(Column(field, int(digits or 0), right, suffix))
-            continue
-        _report_unknown(letter)
-        if columns:
-            columns[-1].suffix += f"%{part}"
-        else:
-            prefix += f"%{part}"
-    return prefix, columns
-
-
-def parse_long_format(text: str) -> list[Column]:
-    """Parse a --Format such as `JobID:8,State:.12,Reason`. An unknown name is left out."""
-    columns = []
-    for part in text.split(","):
-        name, _, width = part.strip().partition(":")
-        field = _BY_NAME.get(name.lower())
-        if field is None:
-            _report_unknown(name)
-            continue
-        right = width.startswith(".")
-        digits = width[right:]
-        suffix = digits.lstrip("0123456789")
-        digits = digits[: len(digits) - len(suffix)]
-        columns.append(Column(field, int(digits or DEFAULT_WIDTH), right, suffix))
-    return columns
-
-
-def _report_unknown(field: str) -> None:
-    print(f"squeue: error: Invalid job format specification: {field}", file=sys.stderr)
-
-
-def heading_line(prefix: str, columns: Sequence[Column]) -> str:
-    return prefix + "".join(column.cell(column.field.heading) for column in columns)
-
-
-def task_line(prefix: str, columns: Sequence[Column], job: Job) -> str:
-    return prefix + "".join(column.cell(column.field.text(job)) for column in columns)
+_ERROR = "squeue: error: Invalid job format specification: "
+JOB_FORMATS = FormatLanguage(FIELDS, _ERROR, _ERROR)

@@ -7,8 +7,8 @@ import time
 
 from metasched.client.connection import PermissionDenied
 from metasched.drop_in.command import CommandError, connect, listed_tasks, parse_options
+from metasched.drop_in.format_language import printable
 from metasched.drop_in.job import Job, format_clock, format_time, user_id
-from metasched.drop_in.job_fields import printable
 from metasched.drop_in.job_filters import (
     fold_waiting,
     is_job_id,

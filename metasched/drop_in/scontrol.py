@@ -1,4 +1,4 @@
-"""`scontrol`: shows jobs, configuration and hosts; holds, releases and requeues jobs."""
+"""`scontrol`: shows jobs, partitions, configuration, hosts; holds, releases and requeues jobs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 
 from metasched.client.connection import ClientError, NotFound, PermissionDenied
 from metasched.drop_in.command import CommandError, connect, fail, listed_tasks, parse_options
+from metasched.drop_in.format_language import printable
 from metasched.drop_in.job import UNSET, Job, expand_hostlist, format_clock, format_time, user_id
-from metasched.drop_in.job_fields import printable
 from metasched.drop_in.job_filters import is_job_id, words_of
 
 TYPE_CHECKING = False  # as that of typing
@@ -27,7 +27,7 @@ _OPTIONS = {
 }
 _ACTIONS = ("hold", "uhold", "release", "requeue", "requeuehold")
 MIN_JOB_AGE = 3600  # seconds for which ended jobs are listed without a request for all
-USAGE = "scontrol [-o] show job|config|hostnames [NAME] | hold|release|requeue JOB..."
+USAGE = "scontrol [-o] show job|config|hostnames|partition [NAME] | hold|release|requeue JOB..."
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,6 +67,8 @@ def _show(subject: str, names: Sequence[str], one_line: bool) -> int:
         print(f"MinJobAge               = {MIN_JOB_AGE} sec")
         print("SLURM_VERSION           = metasched")
         return 0
+    if name in ("partition", "partitions", "partitionname"):
+        return _show_partitions(names[:1], one_line)
     raise CommandError(f"invalid entity:{subject} for keyword:show")
 
 
@@ -81,11 +83,34 @@ def _show_jobs(names: Sequence[str], one_line: bool) -> int:
     if not jobs:
         print("No jobs in the system")
     for job in jobs:
-        lines = _record(job)
-        if one_line:
-            print(" ".join(lines))
-        else:
-            print("\n   ".join(lines) + "\n")
+        _print_record(_record(job), one_line)
+    return 0
+
+
+def _print_record(lines: Sequence[str], one_line: bool) -> None:
+    print(" ".join(lines) if one_line else "\n   ".join(lines) + "\n")
+
+
+def _show_partitions(names: Sequence[str], one_line: bool) -> int:
+    """Print a record of each partition of each cluster."""
+    rows, _ = connect().request("GET", "/partitions")
+    rows = [row for row in rows if not names or row["partition"] in names]
+    if names and not rows:
+        print(f"Partition {printable(names[0])} not found")  # as the real command, not on stderr
+        return 1
+    for row in rows:
+        limit, default = row["time_limit"], row["default_time"]
+        nodes = sum(kind["count"] for kind in row["nodes"])
+        cpus = sum(kind["count"] * kind["cpus"] for kind in row["nodes"])
+        record = [
+            f"PartitionName={printable(row['partition'])} Cluster={row['cluster']}",
+            f"Default={'YES' if row['default'] else 'NO'}",
+            f"DefaultTime={'NONE' if default is None else format_clock(default)}",
+            f"MaxNodes={row['max_nodes'] or 'UNLIMITED'} "
+            f"MaxTime={'UNLIMITED' if limit is None else format_clock(limit)}",
+            f"State={row['state'].upper()} TotalCPUs={cpus} TotalNodes={nodes}",
+        ]
+        _print_record(record, one_line)
     return 0
 
 

@@ -9,12 +9,9 @@ from metasched.drop_in.command import CommandError, connect, listed_tasks, parse
 from metasched.drop_in.job import OPEN_STATES, STATES, Job
 from metasched.drop_in.job_fields import (
     DEFAULT_FORMAT,
+    JOB_FORMATS,
     LONG_FORMAT,
     START_FORMAT,
-    heading_line,
-    parse_format,
-    parse_long_format,
-    task_line,
 )
 from metasched.drop_in.job_filters import OPEN_CODES, fold_waiting, parse_codes, user_name, words_of
 
@@ -82,20 +79,20 @@ def main(arguments: Sequence[str]) -> int:
         options["user"] = options.pop("users")
     names = dict(parsed)
     if "Format" in options and "format" not in names:
-        prefix, columns = "", parse_long_format(options["Format"])
+        format = JOB_FORMATS.parse_long(options["Format"])
     else:
         default = START_FORMAT if "start" in options else DEFAULT_FORMAT
         default = LONG_FORMAT if "long" in options else default
-        prefix, columns = parse_format(options.get("format") or default)
+        format = JOB_FORMATS.parse(options.get("format") or default)
     jobs = _selected(options)
     jobs = sorted(jobs if "array" in options else fold_waiting(jobs), key=_order)
-    lines = [task_line(prefix, columns, job) for job in jobs]
+    lines = [format.line(job) for job in jobs]
     if "long" in options and "noheader" not in options:
         import time
 
         print(time.strftime("%a %b %d %H:%M:%S %Y"))
     if "noheader" not in options:
-        print(heading_line(prefix, columns))
+        print(format.heading)
     for line in lines:
         print(line)
     return 0

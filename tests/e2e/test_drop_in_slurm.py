@@ -114,6 +114,50 @@ def test_a_large_array_is_a_line(drop_in: Site) -> None:
     assert drop_in.submit("--hold", "--wrap", "true") == array + 2000
 
 
+NODE_LISTINGS = [
+    ["-o", "%9P %.5a %.10l %.6D %.6t"],
+    ["-a", "-o", "%P %G %l %p %c %m"],  # that of toil
+    ["-o", "%P"],
+    ["-h", "-o", "%.5D|%T|%F|%C|%A"],
+    ["-o", "%R|%s|%L|%f|%D"],
+    ["-p", "short", "-o", "%D %10c|%F"],
+    ["-p", "nothing", "-o", "%P %D"],
+    ["-t", "idle", "-o", "%P %t %D"],
+    ["-t", "alloc,mixed", "-h", "-o", "%D"],
+    ["-O", "partition,nodes,statelong:9"],
+    ["-e", "-o", "%D_%t"],
+    ["-o", "%!"],
+    ["--foo"],
+]
+
+
+def test_partitions_are_listed_as_by_the_real_command(drop_in: Site, alpha: SlurmCluster) -> None:
+    words = ["-n", "3", "-p", "main", "-o", "/dev/null", "--wrap", "sleep 600"]
+    drop_in.submit(*words)
+
+    def answers(listing: list[str]) -> list[tuple[int, str, str]]:
+        both = real(alpha, "sinfo", *listing), own(drop_in, "sinfo", *listing)
+        return [(done.returncode, done.stdout, done.stderr) for done in both]
+
+    def job_is_listed() -> bool:
+        used = [stdout.split() for _, stdout, _ in answers(["-h", "-p", "main", "-o", "%C"])]
+        return used == [["3/61/0/64"]] * 2
+
+    drop_in.until(job_is_listed)
+    for listing in NODE_LISTINGS:
+        expected, actual = answers(listing)
+        assert actual == expected, listing
+    of_cluster = own(drop_in, "sinfo", "-M", "alpha", "-o", "%P")
+    assert of_cluster.stdout == "CLUSTER: alpha\nPARTITION\nmain*\nshort\n"
+    native = real(alpha, "scontrol", "-o", "show", "partition").stdout.split()
+    shown = own(drop_in, "scontrol", "-o", "show", "partition").stdout.split()
+    assert [word for word in shown if word != "Cluster=alpha"] == [
+        word for word in native if word.partition("=")[0] in {w.partition("=")[0] for w in shown}
+    ]
+    missing = own(drop_in, "sinfo", "-M", "gamma")
+    assert (missing.returncode, missing.stdout) == (1, "")
+
+
 WRONG = [
     ["squeue", "-j", "999"],
     ["squeue", "-j", "999,998"],
@@ -130,6 +174,7 @@ WRONG = [
     ["scontrol", "show", "hostnames", "a[1-3,07],b"],
     ["scontrol", "show", "hostnames"],
     ["scontrol", "hold", "999"],
+    ["scontrol", "show", "partition", "nothing"],
     ["scontrol", "foo"],
 ]
 
@@ -167,7 +212,14 @@ def test_jobs_are_cancelled_held_and_released(drop_in: Site) -> None:
 def test_an_absent_daemon_is_no_empty_list(site: Site) -> None:
     """An empty list with exit code 0 means "completed" to several tools."""
     for words in (
-        *(["squeue"], ["squeue", "-j", "1"], ["scancel", "1"], ["sacct"], ["sacct", "-j", "1"]),
+        *(
+            ["squeue"],
+            ["sinfo"],
+            ["squeue", "-j", "1"],
+            ["scancel", "1"],
+            ["sacct"],
+            ["sacct", "-j", "1"],
+        ),
         *(["scontrol", "show", "job", "1"], ["scontrol", "show", "config"]),
         *(["scontrol", "hold", "1"], ["scancel", "-u", "root"]),
     ):

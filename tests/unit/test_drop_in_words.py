@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 import metasched
 from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD
-from metasched.drop_in import command, job, job_fields, job_filters, sacct, squeue
+from metasched.drop_in import command, job, job_filters, sacct, squeue
 from metasched.drop_in.command import CommandError
 from metasched.drop_in.job import Job
+from metasched.drop_in.job_fields import JOB_FORMATS
 from metasched.model.job import Reason, State
 
 PACKAGE = Path(metasched.__file__).parent
@@ -116,14 +117,12 @@ def test_any_host_list_is_expanded_within_bounds(text: str) -> None:
 
 @given(st.text(max_size=40))
 def test_any_format_is_parsed(text: str) -> None:
-    prefix, columns = job_fields.parse_format(text)
-    line = job_fields.task_line(prefix, columns, Job(row(name="a\nb\x1b[31m")))
+    line = JOB_FORMATS.parse(text).line(Job(row(name="a\nb\x1b[31m")))
     assert line.count("\n") == text.count("\n")
 
 
 def test_a_name_cannot_forge_a_line() -> None:
-    _, columns = job_fields.parse_format("%i %j %t")
-    assert job_fields.task_line("", columns, Job(row(name="x\n18 y"))) == "17 x?18 y PD"
+    assert JOB_FORMATS.parse("%i %j %t").line(Job(row(name="x\n18 y"))) == "17 x?18 y PD"
 
 
 @pytest.mark.parametrize(
@@ -135,14 +134,13 @@ def test_a_name_cannot_forge_a_line() -> None:
     ],
 )
 def test_formats(format: str, heading: str, line: str) -> None:
-    prefix, columns = job_fields.parse_format(format)
-    assert job_fields.heading_line(prefix, columns) == heading
-    assert job_fields.task_line(prefix, columns, Job(row())) == line
+    parsed = JOB_FORMATS.parse(format)
+    assert (parsed.heading, parsed.line(Job(row()))) == (heading, line)
 
 
 def test_long_formats() -> None:
-    columns = job_fields.parse_long_format("JobID:4,state:.9,Reason:1")
-    assert job_fields.task_line("", columns, Job(row(reason="held"))) == "17    PENDINGJ"
+    parsed = JOB_FORMATS.parse_long("JobID:4,state:.9,Reason:1")
+    assert parsed.line(Job(row(reason="held"))) == "17    PENDINGJ"
 
 
 def test_waiting_tasks_share_a_line() -> None:
@@ -181,7 +179,8 @@ def test_options_may_be_short_long_shortened_and_mixed_with_words() -> None:
 def test_the_commands_import_the_standard_library_alone() -> None:
     """They run without site-packages, and none of the slow modules is loaded for a listing."""
     code = f"import sys; sys.path.append({str(PACKAGE.parent)!r}); "
-    code += "from metasched.drop_in import sacct, scancel, scontrol, squeue; print(*sys.modules)"
+    code += "from metasched.drop_in import sacct, scancel, scontrol, sinfo, squeue; "
+    code += "print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
     )
@@ -190,8 +189,12 @@ def test_the_commands_import_the_standard_library_alone() -> None:
     assert {name for name in loaded if name.startswith("metasched.")} == {
         *("metasched.client", "metasched.client.address", "metasched.client.connection"),
         *("metasched.errors", "metasched.paths", "metasched.drop_in"),
-        *(f"metasched.drop_in.{name}" for name in ("command", "job", "job_fields", "job_filters")),
-        *(f"metasched.drop_in.{name}" for name in ("sacct", "scancel", "scontrol", "squeue")),
+        *(f"metasched.drop_in.{name}" for name in ("command", "format_language", "job")),
+        *(f"metasched.drop_in.{name}" for name in ("job_fields", "job_filters")),
+        *(
+            f"metasched.drop_in.{name}"
+            for name in ("sacct", "scancel", "scontrol", "sinfo", "squeue")
+        ),
     }
 
 

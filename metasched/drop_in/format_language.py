@@ -1,0 +1,104 @@
+"""The formats of listings: `--format` by letters (`%.18i|%t`), `--Format` by names (`state:9`)."""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+DEFAULT_WIDTH = 20  # of a field of --Format
+
+
+class Field:
+    """A field: its letter (may be empty), names of --Format, heading, and text for a row."""
+
+    def __init__(self, letter: str, names: str, heading: str, text: Callable[[Any], str]) -> None:
+        self.letter, self.names, self.heading, self.text = letter, names.split(), heading, text
+
+
+class Column:
+    """A field of a line, with its width and the text after it."""
+
+    def __init__(self, field: Field, width: int, right: bool, suffix: str) -> None:
+        self.field, self.width, self.right, self.suffix = field, width, right, suffix
+
+    def cell(self, text: str) -> str:
+        """Fit a text into the column; width 0 takes any text."""
+        text = printable(text)
+        if not self.width:
+            return text + self.suffix
+        text = text[: self.width]
+        return (text.rjust(self.width) if self.right else text.ljust(self.width)) + self.suffix
+
+
+class Format:
+    """A line of a listing: the text before the first field, and the columns."""
+
+    def __init__(self, prefix: str, columns: Sequence[Column]) -> None:
+        self.prefix, self.columns = prefix, columns
+
+    @property
+    def heading(self) -> str:
+        return self.prefix + "".join(column.cell(column.field.heading) for column in self.columns)
+
+    def line(self, row: object) -> str:
+        """Return the line of a row, which holds no line break of its values."""
+        return self.prefix + "".join(column.cell(column.field.text(row)) for column in self.columns)
+
+
+class FormatLanguage:
+    """The fields of a listing, and what its real command prints for an unknown letter or name."""
+
+    def __init__(self, fields: Sequence[Field], letter_error: str, name_error: str) -> None:
+        self._by_letter = {field.letter: field for field in fields if field.letter}
+        self._by_name = {name: field for field in fields for name in field.names}
+        self._letter_error, self._name_error = letter_error, name_error
+
+    def parse(self, text: str) -> Format:
+        """Parse a format such as `%.18i|%t`.
+
+        An unknown letter is reported and stands for itself, as in the real commands.
+        """
+        prefix, *parts = text.split("%")
+        columns: list[Column] = []
+        for part in parts:
+            right = part.startswith(".")
+            rest = part[right:]
+            digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+            letter, suffix = rest[len(digits) : len(digits) + 1], rest[len(digits) + 1 :]
+            field = self._by_letter.get(letter)
+            if field is not None:
+                columns.append(Column(field, int(digits or 0), right, suffix))
+                continue
+            print(self._letter_error + letter, file=sys.stderr)
+            if columns:
+                columns[-1].suffix += f"%{part}"
+            else:
+                prefix += f"%{part}"
+        return Format(prefix, columns)
+
+    def parse_long(self, text: str) -> Format:
+        """Parse a --Format such as `JobID:8,State:.12,Reason`. An unknown name is left out."""
+        columns = []
+        for part in text.split(","):
+            name, _, width = part.strip().partition(":")
+            field = self._by_name.get(name.lower())
+            if field is None:
+                print(self._name_error + name, file=sys.stderr)
+                continue
+            right = width.startswith(".")
+            digits = width[right:]
+            suffix = digits.lstrip("0123456789")
+            digits = digits[: len(digits) - len(suffix)]
+            columns.append(Column(field, int(digits or DEFAULT_WIDTH), right, suffix))
+        return Format("", columns)
+
+
+def printable(text: str) -> str:
+    """Replace control characters: names come from other users."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else "?" for c in text)
