@@ -1,15 +1,21 @@
 """The command line. `main` is the entry point; each other module holds a group of commands.
 
-`submit` bypasses Typer, whose import would take most of its run time.
+`submit` and plain command lines of `quick_start` bypass Typer, whose import would take most of
+their run time.
 """
+
+from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from io import TextIOWrapper
 
 from metasched.cli.messages import fail
 from metasched.errors import UserError
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 
@@ -36,14 +42,23 @@ def main() -> int:
 
 
 def _run_command(arguments: Sequence[str]) -> int:
-    if arguments[:1] == ["submit"] and "_METASCHED_COMPLETE" not in os.environ:
-        from metasched.cli.submit import submit
-        from metasched.client.options import parse_command_line
-
-        options, command = parse_command_line(arguments[1:])
-        if "help" not in options:
-            return submit(options, command)
-        arguments = ["submit", "--help"]
+    if "_METASCHED_COMPLETE" not in os.environ:
+        code = _run_without_typer(arguments)
+        if code is not None:
+            return code
     from metasched.cli.app import run
 
     return run(arguments or ["--help"])
+
+
+def _run_without_typer(arguments: Sequence[str]) -> int | None:
+    """Run a command that does not need Typer; None: it does."""
+    if arguments[:1] != ["submit"]:
+        from metasched.cli.quick_start import run_plain
+
+        return run_plain(arguments)
+    from metasched.cli.submit import submit
+    from metasched.client.options import parse_command_line
+
+    options, command = parse_command_line(arguments[1:])
+    return None if "help" in options else submit(options, command)

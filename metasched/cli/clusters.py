@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from metasched.cli.connect import ConfigOption, JsonOption, connect, require_value
+from metasched.cli.common_options import ConfigOption, JsonOption, require_value
+from metasched.cli.connect import connect
 from metasched.cli.explain import format_number
 from metasched.cli.show import format_time, print_table
 

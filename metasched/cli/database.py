@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from metasched.cli.connect import JsonOption, NearestConfigOption
+from metasched.cli.common_options import JsonOption, NearestConfigOption
 from metasched.cli.show import print_table
 from metasched.errors import UserError
 from metasched.units import ParseError, parse_duration

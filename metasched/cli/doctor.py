@@ -2,7 +2,7 @@
 
 import json as json_format
 
-from metasched.cli.connect import JsonOption, NearestConfigOption
+from metasched.cli.common_options import JsonOption, NearestConfigOption
 from metasched.cli.show import print_table
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from metasched.cli.connect import JsonOption
+from metasched.cli.common_options import JsonOption
 from metasched.cli.progress import progress_bar
 from metasched.cli.results import result_json, result_line
 from metasched.cli.show import print_table

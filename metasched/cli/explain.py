@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from metasched.cli.connect import ConfigOption, JsonOption, check_job_ids, connect, format_task_id
+from metasched.cli.common_options import ConfigOption, JsonOption
+from metasched.cli.connect import connect
+from metasched.cli.job_ids import check_job_ids, format_task_id
 from metasched.cli.show import format_time, print_table, printable
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", show_default=False)]

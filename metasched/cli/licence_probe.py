@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from metasched.cli.connect import JsonOption, NearestConfigOption
+from metasched.cli.common_options import JsonOption, NearestConfigOption
 from metasched.cli.show import format_time, print_table
 from metasched.errors import UserError
 from metasched.licence_servers.base import LicenceServerError, UsageReport

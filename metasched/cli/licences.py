@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from metasched.cli.connect import ConfigOption, JsonOption, check_job_ids, connect, format_task_id
+from metasched.cli.common_options import ConfigOption, JsonOption
+from metasched.cli.connect import connect
 from metasched.cli.explain import format_number
+from metasched.cli.job_ids import check_job_ids, format_task_id
 from metasched.cli.licence_probe import probe
 from metasched.cli.show import format_time, print_table
 from metasched.errors import UserError

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from metasched.cli.connect import ConfigOption, JsonOption, connect
+from metasched.cli.common_options import ConfigOption, JsonOption
+from metasched.cli.connect import connect
 from metasched.cli.show import print_table
 
 

@@ -7,8 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from metasched.cli.connect import ConfigOption, JsonOption, check_job_ids, connect
-from metasched.cli.jobs import JobsArgument, StateOption, UserOption, print_changes
+from metasched.cli.common_options import ConfigOption, JsonOption
+from metasched.cli.connect import connect
+from metasched.cli.job_commands import print_changes
+from metasched.cli.job_ids import check_job_ids
+from metasched.cli.jobs import JobsArgument, StateOption, UserOption
 from metasched.cli.option_class import takes_options
 from metasched.errors import UserError
 from metasched.units import (

@@ -11,7 +11,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from metasched.cli.connect import ConfigOption, JsonOption, connect, require_value
+from metasched.cli.common_options import ConfigOption, JsonOption, require_value
+from metasched.cli.connect import connect
 from metasched.cli.gantt import draw_picture, render_chart
 from metasched.cli.option_class import takes_options
 from metasched.cli.show import format_time, print_table

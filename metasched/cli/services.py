@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from metasched.cli.connect import JsonOption, NearestConfigOption
+from metasched.cli.common_options import JsonOption, NearestConfigOption
 
 
 def serve(

@@ -1,7 +1,12 @@
 """Tables and times for users: by Rich on a terminal, plain and complete in a pipe."""
 
+from __future__ import annotations
+
 import sys
-from collections.abc import Iterable, Sequence
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 _STYLES = {
     "running": "green",

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from metasched.cli.connect import JsonOption
+from metasched.cli.common_options import JsonOption
 from metasched.cli.messages import warn
 from metasched.cli.option_class import takes_options
 from metasched.cli.progress import progress_bar

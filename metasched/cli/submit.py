@@ -44,6 +44,6 @@ def submit(options: Mapping[str, object], command: Sequence[str]) -> int:
     if "wait" not in options or submission["dry_run"]:
         return 0
     sys.stdout.flush()
-    from metasched.cli.jobs import exit_code, wait_until_ended
+    from metasched.cli.job_commands import exit_code, wait_until_ended
 
     return exit_code(wait_until_ended(client, [str(answer["job"])]))

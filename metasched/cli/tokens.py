@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from metasched.cli.connect import ConfigOption, JsonOption, connect
+from metasched.cli.common_options import ConfigOption, JsonOption
+from metasched.cli.connect import connect
 from metasched.cli.show import format_time, print_table
 from metasched.errors import UserError
 from metasched.units import ParseError, parse_duration

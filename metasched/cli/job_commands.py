@@ -1,0 +1,239 @@
+"""What the commands `status`, `cancel`, `hold`, `release`, `wait` and `output` do.
+
+Users' tools call them in loops, so this module loads nothing slow: see `quick_start`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from metasched.cli.connect import connect
+from metasched.cli.job_ids import check_job_ids, fold_array_rows
+from metasched.cli.messages import fail
+from metasched.cli.show import format_time, print_table
+from metasched.client.connection import DaemonUnreachable, NotFound, ResponseLost
+from metasched.errors import ParseError, UserError
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, BinaryIO
+
+    from metasched.client.client import Client
+
+FOLLOW_INTERVAL = 0.2  # seconds between reads of a growing file
+MAX_OUTAGE = 300.0  # seconds without a response after which `wait` fails
+POLL_INTERVAL = 1.0  # seconds between queries of the state of a job
+ENDED = frozenset({"completed", "failed", "timeout", "cancelled", "rejected"})  # final states
+
+_COLUMNS = ("name", "user", "state", "reason", "priority", "cluster", "native_id")
+_TIME_COLUMNS = ("submitted", "expected_start", "started", "ended")
+
+
+def list_jobs(
+    jobs: Sequence[str] = (),
+    user: str | None = None,
+    state: str | None = None,
+    since: str | None = None,
+    show_all: bool = False,
+    as_json: bool = False,
+    config: str | None = None,
+) -> None:
+    """Print the jobs that are named, or that pass the filters; equal tasks share a line."""
+    rows = connect(config).jobs(
+        check_job_ids(jobs),
+        user=user,
+        state=state,
+        since=None if since is None else _parse_since(since),
+        all="true" if show_all else None,
+    )
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    print_table(
+        ("JOB", *(name.upper() for name in (*_COLUMNS, *_TIME_COLUMNS)), "EXIT"),
+        (_status_line(label, group) for label, group in fold_array_rows(rows, _display_key)),
+    )
+
+
+def _display_key(row: dict[str, Any]) -> object:
+    """Return the values that tasks on a line share; a running task has its own line."""
+    running_task = row["task"] if row["state"] in ("running", "suspended") else None
+    return running_task, *(row[key] for key in ("state", "reason", "cluster", "exit_code"))
+
+
+def _status_line(label: str, group: Sequence[dict[str, Any]]) -> tuple[object, ...]:
+    """Return the line of equal tasks, with their earliest start and latest end."""
+    first = group[0] if len(group) == 1 else {**group[0], "native_id": None}
+    earliest = {
+        name: min((row[name] for row in group if row.get(name)), default=None)
+        for name in ("submitted", "expected_start", "started")
+    }
+    latest_end = max((row["ended"] for row in group if row["ended"]), default=None)
+    times = (*earliest.values(), latest_end)
+    return (
+        label,
+        *(first[column] for column in _COLUMNS),
+        *map(format_time, times),
+        first["exit_code"],
+    )
+
+
+def _parse_since(text: str) -> float:
+    from metasched.units import parse_moment
+
+    try:
+        return parse_moment(text, time.time(), past=True)
+    except ParseError as error:
+        raise UserError(f"{error.problem}, --since; {error.fix}") from None
+
+
+def change_jobs(
+    action: str,
+    jobs: Sequence[str] = (),
+    user: str | None = None,
+    state: str | None = None,
+    cluster: str | None = None,
+    as_json: bool = False,
+    config: str | None = None,
+    exit_code: int | None = None,
+) -> None:
+    """Apply an action of `Client.change` to jobs; print their states before and after."""
+    if not (jobs or user or state or cluster):
+        command = "resolve" if action in ("lost", "ran") else action
+        fix = "name jobs, --user, --state or --cluster"
+        raise UserError(f"nothing to {command}, metasched {command}; {fix}")
+    checked_ids = check_job_ids(jobs)
+    rows = connect(config).change(action, checked_ids, user, state, cluster, exit_code)
+    print_changes(rows, as_json)
+
+
+def print_changes(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
+    """Print the state before and after a change for each task."""
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    print_table(
+        ("JOB", "WAS", "STATE", "NOTE"),
+        (
+            (label, group[0]["was"], group[0]["state"], group[0].get("note"))
+            for label, group in fold_array_rows(
+                rows, lambda row: (row["was"], row["state"], row.get("note"))
+            )
+        ),
+    )
+
+
+def wait_for_jobs(jobs: Sequence[str], as_json: bool = False, config: str | None = None) -> int:
+    """Wait until jobs end; print their ends and return their highest exit code."""
+    rows = wait_until_ended(connect(config), check_job_ids(jobs))
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        groups = fold_array_rows(rows, lambda row: (row["state"], row["exit_code"]))
+        print_table(
+            ("JOB", "STATE", "EXIT"),
+            ((label, group[0]["state"], group[0]["exit_code"]) for label, group in groups),
+        )
+    return exit_code(rows)
+
+
+def wait_until_ended(client: Client, jobs: Sequence[str]) -> list[dict[str, Any]]:
+    """Wait until all jobs have ended, also across restarts of the daemon. Return their rows."""
+    last_answer: float | None = None
+    while True:
+        try:
+            rows = client.wait(jobs)
+            last_answer = time.monotonic()
+            if all(row["state"] in ENDED for row in rows):
+                return rows
+        except ResponseLost:  # the daemon was up a moment ago
+            last_answer = last_answer or time.monotonic()
+            time.sleep(POLL_INTERVAL)
+        except DaemonUnreachable:
+            if last_answer is None or time.monotonic() - last_answer > MAX_OUTAGE:
+                raise
+            time.sleep(POLL_INTERVAL)
+
+
+def exit_code(rows: Sequence[dict[str, Any]]) -> int:
+    """Return the highest exit code of jobs that have ended."""
+    return max((_exit_code_for(row["state"], row["exit_code"]) for row in rows), default=0)
+
+
+def _exit_code_for(state: str, code: int | None) -> int:
+    """Return the code of a job; as timeout(1) and shells do if it was ended from outside."""
+    ended_outside = {"timeout": 124, "cancelled": 130, "rejected": 3}
+    if state in ended_outside:
+        return ended_outside[state]
+    return code or (0 if state == "completed" else 1)
+
+
+def print_output(
+    job: str,
+    follow: bool = False,
+    error: bool = False,
+    as_json: bool = False,
+    config: str | None = None,
+) -> int:
+    """Print the output of a job, or its error stream."""
+    client = connect(config)
+    [job] = check_job_ids([job])
+    paths = client.output(job)
+    if as_json:
+        print(json.dumps(paths))
+        return 0
+    path = (error and paths["error"]) or paths["output"]
+    is_open = _open_job_check(client, job) if follow else lambda: False
+    try:
+        _copy_output(path, is_open)
+    except FileNotFoundError:
+        states = ", ".join(sorted({row["state"] for row in client.jobs([job])}))
+        hint = "wait for it with --follow" if not follow else f"see `metasched story {job}`"
+        raise NotFound(f"no output yet, job {job} ({states}), {path}; {hint}") from None
+    except OSError as os_error:
+        if isinstance(os_error, BrokenPipeError) or os_error.filename is None:
+            raise
+        return fail(f"{os_error.strerror}, {path}; read it on the host of the job", 1)
+    return 0
+
+
+def _open_job_check(client: Client, job: str) -> Callable[[], bool]:
+    """Return a function that tells whether the job is open, querying at most once a second."""
+    still_open, last_query = True, 0.0
+
+    def is_open() -> bool:
+        nonlocal still_open, last_query
+        if still_open and time.monotonic() - last_query >= POLL_INTERVAL:
+            still_open = any(row["state"] not in ENDED for row in client.jobs([job]))
+            last_query = time.monotonic()
+        return still_open
+
+    return is_open
+
+
+def _copy_output(path: str, is_open: Callable[[], bool]) -> None:
+    """Write a file to stdout; follow its growth while the job is open."""
+    job_open = is_open()
+    while job_open and not os.path.exists(path):
+        time.sleep(FOLLOW_INTERVAL)
+        job_open = is_open()
+    with open(path, "rb") as file:
+        while True:
+            # queried before reading: the last round then includes the job's last output
+            job_open = is_open()
+            if os.fstat(file.fileno()).st_size < file.tell():
+                file.seek(0)  # the job was restarted and truncated the file
+            _copy_available(file)
+            if not job_open:
+                return
+            time.sleep(FOLLOW_INTERVAL)
+
+
+def _copy_available(file: BinaryIO) -> None:
+    while block := file.read(1 << 16):
+        sys.stdout.buffer.write(block)
+    sys.stdout.buffer.flush()

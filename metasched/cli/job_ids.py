@@ -1,0 +1,56 @@
+"""Ids of jobs and tasks as users write them, and the tasks of an array on one line."""
+
+from __future__ import annotations
+
+import sys
+
+from metasched.errors import ParseError, UserError
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
+
+MAX_DIGITS = 19  # of the id of a job
+MAX_TASKS_WIDTH = 30  # characters for a list of tasks on a terminal
+
+
+def check_job_ids(references: Sequence[str]) -> list[str]:
+    """Return the job ids unchanged. Raise UserError for an invalid id."""
+    for reference in references:
+        if reference.isascii() and reference.isdecimal() and len(reference) < MAX_DIGITS:
+            continue  # a job: the parser would take longer to load than the rest of a command
+        from metasched.model.arrays import parse_task_selector
+
+        try:
+            parse_task_selector(reference)
+        except ParseError as error:
+            raise UserError(f"{error.problem}, JOB; {error.fix}") from None
+    return list(references)
+
+
+def format_task_id(row: dict[str, object]) -> str:
+    """Return the id of a job or task as users write it: `17` or `17_3`."""
+    return str(row["job"]) if row.get("task") is None else f"{row['job']}_{row['task']}"
+
+
+def fold_array_rows(
+    rows: Sequence[dict[str, Any]], group_key: Callable[[dict[str, Any]], object]
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Group the tasks of each array with equal `group_key`, as squeue does: `17_[3-9]`.
+
+    Yield the label and the rows of each group.
+    """
+    groups: dict[object, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["job"], row.get("task") is None, group_key(row)), []).append(row)
+    for group in groups.values():
+        if len(group) == 1 or group[0].get("task") is None:
+            yield format_task_id(group[0]), group
+            continue
+        from metasched.model.arrays import format_indices
+
+        tasks = format_indices(sorted(row["task"] for row in group))
+        if sys.stdout.isatty() and "," in tasks[:MAX_TASKS_WIDTH] and len(tasks) > MAX_TASKS_WIDTH:
+            tasks = tasks[:MAX_TASKS_WIDTH].rpartition(",")[0] + ",..."
+        yield f"{group[0]['job']}_[{tasks}]", group

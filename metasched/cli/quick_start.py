@@ -1,0 +1,85 @@
+"""Runs the commands that tools call in loops without Typer, whose import takes most of their time.
+
+Only plain command lines are read here: options in full, each with a value that is not empty. All
+others, such as `--help` and errors, are left to Typer, whose options these are: a test compares.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+_SELECTION = {"--user": "user", "--state": "state"}
+_COMMON = {"--config": "config"}
+# command -> option -> parameter of its function in `job_commands`
+VALUES = {
+    "status": {**_SELECTION, "--since": "since", **_COMMON},
+    "cancel": {**_SELECTION, "--cluster": "cluster", **_COMMON},
+    "hold": {**_SELECTION, "--cluster": "cluster", **_COMMON},
+    "release": {**_SELECTION, "--cluster": "cluster", **_COMMON},
+    "wait": _COMMON,
+    "output": _COMMON,
+}
+FLAGS = {
+    "status": {"--all": "show_all", "--json": "as_json"},
+    "cancel": {"--json": "as_json"},
+    "hold": {"--json": "as_json"},
+    "release": {"--json": "as_json"},
+    "wait": {"--json": "as_json"},
+    "output": {
+        "--follow": "follow",
+        "-f": "follow",
+        "--error": "error",
+        "-e": "error",
+        "--json": "as_json",
+    },
+}
+WORDS = {"wait": (1, 10_000), "output": (1, 1)}  # least and most of them, if bounded
+
+
+def parse_plain(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]] | None:
+    """Return the words and the options by parameter of a plain command line, else None."""
+    command, *rest = arguments
+    words: list[str] = []
+    options: dict[str, Any] = {}
+    remaining = iter(rest)
+    for word in remaining:
+        name, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            words.append(word)
+        elif word in FLAGS[command]:
+            options[FLAGS[command][word]] = True
+        elif name in VALUES[command]:
+            value = value if equals else next(remaining, "")
+            if not value or value.startswith("-"):
+                return None
+            options[VALUES[command][name]] = value
+        else:
+            return None
+    few, many = WORDS.get(command, (0, len(words)))
+    if not all(words) or not few <= len(words) <= many:
+        return None
+    return words, options
+
+
+def run_plain(arguments: Sequence[str]) -> int | None:
+    """Run a plain command line and return its exit code; None: it is left to Typer."""
+    if not arguments or arguments[0] not in VALUES:
+        return None
+    parsed = parse_plain(arguments)
+    if parsed is None:
+        return None
+    from metasched.cli import job_commands
+
+    command, (words, options) = arguments[0], parsed
+    if command == "output":
+        return job_commands.print_output(words[0], **options)
+    if command == "wait":
+        return job_commands.wait_for_jobs(words, **options)
+    if command == "status":
+        job_commands.list_jobs(words, **options)
+    else:
+        job_commands.change_jobs(command, words, **options)
+    return 0
