@@ -57,7 +57,7 @@ class ClusterView:
     retry_at: float = 0.0  # full: no dispatch until then, then a single task
     retry_delay: float = 0.0  # seconds
     rechecks: Rechecks = field(default_factory=dict)  # of all clusters
-    by_share: bool = False  # whether fair share decides whose tasks wait there
+    refills: set[str] = field(default_factory=set)  # clusters that may have queue places again
     scope_limits: ScopeLimits = field(init=False)  # refusals of some jobs only
     owed_by_own: float = 0.0  # processors x estimate (seconds) of metasched's unstarted tasks
     owed_by_others: float = 0.0  # processors x limit (seconds) of other users' pending jobs
@@ -87,13 +87,13 @@ class ClusterView:
     def __post_init__(self) -> None:
         self.name = self.cluster.name
         self.scope_limits = ScopeLimits(
-            self.name, self.cluster.max_unanswered, self.queue_depth, self.rechecks, self.by_share
+            self.name, self.cluster.max_unanswered, self.queue_depth, self.rechecks, self.refills
         )
         self.pulls = PullRecord(self.name, self.cluster.start_delay)
 
     @property
     def queue_depth(self) -> int | None:
-        """Tasks of a user, by fair share of all users, that wait there at most; None: any."""
+        """Tasks of all users that wait there at most; None: any number."""
         if self.cluster.queue_depth == 0:
             cpus = 0 if self.info is None else self.info.cpus
             return max(LEAST_QUEUE_DEPTH, QUEUE_DEPTH_PER_CPU * cpus)
@@ -136,8 +136,7 @@ class ClusterView:
         self.computing_power = info.cpus * self.cluster.benchmark or math.inf
         self.valid_until = -math.inf
         self.scope_limits.set_queue_depth(self.queue_depth)
-        if self.by_share:
-            self.scope_limits.set_idle_cpus(max(info.cpus - info.used_cpus, 0))
+        self.scope_limits.set_idle_cpus(max(info.cpus - info.used_cpus, 0) if info.cpus else None)
 
     def sum_running(self, now: float) -> None:
         """Sum up running jobs that have not reached their limits."""

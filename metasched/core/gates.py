@@ -39,11 +39,12 @@ class SchedulingGates:
         self._state, self._limits = state, limits
         self.dependencies = DependencyTracker()
         self._ready: dict[TaskId, Task] = {}  # examined at each recheck
-        self.ineligible = IneligibleTasks(limits)  # the other ready tasks
+        self.ineligible = IneligibleTasks(limits, state)  # the other ready tasks
         self._released = 0  # number of tasks in this step
         self.changed_tasks: list[Task] = []  # in this step: tasks with a new reason
         self._newly_ready: dict[TaskId, Task] = {}
         self.recheck_requested = False  # since the last `take_newly_ready`
+        self._takes_groups_only = False  # whether this pass has but tasks of `ineligible`
         self._delayed: dict[TaskId, Task] = {}  # until their begin time, or a later step
         # by user: a heap of (time, job, index)
         self._timers: dict[str, list[tuple[float, int, int]]] = {}
@@ -108,7 +109,7 @@ class SchedulingGates:
         self._ready, self._newly_ready, self._delayed = {}, {}, {}
         self._timers, self._first_timers = {}, []
         self._release_turns, self.dispatch_turns = UserTurns(), UserTurns(share_rank)
-        self.ineligible = IneligibleTasks(self._limits)
+        self.ineligible = IneligibleTasks(self._limits, self._state)
         self._slots, self._waiting_for_slot, self._next_indices = {}, {}, {}
         self._blocked, self._never_satisfied = {}, {}
         self._dependency_timers, self._heads = {}, {}
@@ -406,11 +407,17 @@ class SchedulingGates:
         tasks = self._ready if every else self._newly_ready
         self._newly_ready, self.recheck_requested = {}, False
         of_groups = self.ineligible.take_rechecked(every)
+        self._takes_groups_only = not (tasks or self.ineligible.lines.has_candidates)
         if self.ineligible.lines.has_candidates:
             for owner, released in self.ineligible.lines.take_candidates().items():
                 rechecked = of_groups.get(owner, ())
                 of_groups[owner] = heapq.merge(rechecked, released, key=itemgetter(0))
         return list(tasks.values()), of_groups
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether none of the candidates that are left may start in this pass."""
+        return self._takes_groups_only and self.ineligible.exhausted
 
     def set_aside(
         self,
@@ -418,11 +425,12 @@ class SchedulingGates:
         requirements: Hashable,
         verdict: str | None,
         limit: ScopeUse | None = None,
+        awaited: Sequence[str] = (),
     ) -> None:
         """Group a ready task that cannot be dispatched, see `IneligibleTasks.add`."""
         self._ready.pop(task.task_id, None)
         self._newly_ready.pop(task.task_id, None)
-        self.ineligible.add(task, requirements, verdict, limit)
+        self.ineligible.add(task, requirements, verdict, limit, awaited)
 
     def request_step(self) -> None:
         """Request another step at once: this one has done its part."""

@@ -2,16 +2,19 @@
 
 The tasks of a group have the same eligible clusters. So only its first task is examined when a
 cluster may have become eligible: the work depends on what can start, not on how many tasks wait.
-Groups above a limit of the site wait in `LimitLines`; no cluster matters to them meanwhile.
+Groups above a limit of the site wait in `LimitLines`; no cluster matters to them meanwhile. Groups
+that await a place in the queue of a cluster have entries in `PlaceLines`.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 
 from metasched.core.limit_lines import LimitLines
+from metasched.core.place_lines import PlaceLines
 from metasched.core.rechecks import Recheck
+from metasched.core.state import SchedulerState
 from metasched.core.task_groups import GroupOwner, QueuesOfGroups, SortKey, TaskGroup
 from metasched.core.tasks import Task, TaskId
 from metasched.core.usage_limits import ScopeUse, UsageLimits
@@ -22,13 +25,18 @@ MAX_REASONS_PER_STEP = 400  # tasks whose reason is updated; a step must not tak
 class IneligibleTasks:
     """The groups, and which of them are to be examined again."""
 
-    def __init__(self, limits: UsageLimits) -> None:
+    def __init__(self, limits: UsageLimits, state: SchedulerState) -> None:
+        self._state = state
         self._groups: dict[Hashable, TaskGroup] = {}
         self._limited: dict[Hashable, TaskGroup] = {}  # the groups above a limit of the site
         self.lines = LimitLines(limits)  # of the latter
+        self._places = PlaceLines(state)
         self._by_user: dict[str, dict[Hashable, TaskGroup]] = {}
         self._group_of: dict[TaskId, TaskGroup] = {}
         self._rechecks: list[Recheck] = []
+        # of the current pass: rechecks, None: all groups are examined; clusters with places
+        self._pass_rechecks: list[Recheck] | None = None
+        self._pass_refills: list[str] = []
         self._unfinished: dict[Hashable, TaskGroup] = {}  # groups with outdated reasons
         self._allowance = 0  # reasons that may still be updated in this pass
 
@@ -41,11 +49,17 @@ class IneligibleTasks:
     # Membership
 
     def add(
-        self, task: Task, key: Hashable, verdict: str | None, limit: ScopeUse | None = None
+        self,
+        task: Task,
+        key: Hashable,
+        verdict: str | None,
+        limit: ScopeUse | None = None,
+        awaited: Sequence[str] = (),
     ) -> None:
         """Add a task that was examined; `verdict` is its reason, None if it keeps its last one.
 
-        `limit` bars it, if it is above a limit of the site.
+        `limit` bars it, if it is above a limit of the site. The `awaited` clusters lack but a
+        place in their queues.
         """
         task_id = task.task_id
         group = self._group_of.get(task_id)
@@ -75,6 +89,10 @@ class IneligibleTasks:
             self._unfinished[key] = group  # the reasons of its other tasks
         if limit is not None and (group.line_key is None or group.first < group.line_key[0]):
             self.lines.add(group, limit)
+        elif verdict not in (None, group.reason, group.updated_to):
+            self._unfinished[key] = group
+        group.awaited = awaited
+        self._places.add(group)
 
     def remove(self, task_id: TaskId) -> bool:
         """Remove a task from its group; return whether it was in a group."""
@@ -117,14 +135,16 @@ class IneligibleTasks:
         return bool(self._unfinished) or self.lines.has_candidates
 
     def take_rechecked(self, every: bool) -> QueuesOfGroups:
-        """Return the tasks to be examined: of all groups, or as requested.
+        """Return the tasks to be examined: of all groups, as requested, or that may get a place.
 
         After each task the caller has dispatched it, or added it again with its verdict.
         """
+        refills = self._state.take_refills()
         if not (self._groups or self._unfinished):
             self._rechecks.clear()
             return {}
         rechecks, self._rechecks = self._rechecks, []
+        self._pass_rechecks, self._pass_refills = None if every else rechecks, refills
         groups = self._unfinished
         if every:
             groups = self._groups
@@ -134,30 +154,64 @@ class IneligibleTasks:
         queues: dict[GroupOwner, list[TaskGroup]] = {}
         for group in groups.values():
             queues.setdefault(group.owner, []).append(group)
-        return {
-            owner: self._examine_groups(groups_of_owner, None if every else rechecks)
-            for owner, groups_of_owner in queues.items()
-        }
+        if refills and not every:
+            for owner in self._places.owners_with_place(refills):
+                queues.setdefault(owner, [])
+        return {owner: self._examine(owner, requested) for owner, requested in queues.items()}
 
-    def _examine_groups(
-        self, groups: list[TaskGroup], rechecks: list[Recheck] | None
+    def _examine(
+        self, owner: GroupOwner, requested: list[TaskGroup]
     ) -> Iterator[tuple[SortKey, Task]]:
-        """Yield the tasks to be examined of these groups; `rechecks` None: of all."""
-        heap = [(group.first, group) for group in groups]
+        """Yield the tasks of an owner to be examined: of requested groups, or that have a place."""
+        heap = [(group.first, group) for group in requested]
         heapq.heapify(heap)
-        while heap:
+        refills = () if self._pass_rechecks is None else self._pass_refills
+        passed_over = None
+        while True:
+            in_line = self._places.first_with_place(owner, refills) if refills else None
+            if in_line is not None and in_line.first == passed_over:
+                in_line, refills = None, ()  # the caller took no notice: late binding has no room
+            if in_line is not None and (not heap or in_line.first < heap[0][0]):
+                passed_over = in_line.first
+                yield in_line.first, in_line.first_task
+                continue
+            if not heap:
+                return
             first, group = heapq.heappop(heap)
             task = group.tasks.get(first[1:])
             if task is not None:
-                if not (
-                    rechecks is None or group.key in self._unfinished or _may_start(task, rechecks)
-                ):
+                if not self._is_requested(group, task):
                     continue
                 yield first, task
             if first[1:] in group.tasks:  # no cluster accepts it, nor the others
                 yield from self._outdated_tasks(group)
             elif group.tasks:
                 heapq.heappush(heap, (group.first, group))
+
+    def _is_requested(self, group: TaskGroup, task: Task) -> bool:
+        """Whether the first task of a group is to be examined in this pass, places aside."""
+        rechecks = self._pass_rechecks
+        return rechecks is None or group.key in self._unfinished or _may_start(task, rechecks)
+
+    def is_candidate(self, task: Task) -> bool:
+        """Whether a task is still to be examined in this pass."""
+        group = self._group_of.get(task.task_id)
+        return (
+            group is None
+            or group.limit is not None
+            or self._is_requested(group, task)
+            or self._places.has_place(group, self._pass_refills)
+        )
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no further task of a group may start in this pass."""
+        return not (
+            self._pass_rechecks is None
+            or self._pass_rechecks
+            or self.has_unfinished_work
+            or self._places.any_left(self._pass_refills)
+        )
 
     def _requested_groups(self, rechecks: list[Recheck]) -> dict[Hashable, TaskGroup]:
         groups: dict[Hashable, TaskGroup] = {}

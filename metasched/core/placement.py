@@ -34,11 +34,8 @@ _RESERVATION_NEAR = Ineligibility(
 AWAITS_ANSWERS = Ineligibility(
     Reason.PRIORITY, "it follows when the manager has answered the user's earlier dispatches"
 )
-QUEUE_FULL = Ineligibility(
-    Reason.PRIORITY, "it follows when tasks of the user that wait there have started"
-)
-AWAITS_SHARE = Ineligibility(
-    Reason.PRIORITY, "it follows by fair share when tasks that wait there have started"
+AWAITS_PLACE = Ineligibility(
+    Reason.PRIORITY, "it follows in turn when tasks that wait there have started"
 )
 _NO_CLUSTER = Ineligibility(Reason.NO_CLUSTER_FITS, "no cluster is configured")
 
@@ -90,10 +87,9 @@ class Placement:
             return Ineligibility(Reason.LIMIT_MANAGER, limit)
         if obstacle is None and view.scope_limits.awaits_answers(task.job.user):
             return AWAITS_ANSWERS
-        if obstacle is None and view.scope_limits.queue_is_full(task.job.user):
-            return QUEUE_FULL
-        if obstacle is None and view.scope_limits.awaits_shared_place(task.job.user):
-            return AWAITS_SHARE
+        # a pulled task was promised its place
+        if obstacle is None and task.target != view.name:
+            return AWAITS_PLACE if view.scope_limits.awaits_place(task.job.user) else None
         return obstacle
 
     def check_job(self, job: Job, view: ClusterView) -> Ineligibility | None:
@@ -237,7 +233,8 @@ class Placement:
     def _in_order(self, waiting: list[Task], of_groups: QueuesOfGroups) -> Iterator[Task]:
         """Yield tasks in the order of the queue; those of groups as late as possible.
 
-        If there are several users, they take turns.
+        If there are several users, they take turns. A task of a group is left out if the last place
+        that it may take has gone meanwhile.
         """
         with_keys: dict[GroupOwner, list[tuple[SortKey, Task]]] = {}
         for task in waiting:
@@ -256,10 +253,14 @@ class Placement:
             for _, task in queue:
                 yield task
             return
-        state = self._state
-        yield from self._gates.dispatch_turns.in_turns(
+        state, ineligible = self._state, self._gates.ineligible
+        for task in self._gates.dispatch_turns.in_turns(
             [map(itemgetter(1), queue) for queue in queues], state.now, state.policy.age, _is_live
-        )
+        ):
+            if ineligible.is_candidate(task):
+                yield task
+            elif self._gates.exhausted:
+                return
 
     def _find_eligible(self, task: Task) -> tuple[list[str], list[Ineligibility]]:
         """Return the eligible clusters of a task, and the obstacles if there are none."""
@@ -267,7 +268,11 @@ class Placement:
         if cache_key is not None and (cached := self._eligible_cache.get(cache_key)):
             self._gates.mark_eligible(task)
             return cached, []
-        if self._obstacles and (known := self._obstacles.get(self._group_key(task))):
+        if (
+            self._obstacles
+            and task.target is None  # else it may have been promised a place
+            and (known := self._obstacles.get(self._group_key(task)))
+        ):
             return [], known
         eligible, obstacles = [], []
         for name, view in self._state.views.items():
@@ -421,7 +426,7 @@ class Placement:
         dispatch_id, indices = open_dispatch
         indices.append(task.index)
         if view.scope_limits.follows(task.job.user):
-            # it waited for others of its user, which gives it no precedence over other users
+            # it waited for a place, perhaps behind others of its user: no precedence over others
             key = state.now - state.policy.age * (task.priority - 1)
             task.queue_key = max(task.queue_key, key)
         if view.full_reason:
@@ -462,13 +467,19 @@ class Placement:
     def _set_aside(self, task: Task, obstacles: list[Ineligibility]) -> StateChange | None:
         """Group a task without eligible cluster and set its reason, or reject it permanently."""
         self._leasing.leave(task)
-        if AWAITS_ANSWERS in obstacles:  # it follows soon: not worth a line of its story
-            self._gates.set_aside(task, self._group_key(task), None)
-            return None
-        change = self._defer(task, obstacles)
-        if change is None:
-            self._gates.set_aside(task, self._group_key(task), task.reason)
-        return change
+        awaited = [
+            name
+            for name, obstacle in zip(self._state.views, obstacles, strict=True)
+            if obstacle is AWAITS_PLACE
+        ]
+        verdict = None
+        if AWAITS_ANSWERS not in obstacles:  # else it follows soon: not worth a line of its story
+            change = self._defer(task, obstacles)
+            if change is not None:
+                return change
+            verdict = task.reason
+        self._gates.set_aside(task, self._group_key(task), verdict, awaited=awaited)
+        return None
 
     def _defer(self, task: Task, obstacles: list[Ineligibility]) -> StateChange | None:
         """Set the reason of a task that is not dispatched, or reject it permanently."""

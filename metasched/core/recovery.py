@@ -92,10 +92,10 @@ class Recovery:
         )
         for job in self._state.margin_jobs[-policy.window :]:
             self._state.classifier.remember(job)
-        self._state.rechecks = {}
+        self._state.rechecks, self._state.refills = {}, set()
         self._state.views = {
             cluster.name: ClusterView(
-                cluster, rechecks=self._state.rechecks, by_share=event.fair_share is not None
+                cluster, rechecks=self._state.rechecks, refills=self._state.refills
             )
             for cluster in event.clusters
         }

@@ -4,13 +4,13 @@ A limit is found by bisection: after a refusal half as many tasks are dispatched
 ended is repeated with a single task after a delay, since others may have fewer jobs then. A limit
 that has grown is found by doubling.
 
-The number of a user's tasks on the way to a manager is bounded. So a refusal takes back few. So is
-the number of his tasks that wait there: his other tasks follow as these start, and a later job of
-another user has few tasks before it.
+The number of a user's tasks on the way to a manager is bounded. So a refusal takes back few.
 
-With fair share the bound holds for all users together, above it as many tasks may wait as
-processors are idle. So each place goes to whose turn it is, and a manager that keeps the order of
-dispatch starts tasks by shares. While processors are idle, each user may have a task there.
+The tasks that wait in the manager's queue have places there, which all users share. The others
+follow in turn as these start. So a later job of any user has few tasks before it, and a manager
+that keeps the order of dispatch starts tasks in the order of turns. Tasks that cannot start may
+take all places. So while processors are idle, each user may have an even part of the places, but
+no more than processors are idle.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ class ScopeLimits:
         max_unanswered: int | None,
         queue_depth: int | None,
         rechecks: Rechecks,
-        by_share: bool = False,
+        refills: set[str],
     ) -> None:
         """`max_unanswered`, `queue_depth`: see `Cluster`; `rechecks`: of all clusters.
 
-        `by_share`: the depth also bounds the tasks of all users together.
+        `refills`: the clusters that may have got a place in their queues again.
         """
-        self._cluster, self._rechecks = cluster, rechecks
+        self._cluster, self._rechecks, self._refills = cluster, rechecks, refills
         self._max_unanswered = math.inf if max_unanswered is None else max_unanswered
         # by user (None: limits that hold for several users) and jobs
         self._limits: dict[str | None, dict[JobSet, ScopeLimit]] = {}
@@ -88,13 +88,11 @@ class ScopeLimits:
         self._awaiting: set[str] = set()  # users who get no further dispatch until answers come
         self._queue_depth = math.inf if queue_depth is None else queue_depth
         self._queued: Counter[str] = Counter()  # dispatched tasks that have not started, by user
-        self._full_queues: set[str] = set()  # users who have `_queue_depth` of them or more
-        self._followed: set[str] = set()  # users who had, and have had some ever since
-        self._by_share = by_share
         self._queued_total = 0  # of all users
-        self._idle_cpus = 0  # as reported last
-        # whether as many tasks of all users wait there as fair share lets wait
-        self._shared_places_taken = False
+        # reported last; unknown processors count as a single idle one
+        self._idle_cpus = 1
+        self._times_filled = 0  # how often all places were taken
+        self._entered: dict[str, int] = {}  # `_times_filled` when a user's first task there came
         self.counts_tasks = True  # whether changes of tasks matter
         self._update_activity()
 
@@ -103,9 +101,7 @@ class ScopeLimits:
         self.counts_tasks = bool(self._limits) or min(bounds) < math.inf
 
     def __bool__(self) -> bool:
-        return bool(
-            self._limits or self._awaiting or self._full_queues or self._shared_places_taken
-        )
+        return bool(self._limits or self._awaiting or self._is_full)
 
     def _matching(self, job: Job) -> list[tuple[JobSet, ScopeLimit]]:
         return [
@@ -211,16 +207,7 @@ class ScopeLimits:
 
     def _recheck_user(self, user: str) -> None:
         jobs = JobSet(user=user)
-        self._rechecks[self._cluster, jobs] = Recheck(
-            jobs,
-            lambda: (
-                not (
-                    user in self._awaiting
-                    or user in self._full_queues
-                    or self.awaits_shared_place(user)
-                )
-            ),
-        )
+        self._rechecks[self._cluster, jobs] = Recheck(jobs, lambda: user not in self._awaiting)
 
     def awaits_answers(self, user: str) -> bool:
         """Whether the user gets no further dispatch until earlier dispatches are answered."""
@@ -228,73 +215,64 @@ class ScopeLimits:
 
     # Tasks that wait in the manager's queue
 
+    @property
+    def _is_full(self) -> bool:
+        return self._queued_total >= self._queue_depth
+
+    @property
+    def may_have_places(self) -> bool:
+        """Whether a further task of any user may wait there."""
+        return self._idle_cpus > 0 or not self._is_full
+
     def count_queued(self, user: str, change: Literal[1, -1]) -> None:
         """Count a task of a user that is dispatched (1), or that starts or ends there (-1)."""
         if self._queue_depth == math.inf:
             return
+        was_full = self._is_full
+        self._queued_total += change
         count = self._queued[user] + change
         self._queued[user] = count
-        if count >= self._queue_depth:
-            self._full_queues.add(user)
-            self._followed.add(user)
-        elif user in self._full_queues:
-            self._full_queues.remove(user)
-            self._recheck_user(user)
+        if change > 0:
+            if count == 1:
+                self._entered[user] = self._times_filled
+            self._times_filled += not was_full and self._is_full
+            return
         if not count:
-            del self._queued[user]
-            self._followed.discard(user)
-        if self._by_share:
-            self._queued_total += change
-            self._update_shared_places()
-            if self._shared_places_taken and self._idle_cpus and not count:
-                self._recheck_user(user)
+            del self._queued[user], self._entered[user]
+        if was_full and self.may_have_places:
+            self._refills.add(self._cluster)
 
     def set_queue_depth(self, queue_depth: int | None) -> None:
-        """Change the number of tasks of a user that may wait."""
+        """Change the number of tasks that may wait."""
         depth = math.inf if queue_depth is None else queue_depth
-        if depth == self._queue_depth:
-            return
-        self._queue_depth = depth
-        self._update_activity()
-        for user, count in self._queued.items():
-            if count >= depth:
-                self._full_queues.add(user)
-                self._followed.add(user)
-            elif user in self._full_queues:
-                self._full_queues.remove(user)
-                self._recheck_user(user)
-        self._update_shared_places()
+        if depth != self._queue_depth:
+            self._set_places(depth, self._idle_cpus)
+            self._update_activity()
 
-    def set_idle_cpus(self, idle_cpus: int) -> None:
-        """Change the number of idle processors."""
-        became_idle = idle_cpus > 0 and not self._idle_cpus
-        self._idle_cpus = idle_cpus
-        self._update_shared_places(became_idle)
+    def set_idle_cpus(self, idle_cpus: int | None) -> None:
+        """Change the number of idle processors; None: unknown."""
+        if self._queue_depth < math.inf:
+            self._set_places(self._queue_depth, 1 if idle_cpus is None else idle_cpus)
 
-    def _update_shared_places(self, became_idle: bool = False) -> None:
-        """Examine the tasks of all users if there is a place again that all share."""
-        were_taken = self._shared_places_taken
-        places = self._queue_depth + self._idle_cpus
-        self._shared_places_taken = self._by_share and self._queued_total >= places
-        if were_taken and (became_idle or not self._shared_places_taken):
-            jobs = JobSet()
-            self._rechecks[self._cluster, jobs] = Recheck(
-                jobs, lambda: self._idle_cpus > 0 or not self._shared_places_taken
-            )
+    def _set_places(self, depth: float, idle_cpus: int) -> None:
+        was_full = self._is_full
+        more = depth > self._queue_depth or idle_cpus > self._idle_cpus
+        self._queue_depth, self._idle_cpus = depth, idle_cpus
+        self._times_filled += not was_full and self._is_full
+        if was_full and more and self.may_have_places:
+            self._refills.add(self._cluster)
 
-    def awaits_shared_place(self, user: str) -> bool:
-        """Whether a further task of the user awaits a place that all users share."""
-        if not self._shared_places_taken:
+    def awaits_place(self, user: str) -> bool:
+        """Whether a further task of the user awaits a place in the queue."""
+        if self._queued_total < self._queue_depth:
             return False
-        return not self._idle_cpus or bool(self._queued.get(user))
-
-    def queue_is_full(self, user: str) -> bool:
-        """Whether as many tasks of the user wait there as may."""
-        return user in self._full_queues
+        queued = self._queued.get(user, 0)
+        users = len(self._queued) + (not queued)
+        return queued >= min(self._idle_cpus, max(self._queue_depth // users, 1))
 
     def follows(self, user: str) -> bool:
-        """Whether further tasks of the user follow as his tasks there start."""
-        return user in self._followed
+        """Whether the user has had tasks there ever since some time when all places were taken."""
+        return self._entered.get(user, self._times_filled) < self._times_filled
 
     # Queries and time
 

@@ -48,6 +48,7 @@ class SchedulerState:
         self.ended_tasks: OrderedDict[TaskId, EndedTask] = OrderedDict()  # oldest first
         self.views: dict[str, ClusterView] = {}
         self.rechecks: Rechecks = {}  # of all clusters, see `take_rechecks`
+        self.refills: set[str] = set()  # clusters that may have places in their queues again
         self.views_with_unstarted: dict[str, ClusterView] = {}  # clusters with unstarted tasks
         self.unstarted_index = UnstartedIndex()
         self.indexes_unstarted = False  # whether tasks can be pulled: else the index is empty
@@ -270,6 +271,12 @@ class SchedulerState:
         view.owed_by_own = (
             view.owed_by_own + direction * job.cpus * job.estimated if view.unstarted_tasks else 0.0
         )
+
+    def take_refills(self) -> list[str]:
+        """Return the clusters whose queues may have places that they had not before."""
+        refills = sorted(self.refills)
+        self.refills.clear()
+        return refills
 
     def take_rechecks(self) -> list[Recheck]:
         """Return the jobs for which a cluster has room now that it had not before."""

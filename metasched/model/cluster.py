@@ -23,8 +23,8 @@ class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_o
     max_tasks_per_dispatch: int = 1000  # of an array
     # tasks of a user on the way to its manager, without an answer; None: any number
     max_unanswered: int | None = 1000
-    # tasks of a user that wait there at most, the others wait in metasched; 0: by its size, see
-    # `ClusterView.queue_depth`; None: any number
+    # tasks of all users that wait there, the others wait in metasched, see `ScopeLimits`; 0: by
+    # its size, see `ClusterView.queue_depth`; None: any number
     queue_depth: int | None = 0
     # metasched's names -> the manager's, by category: {"partition": {"long": "week"}};
     # "*" = "*" keeps any name

@@ -37,6 +37,10 @@ SECTIONS = {
     ),
     "test_recovery": ("Recovery", "From SIGKILL of a daemon with 10,000 and 50,000 open jobs."),
     "test_dispatch": ("Placement", "A decision of `LoadOrdering` among 50 clusters."),
+    "test_queue_places": (
+        "Refills of queues",
+        "20 tasks start at each listing, tasks of four kinds of each user wait for their places.",
+    ),
     "test_local": ("Local clusters", ""),
     "test_slurm_dispatch": (
         "Slurm: dispatch",

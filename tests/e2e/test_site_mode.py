@@ -219,13 +219,13 @@ def test_jobs_outlive_launcher_and_daemon(common_folder: Path) -> None:
 
 
 def test_a_large_array_of_one_user_leaves_room_for_another(common_folder: Path) -> None:
-    """5 of its tasks wait in the cluster before b's job, not 1,000."""
+    """5 tasks wait in the cluster before b's job, not 1,000."""
     tables = f"{LOCAL}queue_depth = 5\n"
     with running_site(common_folder / "turns", tables, f"[cluster.left]\n{SUPERVISE}") as site:
         a, b = site.by(A), site.by(B)
         array = a.submit("-o", "/dev/null", "--array", "1-1000", "--wrap", "sleep 0.2")
         explained = a.run("explain", f"{array}_1000").stdout
-        assert "it follows when tasks of the user that wait there have started" in explained
+        assert "it follows in turn when tasks that wait there have started" in explained
         [ended] = b.until_ended(b.submit("-o", "/dev/null", "--wrap", "true"))
         assert ended["state"] == "completed"
         states = Counter(row["state"] for row in a.rows(array))

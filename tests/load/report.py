@@ -143,8 +143,8 @@ def lines(result: Stored) -> Iterator[str]:
     yield f"- A Grid Engine cell of {size.slots} slots."
     yield f"- {size.local_clusters} local clusters of 8 processors each."
     yield (
-        f"- A user has at most {size.queue_depth} unstarted tasks in each cluster (`queue_depth`); "
-        "the rest waits in metasched and takes turns."
+        f"- About {size.queue_depth} unstarted tasks wait in each cluster (`queue_depth`); the "
+        "rest waits in metasched, where users take turns."
     )
     yield (
         f"- {result.accepted:,} tasks accepted, {result.started:,} started, "

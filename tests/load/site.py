@@ -37,7 +37,7 @@ class Size:
     local_clusters: int  # of 8 processors
     largest_array: int  # tasks
     run_times: tuple[float, ...]  # seconds of a payload, to draw from
-    queue_depth: int  # unstarted tasks of a user in each cluster
+    queue_depth: int  # unstarted tasks in each cluster
     poll_interval: float  # seconds
     sample_interval: float  # seconds between two samples of memory and files
     pause: float  # seconds between two commands of a user

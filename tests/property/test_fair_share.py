@@ -112,3 +112,22 @@ def test_a_backlog_is_shared_as_the_tree_says(drawn: tuple[ShareTree, dict[str, 
     work = work_until(schedule, backlogged_until(schedule))
     for user, share in shares.items():
         assert abs(work[user] - share * work.total()) <= 0.05 * work.total(), user
+
+
+def test_a_light_user_among_heavy_users_waits_for_one_depth() -> None:
+    """A cluster that goes by arrival: not for as many depths as there are users."""
+    depth, cpus = 20, 10
+    cluster = SimulatedCluster(name="one", cpus=cpus, queue_depth=depth)
+    waits = []
+    for users in (2, 20):
+        heavy = backlog({f"u{user}": 1000 // users for user in range(users)}).entries
+        job = Job(id=9999, submitted=1000.0, estimated=RUN, cpus=1, user="light")
+        workload = Workload("light", (*heavy, WorkloadEntry(job, RUN, job.id)))
+        schedule = Simulation(
+            workload, (cluster,), Policy(age=1e9), lambda _: make_policy("fcfs")
+        ).run()
+        [light] = [placed for placed in schedule.jobs if placed.job.user == "light"]
+        waits.append(light.wait)
+        # tasks of one depth, and a turn of each user
+        assert light.wait <= RUN * (depth + users) / cpus
+    assert max(waits) < RUN * 1000 / cpus / 2  # of the whole backlog

@@ -21,7 +21,7 @@ def without_groups(core: Core) -> Core:
     take_candidates = gates.take_candidates
 
     def take_all() -> tuple[list[Task], QueuesOfGroups]:
-        if gates.ineligible._rechecks:
+        if gates.ineligible._rechecks or core.state.refills:
             gates.request_recheck()
         return take_candidates()
 

@@ -19,7 +19,7 @@ from metasched.core.events import (
     TimerExpired,
     UseReported,
 )
-from metasched.core.placement import AWAITS_SHARE
+from metasched.core.placement import AWAITS_PLACE
 from metasched.core.scheduler import Core
 from metasched.model.cluster import Cluster
 from metasched.model.fair_share import FairShareSettings, ForeignUse, ShareAccount, ShareTree
@@ -470,24 +470,21 @@ def test_a_manager_in_order_of_dispatch_starts_tasks_by_shares() -> None:
     assert started[:90].count("ada") == 60
 
 
-def test_idle_processors_add_places() -> None:
+def test_while_processors_are_idle_each_user_has_a_place() -> None:
     site = Site(fair_share=settings(ShareTree()), queue_depth=3)
     for number in range(1, 31):
         site.step(JobSubmitted(NOW, job(number, user="ada", clusters=("left",))))
         answered(site)
     view = site.core.state.views["left"]
-    assert len(view.unstarted_tasks) == 3  # his own bound
+    assert len(view.unstarted_tasks) == 3
     for number in range(31, 51):
         user = f"u{number % 4}"
         site.step(JobSubmitted(NOW, job(number, user=user, clusters=("left",))))
         answered(site)
-    assert len(view.unstarted_tasks) == 11  # 3 and 8 idle processors
+    assert len(view.unstarted_tasks) == 7
     waiting = site.core.tasks[50, 0]
     obstacles = {a.cluster: a.obstacle for a in site.core.assess_clusters(waiting)}
-    assert obstacles["left"] == AWAITS_SHARE
-    site.step(JobSubmitted(NOW, job(60, user="new", clusters=("left",))))
-    assert sent(site) == [60]  # each user may have one while processors are idle
-    answered(site)
+    assert obstacles["left"] == AWAITS_PLACE
     view.update_info(facts(8, 0))
     site.step(JobSubmitted(NOW, job(61, user="newer", clusters=("left",))))
     assert sent(site) == []

@@ -22,11 +22,12 @@ from metasched.core.events import (
     TimerExpired,
 )
 from metasched.core.gates import MAX_RELEASED_PER_STEP
-from metasched.core.placement import QUEUE_FULL
+from metasched.core.placement import AWAITS_PLACE
 from metasched.core.tasks import Task
 from metasched.core.user_turns import UserTurns
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Job, Reason, State
+from metasched.policies.eligible import Ineligibility
 from metasched.policies.policy import Policy
 from tests.unit.core_site import NOW, Site, facts, job
 
@@ -304,20 +305,124 @@ def listed(
     return answer(site, site.seen("left", info, *rows, at=at, full=True), at)
 
 
-def test_few_tasks_of_a_user_wait_in_a_cluster_and_others_follow_as_they_start() -> None:
+def test_few_tasks_wait_in_a_cluster_and_others_follow_as_they_start() -> None:
     site = Site(queue_depth=4)
     array = job(1, user="a", array="0-19", clusters=("left",))
     assert len(answer(site, site.step(JobSubmitted(NOW, array)), NOW)) == 4
     assert site.core.tasks[1, 4].reason == Reason.PRIORITY
-    # other users have queues of their own
+    # while processors are idle, another user may have a task there
     assert dispatched(site.step(JobSubmitted(NOW, job(2, user="b", clusters=("left",))))) == ["2_0"]
     assert dispatched(site.step(TimerExpired(NOW))) == []
     running = dict.fromkeys((0, 1, 2), State.RUNNING)
-    assert listed(site, running) == ["1_4", "1_5", "1_6"]
-    assert listed(site, {3: State.RUNNING}) == ["1_7"]
+    assert listed(site, running) == ["1_4", "1_5"]
+    assert listed(site, {3: State.RUNNING}) == ["1_6"]
     # what ends without a start makes room, too
-    assert listed(site, {5: State.CANCELLED}) == ["1_8"]
+    assert listed(site, {5: State.CANCELLED}) == ["1_7"]
     assert listed(site, {}) == []
+
+
+def single_jobs(site: Site, user: str, first: int, number: int, **fields: object) -> list[str]:
+    """Submit jobs for the left cluster; return those that are dispatched."""
+    sent = []
+    for id in range(first, first + number):
+        submitted = job(id, user=user, clusters=("left",), **fields)  # type: ignore[arg-type]
+        sent += answer(site, site.step(JobSubmitted(NOW, submitted)), NOW)
+    return sent
+
+
+def start_oldest(site: Site) -> tuple[str, list[str]]:
+    """Let the left cluster start the task that was dispatched first; the others stay pending.
+
+    Return its user, and the tasks that are dispatched then.
+    """
+    oldest = next(iter(site.core.state.views["left"].unstarted_tasks.values()))
+    row = site.row(State.RUNNING, oldest.job.id, oldest.live_attempt.dispatch_id, started=NOW)
+    row.task = oldest.index
+    return oldest.job.user, answer(site, site.seen("left", None, row, partial=True), NOW)
+
+
+def test_a_light_user_waits_for_the_tasks_of_one_depth_and_a_turn_of_each_user() -> None:
+    depth = 10
+    for users in (2, 20):
+        site = Site(queue_depth=depth)
+        site.seen("left", facts(8, 0))
+        for user in range(users):
+            single_jobs(site, f"u{user}", 1 + 100 * user, 60)
+        assert len(site.core.tasks_on("left")) == depth
+        assert single_jobs(site, "light", 9999, 1) == []
+        started = [start_oldest(site)[0] for _ in range(depth + users + 1)]
+        # each user may have a turn before him; then come the tasks that are there already
+        assert started.index("light") <= depth + users
+
+
+def test_tasks_that_cannot_start_bar_no_other_user_while_processors_are_idle() -> None:
+    site = Site(queue_depth=8)
+    site.seen("left", facts(8, 3))
+    assert len(single_jobs(site, "a", 1, 20, cpus=8)) == 8
+    # as many as are idle, and no more than an even part of the places
+    assert single_jobs(site, "b", 101, 5) == ["101_0", "102_0", "103_0"]
+    assert single_jobs(site, "c", 201, 5) == ["201_0", "202_0"]
+    assert single_jobs(site, "a", 21, 1, cpus=1) == []
+    waiting = site.core.tasks[104, 0]
+    assert next(a.obstacle for a in site.core.assess_clusters(waiting)) is AWAITS_PLACE
+    # two of b's start, and another follows: an even part is two by now
+    rows = [site.row(State.RUNNING, id, started=NOW) for id in (101, 102)]
+    assert answer(site, site.seen("left", None, *rows, partial=True), NOW) == ["104_0"]
+    # while no processor is idle, d has no place
+    view = site.core.state.views["left"]
+    view.update_info(facts(8, 0))
+    assert single_jobs(site, "d", 301, 2) == []
+    view.update_info(facts(8, 1))
+    assert answer(site, site.step(TimerExpired(NOW)), NOW) == ["301_0"]
+
+
+def test_a_cluster_that_reports_no_processors_takes_one_task_of_each_user_more() -> None:
+    site = Site(listed=False, queue_depth=4)
+    site.seen("left", ClusterInfo(cpus=0, used_cpus=0, partitions=facts(8).partitions))
+    assert len(single_jobs(site, "a", 1, 9)) == 4
+    assert single_jobs(site, "b", 101, 3) == ["101_0"]
+    assert single_jobs(site, "c", 201, 3) == ["201_0"]
+
+
+def test_a_free_place_costs_the_examination_of_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many users and kinds of tasks wait for it, there or for another cluster."""
+    site = Site(queue_depth=4)
+    site.seen("left", facts(8, 0))
+    site.seen("right", facts(4, 0))
+    for user in range(30):
+        for kind in range(3):
+            for number, cluster in enumerate(("left", "left", "right")):
+                id = 1 + 9 * user + 3 * kind + number
+                submitted = job(id, user=f"u{user}", clusters=(cluster,), time_limit=100.0 + kind)
+                answer(site, site.step(JobSubmitted(NOW, submitted)), NOW)
+    examined: list[tuple[int, int]] = []
+    check_task = site.core._placement.check_task
+
+    def check(task: Task, view: ClusterView) -> Ineligibility | None:
+        examined.append(task.task_id)
+        return check_task(task, view)
+
+    monkeypatch.setattr(site.core._placement, "check_task", check)
+    for _ in range(20):
+        examined.clear()
+        _, sent = start_oldest(site)
+        assert len(sent) == 1
+        assert len(set(examined)) == 1
+
+
+def test_a_pulled_task_has_a_place_where_it_was_pulled() -> None:
+    site = Site(queue_depth=2)
+    site.seen("right", facts(4, 0))
+    single_jobs(site, "a", 1, 1, cpus=3)
+    pulled = job(50, user="b", clusters=("left", "right"))
+    moved = Task(pulled, 0, 1, NOW)
+    moved.target = "left"
+    view = site.core.state.views["left"]
+    view.update_info(facts(8, 0))
+    single_jobs(site, "a", 2, 5, cpus=3)
+    assert site.core._placement.check_task(moved, view) is None
+    moved.target = None
+    assert site.core._placement.check_task(moved, view) is AWAITS_PLACE
 
 
 def test_tasks_that_follow_others_of_their_user_have_waited_since_then() -> None:
@@ -339,13 +444,13 @@ def test_tasks_that_follow_others_of_their_user_have_waited_since_then() -> None
     assert site.core.waits_since(site.core.tasks[2, 0]) == later.submitted
 
 
-def test_explain_says_that_tasks_of_the_user_wait_there() -> None:
+def test_explain_says_that_other_tasks_wait_there() -> None:
     site = Site(queue_depth=2)
     answer(site, site.step(JobSubmitted(NOW, job(1, user="a", array="0-9"))), NOW)
     waiting = site.core.tasks[1, 9]
     assert waiting.state is State.QUEUED
     obstacles = [assessment.obstacle for assessment in site.core.assess_clusters(waiting)]
-    assert obstacles == [QUEUE_FULL, QUEUE_FULL]
+    assert obstacles == [AWAITS_PLACE, AWAITS_PLACE]
     other = Task(job(2, user="b"), 0, 1, NOW)
     assert [assessment.obstacle for assessment in site.core.assess_clusters(other)] == [None, None]
 
