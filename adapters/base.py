@@ -14,6 +14,7 @@ and runs tests/contract against it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 # `Adapter.launcher_verbs` of an adapter that runs its manager's commands as the owners of jobs
 CHANGE_VERBS = ("submit", "cancel", "hold", "release")
+# Slurm's variables for the id of a job; of a task of an array for its own number
+JOB_ID_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOBID")
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
     # epoch seconds from which the tasks' wait counts, later than `job.submitted` if they had to
     # follow other tasks of their user; 0: from `job.submitted`
     waits_since: float = 0.0
+    # scripts see metasched's id of the job in the variables of Slurm's, not the manager's
+    exports_job_id: bool = False
 
     def environment(self, index: int, cluster: str) -> dict[str, str]:
         """Return the whole environment of a task on `cluster`; metasched's variables win.
@@ -84,17 +89,28 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
             "METASCHED_TAG": self.tag,
             "METASCHED_CLUSTER": cluster,
             "METASCHED_CPUS": str(job.cpus),
-            **task_variables(job.id, job.parsed_array, index),
+            **task_variables(job.id, job.parsed_array, index, self.exports_job_id),
         }
+        if self.exports_job_id:
+            variables["SLURM_JOB_NAME"] = job.name
+            variables["SLURM_SUBMIT_DIR"] = self.payload.directory
         for name, value in variables.items():
             if not name or "=" in name or "\0" in name + value:
                 raise Refused(f"the environment variable {name[:40]!r} cannot be exported")
         return variables
 
 
-def task_variables(job_id: int, array: JobArray | None, index: int) -> dict[str, str]:
+def task_variables(
+    job_id: int, array: JobArray | None, index: int, exports_job_id: bool
+) -> dict[str, str]:
     """Return the environment variables that differ between the tasks of a job."""
-    return {"METASCHED_TASK": str(index), **(array.variables(job_id, index) if array else {})}
+    variables = {"METASCHED_TASK": str(index)}
+    if array is not None:
+        variables |= array.variables(job_id, index)
+    if exports_job_id:
+        number = job_id + (0 if array is None else bisect_left(array.indices, index))
+        variables |= dict.fromkeys(("METASCHED_TASK_NUMBER", *JOB_ID_VARIABLES), str(number))
+    return variables
 
 
 class Withdrawal(msgspec.Struct, rename=STORED_FIELDS["Withdrawal"], frozen=True, kw_only=True):

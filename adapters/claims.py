@@ -50,7 +50,7 @@ _RECORD_END = (
     "_ms_env=--default-signal=INT,QUIT",
     '/usr/bin/env "$_ms_env" /bin/true 2>/dev/null || { _ms_env=; _ms_run "$@"; }',
     "_ms_forward() {",
-    '  [ -n "${SLURM_JOB_ID:-}" ] || return 0',
+    '  [ -n "${SLURM_TASK_PID:-}" ] || return 0',
     '  if [ -n "$_ms_pid" ]; then kill -"$1" "$_ms_pid" 2>/dev/null',
     '  else _ms_early="$_ms_early $1"; fi',
     "}",

@@ -47,6 +47,11 @@ def personal_token() -> str:
     )
 
 
+def drop_in_folder() -> str:
+    """Return the folder of the commands with the names of Slurm's."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "drop_in", "slurm")
+
+
 def is_url(address: str) -> bool:
     """Return whether a daemon is reached over the network, by `https://host:port` or `http://`."""
     return address.startswith(("http://", "https://"))

@@ -23,6 +23,8 @@ _MANAGER_VARIABLES = (
     "NSLOTS", "PE", "PE_HOSTFILE", "QUEUE", "REQNAME", "REQUEST", "RESTARTED", "TMP", "TMPDIR",
 )
 # fmt: on
+# the id of the job, as its manager calls it
+_NATIVE_ID = "${JOB_ID:-${PBS_JOBID:-${LSB_JOBID:-$SLURM_JOB_ID}}}"
 
 
 def build_job_script(
@@ -39,6 +41,7 @@ def build_job_script(
     environment = [
         *(quote(f"{name}={value}") for name, value in variables.items()),
         *(f'${{{name}+"{name}=${name}"}}' for name in _MANAGER_VARIABLES),
+        f'"METASCHED_NATIVE_ID={_NATIVE_ID}"',
     ]
     output = _shell_path(payload.output, index)
     error = "2>&1" if payload.error is None else f"2>{_shell_path(payload.error, index)}"

@@ -185,7 +185,8 @@ class LocalScheduler:
         folder = self.table.folder_of(task)
         folder.mkdir(mode=0o700, exist_ok=True)
         draft = folder / "spec.draft"
-        draft.write_bytes(task_spec(header, script, task.status.task, task.devices))
+        spec = task_spec(header, script, task.status.task, task.native_id, task.devices)
+        draft.write_bytes(spec)
         if self._launcher is not None:
             draft.chmod(0o644)
         draft.rename(folder / "spec")

@@ -24,6 +24,7 @@ class TaskTemplate(msgspec.Struct, frozen=True):
     array: str | None  # the range as submitted
     output: str  # path, with patterns
     error: str | None  # path, with patterns; None: as `output`
+    exports_job_id: bool = False  # as in `Submission`
 
 
 def spec_field(key: str, value: str) -> bytes:
@@ -39,7 +40,9 @@ def shared_header(
     They are a `TaskTemplate` in JSON, then fields of `spec`.
     """
     job, payload = submission.job, submission.payload
-    template = TaskTemplate(job.id, job.array, payload.output, payload.error)
+    template = TaskTemplate(
+        job.id, job.array, payload.output, payload.error, submission.exports_job_id
+    )
     environment = submission.environment(submission.indices[0], cluster)
     environment["METASCHED_CPUS"] = str(requirements.cpus)
     fields = [msgspec.json.encode(template)]
@@ -67,10 +70,13 @@ def gpu_indices(gres: Mapping[str, int]) -> dict[str, list[int]]:
     return indices
 
 
-def task_spec(header: bytes, script: bytes, index: int, devices: Mapping[str, list[int]]) -> bytes:
-    """Return the `spec` of a task: `header` of its submission, and the GPUs that it may use."""
+def task_spec(
+    header: bytes, script: bytes, index: int, native_id: int, devices: Mapping[str, list[int]]
+) -> bytes:
+    """Return the `spec` of a task: `header` of its submission, its id, the GPUs that it may use."""
     template, _, shared_fields = header.partition(b"\0")
     fields = _fields_of(msgspec.json.decode(template, type=TaskTemplate), index)
+    fields.append(spec_field("environment", f"METASCHED_NATIVE_ID={native_id}"))
     if gpus := sorted(i for indices in devices.values() for i in indices):
         visible = ",".join(map(str, gpus))
         fields.append(spec_field("environment", f"CUDA_VISIBLE_DEVICES={visible}"))
@@ -81,7 +87,7 @@ def task_spec(header: bytes, script: bytes, index: int, devices: Mapping[str, li
 def _fields_of(template: TaskTemplate, index: int) -> list[bytes]:
     """Return the task's own fields of `spec`; they come last and override shared fields."""
     array = None if template.array is None else parse_array(template.array)
-    variables = task_variables(template.job, array, index)
+    variables = task_variables(template.job, array, index, template.exports_job_id)
     fields = [spec_field("environment", f"{name}={value}") for name, value in variables.items()]
     node = first_node(socket.gethostname())
     for stream, path in (("output", template.output), ("error", template.error)):

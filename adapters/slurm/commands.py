@@ -29,13 +29,12 @@ from metasched.adapters.slurm import (
     shares,
 )
 from metasched.adapters.slurm.access import SlurmOptions
+from metasched.adapters.slurm.batch_script import array_script, task_script
 from metasched.adapters.slurm.submission import (
-    array_script,
     environment_file,
     error_message,
     parse_refusal,
     sbatch_arguments,
-    sbatch_script,
 )
 from metasched.model.cluster import ManagerLicences
 from metasched.model.fair_share import ShareTree
@@ -83,13 +82,13 @@ class SlurmCommands:
 
     def submit(self, submission: Submission, index: int) -> str:
         arguments = sbatch_arguments(submission, index, self._settings.tag_field)
-        script = sbatch_script(submission.payload.script)
+        script = task_script(submission, index, self._cluster, self._settings.bin_dir)
         variables = environment_file(submission, index, self._cluster)
         return self._sbatch(submission, arguments, variables, script)
 
     def submit_array(self, submission: Submission, indices: Sequence[int]) -> str:
         arguments = sbatch_arguments(submission, None, self._settings.tag_field, indices)
-        script = array_script(submission, indices, self._cluster)
+        script = array_script(submission, indices, self._cluster, self._settings.bin_dir)
         variables = environment_file(submission, indices[0], self._cluster)
         return self._sbatch(submission, arguments, variables, script)
 

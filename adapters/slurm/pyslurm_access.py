@@ -20,6 +20,7 @@ from metasched.adapters.base import Submission
 from metasched.adapters.commands import memory_file
 from metasched.adapters.errors import Unreachable
 from metasched.adapters.slurm.access import SlurmOptions
+from metasched.adapters.slurm.batch_script import task_script
 from metasched.adapters.slurm.commands import SlurmCommands
 from metasched.adapters.slurm.listing import QueueLine, QueueListing, format_mark, is_active
 from metasched.adapters.slurm.submission import (
@@ -52,7 +53,10 @@ class PyslurmAccess(SlurmCommands):
     def submit(self, submission: Submission, index: int) -> str:
         if _needs_sbatch(submission):
             return super().submit(submission, index)
-        with memory_file(submission.payload.script.encode("utf-8", "surrogateescape")) as script_fd:
+        script = submission.payload.script.encode("utf-8", "surrogateescape")
+        if submission.exports_job_id:
+            script = task_script(submission, index, self._cluster, self._settings.bin_dir)
+        with memory_file(script) as script_fd:
             try:
                 attributes = self._description(submission, index, f"/proc/self/fd/{script_fd}")
                 return str(self._pyslurm.JobSubmitDescription(**attributes).submit())

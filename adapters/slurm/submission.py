@@ -1,15 +1,13 @@
-"""Options, environment and script of sbatch for a submission, and its error messages. Pure."""
+"""Options and environment of sbatch for a submission, and its error messages. Pure."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator, Sequence
-from shlex import quote
 
 from metasched.adapters.base import Submission
 from metasched.adapters.errors import Refused
-from metasched.adapters.interpreter import exec_lines
 from metasched.adapters.slurm.listing import format_mark
 from metasched.model.arrays import format_indices
 from metasched.model.job import Job
@@ -194,9 +192,10 @@ def _native_options(options: tuple[str, ...], tag_field: str) -> list[str]:
 
 
 def task_environment(submission: Submission, index: int, cluster: str) -> dict[str, str]:
-    """Return the environment of a task, with the submission directory that sbatch would set."""
+    """Return the environment of a task, with the variables that sbatch would set."""
     return submission.environment(index, cluster) | {
-        "SLURM_SUBMIT_DIR": submission.payload.directory
+        "SLURM_JOB_NAME": submission.job.name,
+        "SLURM_SUBMIT_DIR": submission.payload.directory,
     }
 
 
@@ -208,21 +207,6 @@ def environment_file(submission: Submission, index: int, cluster: str) -> bytes:
     )
 
 
-def sbatch_script(source: str) -> bytes:
-    """Return the script with its directives disabled, all other lines unchanged.
-
-    metasched has read the directives already. sbatch reads `#SBATCH` (and fails on `#SLURM`) at
-    the start of lines before the first command.
-    """
-    lines = source.split("\n")
-    for number, line in enumerate(lines):
-        if line.startswith(("#SBATCH", "#SLURM")):
-            lines[number] = "# " + line[1:]
-        elif line.strip(" \t\r\v\f") and not line.lstrip(" \t\r\v\f").startswith("#"):
-            break
-    return "\n".join(lines).encode("utf-8", "surrogateescape")
-
-
 def can_be_array(submission: Submission) -> bool:
     """Return whether paths and script of the submission permit an array."""
     payload = submission.payload
@@ -232,23 +216,6 @@ def can_be_array(submission: Submission) -> bool:
         and not re.search(r"[\0\r]", payload.script)
         and ("\\" not in paths)
     )
-
-
-def array_script(submission: Submission, indices: Sequence[int], cluster: str) -> bytes:
-    """Return the script of an array: it sets each task's own variables and execs the user's script.
-
-    It also sets SLURM_ARRAY_*, which Slurm sets as if the array were the whole job, and variables
-    whose names are invalid in a shell, which the shell would drop.
-    """
-    first, last = (submission.environment(index, cluster) for index in (indices[0], indices[-1]))
-    assignments = []
-    for variable, value in first.items():
-        if value != last[variable]:
-            assignments.append(f'{variable}="$SLURM_ARRAY_TASK_ID"')
-        elif variable.startswith("SLURM_ARRAY_") or not re.fullmatch(r"[A-Za-z_]\w*", variable):
-            assignments.append(quote(f"{variable}={value}"))
-    lines = ["#!/bin/sh", *exec_lines(submission.payload.script, assignments), ""]
-    return "\n".join(lines).encode("utf-8", "surrogateescape")
 
 
 def parse_refusal(stderr: str) -> Refused | None:

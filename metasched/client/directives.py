@@ -134,6 +134,16 @@ def read_directives(script: str, path: str, warnings: list[str]) -> OptionValues
     return merge_options(foreign_values, ms_values)
 
 
+def is_foreign_dialect(script: str) -> bool:
+    """Return whether a script has `#$` or `#PBS` lines, and no `#SBATCH` line."""
+    prefixes = set()
+    for line in script.split("\n"):
+        if line.strip() and not line.startswith("#"):
+            break
+        prefixes.add(line.replace("\t", " ").partition(" ")[0])
+    return "#SBATCH" not in prefixes and not prefixes.isdisjoint(_ARRAY_OPTIONS)
+
+
 def _parse_array_options(
     arguments: Sequence[str], option_names: Mapping[str, str], location: str
 ) -> tuple[dict[str, object], list[str]]:

@@ -115,6 +115,12 @@ class LicenceTable(_Table):
     stale_after: Seconds = 300.0
 
 
+class ClusterJobTable(_Table):
+    """[cluster.job]: what the scripts of jobs see on a cluster."""
+
+    job_id: Literal["metasched", "native"] | None = None
+
+
 class ClusterTable(BaseModel):
     """[[cluster]]: the keys of every cluster; all others are options of its adapter."""
 
@@ -138,6 +144,7 @@ class ClusterTable(BaseModel):
     guard: SecondsOrZero = _CLUSTER.guard
     python: str | None = None
     environment: dict[str, str] = Field(default_factory=dict)
+    job: ClusterJobTable = ClusterJobTable()
 
 
 class LicenceServerTable(BaseModel):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from metasched.adapters.base import Submission, Withdrawal
+from metasched.client.directives import is_foreign_dialect
 from metasched.config.settings import ClusterSettings
 from metasched.core.events import Action, Dispatch, QueryAccounting, Revoke, Withdraw
 from metasched.daemon.circuit_breaker import CircuitBreaker
@@ -133,7 +134,12 @@ class PendingActions:
             reservation=manager_name(core.instance, job.reservation) if job.reservation else "",
             leased_licences=tuple(tasks[0].job.licences),
             waits_since=core.waits_since(tasks[0]),
+            exports_job_id=self._exports_job_id(job.id, payload.script),
         )
+
+    def _exports_job_id(self, job_id: int, script: str) -> bool:
+        first_id = self._settings.exports_ids_from
+        return first_id is not None and job_id >= first_id and not is_foreign_dialect(script)
 
     # Withdrawals
 

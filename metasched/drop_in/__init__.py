@@ -8,4 +8,6 @@ job           a task of metasched in Slurm's words: state, reason, times, counts
 job_fields    the fields of `squeue --format` and `--Format`
 format_language    the language of these formats
 sacct, scancel, scontrol, sinfo, squeue    the commands
+job_context   the job in which a command runs
+srun, sbcast  inside a job: the real commands, with the manager's id
 """

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
-COMMANDS = ("sacct", "scancel", "scontrol", "sinfo", "squeue")
+COMMANDS = ("sacct", "sbcast", "scancel", "scontrol", "sinfo", "squeue", "srun")
 PAGE_SIZE = 5000  # rows that are requested at once
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in a shell
+_FOLDER = "/metasched/drop_in/slurm/"  # of the drop-in commands of any release
 BYPASS = "METASCHED_BYPASS"  # set to 1: the real command runs
 
 
@@ -73,11 +74,14 @@ def fail(message: str) -> int:
 
 
 def exec_real(name: str, arguments: Sequence[str]) -> None:
-    """Replace this process by the real command. CommandError if there is none on PATH."""
-    own_folder = os.path.dirname(os.path.realpath(sys.argv[0]))
-    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+    """Replace this process by the real command. CommandError if there is none on PATH.
+
+    Inside a job the programs of its cluster come first. Another release's drop-in is no real one.
+    """
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    for folder in (os.environ.get("METASCHED_SLURM_BIN", ""), *folders):
         path = os.path.join(folder, name)
-        if os.access(path, os.X_OK) and os.path.realpath(folder) != own_folder:
+        if folder and os.access(path, os.X_OK) and _FOLDER not in os.path.realpath(path):
             sys.stdout.flush()
             os.execv(path, [path, *arguments])
     raise CommandError(f"{name}: error: no real {name} on PATH")

@@ -252,7 +252,7 @@ def test_a_signal_to_the_batch_process_alone_reaches_the_script(
         f"#!/bin/sh\ntrap 'echo caught; end=1' {number.value}\n"
         "echo ready\nuntil [ $end ]; do sleep 0.05; done\nexit 5\n"
     )
-    process = start(shell, order(fence, script), tmp_path, SLURM_JOB_ID="7", PATH="/usr/bin:/bin")
+    process = start(shell, order(fence, script), tmp_path, SLURM_TASK_PID="7", PATH="/usr/bin:/bin")
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(number)

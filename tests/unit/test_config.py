@@ -321,3 +321,41 @@ def test_tcp_needs_authentication_and_encryption(tmp_path: Path, table: str, mes
     path.write_text(f"[tcp]\n{table}\n[[cluster]]\nname = 'left'\nadapter = 'local'\ncpus = 4\n")
     with pytest.raises(ConfigError, match=message):
         load_settings(path)
+
+
+@pytest.mark.parametrize(
+    ("first_id", "job_id", "exported"),
+    [
+        ("", "", None),
+        ("", "native", None),
+        ("first_id = 1000", "", 1000),
+        ("first_id = 1000", "metasched", 1000),
+        ("first_id = 1000", "native", None),
+    ],
+)
+def test_scripts_see_the_ids_of_a_site_that_has_set_the_lowest(
+    tmp_path: Path, first_id: str, job_id: str, exported: int | None
+) -> None:
+    path = tmp_path / "metasched.toml"
+    job = f'[cluster.job]\njob_id = "{job_id}"\n' if job_id else ""
+    cluster = '[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 1\n'
+    path.write_text(f"[daemon]\n{first_id}\n{cluster}{job}")
+    [settings] = load_settings(path).clusters
+    assert settings.exports_ids_from == exported
+
+
+@pytest.mark.parametrize(
+    ("job_id", "message"),
+    [
+        ("metasched", r'job_id = "metasched", .*, cluster "a"; write first_id in \[daemon\]'),
+        ("theirs", r"job_id = 'theirs', .*, \[job\]; input should be 'metasched' or 'native'"),
+    ],
+)
+def test_ids_of_scripts_that_could_be_those_of_other_jobs(
+    tmp_path: Path, job_id: str, message: str
+) -> None:
+    path = tmp_path / "metasched.toml"
+    cluster = '[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 1\n'
+    path.write_text(f'{cluster}[cluster.job]\njob_id = "{job_id}"\n')
+    with pytest.raises(ConfigError, match=message):
+        load_settings(path)

@@ -75,7 +75,15 @@ def test_wheel_keeps_the_drop_in_commands_executable(wheel: Path) -> None:
             for entry in archive.infolist()
             if entry.filename.startswith("metasched/drop_in/slurm/")
         }
-    assert modes.keys() >= {"program", "sacct", "scancel", "scontrol", "squeue"}
+    assert modes.keys() >= {
+        "program",
+        "sacct",
+        "scancel",
+        "scontrol",
+        "squeue",
+        "srun",
+        "task_prolog",
+    }
     assert all(mode & 0o111 == 0o111 for mode in modes.values()), modes
 
 

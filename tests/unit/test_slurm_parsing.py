@@ -8,7 +8,7 @@ import pytest
 
 from metasched.adapters.base import Submission
 from metasched.adapters.errors import Refused
-from metasched.adapters.slurm import cluster_info, statuses
+from metasched.adapters.slurm import batch_script, cluster_info, statuses
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm import submission as batch
 from metasched.adapters.slurm.adapter import SlurmOptions
@@ -759,7 +759,7 @@ def test_variables_that_cannot_be_handed_on(variable: tuple[str, str]) -> None:
     ],
 )
 def test_directives_before_the_first_command_are_taken_out(source: str, sent: str) -> None:
-    assert batch.sbatch_script(source) == sent.encode()
+    assert batch_script.without_directives(source) == sent.encode()
     assert source.count("\n") == sent.count("\n")
 
 

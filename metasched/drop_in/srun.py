@@ -1,0 +1,155 @@
+"""`srun` inside a job: the real command with Slurm's id of the job, tasks with metasched's."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from metasched.drop_in.command import CommandError, exec_real
+from metasched.drop_in.job_context import current_job_id, job_number, shows_own_id, use_manager_id
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    Option = tuple[str, str, list[str]]  # long name if it matters here, value, words
+
+# Options of 22.05 to 24.11 whose value, if any, stands in the same word. All others have a value.
+_FLAGS = {
+    *("label", "overcommit", "oversubscribe", "quiet", "unbuffered", "verbose", "version", "help"),
+    *("usage", "hold", "preserve-env", "disable-status", "no-allocate", "contiguous", "exact"),
+    *("overlap", "multi-prog", "pty", "quit-on-interrupt", "reboot", "spread-job", "share"),
+    *("use-min-nodes", "resv-ports", "exclusive", "propagate", "nice", "compress", "send-libs"),
+    *("bcast", "x11", "no-kill", "kill-on-bad-exit", "immediate", "test-only", "external"),
+    *("interactive", "debugger-test", "wait-for-children", "oom-kill-step", "stepmgr"),
+}
+_SHORT_FLAGS = "EHhlOQsuvVXZ"
+_SHORT_OPTIONAL = "IKk"  # their value, if any, is the rest of the word
+# the options that matter here, with their short ones
+_KNOWN = {
+    "output": "o",
+    "error": "e",
+    "input": "i",
+    "export": "",
+    "jobid": "",
+    "task-prolog": "",
+    "help": "h",
+    "usage": "",
+    "version": "V",
+}
+# input variables with a path that may hold patterns: of 22.05, and of 23.11
+_PATH_VARIABLES = (
+    *("SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_STDINMODE"),
+    *("SRUN_OUTPUT", "SRUN_ERROR", "SRUN_INPUT"),
+)
+_EXPORT_VARIABLES = ("SRUN_EXPORT_ENV", "SLURM_EXPORT_ENV")
+_PATTERN = re.compile(r"%(\d*)(.)", re.DOTALL)
+_USER_PROLOG = "METASCHED_TASK_PROLOG"  # path of the program that the user's --task-prolog names
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the real srun. Raises CommandError outside of a job, or if there is no srun."""
+    options, program = split_options(arguments)
+    if current_job_id():
+        if shows_own_id("srun"):
+            arguments = [*own_options(options), *program]
+            use_manager_id()
+    elif not {name for name, _, _ in options} & {"jobid", "help", "usage", "version"}:
+        remedy = "submit a script by sbatch, or set METASCHED_BYPASS=1"
+        raise CommandError(f"srun: error: not inside a job; {remedy}")
+    exec_real("srun", arguments)
+    return 0
+
+
+def own_options(options: Sequence[Option]) -> list[str]:
+    """Return the options of the real srun, and set its input variables.
+
+    Patterns in paths get metasched's id. A prolog of tasks exports it to each task, for which
+    slurmstepd has set Slurm's. `--export` lets the variables of that prolog pass.
+    """
+    words: list[str] = []
+    prolog = os.environ.pop("SLURM_TASK_PROLOG", "")
+    export = next((os.environ[name] for name in _EXPORT_VARIABLES if os.environ.get(name)), "")
+    for name, value, option_words in options:
+        if name == "task-prolog":
+            prolog = value
+        elif name == "export":
+            export = value
+        elif name == "jobid" and value == job_number():
+            words.append(f"--jobid={os.environ['METASCHED_NATIVE_ID']}")
+        elif name in ("output", "error", "input"):
+            words.append(f"--{name}={own_pattern(value)}")
+        else:
+            words += option_words
+    for variable in _PATH_VARIABLES:
+        if variable in os.environ:
+            os.environ[variable] = own_pattern(os.environ[variable])
+    os.environ[_USER_PROLOG] = prolog
+    words.append(f"--task-prolog={os.environ['METASCHED_DROP_IN']}/task_prolog")
+    if export:
+        if "ALL" not in export.split(","):
+            listed = [] if export in ("NONE", "NIL") else [export]
+            export = ",".join([*listed, "METASCHED_TASK_NUMBER", _USER_PROLOG])
+        words.append(f"--export={export}")
+    return words
+
+
+def own_pattern(path: str) -> str:
+    """Return a path with `%j`, `%J`, `%A` and `%a` replaced by metasched's ids.
+
+    srun expands nothing in a path with a backslash.
+    """
+    if "\\" in path:
+        return path
+    number = job_number()
+    array = os.environ.get("METASCHED_ARRAY_JOB_ID", number)
+    # %s: the number of the step
+    ids = {"j": (number, ""), "J": (number, ".%s"), "A": (array, "")}
+    if "METASCHED_ARRAY_TASK_ID" in os.environ:
+        ids["a"] = (os.environ["METASCHED_ARRAY_TASK_ID"], "")
+
+    def replacement(match: re.Match[str]) -> str:
+        if match[2] not in ids:
+            return match[0]
+        text, suffix = ids[match[2]]
+        return text.zfill(min(int(match[1] or 0), 10)) + suffix
+
+    return _PATTERN.sub(replacement, path)
+
+
+def split_options(arguments: Sequence[str]) -> tuple[list[Option], list[str]]:
+    """Return the options before the program, and all other words."""
+    options: list[Option] = []
+    rest = list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+        word = rest.pop(0)
+        for name, value, words, has_value in _options_of(word):
+            if has_value or not rest:
+                options.append((name, value, words))
+            else:
+                options.append((name, rest[0], [*words, rest.pop(0)]))
+    return options, rest
+
+
+def _options_of(word: str) -> Iterator[tuple[str, str, list[str], bool]]:
+    """Yield (name, value, words, whether no value follows) of the options in a word."""
+    if word.startswith("--"):
+        name, equals, value = word[2:].partition("=")
+        name = _full_name(name)
+        yield (name if name in _KNOWN else ""), value, [word], bool(equals) or name in _FLAGS
+        return
+    for position, letter in enumerate(word[1:], 2):
+        name = next((long for long, short in _KNOWN.items() if short == letter), "")
+        if letter in _SHORT_FLAGS:
+            yield name, "", [f"-{letter}"], True
+            continue
+        value = word[position:]
+        yield name, value, [f"-{letter}{value}"], bool(value) or letter in _SHORT_OPTIONAL
+        return
+
+
+def _full_name(name: str) -> str:
+    """Return the option that a shortened name means; the name itself if that is unclear."""
+    names = [*_FLAGS, *(long for long in _KNOWN if long not in _FLAGS)]
+    matches = [long for long in names if long.startswith(name)]
+    return matches[0] if name not in names and len(matches) == 1 else name

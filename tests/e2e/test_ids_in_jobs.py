@@ -1,0 +1,176 @@
+"""Ids that scripts see on real clusters: those that metasched printed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import require
+from tests.e2e.conftest import ONE_LOCAL, Site
+from tests.harness import slurm
+from tests.harness.gridengine import Cell
+from tests.harness.slurm import ClusterSpec, SlurmSite
+
+FIRST_ID = 100_000_001
+SHOWN = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NAME", "SLURM_ARRAY_JOB_ID")
+IDS = "".join(f"echo {name}=${name}\n" for name in (*SHOWN, "SLURM_ARRAY_TASK_ID"))
+QUICK = "poll_interval = 0.5\nsettle = 1\n"
+NATIVE = "echo native=$METASCHED_NATIVE_ID\n"
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmSite]:
+    """Two clusters whose prolog makes a folder of each job: `own` and `native`."""
+    if reason := slurm.missing():
+        require("slurm", reason)
+    folder = tmp_path_factory.mktemp("ids")
+    scratch = folder / "scratch"
+    scratch.mkdir(mode=0o777)
+    scratch.chmod(0o777)
+    prolog = folder / "prolog"
+    prolog.write_text(f"#!/bin/sh\nmkdir -p {scratch}/$SLURM_JOB_ID\n")
+    prolog.chmod(0o755)
+    specs = [
+        ClusterSpec(name, name[0], nodes=2, cpus=4, settings=(f"Prolog={prolog}",))
+        for name in ("own", "native")
+    ]
+    with SlurmSite(folder / "slurm", specs) as site:
+        yield site
+
+
+@pytest.fixture
+def over_both(site: Site, clusters: SlurmSite) -> Site:
+    for cluster in clusters:
+        cluster.empty()
+    native = 'poll_interval = 1\n[cluster.job]\njob_id = "native"\n'
+    tables = clusters["own"].table("poll_interval = 1\n") + clusters["native"].table(native)
+    site.configure(tables, extra=f"first_id = {FIRST_ID}\n")
+    site.start()
+    return site
+
+
+def outputs(site: Site, cluster: str, script: str, *options: str) -> dict[str, dict[str, str]]:
+    """Run a script; return what each task printed as NAME=VALUE lines, by task or job."""
+    file = site.folder / "script"
+    file.write_text(script)
+    words = [
+        "--cluster",
+        cluster,
+        "-J",
+        "it's a $name",
+        "-o",
+        str(site.folder / "%A_%a.out"),
+        *options,
+    ]
+    job = site.submit(*words, str(file))
+    rows = site.until_ended(job)
+    printed = {}
+    for row in rows:
+        index = "" if row["task"] is None else f"_{row['task']}"
+        text = (site.folder / f"{job}{index or '_0'}.out").read_text()
+        assert row["state"] == "completed", (row, text)
+        assert all("=" in line for line in text.splitlines()), text
+        lines = dict(line.split("=", 1) for line in text.splitlines())
+        # the daemon's view of native ids: that of an array task is not the number of its job
+        printed[f"{job}{index}"] = lines | {"listed": row["native_id"]}
+    return printed
+
+
+def expected(job: int, number: int, task: int | None) -> dict[str, str]:
+    array = {"SLURM_ARRAY_JOB_ID": "", "SLURM_ARRAY_TASK_ID": ""}
+    if task is not None:
+        array = {"SLURM_ARRAY_JOB_ID": str(job), "SLURM_ARRAY_TASK_ID": str(task)}
+    ids = dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), str(number))
+    return {**ids, "SLURM_JOB_NAME": "it's a $name", **array}
+
+
+def check_own_ids(site: Site, cluster: str) -> None:
+    """Assert that a job, a regular array and an irregular one see metasched's ids."""
+    script = "#!/bin/sh\n" + IDS + NATIVE
+    [(name, lines)] = outputs(site, cluster, script).items()
+    native, listed = lines.pop("native"), lines.pop("listed")
+    assert lines == expected(int(name), int(name), None)
+    assert native == listed != name
+    for indices in ([2, 4, 6], [1, 7, 8]):
+        printed = outputs(site, cluster, script, "--array", ",".join(map(str, indices)))
+        job = int(min(printed).partition("_")[0])
+        natives = {lines.pop("native") for lines in printed.values()}
+        assert len(natives) == 3
+        for lines in printed.values():
+            del lines["listed"]
+        assert printed == {
+            f"{job}_{task}": expected(job, job + position, task)
+            for position, task in enumerate(indices)
+        }
+
+
+def test_scripts_see_our_ids_on_slurm(over_both: Site) -> None:
+    check_own_ids(over_both, "own")
+
+
+def test_scripts_see_our_ids_on_a_local_cluster(site: Site) -> None:
+    site.configure(ONE_LOCAL, extra=f"first_id = {FIRST_ID}\n")
+    site.start()
+    check_own_ids(site, "here")
+
+
+def test_scripts_see_our_ids_on_grid_engine(site: Site, gridengine_cell: Cell) -> None:
+    gridengine_cell.empty()
+    table = gridengine_cell.table(gridengine_cell.python(site.folder / "python"), QUICK)
+    site.configure(table, extra=f"first_id = {FIRST_ID}\n")
+    site.start()
+    check_own_ids(site, "cell")
+
+
+STEPS = """#!/bin/bash
+{ids}
+exec 2>errors
+srun -n2 -lo step-%j-%J-%A.%t bash -c 'echo id=$SLURM_JOB_ID; echo name=$SLURM_JOB_NAME'
+env $(env | sed -n 's/^\\(SLURM_[A-Z_]*\\)=.*/-u \\1/p' | grep -v {kept}) srun -n1 -o bare \
+  bash -c 'echo id=$SLURM_JOB_ID conf=$SLURM_CONF'
+for list in NONE A=1 ALL,A=1; do
+  srun -n1 --export=$list /bin/bash -c 'echo id=$SLURM_JOB_ID; echo a=$A' > export-$list
+done
+srun -n1 --task-prolog=$PWD/user-prolog bash -c 'echo id=$SLURM_JOB_ID mine=$MINE' > prolog
+sbcast user-prolog {copy}; cmp user-prolog {copy} && echo copied=yes
+{srun} -n1 true 2> absolute; echo absolute=$?
+[ -d {scratch}/$SLURM_JOB_ID ]; echo scratch=$?
+"""
+
+
+@pytest.mark.parametrize("cluster", ["own", "native"])
+def test_steps_of_a_job(over_both: Site, clusters: SlurmSite, cluster: str) -> None:
+    """srun gets Slurm's id, its tasks and the names of their files get the script's."""
+    site = over_both
+    scratch = clusters.folder.parent / "scratch"
+    steps = site.folder / "steps"
+    steps.mkdir()
+    (steps / "user-prolog").write_text("#!/bin/sh\necho export MINE=1\n")
+    (steps / "user-prolog").chmod(0o755)
+    own = cluster == "own"
+    script = STEPS.format(
+        ids=IDS,
+        # the real command needs its configuration, which clients remove, too
+        kept="ID" if own else "-e ID -e CONF",
+        copy=site.folder / "copy",
+        scratch=scratch,
+        srun=shutil.which("srun", path=slurm.SEARCH_PATH),
+    )
+    [(name, lines)] = outputs(site, cluster, script, "-n2", "--chdir", str(steps)).items()
+    job = lines["SLURM_JOB_ID"]
+    assert job == (name if own else lines["listed"])
+    files = {path.name: path.read_text() for path in steps.iterdir()}
+    for rank in (0, 1):
+        step = files[f"step-{job}-{job}.0-{job}.{rank}"]
+        assert step == f"{rank}: id={job}\n{rank}: name=it's a $name\n"
+    assert files["bare"] == f"id={job} conf={clusters[cluster].conf}\n"
+    assert files["export-NONE"] == f"id={job}\na=\n"
+    assert files["export-A=1"] == files["export-ALL,A=1"] == f"id={job}\na=1\n"
+    assert files["prolog"] == f"id={job} mine=1\n"
+    assert lines["copied"] == "yes"
+    # by its absolute path it knows no such job, and so reaches no other
+    assert lines["absolute"] == ("1" if own else "0")
+    assert ("Invalid job id specified" in files["absolute"]) == own
+    assert lines["scratch"] == ("1" if own else "0")
