@@ -22,6 +22,7 @@ from metasched.api.identity import (
     UnauthenticatedError,
     authenticate,
 )
+from metasched.api.throttle import Throttle
 from metasched.daemon.service import RESTART_DELAY, Daemon
 from metasched.db.store import StorageFailed
 from metasched.errors import ApiError
@@ -75,8 +76,8 @@ class BodyMemory:
 class Admission:
     """Middleware that authenticates callers, and reads the bodies of those that may call."""
 
-    def __init__(self, app: ASGIApp, daemon: Daemon) -> None:
-        self._app, self._daemon = app, daemon
+    def __init__(self, app: ASGIApp, daemon: Daemon, throttle: Throttle) -> None:
+        self._app, self._daemon, self._throttle = app, daemon, throttle
         self._large_bodies: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by user
         self._callers = Callers(daemon.settings)
         self._memory = BodyMemory(BODY_MEMORY, daemon.settings.requests.max_bytes)
@@ -129,6 +130,7 @@ class Admission:
             raise ApiError(503, f"{problem}; nothing changed, try again soon") from None
         if connection.uid is None and not state["connections"].assign(connection, caller.user):
             raise ApiError(503, "too many connections of yours; nothing changed, try again soon")
+        self._throttle.note_call(caller.user)
         state["caller"] = caller
         return caller, check
 

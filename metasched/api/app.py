@@ -43,6 +43,7 @@ from metasched.api.identity import Caller, ForbiddenError
 from metasched.api.readers import Readers
 from metasched.api.request import CurrentCaller, CurrentService, request_source
 from metasched.api.struct_body import HALF_A_CHARACTER
+from metasched.api.throttle import Throttle
 from metasched.api.version_exchange import VersionExchange
 from metasched.daemon.descriptors import descriptor_use
 from metasched.daemon.service import Daemon
@@ -52,7 +53,7 @@ from metasched.units import iso
 
 log = logging.getLogger("metasched")
 
-MAX_LISTED = 50  # entries of the quarantine in an answer
+MAX_LISTED = 50  # entries of the quarantine, and accounts with delays, in an answer
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,10 @@ def create_app(daemon: Daemon) -> FastAPI:
         },
     )
     app.state.daemon = daemon
-    app.add_middleware(Admission, daemon=daemon)
+    throttle = Throttle()
+    app.add_middleware(Admission, daemon=daemon, throttle=throttle)
     app.add_middleware(VersionExchange)  # outside the former
-    app.state.readers = Readers()
+    app.state.readers = Readers(throttle)
     app.state.listeners = []  # their open connections
     app.state.launcher_locks = defaultdict(asyncio.Lock)  # by user
     app.state.directory_checks = ThreadPoolExecutor(
@@ -105,6 +107,7 @@ def create_app(daemon: Daemon) -> FastAPI:
             "quarantine": quarantine_rows(daemon) if caller.operator else [],
             "connections": connection_rows(app.state.listeners) if caller.operator else [],
             "descriptors": descriptor_use() if caller.operator else None,
+            "delayed": throttle.delay_rows(MAX_LISTED) if caller.operator else [],
         }
 
     return app

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -88,15 +88,19 @@ async def status(
 ) -> Response:
     """List jobs. If a page is requested, Metasched-Next-Cursor in its header announces the next."""
 
-    def list_jobs() -> Response:
+    def list_page() -> Response:
         wanted, listed_since, after = _read_query(daemon, caller, query)
-        if query.limit is None and query.cursor is None:
-            return _whole_listing(daemon, wanted)
         page = daemon.ledger.status_page(wanted, after, query.limit or MAX_PAGE)
         return _page_answer(page, listed_since, [_job_row(r, daemon.service) for r in page.rows])
 
+    def list_all() -> Iterator[bytes]:
+        wanted, _, _ = _read_query(daemon, caller, query)
+        yield from _encoded_pages(daemon, wanted)
+
     kind = ReadingKind.NAMED if query.job else ReadingKind.LISTING
-    return await readers.run(request, kind, list_jobs)
+    if query.limit is None and query.cursor is None:
+        return _whole_listing(await readers.run_portions(request, kind, list_all()))
+    return await readers.run(request, kind, list_page)
 
 
 @router.get("/jobs/details", response_model=list[JobDetails])
@@ -167,12 +171,14 @@ def _page_answer(page: JobPage, listed_since: int, rows: Sequence[JobRow]) -> Re
     return answer
 
 
-def _whole_listing(daemon: Daemon, wanted: TaskFilter) -> Response:
-    """Return all pages as one answer: what is in memory is its text, and the rows of a page."""
-    pages = (
-        msgspec.json.encode([_job_row(row, daemon.service) for row in page.rows])
-        for page in daemon.ledger.status_pages(wanted)
-    )
+def _encoded_pages(daemon: Daemon, wanted: TaskFilter) -> Iterator[bytes]:
+    """Yield the pages of a listing as JSON: of all rows only the text is in memory."""
+    for page in daemon.ledger.status_pages(wanted):
+        yield msgspec.json.encode([_job_row(row, daemon.service) for row in page.rows])
+
+
+def _whole_listing(pages: Sequence[bytes]) -> Response:
+    """Return all pages as one answer."""
     rows = b",".join(page[1:-1] for page in pages if page != b"[]")
     return Response(b"[" + rows + b"]", media_type="application/json")
 
@@ -207,10 +213,8 @@ async def wait(
             if not open_jobs:
                 break
 
-    def list_jobs() -> Response:
-        return _whole_listing(daemon, TaskFilter(requested))
-
-    return await readers.run(request, ReadingKind.NAMED, list_jobs)
+    pages = _encoded_pages(daemon, TaskFilter(requested))
+    return _whole_listing(await readers.run_portions(request, ReadingKind.NAMED, pages))
 
 
 @router.get("/jobs/{job}/story")

@@ -1,4 +1,4 @@
-"""Reading requests: in threads, a few at a time; of each user one of a kind.
+"""Reading requests: in threads, a few at a time; of each user one of a kind, and throttled.
 
 An answer may have a million rows. It stays in memory until its client has read it. So the turn of a
 request lasts until it is answered, and a user who reads slowly, or floods the daemon with listings,
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
+from itertools import islice
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
@@ -19,6 +21,7 @@ from starlette.concurrency import run_in_threadpool
 
 from metasched.api.connections import Connection
 from metasched.api.identity import Caller
+from metasched.api.throttle import Throttle
 from metasched.errors import ApiError
 
 MAX_READERS = 3  # of a kind at a time, over all users: each has a thread and a database connection
@@ -38,7 +41,8 @@ class ReadingKind(StrEnum):
 class Readers:
     """Turns of all users."""
 
-    def __init__(self) -> None:
+    def __init__(self, throttle: Throttle) -> None:
+        self._throttle = throttle
         self._turns: defaultdict[tuple[ReadingKind, str], asyncio.Lock] = defaultdict(asyncio.Lock)
         self._readers = {kind: asyncio.Semaphore(MAX_READERS) for kind in ReadingKind}
         self._queued: Counter[str] = Counter()  # by user
@@ -59,27 +63,67 @@ class Readers:
         async with contextlib.AsyncExitStack() as brief:
             stack = request.state.until_answered if until_answered else brief
             await self._take_turn(request, kind, stack)
-            async with self._readers[kind]:
-                return await run_in_threadpool(read)
+            return await self._read(request, kind, read)
+
+    async def run_portions(
+        self, request: Request, kind: ReadingKind, portions: Iterator[Result]
+    ) -> list[Result]:
+        """Iterate over `portions` in threads, within one turn of the caller, and return them.
+
+        Others read, and the caller may have to wait, between two portions. ApiError as of `run`.
+        """
+        await self._take_turn(request, kind, request.state.until_answered)
+        read = []
+        while portion := await self._read(request, kind, lambda: list(islice(portions, 1))):
+            read += portion
+        return read
+
+    async def _read(
+        self, request: Request, kind: ReadingKind, read: Callable[[], Result]
+    ) -> Result:
+        """Call `read` in a thread once the caller's use of time allows it."""
+        reader = request.state.caller.user, kind.value
+        await self._throttle.wait(reader)
+        _check_connected(request)
+        seconds = 0.0
+
+        def timed_read() -> Result:
+            nonlocal seconds
+            begun = time.thread_time()
+            try:
+                return read()
+            finally:
+                seconds = time.thread_time() - begun
+
+        async with self._readers[kind]:
+            try:
+                return await run_in_threadpool(timed_read)
+            finally:
+                self._throttle.charge(reader, seconds)
 
     async def _take_turn(
         self, request: Request, kind: ReadingKind, stack: contextlib.AsyncExitStack
     ) -> None:
         """Wait for the turn of the caller; it ends with `stack`."""
         caller: Caller = request.state.caller
-        connection: Connection = request.state.connection
         if self._queued[caller.user] >= MAX_QUEUED:
             raise ApiError(503, "too many requests of yours wait; nothing changed, try again soon")
         self._queued[caller.user] += 1
         stack.callback(self._leave, caller.user)
         await stack.enter_async_context(self._turns[kind, caller.user])
-        if connection.is_closed:
-            raise ApiError(503, "the client has gone; nothing changed")
+        _check_connected(request)
 
     def _leave(self, user: str) -> None:
         self._queued[user] -= 1
         if not self._queued[user]:
             del self._queued[user]
+
+
+def _check_connected(request: Request) -> None:
+    """ApiError, which nobody reads, if the client has gone."""
+    connection: Connection = request.state.connection
+    if connection.is_closed:
+        raise ApiError(503, "the client has gone; nothing changed")
 
 
 async def _get_readers(request: Request) -> Readers:

@@ -37,6 +37,7 @@ RECENT_CHANGES = 10_000  # stored changes that are examined for clock difference
 MAX_WORKER_DEATHS = 3  # in a row, from which a cluster is reported
 MAX_DESCRIPTOR_USE = 0.95  # of the daemon's descriptors, from which it is reported
 MAX_LISTED_JOBS = 5  # unknown jobs that are listed one by one
+MAX_DELAYED = 3  # accounts whose listings waited longest
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,8 @@ def _check_daemon(settings: Settings) -> Iterator[Diagnosis]:
         yield _check_listener(row)
     if (descriptors := health.get("descriptors")) is not None:
         yield _check_descriptors(**descriptors)
+    if delayed := health.get("delayed"):  # of an operator; unknown to earlier daemons
+        yield _delayed_listings(delayed)
     for row in clusters:
         yield _check_cluster(row)
         yield from check_evidence(row, settings)
@@ -269,6 +272,15 @@ def _check_listener(row: dict[str, Any]) -> Diagnosis:
     return Diagnosis(
         check, False, message, "see the daemon's log; raise `connections`, LimitNOFILE"
     )
+
+
+def _delayed_listings(rows: list[dict[str, Any]]) -> Diagnosis:
+    """Return whose listings wait most; that harms nobody else."""
+    accounts = [
+        f"{row['user']} {row['requests']} ({row['seconds']:.0f} s)" for row in rows[:MAX_DELAYED]
+    ]
+    message = f"waited while others called, since the start: {', '.join(accounts)}"
+    return Diagnosis("listings", True, message)
 
 
 def _check_descriptors(open: int, limit: int | None) -> Diagnosis:

@@ -1,17 +1,20 @@
-"""Slow listings, or a directory that hangs, occupy threads; other accounts are answered."""
+"""Many or slow listings, or a directory that hangs, occupy the daemon; others are answered."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 
 from tests.e2e.conftest import COMMAND
 from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
-from tests.harness.accounts import A, B, as_
+from tests.harness.accounts import OPERATOR, A, B, as_
 
 pytestmark = pytest.mark.root
 
@@ -42,6 +45,25 @@ sys.argv = sys.argv[1:]
 from metasched.cli import main
 sys.exit(main())
 """
+# Any listing takes too much time of this daemon if another account called within a second.
+THROTTLED_DAEMON = """
+import sys
+from metasched.api import throttle
+throttle.SHARE, throttle.QUIET = 1e-6, 1.0
+from metasched.cli import main
+sys.argv = sys.argv[1:]
+sys.exit(main())
+"""
+ASK = """
+import os, socket, sys, time
+while os.path.exists(sys.argv[2]):
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(sys.argv[1])
+        peer.sendall(b"GET /health HTTP/1.0\\r\\n\\r\\n")
+        assert b" 200 " in peer.makefile("rb").readline()
+    time.sleep(0.05)
+print("all answered", flush=True)
+"""
 FLOOD = """
 import socket, sys
 peers = [socket.socket(socket.AF_UNIX) for _ in range(int(sys.argv[2]))]
@@ -53,18 +75,12 @@ print([peer.makefile("rb").readline()[9:12].decode() for peer in peers], flush=T
 """
 
 
-@pytest.fixture(scope="module")
-def slow(common_folder: Path) -> Iterator[MultiUserSite]:
-    site = MultiUserSite(common_folder / "reading")
-    script = site.folder / "slow.py"
-    script.write_text(
-        SLOW_DAEMON.format(
-            account=A,
-            hold=str(site.folder / "hold"),
-            hang=str(site.folder / "hang"),
-            hanging=str(site.state / "hanging"),
-        )
-    )
+@contextmanager
+def changed_site(folder: Path, program: str) -> Iterator[MultiUserSite]:
+    """Run a site over a local cluster; `program` starts its daemon."""
+    site = MultiUserSite(folder)
+    script = site.folder / "daemon.py"
+    script.write_text(program)
     site.before = (*site.before, sys.executable, str(script))
     site.set_up(
         '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n',
@@ -77,16 +93,61 @@ def slow(common_folder: Path) -> Iterator[MultiUserSite]:
         site.close()
 
 
-def test_a_flood_of_listings_delays_its_account_alone(slow: MultiUserSite) -> None:
-    (slow.folder / "hold").touch()
-    flood = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", FLOOD, str(slow.state / "ms.sock"), str(REQUESTS)],
+@pytest.fixture(scope="module")
+def slow(common_folder: Path) -> Iterator[MultiUserSite]:
+    folder = common_folder / "reading"
+    program = SLOW_DAEMON.format(
+        account=A,
+        hold=str(folder / "hold"),
+        hang=str(folder / "hang"),
+        hanging=str(folder / "state" / "hanging"),
+    )
+    with changed_site(folder, program) as site:
+        yield site
+
+
+def start_python(site: MultiUserSite, account: str, program: str, *arguments: str) -> Popen[str]:
+    """Start a program of an account; its first argument is the daemon's socket."""
+    return Popen(
+        [sys.executable, "-I", "-S", "-c", program, str(site.state / "ms.sock"), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-        **as_(A),
+        **as_(account),
     )
-    with flood:
+
+
+def test_listings_wait_while_another_account_calls(common_folder: Path) -> None:
+    with changed_site(common_folder / "throttled", THROTTLED_DAEMON) as site:
+        calling = site.folder / "calling"
+        calling.touch()
+        with (
+            start_python(site, B, ASK, str(calling)) as other,
+            start_python(site, A, FLOOD, "3") as flood,
+        ):
+            assert flood.stdout is not None
+            assert other.stdout is not None
+            try:
+                assert flood.stdout.readline() == "sent\n"
+                site.until(lambda: f"listings of {A} wait" in site.log_tail())
+                # neither another account nor a request about named jobs waits
+                job = site.by(B).submit("--hold", "-o", "/dev/null", "--wrap", "true")
+                assert site.by(B).row(job)["state"] == "held"
+                calling.unlink()
+                assert flood.stdout.readline() == "['200', '200', '200']\n"
+                assert other.stdout.readline() == "all answered\n"
+            finally:
+                flood.kill()
+                other.kill()
+        rows = json.loads(site.by(OPERATOR).run("doctor", "--json", code=1).stdout)
+        [text] = [row["text"] for row in rows if row["check"] == "listings"]
+        assert A in text
+        assert B not in text
+
+
+def test_a_flood_of_listings_delays_its_account_alone(slow: MultiUserSite) -> None:
+    (slow.folder / "hold").touch()
+    with start_python(slow, A, FLOOD, str(REQUESTS)) as flood:
         try:
             assert flood.stdout is not None
             assert flood.stdout.readline() == "sent\n"
@@ -110,7 +171,7 @@ def test_a_directory_that_hangs_delays_submissions_of_its_user_alone(slow: Multi
     a, b = slow.by(A), slow.by(B)
     (slow.folder / "hang").touch()
     arguments = ("submit", "--hold", "-o", "/dev/null", "--wrap", "true")
-    with subprocess.Popen(
+    with Popen(
         [COMMAND, *arguments], env=a.environment, stdin=subprocess.DEVNULL, **a.caller
     ) as submitter:
         try:
