@@ -13,7 +13,7 @@ import time
 from metasched.cli.connect import connect
 from metasched.cli.job_ids import check_job_ids, fold_array_rows
 from metasched.cli.messages import fail
-from metasched.cli.show import format_time, print_table
+from metasched.cli.show import print_table
 from metasched.client.connection import DaemonUnreachable, NotFound, ResponseLost
 from metasched.errors import ParseError, UserError
 
@@ -27,59 +27,89 @@ if TYPE_CHECKING:
 FOLLOW_INTERVAL = 0.2  # seconds between reads of a growing file
 MAX_OUTAGE = 300.0  # seconds without a response after which `wait` fails
 POLL_INTERVAL = 1.0  # seconds between queries of the state of a job
+WATCH_INTERVAL = 5.0  # seconds between two listings
 ENDED = frozenset({"completed", "failed", "timeout", "cancelled", "rejected"})  # final states
-
-_COLUMNS = ("name", "user", "state", "reason", "priority", "cluster", "native_id")
-_TIME_COLUMNS = ("submitted", "expected_start", "started", "ended")
 
 
 def list_jobs(
     jobs: Sequence[str] = (),
+    as_json: bool = False,
+    config: str | None = None,
+    watch: bool = False,
+    format: str | None = None,
+    sort: str | None = None,
+    **filters: Any,
+) -> int:
+    """Print the jobs that are named, or that pass the filters. Return the exit code.
+
+    Filters: `user`, `me`, `state`, `since`, `show_all`. `watch`: again until all have ended.
+    """
+    client, ids = connect(config), check_job_ids(jobs)
+    query = _query(client, ids, **filters)
+    if as_json:
+        rows = client.jobs(ids, **query)
+        print(json.dumps(rows, indent=2))
+        return _report_missing(ids, rows)
+    from metasched.cli.job_table import print_jobs
+
+    while True:
+        rows = client.job_details(ids, **query)
+        if watch and sys.stdout.isatty():
+            print("\x1b[H\x1b[2J", end="")
+        print_jobs(rows, format, sort)
+        sys.stdout.flush()
+        if not watch or all(row["state"] in ENDED for row in rows):
+            return _report_missing(ids, rows)
+        time.sleep(WATCH_INTERVAL)
+
+
+def _query(
+    client: Client,
+    ids: Sequence[str],
     user: str | None = None,
+    me: bool = False,
     state: str | None = None,
     since: str | None = None,
     show_all: bool = False,
-    as_json: bool = False,
-    config: str | None = None,
-) -> None:
-    """Print the jobs that are named, or that pass the filters; equal tasks share a line."""
-    rows = connect(config).jobs(
-        check_job_ids(jobs),
-        user=user,
-        state=state,
-        since=None if since is None else _parse_since(since),
-        all="true" if show_all else None,
-    )
-    if as_json:
-        print(json.dumps(rows, indent=2))
-        return
-    print_table(
-        ("JOB", *(name.upper() for name in (*_COLUMNS, *_TIME_COLUMNS)), "EXIT"),
-        (_status_line(label, group) for label, group in fold_array_rows(rows, _display_key)),
-    )
-
-
-def _display_key(row: dict[str, Any]) -> object:
-    """Return the values that tasks on a line share; a running task has its own line."""
-    running_task = row["task"] if row["state"] in ("running", "suspended") else None
-    return running_task, *(row[key] for key in ("state", "reason", "cluster", "exit_code"))
-
-
-def _status_line(label: str, group: Sequence[dict[str, Any]]) -> tuple[object, ...]:
-    """Return the line of equal tasks, with their earliest start and latest end."""
-    first = group[0] if len(group) == 1 else {**group[0], "native_id": None}
-    earliest = {
-        name: min((row[name] for row in group if row.get(name)), default=None)
-        for name in ("submitted", "expected_start", "started")
+) -> dict[str, Any]:
+    """Return the filters of a listing for the daemon."""
+    if me and user is not None:
+        raise UserError("--me and --user, metasched status; give either")
+    return {
+        "user": client.health()["user"] if me else user,
+        "state": own_states(state),
+        "since": None if since is None else _parse_since(since),
+        "all": "true" if show_all else None,
+        "skip_missing": "true" if ids else None,
     }
-    latest_end = max((row["ended"] for row in group if row["ended"]), default=None)
-    times = (*earliest.values(), latest_end)
-    return (
-        label,
-        *(first[column] for column in _COLUMNS),
-        *map(format_time, times),
-        first["exit_code"],
-    )
+
+
+def _report_missing(ids: Sequence[str], rows: Sequence[dict[str, Any]]) -> int:
+    """Report the jobs that are not among the rows. Return the exit code."""
+    jobs = {str(row["job"]) for row in rows}
+    tasks = {f"{row['job']}_{row['task']}" for row in rows}
+    code = 0
+    for id in ids:
+        if "[" in id or id.isdecimal():
+            is_listed = id.partition("_")[0].lstrip("0") in jobs
+        else:
+            is_listed = id in tasks
+        if not is_listed:
+            code = fail(f"no job {id}; see `metasched status --all`", NotFound.exit_code)
+    return code
+
+
+def own_states(text: str | None) -> str | None:
+    """Return states in metasched's words; Slurm's (PENDING, R) are translated."""
+    if text is None or text.islower():
+        return text
+    from metasched.drop_in.job import STATES
+
+    states: dict[str, None] = {}
+    for word in text.split(","):
+        slurm = [own for own, words in STATES.items() if word.upper() in words]
+        states.update(dict.fromkeys(slurm or [word.lower()]))
+    return ",".join(states)
 
 
 def _parse_since(text: str) -> float:
@@ -107,7 +137,7 @@ def change_jobs(
         fix = "name jobs, --user, --state or --cluster"
         raise UserError(f"nothing to {command}, metasched {command}; {fix}")
     checked_ids = check_job_ids(jobs)
-    rows = connect(config).change(action, checked_ids, user, state, cluster, exit_code)
+    rows = connect(config).change(action, checked_ids, user, own_states(state), cluster, exit_code)
     print_changes(rows, as_json)
 
 

@@ -37,21 +37,57 @@ def status(
     show_all: Annotated[
         bool, typer.Option("--all", help="Also list jobs that ended earlier.")
     ] = False,
+    me: Annotated[bool, typer.Option("--me", help="Jobs of your own.")] = False,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="COLUMN,...",
+            callback=require_value,
+            help="Columns, such as job,name,code,started; all: every column.",
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            "--sort",
+            metavar="[-]COLUMN,...",
+            callback=require_value,
+            help="Order of the lines; - for a falling order.",
+        ),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Print again every 5 s, until all have ended.")
+    ] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
-) -> None:
+) -> int:
     """List the jobs that are open or ended in the last hour.
 
-    Equal tasks of an array share a line; --json lists every task.
+    Equal tasks of an array share a line; --json lists every task. TIME is the time used, LEFT that
+    to the time limit. --state takes Slurm's words, too: R, PENDING.
 
     \b
     Examples:
       metasched status
       metasched status 17 18_3 '19_[4-9]'
       metasched status --state running,pending --user ada
+      metasched status --me --state R --sort -time --watch
       metasched status --all --since 2h --json
     """
-    list_jobs(jobs or (), user, state, since, show_all, json, config)
+    return list_jobs(
+        jobs or (),
+        as_json=json,
+        config=config,
+        watch=watch,
+        format=format,
+        sort=sort,
+        user=user,
+        me=me,
+        state=state,
+        since=since,
+        show_all=show_all,
+    )
 
 
 def _action_command(action: str, help: str) -> Callable[..., None]:

@@ -15,7 +15,13 @@ _SELECTION = {"--user": "user", "--state": "state"}
 _COMMON = {"--config": "config"}
 # command -> option -> parameter of its function in `job_commands`
 VALUES = {
-    "status": {**_SELECTION, "--since": "since", **_COMMON},
+    "status": {
+        **_SELECTION,
+        "--since": "since",
+        "--format": "format",
+        "--sort": "sort",
+        **_COMMON,
+    },
     "cancel": {**_SELECTION, "--cluster": "cluster", **_COMMON},
     "hold": {**_SELECTION, "--cluster": "cluster", **_COMMON},
     "release": {**_SELECTION, "--cluster": "cluster", **_COMMON},
@@ -23,7 +29,7 @@ VALUES = {
     "output": _COMMON,
 }
 FLAGS = {
-    "status": {"--all": "show_all", "--json": "as_json"},
+    "status": {"--all": "show_all", "--me": "me", "--watch": "watch", "--json": "as_json"},
     "cancel": {"--json": "as_json"},
     "hold": {"--json": "as_json"},
     "release": {"--json": "as_json"},
@@ -79,7 +85,6 @@ def run_plain(arguments: Sequence[str]) -> int | None:
     if command == "wait":
         return job_commands.wait_for_jobs(words, **options)
     if command == "status":
-        job_commands.list_jobs(words, **options)
-    else:
-        job_commands.change_jobs(command, words, **options)
+        return job_commands.list_jobs(words, **options)
+    job_commands.change_jobs(command, words, **options)
     return 0

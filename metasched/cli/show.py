@@ -18,7 +18,7 @@ _STYLES = {
     "held": "yellow",
 }
 # columns that may wrap on a narrow terminal
-_WRAPPING_COLUMNS = ("NAME", "NATIVE_ID", "REASON", "NOTE")
+_WRAPPING_COLUMNS = ("NAME", "NATIVE_ID", "REASON", "NOTE", "CLUSTER (REASON)")
 
 
 def printable(value: object) -> str:
@@ -47,7 +47,7 @@ def _print_rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) ->
     from rich.table import Table
     from rich.text import Text
 
-    rich_table = Table(box=None, header_style="bold", pad_edge=False)
+    rich_table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     used_columns = [i for i in range(len(columns)) if not cells or any(row[i] for row in cells)]
     for i in used_columns:
         rich_table.add_column(

@@ -11,6 +11,7 @@ from metasched.client.connection import (
     ClientError,
     Connection,
     DaemonUnreachable,
+    NotFound,
     ResponseLost,
     percent_encode,
 )
@@ -96,6 +97,18 @@ class Client:
     def jobs(self, jobs: Sequence[str] = (), **filters: str | float | None) -> list[dict[str, Any]]:
         """Return the rows of `status` for these jobs, or for all jobs that pass the filters."""
         return self._all_pages("/jobs", {"job": jobs, **filters})
+
+    def job_details(
+        self, jobs: Sequence[str] = (), **filters: str | float | None
+    ) -> list[dict[str, Any]]:
+        """Return rows of `jobs` with what each job asks for and where it runs.
+
+        An earlier daemon returns the rows of `jobs`.
+        """
+        try:
+            return self._all_pages("/jobs/details", {"job": jobs, **filters})
+        except NotFound:
+            return self.jobs(jobs, **filters)
 
     def change(
         self,

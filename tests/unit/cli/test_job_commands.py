@@ -9,28 +9,127 @@ import time
 
 import pytest
 
+from metasched.cli import job_commands
 from metasched.paths import NEXT_CURSOR_HEADER
 from tests.unit.cli.fake_daemon import FakeDaemon, Run, row, started, verdict
 
 
+def details(job: int = 17, state: str = "running", **fields: object) -> dict[str, object]:
+    """A row of `GET /jobs/details`."""
+    values: dict[str, object] = {
+        "cpus": 4,
+        "nodes": None,
+        "node_list": "a[1-2]",
+        "time_limit": 600.0,
+    }
+    return row(job, state, **{"attempt_state": None, **values, **fields})
+
+
+HEADING = ["JOB", "NAME", "USER", "STATE", "TIME", "LEFT", "NODES", "CPUS", "CLUSTER", "(REASON)"]
+
+
 def test_status_is_a_plain_uncut_table_in_a_pipe(daemon: FakeDaemon, run: Run) -> None:
-    name = "ü" * 255
-    rows = [row(name=name), row(18, "completed", array="1-3", task=3, exit_code=0)]
-    daemon.answer("/jobs", rows)
-    done = run("status")
-    header, first, second = done.out.splitlines()
-    assert header.split() == [
-        *["JOB", "NAME", "USER", "STATE", "REASON", "PRIORITY", "CLUSTER", "NATIVE_ID"],
-        *["SUBMITTED", "EXPECTED_START", "STARTED", "ENDED", "EXIT"],
+    name, ran = "ü" * 255, {"started": "2026-01-31T10:00:00Z", "ended": "2026-01-31T10:01:05Z"}
+    waiting = details(18, "pending", reason="manager:Resources", node_list="", nodes=3)
+    task = details(19, "completed", array="1-3", task=3, exit_code=0, name=name, **ran)
+    daemon.answer("/jobs/details", [waiting, task])
+    header, first, second = run("status").out.splitlines()
+    assert header.split() == HEADING
+    assert first.split() == ["18", "sim", "ada", "pending", "3", "4", "left", "(manager:Resources)"]
+    assert second.split() == ["19_3", name, "ada", "completed", "1:05", "2", "4", "left"]
+
+
+def test_json_of_status_is_that_of_every_release(daemon: FakeDaemon, run: Run) -> None:
+    daemon.answer("/jobs", [row(), row(18)])
+    assert json.loads(run("status", "--json").out) == [row(), row(18)]
+
+
+def test_status_of_an_earlier_daemon(daemon: FakeDaemon, run: Run) -> None:
+    """It has no details."""
+    daemon.answer("/jobs", [row(reason="held")])
+    header, line = run("status").out.splitlines()
+    assert header.split() == HEADING
+    assert line.split() == ["17", "sim", "ada", "running", "left", "(held)"]
+
+
+def test_columns_and_order_of_status(daemon: FakeDaemon, run: Run) -> None:
+    started = {"started": "2026-01-31T10:00:00Z"}
+    rows = [
+        details(17, "completed", **started, ended="2026-01-31T10:00:09Z"),
+        details(18, "queued"),
+        details(19, "failed", **started, ended="2026-01-31T10:00:11Z", exit_code=1),
     ]
-    assert first.split() == ["17", name, "ada", "running", "7", "left", "5", row()["submitted"]]
-    assert second.split()[:2] == ["18_3", "sim"]
-    assert second.split()[-1] == "0"
-    assert json.loads(run("status", "--json").out) == rows
+    daemon.answer("/jobs/details", rows)
+    words = ["--format", "job,code,time,exit,native_id", "--sort", "-time"]
+    assert [line.split() for line in run("status", *words).out.splitlines()] == [
+        ["JOB", "ST", "TIME", "EXIT", "NATIVE_ID"],
+        ["19", "F", "0:11", "1", "5"],
+        ["17", "CD", "0:09", "5"],
+        ["18", "PD", "5"],
+    ]
+    every = run("status", "--format", "all").out.splitlines()[0].split()
+    assert {"PARTITION", "NODE_LIST", "EXPECTED_START", "ENDED"} <= {*every}
+    wrong = run("status", "--sort", "job,-colour")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert wrong.err.startswith("metasched: error: '-colour' is no column, --sort; use job, name,")
+
+
+def test_status_fits_a_narrow_terminal(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: dict[str, object] = {"reason": "manager:AssocGrpCpuLimit", "user": "ada_lovelace"}
+    rows = [
+        details(100000017, name="training-of-the-large-model"),
+        details(100000018, "pending", name="post", cluster="alpha", **waiting),
+    ]
+    daemon.answer("/jobs/details", rows)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")  # without colours
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    lines = run("status").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    start = lines[0].index("NAME")
+    end = lines[0].index("USER")
+    names = "".join(line[start:end].strip() for line in lines[1:])
+    assert names.startswith("training-of-the-large-model")
+    assert "post" in names
+
+
+def test_an_unknown_job_does_not_hide_the_others(daemon: FakeDaemon, run: Run) -> None:
+    daemon.answer("/jobs/details", [details(17), details(18, task=3, array="1-3")])
+    done = run("status", "17", "18_3", "19", "18_4")
+    assert (done.code, len(done.out.splitlines())) == (5, 3)
+    assert done.err.splitlines() == [
+        "metasched: error: no job 19; see `metasched status --all`",
+        "metasched: error: no job 18_4; see `metasched status --all`",
+    ]
+    assert daemon.requests[-1][2]["skip_missing"] == ["true"]
+
+
+def test_status_of_own_jobs_by_slurm_words(daemon: FakeDaemon, run: Run) -> None:
+    daemon.answer("/health", {"user": "ada"})
+    daemon.answer("/jobs/details", [])
+    run("status", "--me", "--state", "R,PENDING,Held")
+    query = daemon.requests[-1][2]
+    assert (query["user"], query["state"]) == (["ada"], ["running,queued,held,dispatching,pending"])
+    both = run("status", "--me", "--user", "bob")
+    assert (both.code, both.err) == (
+        2,
+        "metasched: error: --me and --user, metasched status; give either\n",
+    )
+
+
+def test_a_watched_listing_ends_with_its_jobs(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_commands, "WATCH_INTERVAL", 0.0)
+    daemon.answer("/jobs/details", [details()], [details(state="completed")])
+    printed = run("status", "--watch", "--format", "state").out
+    assert printed.split() == ["STATE", "running", "STATE", "completed"]
 
 
 def test_status_sends_its_filters(daemon: FakeDaemon, run: Run) -> None:
-    daemon.answer("/jobs", [])
+    daemon.answer("/jobs/details", [])
     before = time.time()
     run("status", "17", "18_3", "--user", "a&b", "--state", "held,queued", "--all")
     run("status", "--since", "2h")
@@ -39,6 +138,7 @@ def test_status_sends_its_filters(daemon: FakeDaemon, run: Run) -> None:
         "user": ["a&b"],
         "state": ["held,queued"],
         "all": ["true"],
+        "skip_missing": ["true"],
         "limit": ["5000"],
     }
     assert daemon.requests[1][2].keys() == {"since", "limit"}
@@ -49,7 +149,7 @@ def test_status_prints_all_pages(daemon: FakeDaemon, run: Run) -> None:
     pages = [[row(job=17), row(job=18)], [], [row(job=19)]]
     cursors = ("5.18.0", "5.18.7")
     daemon.answer(
-        "/jobs",
+        "/jobs/details",
         *((200, page, {NEXT_CURSOR_HEADER: c}) for page, c in zip(pages, cursors, strict=False)),
         pages[2],
     )
@@ -82,7 +182,7 @@ def test_status_on_a_terminal(
     daemon.answer("/jobs", [row(name="[bold]name", started="2026-01-31T10:00:00+00:00")])
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    done = run("status")
+    done = run("status", "--format", "all")
     assert "[bold]name" in done.out
     assert "2026-01-3" in done.out
     assert "+00:00" not in done.out

@@ -19,7 +19,7 @@ from tests.unit.cli.fake_daemon import FakeDaemon, Run, started
         (["--verbose"], 'unknown option "--verbose", metasched; '),
         (
             ["status", "--usr", "x"],
-            'unknown option "--usr", metasched status; did you mean --user?',
+            'unknown option "--usr", metasched status; did you mean --user',
         ),
         (["status", "--user"], ", metasched status; see `metasched status --help`"),
         (["status", "x"], '"x" is no job, JOB; write 17, 17_3 for a task'),

@@ -1,0 +1,142 @@
+"""The table of `status`: its columns, their order, and the tasks of an array on one line."""
+
+from __future__ import annotations
+
+from metasched.cli.job_ids import fold_array_rows
+from metasched.cli.show import format_time, print_table
+from metasched.drop_in.job import Job, format_duration
+from metasched.errors import UserError
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+DEFAULT_COLUMNS = "job,name,user,state,time,left,nodes,cpus,cluster_reason"
+
+
+class Line:
+    """A task, or equal tasks of an array."""
+
+    def __init__(self, label: str, rows: Sequence[dict[str, Any]]) -> None:
+        """`rows`: of `GET /jobs/details`, or of `GET /jobs`, which lacks some values."""
+        self.label, self.rows = label, rows
+        self.row = rows[0]
+
+    def earliest(self, key: str) -> str | None:
+        return min((row[key] for row in self.rows if row.get(key)), default=None)
+
+    def latest(self, key: str) -> str | None:
+        return max((row[key] for row in self.rows if row.get(key)), default=None)
+
+    @property
+    def cluster_reason(self) -> str:
+        """The cluster, and why the job waits or did not complete."""
+        cluster, reason = self.row["cluster"], self.row["reason"]
+        return " ".join(filter(None, (cluster, reason and f"({reason})")))
+
+    @property
+    def time_used(self) -> float | None:
+        """Seconds: the longest run; None before the start."""
+        started = [row for row in self.rows if row["started"]]
+        return max((Job(row).time_used for row in started), default=None)
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds until the time limit; None without limit, or if no task runs."""
+        limit, used = self.row.get("time_limit"), self.time_used
+        if limit is None or used is None or self.row["ended"]:
+            return None
+        return max(float(limit) - used, 0.0)
+
+    @property
+    def node_count(self) -> int | None:
+        return Job(self.row).node_count if "node_list" in self.row else None
+
+    @property
+    def same_for_all(self) -> dict[str, Any]:
+        """The values that belong to a single task alone, or nothing for several."""
+        return self.row if len(self.rows) == 1 else {}
+
+
+class Column:
+    """A column: its heading, the value by which lines are sorted, and the text of a value."""
+
+    def __init__(
+        self,
+        heading: str,
+        value: Callable[[Line], Any],
+        text: Callable[[Any], object] = lambda value: value,
+    ) -> None:
+        self.heading, self.value, self.text = heading, value, text
+
+
+def _of_row(key: str) -> Column:
+    return Column(key.upper(), lambda line: line.row.get(key))
+
+
+def _duration(seconds: float | None) -> str:
+    return "" if seconds is None else format_duration(seconds)
+
+
+COLUMNS = {
+    "job": Column(
+        "JOB",
+        lambda line: (line.row["job"], line.row.get("task") or 0, line.label),
+        lambda key: key[2],
+    ),
+    **{key: _of_row(key) for key in ("name", "user", "state")},
+    "code": Column("ST", lambda line: Job(line.row).code),
+    "time": Column("TIME", lambda line: line.time_used, _duration),
+    "left": Column("LEFT", lambda line: line.time_left, _duration),
+    "nodes": Column("NODES", lambda line: line.node_count),
+    "cpus": _of_row("cpus"),
+    "cluster_reason": Column("CLUSTER (REASON)", lambda line: line.cluster_reason),
+    **{key: _of_row(key) for key in ("cluster", "reason", "priority")},
+    **{key: _of_row(key) for key in ("partition", "account", "qos")},
+    "native_id": Column("NATIVE_ID", lambda line: line.same_for_all.get("native_id")),
+    "node_list": Column("NODE_LIST", lambda line: line.same_for_all.get("node_list")),
+    "submitted": Column("SUBMITTED", lambda line: line.earliest("submitted"), format_time),
+    "expected_start": Column(
+        "EXPECTED_START", lambda line: line.earliest("expected_start"), format_time
+    ),
+    "started": Column("STARTED", lambda line: line.earliest("started"), format_time),
+    "ended": Column("ENDED", lambda line: line.latest("ended"), format_time),
+    "exit": Column("EXIT", lambda line: line.row["exit_code"]),
+}
+
+
+def parse_columns(text: str, option: str) -> list[str]:
+    """Return the names of columns in a list that is separated by commas; `all`: all of them.
+
+    UserError for an unknown name.
+    """
+    if text == "all":
+        return list(COLUMNS)
+    names = [word.strip().lower() for word in text.split(",")]
+    for name in names:
+        if name.removeprefix("-" if option == "--sort" else "") not in COLUMNS:
+            raise UserError(f"{name!r} is no column, {option}; use {', '.join(COLUMNS)}")
+    return names
+
+
+def print_jobs(rows: Sequence[dict[str, Any]], format: str | None, sort: str | None) -> None:
+    """Print rows of jobs by the columns of `format`, ordered by those of `sort`."""
+    names = parse_columns(format or DEFAULT_COLUMNS, "--format")
+    lines = [Line(label, group) for label, group in fold_array_rows(rows, _shared_values)]
+    for name in reversed(parse_columns(sort, "--sort") if sort else []):
+        value = COLUMNS[name.lstrip("-")].value
+        filled = [line for line in lines if value(line) is not None]
+        filled.sort(key=value, reverse=name.startswith("-"))
+        lines = filled + [line for line in lines if value(line) is None]
+    columns = [COLUMNS[name] for name in names]
+    print_table(
+        [column.heading for column in columns],
+        ([column.text(column.value(line)) for column in columns] for line in lines),
+    )
+
+
+def _shared_values(row: dict[str, Any]) -> object:
+    """Return the values that tasks on a line share; a running task has its own line."""
+    running_task = row["task"] if row["state"] in ("running", "suspended") else None
+    return running_task, *(row[key] for key in ("state", "reason", "cluster", "exit_code"))
