@@ -72,10 +72,11 @@ class PyslurmAccess(SlurmCommands):
         """Return the attributes of a JobSubmitDescription for one task; None: not requested."""
         job, payload = submission.job, submission.payload
         label, name = format_mark(submission.tag, index), job_name(job.name)
+        comment = job_name(job.comment) if job.comment else name
         by_comment = self._settings.tag_field == "comment"
         return {
             "name": name or submission.tag if by_comment else label,
-            "comment": label if by_comment else name,
+            "comment": label if by_comment else comment,
             "script": script,
             "script_args": [script, *payload.arguments] if payload.arguments else None,
             # as sbatch adds them

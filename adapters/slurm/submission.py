@@ -93,7 +93,7 @@ def sbatch_arguments(
     if tag_field != "name":
         options["job-name"] = job_name(job.name) or submission.tag
     if tag_field != "comment":
-        options["comment"] = job_name(job.name)
+        options["comment"] = job_name(job.comment or job.name)
     if array:
         options["array"] = format_indices(array)
     if submission.reservation:

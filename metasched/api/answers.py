@@ -56,6 +56,7 @@ class JobDetails(JobRow):
     partition: str | None
     qos: str | None
     constraint: str | None
+    comment: str | None
     licences: Mapping[str, int]
     dependency: str | None
     requeue: bool
@@ -91,6 +92,7 @@ def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Paylo
         partition=job.partition,
         qos=job.qos,
         constraint=job.constraint,
+        comment=job.comment,
         licences=job.licences,
         dependency=job.dependency,
         requeue=job.requeue,

@@ -20,6 +20,7 @@ from metasched.api.answers import encoded
 from metasched.api.explanations import cluster_verdicts
 from metasched.api.modifications import MAX_EPOCH
 from metasched.api.request import CurrentCaller, CurrentService
+from metasched.api.slurm_options import apply_slurm_options
 from metasched.api.struct_body import StructBody, StructRoute
 from metasched.api.submission_keys import CurrentSubmissionKey, earlier_answer
 from metasched.client.options import MAX_NAME_LENGTH
@@ -47,6 +48,8 @@ from metasched.policies.classify import cannot_meet_deadline
 from metasched.units import MAX_NUMBER, iso
 
 router = APIRouter(route_class=StructRoute)
+
+MAX_COMMENT_LENGTH = 1024  # characters
 
 # Threads that check users' directories at a time. They are not those of other requests: a file
 # system that hangs then delays submissions alone.
@@ -92,13 +95,17 @@ async def submit(
     owner = Owner(
         caller.user, settings.class_of(caller.user), settings.limited_groups_of(caller.user)
     )
-    accepted = [_accept(service, owner, job, submission, now) for job in submission.jobs]
+    requests, passed_on = zip(
+        *(apply_slurm_options(job, service.core.clusters) for job in submission.jobs), strict=True
+    )
+    accepted = [_accept(service, owner, job, submission, now) for job in requests]
     new_tasks = [(stored.job, len(stored.job.indices)) for stored in accepted]
     if (refusal := service.core.limits.admission_refusal(new_tasks)) is not None:
         raise ApiError(403, refusal)
     targets = [dependency_targets(service, stored.job) for stored in accepted]
     warnings = [
-        deadline_warnings(stored.job) + _shared_output_warnings(stored) for stored in accepted
+        option_warnings + deadline_warnings(stored.job) + _shared_output_warnings(stored)
+        for stored, option_warnings in zip(accepted, passed_on, strict=True)
     ]
     if submission.strict and (warning := next((w[0] for w in warnings if w), None)):
         raise ApiError(422, f"{warning}; fix it, or leave out --strict")
@@ -306,6 +313,8 @@ def _check_texts(request: JobRequest) -> None:
         raise ApiError(
             422, f"name: control characters or over {MAX_NAME_LENGTH} characters; give another"
         )
+    if len(request.comment or "") > MAX_COMMENT_LENGTH:
+        raise ApiError(422, f"comment: over {MAX_COMMENT_LENGTH} characters; give a shorter one")
     for key in ("tasks", "cpus_per_task", "nodes", "memory", "memory_per_cpu", "time_limit"):
         if (getattr(request, key) or 1) > MAX_NUMBER:
             raise ApiError(422, f"{key} is more than {MAX_NUMBER}; request less")

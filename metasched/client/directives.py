@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from metasched.client.environment import is_utf8
 from metasched.client.options import (
     MS_OPTIONS,
     SBATCH_OPTIONS,
@@ -11,12 +12,11 @@ from metasched.client.options import (
     parse_directive,
     unknown_option,
 )
+from metasched.client.resource_counts import GPU_OPTIONS
 from metasched.units import quote_for_error
 
 # dest of an option -> (its value, where it was given: COMMAND_LINE, or file and line)
 OptionValues = dict[str, tuple[object, str]]
-
-GPU_OPTIONS = ("gpus", "gpus_per_node", "gpus_per_task")
 
 # Options that replace each other: the last option given of a set counts.
 _EXCLUSIVE_OPTIONS = (
@@ -177,14 +177,6 @@ def split_arguments(text: str, location: str) -> list[str]:
         return shlex.split(text, comments=True)
     except ValueError as error:
         raise InvalidSubmission(f"{str(error).lower()}, {location}; close it") from None
-
-
-def is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def require_utf8(text: str, location: str) -> str:

@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from metasched.client.directives import (
-    GPU_OPTIONS,
     OptionValues,
-    is_utf8,
     merge_options,
     read_directives,
     read_script,
@@ -17,12 +15,13 @@ from metasched.client.directives import (
     split_arguments,
     wrap_command,
 )
+from metasched.client.environment import current_umask, exported_environment, is_utf8
 from metasched.client.options import COMMAND_LINE, MAX_NAME_LENGTH, InvalidSubmission
+from metasched.client.resource_counts import GPU_OPTIONS, ResourceConflict, complete_counts
 from metasched.model.arrays import parse_array
 from metasched.model.dependencies import parse_dependency
 from metasched.model.output_paths import check_pattern
 from metasched.units import (
-    MAX_NUMBER,
     ParseError,
     parse_count,
     parse_duration,
@@ -35,9 +34,6 @@ from metasched.units import (
 )
 
 T = TypeVar("T")
-
-# variables that other managers and metasched set for their own jobs
-_STRIPPED_PREFIXES = ("SLURM_", "SBATCH_", "SGE_", "PBS_", "METASCHED_")
 
 
 def prepare_submission(
@@ -73,7 +69,7 @@ def prepare_submission(
         "script": script_digest,
         "environment": environment_digest,
         "directory": _working_directory(values),
-        "umask": _current_umask(),
+        "umask": current_umask(),
         "arguments": tuple(
             require_utf8(argument, "an argument of the script") for argument in command[1:]
         ),
@@ -119,40 +115,13 @@ def prepare_submission(
 def _exported_environment(
     values: OptionValues, environ: Mapping[str, str], warnings: list[str]
 ) -> dict[str, str]:
-    """Return the environment of the job, after `--export`, without other managers' variables."""
+    """Return the environment of the job, after `--export`."""
     entries = (_text_option(values, "export") or "ALL").split(",")
-    if entries == ["NONE"]:
-        return {}
-    exported = {
-        variable: content
-        for variable, content in environ.items()
-        if "ALL" in entries and not variable.startswith(_STRIPPED_PREFIXES)
-    }
-    for entry in entries:
-        name, is_set, value = entry.partition("=")
-        if entry in ("ALL", ""):
-            continue
-        if not name or entry == "NONE":
-            location = values["export"][1]
-            raise InvalidSubmission(
-                f"--export {quote_for_error(entry)}, {location}; "
-                "write ALL, NONE, or NAME,NAME=value,..."
-            )
-        if is_set:
-            exported[name] = value
-        elif name in environ:
-            exported[name] = environ[name]
-        else:
-            warnings.append(f"--export: {name} is not set, the job will not have it")
-    dropped = [
-        variable
-        for variable, content in exported.items()
-        if not (is_utf8(variable) and is_utf8(content))
-    ]
-    if dropped:
-        names = ", ".join(quote_for_error(variable) for variable in dropped)
-        warnings.append(f"variables that are not UTF-8 text are not exported: {names}")
-    return {variable: content for variable, content in exported.items() if variable not in dropped}
+    try:
+        return exported_environment(entries, environ, warnings)
+    except ParseError as error:
+        location = values["export"][1]
+        raise InvalidSubmission(f"--export {error.problem}, {location}; {error.fix}") from None
 
 
 # Values
@@ -171,7 +140,8 @@ def _parse_option(values: OptionValues, dest: str, parse: Callable[[str], T]) ->
 
 def _locate(values: OptionValues, dest: str) -> str:
     """Return the name of the option and, if it was read from a script, its line."""
-    option, location = f"--{dest.replace('_', '-')}", values[dest][1]
+    option = f"--{dest.replace('_', '-')}"
+    location = values[dest][1] if dest in values else COMMAND_LINE
     return option if location == COMMAND_LINE else f"{option}, {location}"
 
 
@@ -219,13 +189,6 @@ def _working_directory(values: OptionValues) -> str:
             "create it first"
         )
     return require_utf8(directory, "the current directory")
-
-
-def _current_umask() -> int:
-    """Return the umask of this process; reading it requires setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _output_pattern(values: OptionValues, dest: str) -> str | None:
@@ -286,66 +249,31 @@ def _native_options(values: OptionValues) -> dict[str, str]:
 
 
 def _resource_counts(values: OptionValues, warnings: list[str]) -> dict[str, Any]:
-    """Return tasks, processors, nodes, memory and generic resources, completed as by sbatch.
-
-    `--nodes` alone gives a task per node. `--ntasks-per-node` gives the tasks for a number of
-    nodes, or the nodes for a number of tasks. GPU counts per job or task become counts per node.
-    """
-    tasks = _parse_option(values, "ntasks", parse_count)
+    """Return tasks, processors, nodes, memory and generic resources, completed as by sbatch."""
+    if "mem" in values and "mem_per_cpu" in values:
+        raise InvalidSubmission(f"both --mem and --mem-per-cpu, {COMMAND_LINE}; give one of them")
+    tasks, tasks_per_node, cpus_per_task = (
+        _parse_option(values, dest, parse_count)
+        for dest in ("ntasks", "ntasks_per_node", "cpus_per_task")
+    )
     nodes = _parse_option(
         values, "nodes", lambda text: _parse_nodes(text, _locate(values, "nodes"), warnings)
     )
-    tasks_per_node = _parse_option(values, "ntasks_per_node", parse_count)
-    if nodes is None and tasks_per_node is not None:
-        tasks = tasks or tasks_per_node
-        nodes = -(-tasks // tasks_per_node)
-    elif nodes is not None:
-        tasks = tasks or nodes * (tasks_per_node or 1)
-        if tasks < nodes:
-            raise InvalidSubmission(
-                f"{tasks} tasks cannot fill {nodes} nodes, {_locate(values, 'nodes')}; "
-                "ask for more tasks or fewer nodes"
-            )
-        if tasks_per_node is not None and nodes * tasks_per_node < tasks:
-            raise InvalidSubmission(
-                f"{tasks} tasks do not fit on {nodes} nodes with {tasks_per_node} each, "
-                f"{_locate(values, 'ntasks_per_node')}; ask for more nodes"
-            )
-    tasks = tasks or 1
-    cpus = _parse_option(values, "cpus_per_task", parse_count) or 1
-    if tasks * cpus > MAX_NUMBER:
-        raise InvalidSubmission(
-            f"{tasks} tasks of {cpus} processors, --ntasks; ask for fewer than {MAX_NUMBER}"
-        )
-    if "mem" in values and "mem_per_cpu" in values:
-        raise InvalidSubmission(f"both --mem and --mem-per-cpu, {COMMAND_LINE}; give one of them")
+    gpus = {
+        dest: _parse_option(values, dest, lambda text: parse_gres(f"gpu:{text}")) or {}
+        for dest in GPU_OPTIONS
+        if dest in values
+    }
     gres = _parse_option(values, "gres", parse_gres) or {}
-    gpus = {dest: values[dest] for dest in GPU_OPTIONS if dest in values}
-    if len(gpus) > 1 or (gpus and any(name.partition(":")[0] == "gpu" for name in gres)):
-        raise InvalidSubmission(
-            f"GPUs requested twice, {_locate(values, next(iter(gpus)))}; "
-            "give one of --gpus, --gpus-per-node, --gpus-per-task and --gres"
-        )
-    for dest in gpus:
-        requested = _parse_option(values, dest, lambda text: parse_gres(f"gpu:{text}")) or {}
-        if dest != "gpus_per_node":
-            # counts are per node: the number of nodes must be fixed for the job's total to be right
-            nodes = nodes or 1
-        for name, count in requested.items():
-            total = count * {"gpus": 1, "gpus_per_task": tasks}.get(dest, nodes or 1)
-            if total % (nodes or 1):
-                raise InvalidSubmission(
-                    f"{total} GPUs cannot be shared equally by {nodes} nodes, "
-                    f"{_locate(values, dest)}; ask for a multiple of {nodes}"
-                )
-            gres[name] = total // (nodes or 1)
+    try:
+        counts = complete_counts(tasks, nodes, tasks_per_node, cpus_per_task, gres, gpus)
+    except ResourceConflict as error:
+        location = _locate(values, error.option)
+        raise InvalidSubmission(f"{error.problem}, {location}; {error.fix}") from None
     return {
-        "tasks": tasks,
-        "cpus_per_task": cpus,
-        "nodes": nodes,
+        **counts,
         "memory": _parse_option(values, "mem", parse_memory),
         "memory_per_cpu": _parse_option(values, "mem_per_cpu", parse_memory),
-        "gres": gres,
     }
 
 

@@ -25,6 +25,8 @@ class JobRequest(JobSpec, frozen=True, kw_only=True, forbid_unknown_fields=True)
     error: str | None = None  # path; None: the output file
     cpus_per_task: int = 1  # processors; an array task has tasks x cpus_per_task
     urgency: int = 0  # 0 to 3
+    slurm_options: tuple[str, ...] = ()  # of sbatch, a word each, for every Slurm cluster
+    slurm_only: bool = False  # whether other clusters cannot run a job with these options
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,7 +7,11 @@ command       start of a command: its options, the daemon, errors, exit codes
 job           a task of metasched in Slurm's words: state, reason, times, counts
 job_fields    the fields of `squeue --format` and `--Format`
 format_language    the language of these formats
-sacct, scancel, scontrol, sinfo, squeue    the commands
+sbatch_options    the options of sbatch: a single table, also for the documents
+sbatch_script     its script and `#SBATCH` lines
+sbatch_values     its values as fields of a request
+slurm_time        times and durations as Slurm's options write them
+sacct, sbatch, scancel, scontrol, sinfo, squeue    the commands
 job_context   the job in which a command runs
 srun, sbcast  inside a job: the real commands, with the manager's id
 """

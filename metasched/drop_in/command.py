@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
-COMMANDS = ("sacct", "sbcast", "scancel", "scontrol", "sinfo", "squeue", "srun")
+COMMANDS = ("sacct", "sbatch", "sbcast", "scancel", "scontrol", "sinfo", "squeue", "srun")
 PAGE_SIZE = 5000  # rows that are requested at once
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 _FOLDER = "/metasched/drop_in/slurm/"  # of the drop-in commands of any release
@@ -54,7 +54,7 @@ def run(name: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except CommandError as error:
-        return fail(str(error))
+        return fail(str(error), error.exit_code)
     except (DaemonUnreachable, ResponseLost) as error:
         remedy = f"{BYPASS}=1 uses the real command"
         return fail(
@@ -67,10 +67,10 @@ def run(name: str) -> int:
     return code
 
 
-def fail(message: str) -> int:
-    """Print an error; return the exit code of an error."""
+def fail(message: str, exit_code: int = 1) -> int:
+    """Print an error; return the exit code."""
     print(message, file=sys.stderr)
-    return 1
+    return exit_code
 
 
 def exec_real(name: str, arguments: Sequence[str]) -> None:

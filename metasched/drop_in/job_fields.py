@@ -90,7 +90,7 @@ FIELDS = (
     Field("f", "feature", "FEATURES", _value("constraint")),
     Field("W", "licenses", "LICENSES", _licences),
     Field("v", "reservation", "RESERVATION", _value("reservation")),
-    Field("k", "comment", "COMMENT", _always(UNSET)),
+    Field("k", "comment", "COMMENT", _value("comment")),
     Field("o", "command", "COMMAND", _always(UNSET)),
     Field("w", "wckey", "WCKEY", _always(UNSET)),
     Field("Y", "schednodes", "SCHEDNODES", _always(UNSET)),

@@ -130,6 +130,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     kill_on_invalid_dep: bool = False  # cancel the job once its dependency can never be met
     reservation: int | None = None  # the job waits for this reservation and runs in it
     directory: str = ""  # working directory
+    comment: str | None = None  # of the user, for listings
 
     @property
     def spec_values(self) -> dict[str, Any]:

@@ -24,7 +24,9 @@ PACKAGE = Path(metasched.__file__).parent
 
 def row(**values: object) -> dict[str, object]:
     """A row of `GET /jobs/details`."""
-    texts = dict.fromkeys(("cluster", "partition", "account", "qos", "dependency", "constraint"))
+    texts = dict.fromkeys(
+        ("cluster", "partition", "account", "qos", "dependency", "constraint", "comment")
+    )
     times = dict.fromkeys(("submitted", "expected_start", "started", "ended"))
     counts = {"cpus": 2, "tasks": 1, "nodes": None, "restarts": 0, "priority": 3}
     rest: dict[str, object] = {

@@ -1,0 +1,85 @@
+"""Tasks, processors, nodes and GPUs of a job, completed as by sbatch.
+
+The drop-in commands import this module: it keeps to Python 3.9 and imports nothing slow.
+"""
+
+from __future__ import annotations
+
+from metasched.errors import ParseError
+from metasched.units import MAX_NUMBER
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+GPU_OPTIONS = ("gpus", "gpus_per_node", "gpus_per_task")
+
+
+class ResourceConflict(ParseError):
+    """Options that contradict each other; `option` is the name of one of them."""
+
+    def __init__(self, option: str, problem: str, fix: str) -> None:
+        super().__init__(problem, fix)
+        self.option = option
+
+
+def complete_counts(
+    tasks: int | None,
+    nodes: int | None,
+    tasks_per_node: int | None,
+    cpus_per_task: int | None,
+    gres: Mapping[str, int],
+    gpus: Mapping[str, Mapping[str, int]],
+) -> dict[str, Any]:
+    """Return `tasks`, `cpus_per_task`, `nodes` and `gres` of a request; None: not given.
+
+    `nodes` alone gives a task per node. `tasks_per_node` gives the tasks for a number of nodes, or
+    the nodes for a number of tasks. `gpus` are the counts of generic resources by the option of
+    `GPU_OPTIONS`; those per job or task become counts per node. ResourceConflict if the counts
+    contradict each other.
+    """
+    if nodes is None and tasks_per_node is not None:
+        tasks = tasks or tasks_per_node
+        nodes = -(-tasks // tasks_per_node)
+    elif nodes is not None:
+        tasks = tasks or nodes * (tasks_per_node or 1)
+        if tasks < nodes:
+            raise ResourceConflict(
+                "nodes",
+                f"{tasks} tasks cannot fill {nodes} nodes",
+                "ask for more tasks or fewer nodes",
+            )
+        if tasks_per_node is not None and nodes * tasks_per_node < tasks:
+            raise ResourceConflict(
+                "ntasks_per_node",
+                f"{tasks} tasks do not fit on {nodes} nodes with {tasks_per_node} each",
+                "ask for more nodes",
+            )
+    tasks = tasks or 1
+    cpus = cpus_per_task or 1
+    if tasks * cpus > MAX_NUMBER:
+        raise ResourceConflict(
+            "ntasks", f"{tasks} tasks of {cpus} processors", f"ask for fewer than {MAX_NUMBER}"
+        )
+    counts = dict(gres)
+    if len(gpus) > 1 or (gpus and any(name.partition(":")[0] == "gpu" for name in counts)):
+        raise ResourceConflict(
+            next(iter(gpus)),
+            "GPUs requested twice",
+            "give one of --gpus, --gpus-per-node, --gpus-per-task and --gres",
+        )
+    for option, requested in gpus.items():
+        if option != "gpus_per_node":
+            # counts are per node: the number of nodes must be fixed for the job's total to be right
+            nodes = nodes or 1
+        for name, count in requested.items():
+            total = count * {"gpus": 1, "gpus_per_task": tasks}.get(option, nodes or 1)
+            if total % (nodes or 1):
+                raise ResourceConflict(
+                    option,
+                    f"{total} GPUs cannot be shared equally by {nodes} nodes",
+                    f"ask for a multiple of {nodes}",
+                )
+            counts[name] = total // (nodes or 1)
+    return {"tasks": tasks, "cpus_per_task": cpus, "nodes": nodes, "gres": counts}
