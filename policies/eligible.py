@@ -219,7 +219,8 @@ def take_nodes(job: Job, partition: Partition) -> Partition:
             remaining_tasks -= count * tasks
             remaining_nodes -= count
         if untouched:
-            groups.append(replace(nodes, count=untouched))
+            whole = untouched == nodes.count
+            groups.append(nodes if whole else replace(nodes, count=untouched))
     return replace(partition, nodes=tuple(groups))
 
 

@@ -15,14 +15,26 @@ from metasched.model.cluster import ClusterInfo, NodeCapacity
 from metasched.policies.pull import PullCapacity
 
 
+class _Limits(NamedTuple):
+    """Limits of what can start, whatever else it needs: checked in O(1)."""
+
+    largest: int  # most processors that are free on a node
+    lacking: Set[str]  # licences of which no copy is free
+
+    @classmethod
+    def of(cls, free_cpus: Iterable[int], licences: Mapping[str, int]) -> _Limits:
+        """`free_cpus`: of each node."""
+        lacking = {name for name, count in licences.items() if count <= 0}
+        return cls(max(free_cpus, default=0), lacking)
+
+
 class _Free(NamedTuple):
     """What a listing shows as free."""
 
     cpus: int
     nodes: Mapping[Hashable, int]  # processors that are free on a node; by all facts of a group
     licences: Mapping[str, int]
-    largest: int  # most processors that are free on a node
-    lacking: Set[str]  # licences of which no copy is free
+    limits: _Limits
 
     @classmethod
     def of(cls, info: ClusterInfo) -> _Free:
@@ -35,13 +47,12 @@ class _Free(NamedTuple):
             info.cpus - info.used_cpus,
             nodes,
             info.free_licences,
-            max(nodes.values(), default=0),
-            {name for name, count in info.free_licences.items() if count <= 0},
+            _Limits.of(nodes.values(), info.free_licences),
         )
 
     def select(self, groups: Iterable[UnstartedGroup], cluster: str) -> list[UnstartedGroup]:
         """Return the groups of other clusters that may fit, in O(1) for each."""
-        largest, lacking = self.largest, self.lacking
+        largest, lacking = self.limits
         return [
             group
             for group in groups
@@ -83,7 +94,7 @@ class GroupCheck(NamedTuple):
     info: ClusterInfo
     free: _Free
     promising: list[UnstartedGroup]  # groups that may start
-    delaying: list[UnstartedGroup]  # groups that fit, but would delay the head
+    delaying: list[UnstartedGroup]  # groups that may fit, but would delay the head
     position: int  # in the log of groups, up to which they were checked
 
     def has_same_free(self, info: ClusterInfo) -> bool:
@@ -134,7 +145,7 @@ class PromisingGroups:
             if info is last.info or last.has_same_head(info):
                 delaying = last.delaying
             else:
-                groups += last.delaying
+                groups += free.select(last.delaying, self._cluster)
         planned = GroupCheck(info, free, groups, delaying, index.position)
         if any(group.tasks for group in groups):
             return planned
@@ -143,11 +154,34 @@ class PromisingGroups:
 
     def check(self, planned: GroupCheck, capacity: PullCapacity) -> list[UnstartedGroup]:
         """Return the groups of which a task may start in this capacity."""
-        promising, delaying = list[UnstartedGroup](), list(planned.delaying)
-        for group in dict.fromkeys(planned.promising):
-            if group.tasks and capacity.fits_now(group.job):
-                delays_no_head = capacity.delays_no_head(group.job, group.shortest)
-                (promising if delays_no_head else delaying).append(group)
+        promising, delaying = list[UnstartedGroup](), dict.fromkeys(planned.delaying)
+        candidates = dict.fromkeys([group for group in planned.promising if group.tasks])
+        held_up = _select_held_up(candidates, capacity)
+        for group in candidates:
+            if group not in held_up:
+                if not capacity.fits_now(group.job):
+                    continue
+                if capacity.delays_no_head(group.job, group.shortest):
+                    promising.append(group)
+                    continue
+            delaying[group] = None
         if not capacity.expected_jobs:
-            self._last = planned._replace(promising=promising, delaying=delaying)
+            self._last = planned._replace(promising=promising, delaying=list(delaying))
         return promising
+
+
+def _select_held_up(
+    groups: Iterable[UnstartedGroup], capacity: PullCapacity
+) -> Set[UnstartedGroup]:
+    """Return the groups that exceed what the head leaves, in O(1) for each: most of them."""
+    if (plan := capacity.info.head_plan) is None:
+        return frozenset()
+    nodes = (group for partition in plan.partitions for group in partition.nodes)
+    largest, lacking = _Limits.of((group.free_cpus for group in nodes if group.up), plan.licences)
+    now, start = capacity.now, plan.start
+    return {
+        group
+        for group in groups
+        if now + group.shortest > start
+        and (group.cpus_per_task > largest or not lacking.isdisjoint(group.job.licences))
+    }

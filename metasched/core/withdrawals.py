@@ -276,21 +276,21 @@ class Withdrawals:
             and self._has_waited(task)
         )
 
-    def _has_waited(self, task: Task) -> bool:
-        """Whether its cluster was up for long enough since the dispatch."""
+    def _has_waited(self, task: Task, later: float = 0.0) -> bool:
+        """Whether its cluster will be up for long enough since the dispatch, `later` seconds on."""
         attempt = task.live_attempt
         view = self._state.views[attempt.cluster]
         observed = view.observed_seconds(self._state.observed_seconds)
         waited = observed - attempt.observed_at_dispatch
-        return waited >= self._state.policy.pull_after * 2.0**task.moves
+        return waited + later >= self._state.policy.pull_after * 2.0**task.moves
 
-    def may_pull(self, view: ClusterView) -> bool:
-        """Whether a task may be pulled there by a listing without changes."""
+    def may_pull(self, view: ClusterView, now: float) -> bool:
+        """Whether a task may be pulled there by a listing without changes, all clusters up."""
         groups, index = view.pulls.promising_groups, self._state.unstarted_index
         if view.info is None or groups.plan_check(view.info, index) is None:
             return False
         return any(
-            task.live_attempt.intent is None and self._has_waited(task)
+            task.live_attempt.intent is None and self._has_waited(task, now - self._state.now)
             for other_view in self._state.views_with_unstarted.values()
             if other_view is not view
             for task in other_view.unstarted_tasks.values()

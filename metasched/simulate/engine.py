@@ -457,8 +457,7 @@ class Simulation:
             if (
                 not (updates or self._leasing)
                 and info is self._reported_info[index]
-                and self.core.state.now == now  # `core.may_pull` holds for the current time
-                and not self.core.may_pull(manager.cluster.name)
+                and not self.core.may_pull(manager.cluster.name, now)
             ):
                 continue
             self._updates[index], self._reported_info[index] = {}, info

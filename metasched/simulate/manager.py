@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import lru_cache, partial
 
 from metasched.model.cluster import ClusterInfo, HeadPlan, NodeCapacity, Partition
 from metasched.model.job import Job
-from metasched.policies.local.capacity import MachineHeadReservation, earliest_fit, make_capacity
+from metasched.policies.local.capacity import (
+    HeadReservation,
+    MachineHeadReservation,
+    earliest_fit,
+    make_capacity,
+)
 from metasched.policies.local.conservative import planned_start
 from metasched.policies.local.queueing import (
     EMPTY,
@@ -49,6 +54,8 @@ class SimulatedManager:
         self._machine_sizes = [machine.cpus for machine in cluster.machines]
         # free processors of each machine; None where processors are counted
         self._free_by_machine = list(self._machine_sizes) if cluster.machines else None
+        # machines of each shape: (processors, free processors)
+        self._shapes = Counter(zip(self._machine_sizes, self._machine_sizes, strict=True))
         self._releases: list[tuple[float, int]] = []  # (estimated end, processors) of running jobs
         self._true_run_times: dict[int, float] = {}  # seconds, of queued jobs
         self._true_ends: dict[int, float] = {}  # of running jobs
@@ -65,6 +72,8 @@ class SimulatedManager:
         self._partitions_by_free: dict[int, Partition] = {}  # by free counted processors
         self._partition_now: Partition | None = None  # cached until a start or an end
         self._plan: tuple[WaitingJob, HeadPlan] | None = None  # of a head; cached like the above
+        # of the policy's last pass; None: it made none, or a job has ended or left since
+        self._reservation: HeadReservation | None = None
 
     def can_run(self, job: Job) -> bool:
         """Whether the cluster could run the job if it were empty."""
@@ -133,12 +142,12 @@ class SimulatedManager:
     def withdraw(self, job_id: int) -> None:
         """Remove a queued job. KeyError if it is not queued."""
         del self.queue[job_id], self._true_run_times[job_id]
-        self._info, self._blocked_count = None, 0
+        self._info, self._reservation, self._blocked_count = None, None, 0
         self._bypassing_work.pop(job_id, None)
 
     def run_policy(self, now: float) -> list[StartedJob]:
         """Run a pass of the local policy; return the jobs that it started."""
-        queue, self._last_pass = self.queue, now
+        queue, self._last_pass, self._reservation = self.queue, now, None
         if not queue or self.free_cpus <= 0:
             return []
         started = []
@@ -158,7 +167,7 @@ class SimulatedManager:
                 seconds, run_time = job.machines[start.machine], run_time / machine.benchmark
                 if not self.cluster.shared:
                     cpus = self._free_by_machine[start.machine]
-                self._free_by_machine[start.machine] -= cpus
+                self._change_free(start.machine, -cpus)
             self.free_cpus -= cpus
             for name, amount in job.resources.items():
                 self._free_licences[name] -= amount
@@ -169,6 +178,7 @@ class SimulatedManager:
             )
             insort(self._releases, (end, cpus))
             started.append((job.id, start.machine, run_time))
+        self._reservation = getattr(self.policy, "reservation", None)
         if self.policy.incremental:
             self._blocked_count = len(queue)
         return started
@@ -181,10 +191,18 @@ class SimulatedManager:
         del self._true_ends[job_id]
         self.free_cpus += ended.cpus
         if self._free_by_machine is not None:
-            self._free_by_machine[ended.machine] += ended.cpus
+            self._change_free(ended.machine, ended.cpus)
         for name, amount in ended.resources.items():
             self._free_licences[name] += amount
         del self._releases[bisect_left(self._releases, (ended.end, ended.cpus))]
+
+    def _change_free(self, machine: int, cpus: int) -> None:
+        """Add to the free processors of a machine."""
+        assert self._free_by_machine is not None
+        size, free = self._machine_sizes[machine], self._free_by_machine[machine]
+        self._free_by_machine[machine] = free + cpus
+        self._shapes[size, free] -= 1
+        self._shapes[size, free + cpus] += 1
 
     def _free_resources(self) -> FreeResources:
         return FreeResources(
@@ -232,11 +250,11 @@ class SimulatedManager:
 
     def _forget_running(self) -> None:
         """Forget what follows from the running jobs, which have changed."""
-        self._info = self._partition_now = self._plan = None
+        self._info = self._partition_now = self._plan = self._reservation = None
 
     def _build_info(self) -> ClusterInfo:
         if self._partition_now is None:
-            self._partition_now = self._partition(self.free_cpus, self._free_by_machine)
+            self._partition_now = self._partition(self.free_cpus, self._shapes)
         first = next(iter(self.queue.values()), None)
         plan: HeadPlan | None = None
         if self._plans_head and first is not None and self.free_cpus > 0:
@@ -265,11 +283,10 @@ class SimulatedManager:
             self._plan = head, LazyHeadPlan(partial(self._plan_head, head, now))
         return self._plan[1]
 
-    def _partition(self, free_cpus: int, free_by_machine: Sequence[int] | None) -> Partition:
-        """Return the cluster's nodes, with these free processors."""
-        if free_by_machine is not None:
-            shapes = Counter(zip(self._machine_sizes, free_by_machine, strict=True))
-            nodes = tuple([_make_nodes(count, *shape) for shape, count in shapes.items()])
+    def _partition(self, free_cpus: int, shapes: Mapping[tuple[int, int], int]) -> Partition:
+        """Return the cluster's nodes, with these free processors and machines."""
+        if shapes:
+            nodes = tuple([_make_nodes(count, *shape) for shape, count in shapes.items() if count])
             return Partition("all", nodes, default=True)
         if (cached := self._partitions_by_free.get(free_cpus)) is None:
             nodes = (_make_nodes(1, self.cluster.cpus, free_cpus),)
@@ -278,22 +295,26 @@ class SimulatedManager:
 
     def _plan_head(self, head: WaitingJob, now: float) -> HeadPlan:
         """Return EASY's reservation for the head of the queue."""
-        reservation = make_capacity(now, self.running.values(), self._free_resources()).reserve(
-            head
-        )
+        reservation = self._reservation
+        if reservation is None or reservation.head is not head:
+            capacity = make_capacity(now, self.running.values(), self._free_resources())
+            reservation = capacity.reserve(head)
         if reservation.shadow_time == NEVER:
             return HeadPlan(NEVER, (), {})
-        free_cpus, free_by_machine = self.free_cpus, self._free_by_machine
+        free_cpus, shapes = self.free_cpus, self._shapes
         if isinstance(reservation, MachineHeadReservation):
-            free_by_machine = list(free_by_machine or ())
-            machine = reservation.machine
-            free_by_machine[machine] = min(free_by_machine[machine], reservation.extra_cpus)
+            assert self._free_by_machine is not None
+            size = self._machine_sizes[reservation.machine]
+            free = self._free_by_machine[reservation.machine]
+            shapes = shapes.copy()
+            shapes[size, free] -= 1
+            shapes[size, min(free, reservation.extra_cpus)] += 1
         else:
             free_cpus = min(free_cpus, reservation.extra_cpus)
         extra = reservation.extra_resources
         return HeadPlan(
             reservation.shadow_time,
-            (self._partition(free_cpus, free_by_machine),),
+            (self._partition(free_cpus, shapes),),
             {
                 name: min(count, extra.get(name, count))
                 for name, count in self._free_licences.items()

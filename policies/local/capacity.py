@@ -54,6 +54,7 @@ class Capacity:
         self.resources, self.rho = dict(free.resources), free.rho
         self.started: list[RunningJob] = []  # in this pass
         self.starts: list[JobStart] = []  # the result of this pass
+        self.reservation: HeadReservation | None = None  # made in this pass
 
     @property
     def full(self) -> bool:
@@ -76,8 +77,9 @@ class Capacity:
         self._record_start(job, job.cpus, machine, job.estimated)
 
     def reserve(self, head: WaitingJob) -> HeadReservation:
-        """Return the reservation of the earliest start for a job that does not fit now."""
-        return HeadReservation(head, self)
+        """Reserve the earliest start for a job that does not fit now; return the reservation."""
+        self.reservation = HeadReservation(head, self)
+        return self.reservation
 
     def release(self, ended: RunningJob) -> None:
         """Return the resources of an ended job."""
@@ -152,7 +154,8 @@ class FreeOnMachines(Capacity):
         return self.machines, self.resources
 
     def reserve(self, head: WaitingJob) -> HeadReservation:
-        return MachineHeadReservation(head, self)
+        self.reservation = MachineHeadReservation(head, self)
+        return self.reservation
 
 
 def make_capacity(now: float, running: Collection[RunningJob], free: FreeResources) -> Capacity:

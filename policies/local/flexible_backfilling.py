@@ -209,6 +209,7 @@ class FlexibleBackfilling:
         self._queue = _QueueTable(self.weights)
         self.head_id: int | None = None
         self._reservation: HeadReservation | None = None  # for the head of the last blocked pass
+        self.reservation: HeadReservation | None = None  # the same, if the last pass was blocked
 
     def choose_starts(
         self,
@@ -218,6 +219,7 @@ class FlexibleBackfilling:
         free: FreeResources,
     ) -> list[JobStart]:
         self._queue.update(queue)
+        self.reservation = None
         capacity = make_capacity(now, running, free)
         if self._queue.jobs and not capacity.full:
             self._run_pass(capacity)
@@ -251,6 +253,7 @@ class FlexibleBackfilling:
                     started.append(position)
                     startable = self._queue.startable(fitting, reservation)
             reservation.end_pass()
+            self.reservation = reservation
         if started:
             self._queue.remove(started)
         return head

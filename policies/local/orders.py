@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from metasched.policies.local.backfilling import backfill, start_first_fit, start_in_order
-from metasched.policies.local.capacity import make_capacity
+from metasched.policies.local.capacity import HeadReservation, make_capacity
 from metasched.policies.local.queueing import NEVER, FreeResources, JobStart, RunningJob, WaitingJob
 
 
@@ -96,6 +96,7 @@ class EASY:
     name: ClassVar[str] = "easy"
     period: float = 0.0
     incremental: ClassVar[bool] = True
+    reservation: HeadReservation | None = None  # of the last pass
 
     def choose_starts(
         self,
@@ -106,6 +107,7 @@ class EASY:
     ) -> list[JobStart]:
         capacity = make_capacity(now, running, free)
         backfill(self.sort_queue(now, queue), capacity)
+        self.reservation = capacity.reservation
         return capacity.starts
 
     def sort_queue(self, now: float, queue: Collection[WaitingJob]) -> Collection[WaitingJob]:
@@ -153,6 +155,7 @@ class FairShare(EASY):
         self._update_usage(now)
         capacity = make_capacity(now, running, free)
         backfill(self.sort_queue(now, queue), capacity)
+        self.reservation = capacity.reservation
         self._running = list(capacity.all_running())
         return capacity.starts
 

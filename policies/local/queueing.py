@@ -76,7 +76,7 @@ class LocalPolicy(Protocol):
     `incremental`: a job that was not started can only start after a job ends or exceeds its
     estimate; until then it is enough to pass the head of the queue and the jobs that arrived since.
     A policy may have `head_id`: the job for which its last pass reserved, if not the first of the
-    queue.
+    queue. It may have `reservation`: the `HeadReservation` of its last pass, or None.
     """
 
     @property

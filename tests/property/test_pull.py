@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -12,14 +13,16 @@ from msgspec import structs
 from metasched.core.promising_groups import PromisingGroups
 from metasched.core.tasks import Task
 from metasched.core.unstarted_index import UnstartedIndex
-from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
+from metasched.model.cluster import ClusterInfo, HeadPlan, NodeCapacity, Partition
 from metasched.model.job import Job
 from metasched.policies.eligible import fits_partition, take_nodes
+from metasched.policies.local.queueing import WaitingJob
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
 from metasched.policies.pull import PullCapacity
 from metasched.policies.pull_evidence import PullEvidence, needs_at_least
 from metasched.simulate.engine import Simulation
+from metasched.simulate.manager import SimulatedManager
 from metasched.simulate.synthetic import TWO_LEVEL
 from tests.harness.examples import examples
 
@@ -54,6 +57,13 @@ nodes = st.builds(
 )  # fmt: skip
 partitions = st.lists(nodes, min_size=1, max_size=4).map(
     lambda groups: Partition("main", tuple(groups), default=True)
+)
+
+head_plans = st.none() | st.builds(
+    lambda start, partition, copies: HeadPlan(start, (partition,), {"a": copies}),
+    start=st.sampled_from([0.0, 20.0, 30.0]),
+    partition=partitions,
+    copies=st.integers(0, 2),
 )
 
 
@@ -125,20 +135,44 @@ def test_pulls_between_machines_with_licences_start_at_once(policy: str, failure
     assert schedule.pulls - schedule.pulls_started <= failures
 
 
+@pytest.mark.parametrize("policy", ["easy", "fair-share", "fb-mod", "fb-unmod"])
+def test_the_reservation_of_a_policy_is_the_plan_that_a_new_pass_would_make(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = Counter[bool]()
+
+    class Manager(SimulatedManager):
+        def _plan_head(self, head: WaitingJob, now: float) -> HeadPlan:
+            plan, reservation = super()._plan_head(head, now), self._reservation
+            plans[reservation is not None] += 1
+            self._reservation = None
+            assert super()._plan_head(head, now) == plan
+            self._reservation = reservation
+            return plan
+
+    monkeypatch.setattr("metasched.simulate.engine.SimulatedManager", Manager)
+    small = replace(TWO_LEVEL, machines=(12, 6, 3, 2), jobs=200, inter_arrival=40)
+    workload, clusters = small.generate("table6", 1)
+    Simulation(workload, clusters, Policy(), lambda _: make_policy(policy)).run()
+    assert plans[True] > 10
+
+
 @examples(200)
 @given(
     st.lists(
         st.tuples(
             st.lists(jobs, max_size=3),  # pending elsewhere from now on
             st.integers(0, 3),  # of all, how many of the oldest have left
-            st.one_of(st.none(), st.tuples(partitions, st.integers(0, 3), st.booleans())),
+            st.one_of(
+                st.none(), st.tuples(partitions, st.integers(0, 3), st.booleans(), head_plans)
+            ),
         ),
         min_size=1,
         max_size=8,
     )
 )
 def test_a_check_of_what_has_changed_finds_what_a_check_of_all_groups_finds(
-    steps: list[tuple[list[Job], int, tuple[Partition, int, bool] | None]],
+    steps: list[tuple[list[Job], int, tuple[Partition, int, bool, HeadPlan | None] | None]],
 ) -> None:
     """None: a listing without changes."""
     index, kept, waiting = UnstartedIndex(), PromisingGroups("here"), list[Task]()
@@ -152,7 +186,7 @@ def test_a_check_of_what_has_changed_finds_what_a_check_of_all_groups_finds(
             index.remove(task)
         del waiting[:left]
         if listing is not None:
-            partition, copies, blocked = listing
+            partition, copies, blocked, plan = listing
             cpus = sum(group.count * group.cpus for group in partition.nodes)
             info = ClusterInfo(
                 cpus,
@@ -161,6 +195,7 @@ def test_a_check_of_what_has_changed_finds_what_a_check_of_all_groups_finds(
                 queue_head=(cpus, 100.0) if blocked else None,
                 running_jobs=((15.0, cpus - partition.free_cpus),),
                 free_licences={"a": copies},
+                head_plan=plan,
             )
         capacity = PullCapacity(info, 0.0)
         expected = [g for g in index.groups if capacity.can_start(g.job, g.shortest)]
