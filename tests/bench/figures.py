@@ -35,6 +35,11 @@ SECTIONS = {
         "Processor time of the daemon without its workers. At commit 8a6966f a single submission "
         "took 4.5 to 5.6 ms.",
     ),
+    "test_drop_in": (
+        "Drop-in commands",
+        "The lower quartile of 40 calls, median of three rounds. All commands share the processors "
+        "with the daemon.",
+    ),
     "test_recovery": ("Recovery", "From SIGKILL of a daemon with 10,000 and 50,000 open jobs."),
     "test_dispatch": ("Placement", "A decision of `LoadOrdering` among 50 clusters."),
     "test_queue_places": (

@@ -262,6 +262,18 @@ def test_shares_details_and_waiting_tasks_are_their_owners(common_folder: Path) 
             **b.caller,
         )
         assert listed.stdout == ""
+        words = ["--parsable", "-D", "/", "-o", "/dev/null", "-H", "--wrap", "true"]
+        for target, message in ((array, f"no job {array} of yours to wait for"), (own, "")):
+            submitted = subprocess.run(
+                [DROP_INS / "sbatch", "-d", f"afterok:{target}", *words],
+                env=b.environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                **b.caller,
+            )
+            assert message in submitted.stderr
+        assert operator.row(int(submitted.stdout))["user"] == B
         a.run("cancel", str(array))
         assert Counter(row["state"] for row in a.rows(array)) == {"cancelled": 5000}
 
