@@ -31,6 +31,7 @@ from metasched.model.job import Job, Payload
 from metasched.model.listing import AccountingAnswer, Listing, MissingTask
 from metasched.model.stored_names import STORED_FIELDS
 from metasched.model.survey import ReservationSpec, Survey
+from metasched.paths import drop_in_folder
 
 if TYPE_CHECKING:
     from metasched.adapters.launcher_client import LauncherClient
@@ -91,6 +92,8 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
             "METASCHED_CPUS": str(job.cpus),
             **task_variables(job.id, job.parsed_array, index, self.exports_job_id),
         }
+        if drop_in_folder() in self.payload.environment.get("PATH", "").split(":"):
+            variables["METASCHED_DROP_IN"] = drop_in_folder()
         if self.exports_job_id:
             variables["SLURM_JOB_NAME"] = job.name
             variables["SLURM_SUBMIT_DIR"] = self.payload.directory

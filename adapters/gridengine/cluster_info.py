@@ -15,6 +15,8 @@ from metasched.adapters.gridengine.listing import (
 )
 from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
 
+_MAX_JOB_ID = 9_999_999  # the qmaster then begins anew
+
 
 @dataclass(frozen=True)
 class CellDemand:
@@ -65,6 +67,7 @@ def cluster_info(
         owed_by_others=owed,
         pending_jobs=sum(job.task_count for job in waiting),
         queue_head=(waiting[0].slots, time_limit(waiting[0])) if waiting else None,
+        max_native_id=_MAX_JOB_ID,
     )
 
 

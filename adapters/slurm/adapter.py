@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,6 +45,8 @@ from metasched.model.survey import ReservationSpec, Survey
 __all__ = ["Slurm", "SlurmOptions"]
 
 _CORE_SELECT_TYPES = ("select/cons_tres", "select/cons_res")
+_FEDERATION_QUERY_INTERVAL = 600.0  # seconds
+_MAX_FEDERATED_ID = 2**32 - 1  # such ids hold the number of their cluster from bit 26 on
 _LICENCE_QUERY_INTERVAL = 60.0  # seconds between queries while a cluster counts no licences
 
 
@@ -80,6 +83,7 @@ class Slurm(Adapter):
         self._horizon = ListingHorizon()
         self._manager_licences: Mapping[str, ManagerLicences] = {}
         self._next_licence_query = 0.0
+        self._is_federated, self._next_federation_query = False, 0.0
         self._max_array_size: int | None = None
         self._access_choice = AccessChoice(options, cluster.name)
         # the only access to accounting and to reservations
@@ -238,9 +242,10 @@ class Slurm(Adapter):
     def poll(self) -> Listing:
         """List the cluster in four calls, whatever the number of jobs.
 
-        There is one more call if Slurm counts licences, one while reservations are upcoming, and
-        three while processors are reserved. The boot time is read after the listing: after a
-        restart of the controller in between, the listing proves less, never more.
+        There is one more call if Slurm counts licences, one while reservations are upcoming, three
+        while processors are reserved, and at times one for the federation of a cluster with
+        slurmdbd. The boot time is read after the listing: after a restart of the controller in
+        between, the listing proves less, never more.
         """
         access, taken_at = self._access, time.time()
         queue = access.jobs()
@@ -271,6 +276,7 @@ class Slurm(Adapter):
             use_source="sacct" if controller.slurmdbd else "",
             licences=self._query_licences(),
             associations=self._associations.current(controller),
+            max_native_id=self._max_native_id(controller),
         )
         self._max_array_size = controller.array_size
         return Listing(
@@ -303,6 +309,14 @@ class Slurm(Adapter):
             self._manager_licences = self._access.licences()
             self._next_licence_query = now + _LICENCE_QUERY_INTERVAL
         return self._manager_licences
+
+    def _max_native_id(self, controller: listing.ControllerInfo) -> int | None:
+        now = time.monotonic()
+        if controller.slurmdbd and now >= self._next_federation_query:
+            with suppress(Unreachable):  # the last answer stands
+                self._is_federated = self._commands.is_federated()
+            self._next_federation_query = now + _FEDERATION_QUERY_INTERVAL
+        return _MAX_FEDERATED_ID if self._is_federated else controller.max_job_id
 
     def query_accounting(self, missing: Sequence[MissingTask]) -> AccountingAnswer:
         return self._accounting.query(missing)

@@ -145,6 +145,9 @@ class SlurmCommands:
     def controller(self) -> listing.ControllerInfo:
         return self._query(listing.parse_controller, "scontrol", "show", "config")
 
+    def is_federated(self) -> bool:
+        return self._query(listing.parse_federation, "scontrol", "show", "federation")
+
     def licences(self) -> dict[str, ManagerLicences]:
         return self._query(listing.parse_licences, "scontrol", "--oneliner", "show", "licenses")
 

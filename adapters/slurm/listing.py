@@ -140,6 +140,7 @@ class ControllerInfo:
     select: str = ""  # SelectType
     cluster: str = ""  # ClusterName
     requires_associations: bool = False  # jobs of users without association are rejected
+    max_job_id: int | None = None  # MaxJobId; ids of a federation are higher
 
 
 def comma_lists(ids: Collection[str]) -> Iterator[str]:
@@ -243,7 +244,13 @@ def parse_controller(text: str) -> ControllerInfo:
         cluster=config.get("ClusterName", ""),
         requires_associations="associations"
         in config.get("AccountingStorageEnforce", "").split(","),
+        max_job_id=int(config["MaxJobId"]) if config.get("MaxJobId", "").isdecimal() else None,
     )
+
+
+def parse_federation(text: str) -> bool:
+    """Return whether `scontrol show federation` shows that the cluster is in a federation."""
+    return text.lstrip().startswith("Federation:")
 
 
 def _overrun(config: Mapping[str, str]) -> float | None:

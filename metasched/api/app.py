@@ -104,6 +104,7 @@ def create_app(daemon: Daemon) -> FastAPI:
             "mail": service.mailer.last_error,
             # a client repeats a submission only if this is so
             "idempotency_keys": daemon.honours_keys,
+            "first_id": service.settings.first_id,
             "quarantine": quarantine_rows(daemon) if caller.operator else [],
             "connections": connection_rows(app.state.listeners) if caller.operator else [],
             "descriptors": descriptor_use() if caller.operator else None,

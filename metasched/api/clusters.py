@@ -100,6 +100,7 @@ def _cluster_row(service: SchedulerService, name: str, adapter: str) -> dict[str
         "breaker": breaker_row(connection.breaker),
         "worker": breaker_row(connection.worker.breaker),
         "use": _use_row(connection.use_monitor),
+        "max_native_id": info.max_native_id if info else None,
     }
 
 

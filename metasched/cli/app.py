@@ -42,6 +42,7 @@ COMMANDS = {  # name -> module
     "reservation": "reservations",
     "db": "database",
     "token": "tokens",
+    "drop-in": "drop_in",
     "doctor": "doctor",
     "serve": "services",
     "demo": "services",
@@ -63,7 +64,7 @@ def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     app.callback(invoke_without_command=True)(_root)
     for name in names:
         module = import_module(f"metasched.cli.{COMMANDS[name]}")
-        command = getattr(module, name)
+        command = getattr(module, name.replace("-", "_"))
         if isinstance(command, typer.Typer):  # a group of commands
             app.add_typer(command, name=name)
             continue

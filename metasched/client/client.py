@@ -110,6 +110,12 @@ class Client:
         except NotFound:
             return self.jobs(jobs, **filters)
 
+    def lowest_job(self, user: str, state: str) -> int | None:
+        """Return the lowest id of a user's jobs with a task in one of the states."""
+        query = {"user": user, "state": state, "limit": 1}
+        rows = self._parse_rows(self._request("GET", "/jobs", query))
+        return rows[0]["job"] if rows else None
+
     def change(
         self,
         action: str,

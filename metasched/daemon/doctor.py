@@ -19,6 +19,7 @@ from metasched.adapters.errors import Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.registry import adapter_class
 from metasched.client.client import Client
+from metasched.client.native_ids import first_id_problem
 from metasched.config.reading import find_config, load_settings
 from metasched.config.settings import ClusterSettings, Settings
 from metasched.core.task_state_machine import HELD_AFTER_BACKUP
@@ -228,6 +229,7 @@ def _check_daemon(settings: Settings) -> Iterator[Diagnosis]:
         yield _check_descriptors(**descriptors)
     if delayed := health.get("delayed"):  # of an operator; unknown to earlier daemons
         yield _delayed_listings(delayed)
+    yield _check_ids(health, clusters)
     for row in clusters:
         yield _check_cluster(row)
         yield from check_evidence(row, settings)
@@ -246,6 +248,15 @@ def _check_daemon(settings: Settings) -> Iterator[Diagnosis]:
     if len(unknown) > MAX_LISTED_JOBS:
         remaining = f"{len(unknown) - MAX_LISTED_JOBS} more"
         yield Diagnosis("unknown jobs", False, remaining, "see `metasched status --state unknown`")
+
+
+def _check_ids(health: dict[str, Any], clusters: list[dict[str, Any]]) -> Diagnosis:
+    """Return whether the drop-in commands can be used; they need not."""
+    first_id = health.get("first_id", 1)
+    problem, fix = first_id_problem(first_id, clusters)
+    if not problem:
+        return Diagnosis("drop-in commands", True, f"ids from {first_id} are those of no cluster")
+    return Diagnosis("drop-in commands", first_id == 1, f"cannot be used: {problem}", fix)
 
 
 def _quarantine_entry(entry: dict[str, Any]) -> Diagnosis:

@@ -165,6 +165,7 @@ class ClusterInfo(msgspec.Struct, rename=STORED_FIELDS["ClusterInfo"]):
     # free copies of licences that the manager counts without refusing jobs that must wait for them
     free_licences: Mapping[str, int] = msgspec.field(default_factory=dict)
     head_plan: HeadPlan | None = None  # None: `queue_head` is all that the manager reports
+    max_native_id: int | None = None  # highest id that the manager gives a job; None: unknown
 
     @property
     def requires_associations(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -122,6 +123,51 @@ def test_scripts_see_our_ids_on_grid_engine(site: Site, gridengine_cell: Cell) -
     site.configure(table, extra=f"first_id = {FIRST_ID}\n")
     site.start()
     check_own_ids(site, "cell")
+
+
+LOGIN = """#!/bin/bash -l
+exec 2>&1
+srun -n1 bash -c 'echo id=$SLURM_JOB_ID'
+"""
+
+
+def test_a_login_shell_may_reset_the_path(over_both: Site) -> None:
+    """With the lines of /etc/profile.d the drop-ins stay first; else srun knows no such job."""
+    site = over_both
+    (site.folder / "login").write_text(LOGIN)
+    reset = "PATH=/usr/local/bin:/usr/bin:/bin\n"
+    snippet = site.run("drop-in", "slurm", "--profile").stdout
+    texts = {}
+    for name, profile in (("without", reset), ("with", reset + snippet)):
+        home = site.folder / name
+        home.mkdir()
+        (home / ".bash_profile").write_text(profile)
+        options = ("--cluster", "own", "--export", f"ALL,HOME={home}", "-o", f"{home}/out")
+        job = site.submit(*options, str(site.folder / "login"))
+        site.until_ended(job)
+        texts[name] = (home / "out").read_text().replace(str(job), "JOB")
+    assert texts["with"] == "id=JOB\n"
+    assert "Unable to confirm allocation for job JOB: Invalid job id" in texts["without"]
+
+
+def test_the_folder_is_refused_while_ids_could_be_those_of_a_cluster(
+    site: Site, clusters: SlurmSite
+) -> None:
+    def start_with(first_id: str) -> None:
+        site.configure(clusters["own"].table("poll_interval = 1\n"), extra=first_id)
+        site.start()
+        site.until(lambda: all(row["max_native_id"] for row in site.cluster_rows()))
+
+    start_with("")
+    assert "the daemon has no first_id" in site.error("drop-in", "slurm", code=3)
+    job = site.submit("--hold", "--wrap", "true")
+    site.stop()
+    start_with("first_id = 67043329\n")
+    assert [row["max_native_id"] for row in site.cluster_rows()] == [67043328]
+    assert f"your open job {job} is below first_id" in site.error("drop-in", "slurm", code=3)
+    site.run("cancel", str(job))
+    folder = Path(site.run("drop-in", "slurm").stdout.rstrip("\n"))
+    assert (folder / "squeue").exists()
 
 
 STEPS = """#!/bin/bash

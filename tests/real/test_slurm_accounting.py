@@ -177,6 +177,28 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
         new_client.adapter.close()
 
 
+def test_ids_of_a_federation_are_higher(with_slurmdbd: SlurmCluster, tmp_path: Path) -> None:
+    def highest_id(folder: str) -> int | None:
+        """Return what a new worker reports, which asks for the federation at once."""
+        (tmp_path / folder).mkdir()
+        client = Client(with_slurmdbd, tmp_path / folder)
+        try:
+            return client.adapter.poll().info.max_native_id
+        finally:
+            client.adapter.close()
+
+    assert highest_id("alone") == 67043328
+    with_slurmdbd.run("sacctmgr", "-i", "add", "federation", "all", "clusters=alpha")
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while "Federation: all" not in with_slurmdbd.run("scontrol", "show", "federation"):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert highest_id("federated") == 2**32 - 1
+    finally:
+        with_slurmdbd.run("sacctmgr", "-i", "delete", "federation", "all")
+
+
 def test_each_end_is_reported_as_in_a_listing(client: Client) -> None:
     ends = {
         "exit 0": (State.COMPLETED, 0, None),
