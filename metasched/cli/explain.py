@@ -8,6 +8,8 @@ import typer
 
 from metasched.cli.common_options import ConfigOption, JsonOption
 from metasched.cli.connect import connect
+from metasched.cli.job_commands import ENDED
+from metasched.cli.job_end import print_end
 from metasched.cli.job_ids import check_job_ids, format_task_id
 from metasched.cli.show import format_time, print_table, printable
 
@@ -45,12 +47,15 @@ def story(job: JobArgument, json: JsonOption = False, config: ConfigOption = Non
 def explain(job: JobArgument, json: JsonOption = False, config: ConfigOption = None) -> None:
     """Explain the state of a job: its reason, eligible clusters, expected start.
 
+    Of a job that ran and failed, print its exit code and the last lines of its output.
+
     \b
     Examples:
       metasched explain 17
       metasched explain 17 --json
     """
-    answer = connect(config).explain(check_job_ids([job])[0])
+    client = connect(config)
+    answer = client.explain(check_job_ids([job])[0])
     if json:
         print(json_format.dumps(answer, indent=2))
         return
@@ -61,6 +66,8 @@ def explain(job: JobArgument, json: JsonOption = False, config: ConfigOption = N
     if answer.get("text"):
         print(printable(answer["text"]))
     print_explanation(answer)
+    if answer["state"] in ENDED:
+        print_end(client, format_task_id(answer))
 
 
 def print_explanation(answer: Mapping[str, Any]) -> None:

@@ -6,12 +6,13 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from metasched.cli import job_commands
 from metasched.paths import NEXT_CURSOR_HEADER
-from tests.unit.cli.fake_daemon import FakeDaemon, Run, row, started, verdict
+from tests.unit.cli.fake_daemon import FakeDaemon, Run, answer_paths, row, started, verdict
 
 
 def details(job: int = 17, state: str = "running", **fields: object) -> dict[str, object]:
@@ -266,3 +267,40 @@ def test_explain(daemon: FakeDaemon, run: Run) -> None:
     assert ["left", "yes", "yes", "physics", "120", "2"] in lines
     assert "right no 2 cluster_down: no answer for 30 s" in [" ".join(line) for line in lines]
     assert json.loads(run("explain", "17_3", "--json").out) == answer
+
+
+FAILED = {"job": 17, "task": None, "state": "failed", "reason": None, "priority": 7, "text": ""}
+
+
+def explained_end(daemon: FakeDaemon, run: Run, path: Path, **fields: object) -> list[str]:
+    """Return the lines of `explain` about the end of a job with this output."""
+    ran = {"started": "2026-01-31T10:00:00Z", "ended": "2026-01-31T10:01:05Z"}
+    daemon.answer("/jobs/17/explain", FAILED)
+    daemon.answer("/jobs/details", [details(17, "failed", **{**ran, "exit_code": 3, **fields})])
+    answer_paths(daemon, path)
+    return run("explain", "17").out.splitlines()[1:]
+
+
+def test_explain_of_a_failed_job(daemon: FakeDaemon, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "17.out"
+    path.write_text("".join(f"line {i}\n" for i in range(3000)) + "no such file\x1b[2J")
+    end = explained_end(daemon, run, path, signal=None)
+    last = [f"  line {i}" for i in range(2991, 3000)]
+    assert end == ["", "Exit code 3.", f"Output: {path}", *last, "  no such file?[2J"]
+    path.unlink()
+    end = explained_end(daemon, run, path, exit_code=None, signal=9)
+    expected = ["Exit code unknown, signal 9.", f"Output: {path}"]
+    assert end[1:] == [*expected, "  (No such file or directory here)"]
+
+
+def test_explain_does_not_wait_for_a_pipe_of_a_job(
+    daemon: FakeDaemon, run: Run, tmp_path: Path
+) -> None:
+    """An operator who asks about a job of another reads a path that its owner chose."""
+    os.mkfifo(tmp_path / "pipe")
+    end = explained_end(daemon, run, tmp_path / "pipe")
+    assert end[-1] == "  (not a regular file here)"
+
+
+def test_explain_of_a_job_that_never_started(daemon: FakeDaemon, run: Run, tmp_path: Path) -> None:
+    assert explained_end(daemon, run, tmp_path / "17.out", started=None) == []
