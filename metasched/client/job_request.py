@@ -17,6 +17,7 @@ from metasched.client.directives import (
 )
 from metasched.client.environment import current_umask, exported_environment, is_utf8
 from metasched.client.options import COMMAND_LINE, MAX_NAME_LENGTH, InvalidSubmission
+from metasched.client.output_folder import output_problem
 from metasched.client.resource_counts import GPU_OPTIONS, ResourceConflict, complete_counts
 from metasched.model.arrays import parse_array
 from metasched.model.dependencies import parse_dependency
@@ -198,7 +199,15 @@ def _output_pattern(values: OptionValues, dest: str) -> str | None:
         check_pattern(_check_text(text))
         return text
 
-    return _parse_option(values, dest, checked)
+    pattern = _parse_option(values, dest, checked)
+    if pattern is not None:
+        problem = output_problem(os.path.join(_working_directory(values), pattern))
+        if problem:
+            raise InvalidSubmission(
+                f"{problem} {quote_for_error(pattern)}, {_locate(values, dest)}; "
+                "create its directory, or name another"
+            )
+    return pattern
 
 
 def _array_range(values: OptionValues) -> str | None:

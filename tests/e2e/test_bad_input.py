@@ -91,6 +91,11 @@ def refusal(
         (["submit", "-D", "/nowhere", "--wrap", "true"], 2, "/nowhere"),
         (["submit", "--mem", "lots", "--wrap", "true"], 2, "lots"),
         (["submit", "--gres", "gpu:1", "--wrap", "true"], 3, "gres"),
+        (
+            ["submit", "-o", "missing/%j", "--wrap", "true"],
+            2,
+            'no directory of "missing/%j", --output; create its directory',
+        ),
         (["status", "12"], 5, "no job 12"),
         (["status", "x"], 2, "x"),
         (["cancel", "7"], 5, "no job 7"),
