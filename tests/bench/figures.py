@@ -36,7 +36,7 @@ SECTIONS = {
         "took 4.5 to 5.6 ms.",
     ),
     "test_drop_in": (
-        "Drop-in commands",
+        "Commands",
         "The lower quartile of 40 calls, median of three rounds. All commands share the processors "
         "with the daemon.",
     ),

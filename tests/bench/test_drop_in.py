@@ -1,10 +1,11 @@
-"""What a call of the drop-in commands costs, and ten loops of `sbatch` at once."""
+"""What a call of the drop-in and of our own commands costs, and ten loops of `sbatch` at once."""
 
 from __future__ import annotations
 
 import os
 import resource
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.bench.conftest import Record
 from tests.e2e.conftest import Site
 
 COMMANDS = Path(metasched.__file__).parent / "drop_in/slurm"
+OWN = Path(sys.executable).with_name("metasched")
 BARE = ["/usr/bin/python3", "-I", "-S", "-c", "import json, socket"]
 CALLS, ROUNDS, LOOPS, SUBMISSIONS = 40, 3, 10, 30
 LOOP = (
@@ -44,6 +46,9 @@ def test_processor_time_of_a_call(running: Site, record: Record) -> None:
     commands: dict[str, Sequence[str | Path]] = {
         "sbatch": [COMMANDS / "sbatch", script],
         "squeue": [COMMANDS / "squeue", "-h", "-j", "1"],
+        "metasched status": [OWN, "status", "1"],
+        "metasched hold": [OWN, "hold", "1"],
+        "metasched submit": [OWN, "submit", script],
     }
     used: dict[str, list[float]] = {name: [] for name in ("python3", *commands)}
     for _ in range(ROUNDS):
