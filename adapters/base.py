@@ -204,8 +204,9 @@ class Adapter(ABC):
         """Queue every task of the submission; return its native id by array index.
 
         On return the manager has stored all tasks as durably as it can. Raises Refused if no task
-        is queued, Unreachable if some may be (search for the tag). The manager must not restart a
-        task by itself unless `submission.job.requeue`.
+        is queued, PartlySubmitted if some certainly are not, otherwise Unreachable if some may be
+        (search for the tag). The manager must not restart a task by itself unless
+        `submission.job.requeue`.
         """
 
     @abstractmethod

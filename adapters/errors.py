@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from metasched.model.refusal_scope import RefusalScope
 
 
@@ -12,6 +14,7 @@ class AdapterError(Exception):
      +-- Refused       certainly not carried out: the manager rejected the request
      +-- Unreachable   perhaps carried out: search for the tag before a retry
           +-- SiteFault     certainly not carried out: a fault of the site, for all users alike
+          +-- PartlySubmitted  a submission of which some tasks are certainly not queued
     """
 
 
@@ -42,3 +45,15 @@ class SiteFault(Unreachable):
 
     No job and no user is at fault. The cluster is down until the site repairs it.
     """
+
+
+class PartlySubmitted(Unreachable):
+    """A submission that stopped, because its time was over or a task was rejected.
+
+    `native_ids` are those of queued tasks; `untried` are the indices of tasks that are certainly
+    not queued. Any other task may or may not be queued.
+    """
+
+    def __init__(self, reason: str, native_ids: Mapping[int, str], untried: Sequence[int]) -> None:
+        super().__init__(reason)
+        self.native_ids, self.untried = dict(native_ids), tuple(untried)

@@ -7,6 +7,7 @@ that are sent with it, so the launcher reads none of them.
 from __future__ import annotations
 
 import json
+import math
 import os
 import pwd
 import select
@@ -26,6 +27,8 @@ from metasched.adapters.errors import Refused, SiteFault, Unreachable
 PROTOCOL = 2  # of messages to the launcher, see `metasched/launcher.py`
 REPLY_TIMEOUT = 10.0  # seconds for a reply of the launcher that waits for no command
 
+# Of the time of a call that executes several commands: what must remain to start another one
+RESERVED_TIME = 0.25
 MAX_LOGGED_TAGS = 50  # of one request, for the launcher's log
 
 # `deadline`: monotonic seconds, None: no deadline; `job`: tags of the jobs that it works for
@@ -56,6 +59,33 @@ def remaining_seconds(timeout: float) -> float:
     if (remaining := deadline - time.monotonic()) <= 0:
         raise Unreachable("the commands of this call took too long")
     return min(timeout, remaining)
+
+
+class TimeBudget:
+    """Time of a call that executes a command for each of several tasks.
+
+    No further command is started if it would probably be cut off by the thread's deadline: its
+    result would be uncertain.
+    """
+
+    def __init__(self) -> None:
+        deadline: float | None = getattr(_thread, "deadline", None)
+        self._deadline = math.inf if deadline is None else deadline
+        self._step_started = time.monotonic()
+        # seconds that must remain to start a command, once another was executed
+        self._reserve = (self._deadline - self._step_started) * RESERVED_TIME
+        self._steps = 0
+
+    def start_step(self) -> None:
+        """Raise Unreachable if too little time remains for another command."""
+        now = time.monotonic()
+        if self._steps:
+            self._reserve = max(self._reserve, 2 * (now - self._step_started))
+        remaining = self._deadline - now
+        if remaining < math.inf and remaining <= (self._reserve if self._steps else 0.0):
+            raise Unreachable(f"the time of this call was over after {self._steps} commands")
+        self._step_started = now
+        self._steps += 1
 
 
 @contextmanager

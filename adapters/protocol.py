@@ -111,13 +111,15 @@ class ListingDelta(msgspec.Struct, rename=STORED_FIELDS["ListingDelta"], frozen=
 class WorkerReply(msgspec.Struct, rename=STORED_FIELDS["WorkerReply"], frozen=True):
     """The reply to a call."""
 
-    # "": success; "untried": a chained submit that was not executed
-    error: Literal["", "refused", "unreachable", "defect", "untried"] = ""
+    # "": success; "untried": a chained submit that was not executed; "partial": a submit that
+    # stopped, see `PartlySubmitted`
+    error: Literal["", "refused", "unreachable", "defect", "untried", "partial"] = ""
     reason: str = ""  # of the error
     retry_later: bool = False  # of "refused": the manager accepts no such submissions for now
     scope: RefusalScope = "cluster"  # of `retry_later`
     site_fault: bool = False  # of "unreachable": certainly not executed, see `SiteFault`
     native_ids: dict[int, str] = msgspec.field(default_factory=dict)  # by task index
+    untried: tuple[int, ...] = ()  # of "partial": tasks that are certainly not queued
     delta: ListingDelta | None = None
     accounting: AccountingAnswer | None = None
     survey: Survey | None = None

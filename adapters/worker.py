@@ -32,7 +32,7 @@ from metasched.adapters.claims import (
     read_end,
     revoke_claim,
 )
-from metasched.adapters.errors import Refused, SiteFault, Unreachable
+from metasched.adapters.errors import PartlySubmitted, Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, owner_deadline, requests_for
 from metasched.adapters.protocol import (
     WORKER_PROTOCOL,
@@ -86,7 +86,7 @@ class AdapterHost:
             with owner_deadline(call.time_limit), requests_for(_tags_of(call)):
                 reply = self._execute(call)
         if call.operation == "submit":
-            if reply.retry_later or reply.error not in ("", "refused"):
+            if reply.retry_later or reply.error not in ("", "refused", "partial"):
                 self._broken_chains.add(call.owner)
             else:
                 self._broken_chains.discard(call.owner)
@@ -131,6 +131,10 @@ class AdapterHost:
         except Refused as error:
             return WorkerReply(
                 "refused", error.reason, retry_later=error.retryable, scope=error.scope
+            )
+        except PartlySubmitted as error:
+            return WorkerReply(
+                "partial", error.reason, native_ids=error.native_ids, untried=error.untried
             )
         except Unreachable as error:
             site_fault = isinstance(error, SiteFault)

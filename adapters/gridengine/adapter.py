@@ -22,7 +22,7 @@ from metasched.adapters.base import Submission, Withdrawal
 from metasched.adapters.commands import memory_file
 from metasched.adapters.drmaa.job_script import build_job_script
 from metasched.adapters.drmaa.session import DrmaaSession
-from metasched.adapters.errors import Refused, SiteFault, Unreachable
+from metasched.adapters.errors import PartlySubmitted, Refused, SiteFault, Unreachable
 from metasched.adapters.gridengine import listing
 from metasched.adapters.gridengine.accounting import AccountingFile
 from metasched.adapters.gridengine.cell_files import cell_folder
@@ -39,7 +39,7 @@ from metasched.adapters.gridengine.reservations import GridEngineReservations
 from metasched.adapters.gridengine.set_aside import SetAsideJobs
 from metasched.adapters.gridengine.submission import native_specification, parse_rejection
 from metasched.adapters.gridengine.withdrawals import Deletion, DeletionLog, JobDeletion
-from metasched.adapters.launcher_client import LauncherClient
+from metasched.adapters.launcher_client import LauncherClient, TimeBudget
 from metasched.model.cluster import Cluster
 from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.job import State
@@ -141,13 +141,19 @@ class GridEngine:
     def submit(self, submission: Submission) -> dict[int, str]:
         """Queue each task as a job of its own, in the order of the indices.
 
-        A rejection after some tasks were accepted raises Unreachable: the accepted tasks are found
-        by their tag, and the others are proved absent.
+        Raises PartlySubmitted if the time of the call is nearly over, or if a task is rejected or
+        gets no answer after others were accepted.
         """
         settings, native_ids = self._settings, dict[int, str]()
         name = submission.reservation
         reservation = self._reservations.find(name) if name else None
-        for index in submission.indices:
+        budget = TimeBudget()
+        for position, index in enumerate(submission.indices):
+            try:
+                budget.start_step()
+            except Unreachable as error:
+                untried = submission.indices[position:]
+                raise PartlySubmitted(error.reason, native_ids, untried) from None
             try:
                 limited = submission
                 if reservation is not None:
@@ -169,8 +175,12 @@ class GridEngine:
             except (Refused, SiteFault) as error:
                 if not native_ids:
                     raise
-                accepted = f"{len(native_ids)} of {len(submission.indices)} tasks were accepted"
-                raise Unreachable(f"{accepted}, then: {error.reason}") from None
+                raise PartlySubmitted(
+                    error.reason, native_ids, submission.indices[position:]
+                ) from None
+            except Unreachable as error:
+                untried = submission.indices[position + 1 :]
+                raise PartlySubmitted(error.reason, native_ids, untried) from None
         return native_ids
 
     def _submit_task(self, submission: Submission, index: int, specification: str) -> str:

@@ -57,10 +57,22 @@ class DispatchAnswers:
                 yield self._state_machine.apply(task, TaskEvent.ABSENT, "never submitted")
 
     def apply_accepted(self, event: DispatchAccepted) -> Iterator[StateChange]:
-        """Record that a manager has the tasks of a dispatch; request withdrawals that waited."""
+        """Record that a manager has the tasks of a dispatch; request withdrawals that waited.
+
+        Tasks that did not reach it are queued again.
+        """
         tasks = self._state.tasks_of_dispatch(event.job, event.dispatch_id)
         for task in tasks:
             attempt, view = task.live_attempt, self._state.view_of(task)
+            if task.index in event.uncertain:
+                attempt.tried = event.time
+                self._state.record_note(task, f"no answer: {event.reason}")
+                continue
+            if task.index in event.untried:
+                if attempt.state in _UNANSWERED:
+                    cause = f"never submitted: {event.reason}"
+                    yield self._state_machine.apply(task, TaskEvent.ABSENT, cause)
+                continue
             attempt.native_id = event.native_ids.get(task.index)
             attempt.accepted = event.time
             attempt.tried = None
@@ -73,7 +85,8 @@ class DispatchAnswers:
             if view is not None and view.full_reason:
                 view.full_reason, view.retry_delay = "", 0.0
                 self._gates.request_recheck()
-        if tasks and (view := self._state.view_of(tasks[0])) is not None:
+        any_accepted = bool(tasks and (event.native_ids or not event.reason))
+        if any_accepted and (view := self._state.view_of(tasks[0])) is not None:
             view.scope_limits.accept(tasks[0].job)
 
     def apply_rejected(self, event: DispatchRejected) -> Iterator[StateChange]:

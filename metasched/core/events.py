@@ -72,6 +72,9 @@ class DispatchAccepted(msgspec.Struct, rename=STORED_FIELDS["DispatchAccepted"],
     dispatch_id: int
     native_ids: dict[int, str]  # by task index
     access: str = ""  # interface that was used, if the adapter has several
+    untried: tuple[int, ...] = ()  # indices of tasks that certainly did not reach the manager
+    uncertain: tuple[int, ...] = ()  # indices of tasks for which there was no answer
+    reason: str = ""  # why tasks are untried or uncertain
 
 
 class DispatchRejected(msgspec.Struct, rename=STORED_FIELDS["DispatchRejected"], frozen=True):

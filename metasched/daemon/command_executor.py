@@ -97,7 +97,7 @@ class CommandExecutor:
                 events.append(_result(dispatch, reply, only_user=bool(owner)))
                 if reply.error == "refused":
                     accepting = accepting and not reply.retry_later
-                elif reply.error not in ("", "untried"):
+                elif _has_failed(dispatch, reply):
                     accepting, error = False, reply.reason or "no answer"
                     if reply.site_fault:
                         site_fault = error
@@ -195,7 +195,27 @@ def _result(dispatch: Dispatch, reply: WorkerReply, only_user: bool) -> CoreEven
             return DispatchRejected(
                 now, job_id, dispatch_id, reply.reason, reply.retry_later, scope
             )
-        case _ if reply.error == "untried" or reply.site_fault:
+        case "partial" if reply.native_ids or _uncertain(dispatch, reply):
+            return DispatchAccepted(
+                *(now, job_id, dispatch_id, reply.native_ids, reply.access),
+                untried=reply.untried,
+                uncertain=_uncertain(dispatch, reply),
+                reason=reply.reason,
+            )
+        case _ if reply.error in ("untried", "partial") or reply.site_fault:
             return DispatchSkipped(now, ((job_id, dispatch_id),))
         case _:
             return DispatchUncertain(now, job_id, dispatch_id, reply.reason)
+
+
+def _uncertain(dispatch: Dispatch, reply: WorkerReply) -> tuple[int, ...]:
+    """Return the tasks of a dispatch that a "partial" reply leaves uncertain."""
+    answered = {*reply.native_ids, *reply.untried}
+    return tuple(index for index in dispatch.indices if index not in answered)
+
+
+def _has_failed(dispatch: Dispatch, reply: WorkerReply) -> bool:
+    """Whether no further dispatch should be sent for now. A call that ran out of time has not."""
+    if reply.error == "partial":
+        return not reply.native_ids or bool(_uncertain(dispatch, reply))
+    return reply.error not in ("", "untried")
