@@ -87,7 +87,12 @@ class ClusterView:
     def __post_init__(self) -> None:
         self.name = self.cluster.name
         self.scope_limits = ScopeLimits(
-            self.name, self.cluster.max_unanswered, self.queue_depth, self.rechecks, self.refills
+            self.name,
+            self.cluster.max_unanswered,
+            self.cluster.max_tasks_per_dispatch,
+            self.queue_depth,
+            self.rechecks,
+            self.refills,
         )
         self.pulls = PullRecord(self.name, self.cluster.start_delay)
 

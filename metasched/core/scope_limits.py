@@ -4,7 +4,9 @@ A limit is found by bisection: after a refusal half as many tasks are dispatched
 ended is repeated with a single task after a delay, since others may have fewer jobs then. A limit
 that has grown is found by doubling.
 
-The number of a user's tasks on the way to a manager is bounded. So a refusal takes back few.
+The number of a user's tasks on the way to a manager is bounded. So a refusal takes back few. Users
+share that number, but each may have a whole dispatch on the way. So few tasks wait for commands, and
+the others can still be ordered anew.
 
 The tasks that wait in the manager's queue have places there, which all users share. The others
 follow in turn as these start. So a later job of any user has few tasks before it, and a manager
@@ -71,16 +73,19 @@ class ScopeLimits:
         self,
         cluster: str,
         max_unanswered: int | None,
+        max_per_dispatch: int,
         queue_depth: int | None,
         rechecks: Rechecks,
         refills: set[str],
     ) -> None:
         """`max_unanswered`, `queue_depth`: see `Cluster`; `rechecks`: of all clusters.
 
+        `max_per_dispatch`: most tasks of a dispatch.
         `refills`: the clusters that may have got a place in their queues again.
         """
         self._cluster, self._rechecks, self._refills = cluster, rechecks, refills
         self._max_unanswered = math.inf if max_unanswered is None else max_unanswered
+        self._max_per_dispatch = min(max_per_dispatch, self._max_unanswered)
         # by user (None: limits that hold for several users) and jobs
         self._limits: dict[str | None, dict[JobSet, ScopeLimit]] = {}
         self._limited_jobs: set[int] = set()  # jobs with a limit of their own
@@ -197,9 +202,10 @@ class ScopeLimits:
             return
         count = self._unanswered[user] + change
         self._unanswered[user] = count
-        if count >= self._max_unanswered:
+        most = max(self._max_unanswered // len(self._unanswered), self._max_per_dispatch)
+        if count >= most:
             self._awaiting.add(user)
-        elif user in self._awaiting and count <= FEW_UNANSWERED * self._max_unanswered:
+        elif user in self._awaiting and count <= FEW_UNANSWERED * most:
             self._awaiting.remove(user)
             self._recheck_user(user)
         if not count:

@@ -21,7 +21,8 @@ class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_o
     benchmark: float = 1.0  # speed of a processor relative to the other clusters
     filesystems: tuple[str, ...] = ()  # mounted there, below "/"; empty: every path can be used
     max_tasks_per_dispatch: int = 1000  # of an array
-    # tasks of a user on the way to its manager, without an answer; None: any number
+    # tasks of all users on the way to its manager, without an answer; but each user may have those
+    # of one dispatch; None: any number
     max_unanswered: int | None = 1000
     # tasks of all users that wait there, the others wait in metasched, see `ScopeLimits`; 0: by
     # its size, see `ClusterView.queue_depth`; None: any number

@@ -20,7 +20,7 @@ class Places(RuleBasedStateMachine):
         super().__init__()
         self.refills: set[str] = set()
         self.depth, self.idle = 4, 1
-        self.limits = ScopeLimits("x", None, self.depth, {}, self.refills)
+        self.limits = ScopeLimits("x", None, 1, self.depth, {}, self.refills)
         self.queued: Counter[str] = Counter()
         self.barred: set[str] = set()  # users who wait for a place
 
