@@ -5,8 +5,8 @@ ended is repeated with a single task after a delay, since others may have fewer 
 that has grown is found by doubling.
 
 The number of a user's tasks on the way to a manager is bounded. So a refusal takes back few. Users
-share that number, but each may have a whole dispatch on the way. So few tasks wait for commands, and
-the others can still be ordered anew.
+share that number, but each may have a whole dispatch on the way. So few tasks wait for commands,
+and the others can still be ordered anew.
 
 The tasks that wait in the manager's queue have places there, which all users share. The others
 follow in turn as these start. So a later job of any user has few tasks before it, and a manager
