@@ -1,14 +1,13 @@
-"""Checks the table [limits] of metasched.toml."""
+"""Checks the table [limits], of metasched.toml or of a file of simulated clusters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from metasched.config.settings import ConfigError
-from metasched.config.tables import ConfigFile, LimitsOfScope
+from metasched.config.tables import LimitsOfScope, LimitsTable
 from metasched.model.limits import LimitSettings, LimitTable
-from metasched.policies.policy import Policy
 
 # (narrower, wider): each task that the first counts is counted by the second, too
 _CONTAINED = (
@@ -19,19 +18,19 @@ _CONTAINED = (
 )
 
 
-def read_limits(config: ConfigFile, policy: Policy, path: Path | None) -> LimitSettings:
-    """Return the limits of the site.
+def read_limits(
+    tables: LimitsTable, classes: Collection[str], licences: Collection[str], path: Path | None
+) -> LimitSettings:
+    """Return the limits of the site, which has these user classes and licences.
 
     ConfigError for a limit that can never be reached beside another of its table, for an unknown
     class or licence.
     """
-    tables = config.limits
-    if unknown := sorted(tables.classes.keys() - policy.classes.keys()):
+    if unknown := sorted(tables.classes.keys() - set(classes)):
         raise ConfigError(
             f'no user class "{unknown[0]}" in the policy, {path}, [limits.classes]; '
-            f"it has {', '.join(policy.classes)}"
+            f"it has {', '.join(classes)}"
         )
-    licences = {licence.name for licence in config.licence}
 
     def read(table: LimitsOfScope, place: str) -> LimitTable:
         return _read_table(table, licences, f"{path}, [limits{place}]")
@@ -49,7 +48,7 @@ def read_limits(config: ConfigFile, policy: Policy, path: Path | None) -> LimitS
     )
 
 
-def _read_table(table: LimitsOfScope, licences: set[str], location: str) -> LimitTable:
+def _read_table(table: LimitsOfScope, licences: Collection[str], location: str) -> LimitTable:
     for narrower, wider in _CONTAINED:
         inner, outer = getattr(table, narrower), getattr(table, wider)
         if inner is not None and outer is not None and inner > outer:
@@ -57,7 +56,7 @@ def _read_table(table: LimitsOfScope, licences: set[str], location: str) -> Limi
                 f"{narrower} = {inner} exceeds {wider} = {outer}, {location}; lower it or leave "
                 "it out, since it could never be reached"
             )
-    if unknown := sorted(table.licences.keys() - licences):
+    if unknown := sorted(table.licences.keys() - set(licences)):
         raise ConfigError(
             f'no licence "{unknown[0]}", {location}; add a [[licence]] table, or correct the name'
         )

@@ -108,7 +108,9 @@ def load_settings(path: Path | None) -> Settings:
             _licence_server_settings(table, path) for table in config.licence_server
         ),
         quotas=_class_quotas(config.reservations, policy, path),
-        limits=read_limits(config, policy, path),
+        limits=read_limits(
+            config.limits, policy.classes, [licence.name for licence in config.licence], path
+        ),
         use_interval=(config.fair_share or FairShareTable()).interval,
         fair_share=None
         if config.fair_share is None

@@ -1,17 +1,19 @@
-"""The clusters of a simulation and their shared licences, read from a TOML file."""
+"""The clusters of a simulation, their shared licences, shares and limits, read from a TOML file."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from metasched.config.tables import MAX_QUEUE_DEPTH, FairShareTable
+from metasched.config.tables import MAX_QUEUE_DEPTH, FairShareTable, LimitsTable
 from metasched.errors import UserError
 from metasched.model.fair_share import FairShareSettings
 from metasched.model.licence import LicencePool
+from metasched.model.limits import LimitSettings
 from metasched.simulate.clusters import (
     MAX_CLUSTERS,
     MAX_CPUS,
@@ -63,6 +65,7 @@ class ClustersFile(_TableModel):
     ]
     licence: tuple[SimulatedLicenceTable, ...] = ()
     fair_share: FairShareTable | None = None
+    limits: LimitsTable = LimitsTable()
 
 
 def read_clusters(path: Path) -> tuple[SimulatedCluster, ...]:
@@ -110,6 +113,25 @@ def read_shares(path: Path) -> FairShareSettings | None:
 
     try:
         return read_fair_share(table, (), path)
+    except UserError as error:
+        raise ClusterError(str(error)) from None
+
+
+def read_limit_settings(
+    path: Path, classes: Collection[str], licences: Collection[str]
+) -> LimitSettings:
+    """Read the table [limits]. ClusterError if it is invalid.
+
+    `classes`: of users, of the policy; `licences`: those besides the licences of the file.
+    """
+    tables = _read_file(path)
+    licences = {*licences, *(licence.name for licence in tables.licence)}
+    for cluster in tables.cluster:
+        licences.update(cluster.licences)
+    from metasched.config.limits import read_limits  # imports half of the daemon
+
+    try:
+        return read_limits(tables.limits, classes, licences, path)
     except UserError as error:
         raise ClusterError(str(error)) from None
 

@@ -1,14 +1,15 @@
-"""The clusters and shared licences of a simulation, as given on the command line."""
+"""The clusters of a simulation with licences, shares and limits, as given on the command line."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from metasched.model.fair_share import FairShareSettings
 from metasched.model.licence import LicencePool
+from metasched.model.limits import LimitSettings
 from metasched.simulate.clusters import MAX_CLUSTERS, MAX_CPUS, ClusterError, SimulatedCluster
 
 
@@ -28,6 +29,18 @@ def parse_fair_share(text: str) -> FairShareSettings | None:
 
         return read_shares(Path(text))
     return None
+
+
+def parse_limits(text: str, classes: Collection[str], licences: Collection[str]) -> LimitSettings:
+    """Read the limits of a cluster description: only a TOML file has any.
+
+    `classes`: of users; `licences`: those that the description does not name.
+    """
+    if text.endswith(".toml") or Path(text).is_file():
+        from metasched.simulate.cluster_file import read_limit_settings
+
+        return read_limit_settings(Path(text), classes, licences)
+    return LimitSettings()
 
 
 def pool_licences(

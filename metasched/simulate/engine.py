@@ -43,6 +43,7 @@ from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.fair_share import FairShareSettings
 from metasched.model.job import Job, State
 from metasched.model.licence import LicencePool
+from metasched.model.limits import LimitSettings
 from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
 from metasched.policies.local.queueing import LocalPolicy
@@ -55,6 +56,7 @@ from metasched.simulate.workload import Workload, WorkloadEntry
 
 INSTANCE = "lab"  # of the simulated daemon, in tags
 UPDATES_PER_LISTING = 1000  # status changes of a cluster in a listing
+REFUSED = "refused by a limit"  # why jobs were left out, in `Schedule.dropped`
 
 # The fields of a job status: native id, state, start, end (seconds), exit code. Most are replaced
 # before they are reported, so a JobStatus is created only for a report.
@@ -116,6 +118,7 @@ class Simulation:
         scheme: SubmissionScheme = THROUGH_METASCHED,
         licence_pools: Sequence[LicencePool] = (),
         fair_share: FairShareSettings | None = None,
+        limits: LimitSettings | None = None,
     ) -> None:
         if not clusters:
             raise ClusterError("there are no clusters; describe them with --clusters")
@@ -135,13 +138,14 @@ class Simulation:
             )
             for cluster in clusters
         ]
-        self._fair_share = fair_share
+        self._fair_share, self._limits = fair_share, limits or LimitSettings()
+        self._limited = self._limits.configured
         refills = fair_share is not None or any(c.queue_depth is not None for c in clusters)
         self._reports_info = (
             self._pulling or refills or (policy.load == "observed" and self._multiple_clusters)
         )
-        # pulls, returned licences and tasks that follow as others start follow from a listing
-        self._reports_every_pass = self._pulling or self._leasing or refills
+        # pulls, returned licences and tasks that follow others follow from a listing
+        self._reports_every_pass = self._pulling or self._leasing or refills or self._limited
         # late-bound jobs wait in `_late_queue`; the core gets them when they can start
         self._policy = replace(policy, send="at_once", pull=policy.pull_enabled)
         self._progress, self._late_binding = progress, scheme.late_binding or policy.send == "late"
@@ -154,6 +158,10 @@ class Simulation:
             raise ClusterError(
                 "late binding cannot be simulated with fair share, send = late; "
                 "remove one of the two"
+            )
+        if self._late_binding and self._limited:
+            raise ClusterError(
+                "late binding cannot be simulated with limits, send = late; remove one of the two"
             )
         self.dropped = dict(workload.dropped)
         self._entries = self._runnable_entries(workload)
@@ -170,6 +178,7 @@ class Simulation:
         self._tags: dict[int, str] = {}  # of dispatched jobs
         self._unlisted: dict[int, int] = {}  # job to cluster; missing from listings so far
         self._scheduled: dict[int, ScheduledJob] = {}
+        self._refused: set[int] = set()  # jobs
         self._scheme = scheme
         self._bypassing: dict[int, list[int]] = {}  # waiting jobs and the clusters of their copies
         self._late_queue: LateBindingQueue | None = None
@@ -250,13 +259,19 @@ class Simulation:
             if timer <= now:
                 self._step_core(TimerExpired(now))
             self._run_policies(now, polled)
-            if self._leasing:
-                timer = self._next_timer()
+            if self._leasing or self._limited:
+                timer = self._next_timer(now)
         self._report_to_core(now, sorted(self._unreported))
         pulls_by_cluster = [self.core.pull_counts(cluster.name) for cluster in self.clusters]
         return Schedule(
             clusters=self.clusters,
-            jobs=tuple(self._scheduled[entry.job.id] for entry in entries),
+            jobs=tuple(
+                [
+                    self._scheduled[entry.job.id]
+                    for entry in entries
+                    if entry.job.id not in self._refused
+                ]
+            ),
             dropped=self.dropped,
             event_count=self._event_count,
             pass_count=self._pass_count,
@@ -265,10 +280,10 @@ class Simulation:
             pulls_started=sum(started for _, started in pulls_by_cluster),
         )
 
-    def _next_timer(self) -> float:
-        """Return when expiring leases free licences that jobs wait for; inf if never."""
+    def _next_timer(self, now: float) -> float:
+        """Return when time alone lets jobs go that wait for licences or limits; inf if never."""
         timer = self.core.next_due
-        return math.inf if timer is None else timer
+        return math.inf if timer is None else max(timer, now)
 
     def _start_core(self) -> None:
         start = self._entries[0].job.submitted if self._entries else 0.0
@@ -295,6 +310,7 @@ class Simulation:
                 clusters,
                 len(licences),
                 pools,
+                limits=self._limits,
                 fair_share=self._fair_share,
             )
         )
@@ -321,8 +337,17 @@ class Simulation:
             self._bypassing[entry.job.id] = list(targets)
         elif self._late_queue is not None:
             self._late_queue.add(entry)
+        elif self._limited and self._is_refused(entry.job):
+            self._refused.add(entry.job.id)
+            self.dropped[REFUSED] = len(self._refused)
         else:
             self._submit(now, entry.job)
+
+    def _is_refused(self, job: Job) -> bool:
+        """Whether the daemon would refuse the submission for a limit of the site."""
+        limits = self.core.limits
+        refusal = limits.permanent_refusal(job) or limits.admission_refusal([(job, 1)])
+        return refusal is not None
 
     def _submit(self, now: float, job: Job) -> None:
         if self._planned_dispatch is not None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from metasched.errors import UserError
 from metasched.model.fair_share import FairShareSettings
 from metasched.model.licence import LicencePool
+from metasched.model.limits import LimitSettings
 from metasched.policies.local.queueing import LocalPolicy
 from metasched.policies.local.registry import DEFAULT_POLICY, PARAMETERS, make_policy
 from metasched.policies.policy import POLICY_CHOICES, Policy
@@ -19,6 +20,7 @@ from metasched.simulate.cluster_specs import (
     parse_clusters,
     parse_fair_share,
     parse_licence_pools,
+    parse_limits,
     pool_licences,
 )
 from metasched.simulate.clusters import SimulatedCluster
@@ -57,6 +59,7 @@ class SimulationSettings:
     pooled: bool = False  # make pools of the licences of the clusters
     licence_pools: tuple[LicencePool, ...] = ()  # leased by metasched, for all clusters
     fair_share: FairShareSettings | None = None  # None: users take turns
+    limits: LimitSettings = field(default_factory=LimitSettings)  # of the site
 
     def policy_factory(self) -> LocalPolicyFactory:
         """Return a factory of local policies. SettingError if a setting is invalid."""
@@ -95,6 +98,10 @@ def read_settings(
     )
     for assignment in assignments:
         settings = _apply_assignment(settings, assignment)
+    if clusters is not None:
+        licences = settings.overlay.licence_names
+        limits = parse_limits(clusters, settings.meta_policy.classes, licences)
+        settings = replace(settings, limits=limits)
     settings.policy_factory()(SimulatedCluster(name="c1", cpus=1))
     return settings
 
@@ -221,10 +228,7 @@ def _add_licences(
         replace(
             cluster,
             licences={
-                **{
-                    f"l{number}": max(1, cluster.cpus // 16)
-                    for number in range(1, overlay.licences + 1)
-                },
+                **{name: max(1, cluster.cpus // 16) for name in overlay.licence_names},
                 **cluster.licences,
             },
         )
@@ -283,4 +287,5 @@ def simulate(
         scheme,
         licence_pools,
         settings.fair_share,
+        settings.limits,
     ).run()

@@ -48,6 +48,7 @@ def from_trace(name: str, trace: SwfTrace, partitions: bool = False) -> Workload
     dropped: Counter[str] = Counter()
     entries: list[WorkloadEntry] = []
     user_names: dict[float, str] = {}  # by SWF user number
+    groups: dict[float, tuple[str, ...]] = {}  # by SWF group number
     for record in trace.records:
         cpus = record.cpus
         if cpus <= 0:
@@ -58,15 +59,31 @@ def from_trace(name: str, trace: SwfTrace, partitions: bool = False) -> Workload
             user = user_names.get(record.user)
             if user is None:
                 user = user_names[record.user] = f"{record.user:.0f}" if record.user >= 0 else ""
-            entries.append(_make_entry(record, cpus, len(entries) + 1, user, partitions))
+            of_group = groups.get(record.group)
+            if of_group is None:
+                of_group = (f"{record.group:.0f}",) if record.group >= 0 else ()
+                groups[record.group] = of_group
+            job_id = len(entries) + 1
+            entries.append(_make_entry(record, cpus, job_id, user, of_group, partitions))
     return Workload(name, tuple(entries), trace.processors, dict(dropped))
 
 
 def _make_entry(
-    record: SwfRecord, cpus: int, job_id: int, user: str, partitions: bool
+    record: SwfRecord,
+    cpus: int,
+    job_id: int,
+    user: str,
+    groups: tuple[str, ...],
+    partitions: bool,
 ) -> WorkloadEntry:
-    estimated = record.estimated or MIN_ESTIMATE
-    job = Job(id=job_id, submitted=record.submitted, estimated=estimated, cpus=cpus, user=user)
+    job = Job(
+        id=job_id,
+        submitted=record.submitted,
+        estimated=record.estimated or MIN_ESTIMATE,
+        cpus=cpus,
+        user=user,
+        groups=groups,
+    )
     home = f"{record.partition:.0f}" if partitions and record.partition >= 0 else ""
     return WorkloadEntry(job, record.run_time, record.number, home)
 
@@ -87,7 +104,7 @@ def to_trace(workload: Workload) -> SwfTrace:
             requested_memory=-1,
             status=1,
             user=int(entry.job.user) if entry.job.user.isdecimal() else -1,
-            group=-1,
+            group=int(entry.job.groups[0]) if _has_number(entry.job.groups) else -1,
             application=-1,
             queue=-1,
             partition=int(entry.home) if entry.home.isdecimal() else -1,
@@ -100,6 +117,10 @@ def to_trace(workload: Workload) -> SwfTrace:
     if workload.processors is not None:
         header["MaxProcs"] = [str(workload.processors)]
     return SwfTrace(header, records)
+
+
+def _has_number(groups: tuple[str, ...]) -> bool:
+    return len(groups) == 1 and groups[0].isdecimal()
 
 
 def _renumber(entries: Iterable[WorkloadEntry]) -> list[WorkloadEntry]:
@@ -140,6 +161,11 @@ class Overlay:
         if not 0 < self.pace < 1e6:
             raise ValueError(f"pace is {self.pace}; it must be a positive number")
 
+    @property
+    def licence_names(self) -> tuple[str, ...]:
+        """The names of its licences."""
+        return tuple(f"l{number}" for number in range(1, self.licences + 1))
+
     def apply(self, workload: Workload, seed: int) -> Workload:
         """Return the workload with these rules applied."""
         if self == Overlay():
@@ -159,9 +185,7 @@ class Overlay:
         if rng.random() < self.deadlines:
             deadline = submitted + job.estimated * (1 + rng.uniform(*self.margin))
         licences = dict(job.licences)
-        licences.update(
-            {f"l{number}": 1 for number in range(1, self.licences + 1) if rng.random() < self.needs}
-        )
+        licences.update({name: 1 for name in self.licence_names if rng.random() < self.needs})
         owner = Random(f"{seed}/user/{job.user}") if job.user else rng
         class_draw = owner.random()
         user_class = job.user_class
@@ -184,6 +208,7 @@ def merge_workloads(name: str, workloads: Iterable[Workload]) -> Workload:
                 entry.job,
                 submitted=entry.job.submitted - workload.entries[0].job.submitted,
                 user=f"{workload.name}/{entry.job.user}" if entry.job.user else "",
+                groups=tuple(f"{workload.name}/{group}" for group in entry.job.groups),
             ),
             home=workload.name,
         )
