@@ -128,9 +128,13 @@ def _recount(connection: Connection) -> Counter[tuple[LimitScope, str]]:
         jobs[row.id] = msgspec.json.decode(row.spec, type=Job)
     counted: Counter[tuple[LimitScope, str]] = Counter()
     for remainder in task_runs.remainders(connection):
+        jobs[remainder.job.id] = remainder.job
         for scope in _all_scopes(remainder.job):
             for resource in ("open_tasks", "queued"):
                 counted[scope, resource] += len(remainder)
+    for stored in jobs.values():
+        for scope in _all_scopes(stored):
+            counted[scope, "stored_bytes"] += stored.stored_bytes
     for row in groups:
         owner = jobs[row.job]
         resources = {"open_tasks": 1, "queued": int(row.state in QUEUED_OR_HELD)}

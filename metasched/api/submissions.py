@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, NamedTuple
@@ -98,7 +98,10 @@ async def submit(
     requests, passed_on = zip(
         *(apply_slurm_options(job, service.core.clusters) for job in submission.jobs), strict=True
     )
-    accepted = [_accept(service, owner, job, submission, now) for job in requests]
+    texts = dict(submission.scripts)
+    texts |= {name: encode(variables) for name, variables in submission.environments.items()}
+    sizes = {client_digest: len(text.encode()) for client_digest, text in texts.items()}
+    accepted = [_accept(service, owner, job, submission, sizes, now) for job in requests]
     new_tasks = [(stored.job, len(stored.job.indices)) for stored in accepted]
     if (refusal := service.core.limits.admission_refusal(new_tasks)) is not None:
         raise ApiError(403, refusal)
@@ -118,8 +121,6 @@ async def submit(
                 ]
             }
         )
-    texts = dict(submission.scripts)
-    texts |= {name: encode(variables) for name, variables in submission.environments.items()}
     digests = {client_digest: digest(text) for client_digest, text in texts.items()}
 
     @cache  # of the step: the answer is stored with the key
@@ -174,9 +175,10 @@ def _accept(
     owner: Owner,
     request: JobRequest,
     submission: SubmitRequest,
+    sizes: Mapping[str, int],
     now: float,
 ) -> StoredJob:
-    """Return the job for a request of `owner`.
+    """Return the job for a request of `owner`. `sizes`: bytes of its texts, by their names.
 
     Raise ApiError if it is invalid, or can never run on this site.
     """
@@ -228,6 +230,9 @@ def _accept(
             groups=owner.groups,
             owner_priority=request.urgency,
             writes=(output_path, error_path) if error_path else (output_path,),
+            stored_bytes=sizes[request.script]
+            + sizes[request.environment]
+            + sum(len(argument.encode()) for argument in request.arguments),
         )
     except ValueError as error:
         raise ApiError(422, f"{error}, in the request; change it") from None

@@ -182,6 +182,7 @@ class LimitsOfScope(_Table):
 
     open_tasks: Amount | None = None
     queued: Amount | None = None
+    stored_bytes: Amount | None = None
     dispatched: Amount | None = None
     running: Amount | None = None
     processors: Amount | None = None

@@ -78,6 +78,8 @@ class UsageLimits:
         self._state = state
         self._settings = LimitSettings()
         self.enabled = False
+        self._bounds_bytes = False  # whether any limit bounds stored bytes
+        self._stored: dict[int, Job] = {}  # jobs whose stored bytes are counted, by id
         self._uses: dict[LimitScope, ScopeUse] = {}
         self._uses_of: dict[Hashable, tuple[ScopeUse, ...]] = {}  # by what the scopes depend on
         # dispatched tasks: the job as counted, and whether the task may run
@@ -90,16 +92,19 @@ class UsageLimits:
         """Take over limits, and count the open tasks."""
         self._settings, self.enabled = settings, settings.configured
         self._uses, self._uses_of, self._dispatched, self.released = {}, {}, {}, {}
+        self._stored, self._bounds_bytes = {}, settings.bounds_bytes
         if self.enabled:
             for scope in settings.named_scopes():
                 self._use_of(scope)
             for task in tasks:
                 queued = int(task.state in QUEUED_OR_HELD)
                 self._count_admitted(task.job, 1, queued, forced=True)
+                self._count_stored(task.job, is_open=True, forced=True)
                 self.update_dispatched(task, forced=True)
             for remainder in remainders:
                 count = len(remainder)
                 self._count_admitted(remainder.job, count, count, forced=True)
+                self._count_stored(remainder.job, is_open=True, forced=True)
         outcome = self._state.outcome
         outcome.limit_changes.clear()  # `limit_uses` includes them
         outcome.limit_uses = self.uses_of()
@@ -138,15 +143,18 @@ class UsageLimits:
     def add_job(self, job: Job, tasks: int) -> None:
         """Count the tasks of a new job."""
         self._count_admitted(job, tasks, tasks)
+        self._count_stored(job, is_open=True)
 
     def remove_queued(self, job: Job, tasks: int) -> None:
         """Count queued or held tasks of a job that have ended."""
         self._count_admitted(job, -tasks, -tasks)
+        self._count_stored(job, self._state.is_open(job.id))
 
     def replace_queued(self, previous: Job, job: Job, tasks: int) -> None:
         """Count queued or held tasks whose job was modified."""
         self._count_admitted(previous, -tasks, -tasks)
         self._count_admitted(job, tasks, tasks, forced=True)
+        self._count_stored(job, is_open=True, forced=True)
 
     def update(self, change: StateChange) -> None:
         """Count a task's change of state."""
@@ -154,7 +162,10 @@ class UsageLimits:
         opened = (after not in FINAL) - (before not in FINAL)
         queued = (after in QUEUED_OR_HELD) - (before in QUEUED_OR_HELD)
         if opened or queued:
-            self._count_admitted(change.task.job, opened, queued, forced=True)
+            job = change.task.job
+            self._count_admitted(job, opened, queued, forced=True)
+            if opened:
+                self._count_stored(job, self._state.is_open(job.id), forced=True)
         self.update_dispatched(change.task, forced=change.event is not TaskEvent.SEND)
 
     def update_dispatched(self, task: Task, forced: bool) -> None:
@@ -179,7 +190,28 @@ class UsageLimits:
         queued = int(task.state in QUEUED_OR_HELD)
         self._count_admitted(previous, -1, -queued)
         self._count_admitted(task.job, 1, queued, forced=True)
+        self._count_stored(task.job, is_open=True, forced=True)
         self.update_dispatched(task, forced=True)
+
+    def _count_stored(self, job: Job, is_open: bool, forced: bool = False) -> None:
+        """Count the stored bytes of a job while any of its tasks is open."""
+        if not self._bounds_bytes:
+            return
+        counted = self._stored.get(job.id)
+        if counted == (job if is_open else None):
+            return
+        if counted is not None:
+            del self._stored[job.id]
+            self._count_bytes(counted, -1)
+        if is_open:
+            self._stored[job.id] = job
+            self._count_bytes(job, 1, forced)
+
+    def _count_bytes(self, job: Job, direction: int, forced: bool = False) -> None:
+        if job.stored_bytes:
+            for use in self._uses_for(job):
+                if "stored_bytes" in use.used:
+                    self._count(use, "stored_bytes", direction * job.stored_bytes, forced)
 
     def _count_admitted(self, job: Job, opened: int, queued: int, forced: bool = False) -> None:
         """Count tasks that were opened or closed, and tasks that came into the queue or left it."""
@@ -236,16 +268,19 @@ class UsageLimits:
         if not self.enabled:
             return None
         counted = () if replaced is None else self._uses_for(replaced)
-        wanted: Counter[ScopeUse] = Counter()
+        wanted: Counter[tuple[ScopeUse, str]] = Counter()
         for job, number in jobs:
+            is_counted = replaced is None and self._state.is_open(job.id)  # with other tasks of it
+            demands = {"stored_bytes": 0 if is_counted else job.stored_bytes}
             for use in self._uses_for(job):
                 if use not in counted:
-                    wanted[use] += number
-        for use, tasks in wanted.items():
-            for resource in ADMISSION:
-                if resource in use.maxima and use.used[resource] + tasks > use.maxima[resource]:
-                    text = Shortage(use, resource, tasks).text
-                    return f"{text}; wait until some have ended, or submit fewer"
+                    for resource in ADMISSION:
+                        if resource in use.maxima:
+                            wanted[use, resource] += demands.get(resource, number)
+        for (use, resource), demand in wanted.items():
+            if use.used[resource] + demand > use.maxima[resource]:
+                text = Shortage(use, resource, demand).text
+                return f"{text}; wait until some have ended, or submit fewer"
         return None
 
     def permanent_refusal(self, job: Job) -> str | None:

@@ -154,6 +154,7 @@ class Job(JobSpec, frozen=True, kw_only=True):
     owner_priority: int = 0  # 0..3: `--urgency`
     benchmark: float = 1.0  # speed of the machine that `estimated` refers to
     writes: tuple[str, ...] = ()  # output and error path; they too decide on filesystems
+    stored_bytes: int = 0  # of its script, arguments and environment as submitted
 
     def __post_init__(self) -> None:
         # most jobs set the first three fields only: checks of unset fields call no function

@@ -1,7 +1,7 @@
 """Limits of what users, groups, accounts, classes and all together may take. Pure.
 
-Admission limits refuse a submission: `open_tasks`, `queued`. Dispatch limits let tasks wait:
-`dispatched`, `running`, `processors`, `licences`.
+Admission limits refuse a submission: `open_tasks`, `queued`, `stored_bytes`. Dispatch limits let
+tasks wait: `dispatched`, `running`, `processors`, `licences`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from metasched.model.job import Job
 
 MAX_LIMIT = 1_000_000_000_000  # fits every database's integers
-ADMISSION: Final = ("open_tasks", "queued")
+ADMISSION: Final = ("open_tasks", "queued", "stored_bytes")
 DISPATCH: Final = ("dispatched", "running", "processors")
 LICENCE: Final = "licence:"  # prefix of the resource that is the tokens of a licence
 
@@ -46,6 +46,7 @@ class LimitTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     open_tasks: int | None = None  # tasks that have not ended
     queued: int | None = None  # of them: queued or held in metasched
+    stored_bytes: int | None = None  # of jobs with such tasks, see `Job.stored_bytes`
     dispatched: int | None = None  # tasks that are sent to clusters and have not ended
     running: int | None = None  # tasks that may run: dispatched, and not forgotten by their manager
     processors: int | None = None  # of tasks that may run
@@ -112,6 +113,15 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         """Whether there is any limit."""
         return bool(self.named_scopes() or self.each_user.maxima())
 
+    @property
+    def bounds_bytes(self) -> bool:
+        """Whether any limit bounds stored bytes."""
+        named = (*self.users.values(), *self.groups.values())
+        tables = (*named, *self.accounts.values(), *self.classes.values())
+        return any(
+            table.stored_bytes is not None for table in (self.for_all, self.each_user, *tables)
+        )
+
 
 class LimitUse(NamedTuple):
     """How much of a resource a scope takes."""
@@ -147,6 +157,7 @@ def describe_resource(resource: str) -> str:
     return {
         "open_tasks": "open tasks",
         "queued": "queued tasks",
+        "stored_bytes": "bytes stored for open jobs",
         "dispatched": "dispatched tasks",
         "running": "tasks that may run",
     }.get(resource, resource)

@@ -26,6 +26,8 @@ open_tasks = 100
 open_tasks = 3
 running = 1
 processors = 2
+[limits.classes.regular]
+stored_bytes = 100_000
 """
 SLEEP = ("-t", "60", "-o", "/dev/null", "--wrap", "sleep 600")
 
@@ -61,7 +63,19 @@ def test_two_users_above_and_below_their_limits(limited: MultiUserSite) -> None:
     assert refusal.startswith(f"limit of user {A}: 2 processors, 3 wanted; ")
     assert {row["job"] for row in a.rows()} == {first, second}
 
+    # script, arguments and environment of the jobs of both users
+    class_bytes = ("class", "regular", "stored_bytes")
+    before, maximum = used(a)[class_bytes]
+    assert 0 < before < maximum == 100_000
+    long_script = limited.folder / "long.sh"
+    long_script.write_text(f"#!/bin/sh\n: {'x' * 100_000}\n")
+    long_script.chmod(0o644)
+    refusal = b.error("submit", "-t", "60", "-o", "/dev/null", str(long_script), code=3)
+    assert refusal.startswith(f"limit of class regular: {before} of 100000 bytes stored for open ")
+    assert used(b)[class_bytes] == (before, maximum)
+
     own = {
+        class_bytes: (before, maximum),
         ("all", None, "open_tasks"): (3, 100),
         ("user", A, "open_tasks"): (2, 3),
         ("user", A, "running"): (1, 1),
@@ -78,6 +92,7 @@ def test_two_users_above_and_below_their_limits(limited: MultiUserSite) -> None:
     a.run("cancel", str(first))
     a.until(lambda: a.row(second)["state"] == "running")
     assert used(a)["user", A, "open_tasks"] == (1, 3)
+    assert used(a)[class_bytes][0] < before
     a.submit("--array", "1-2", *SLEEP)
     assert "3 of 3 open tasks, 1 wanted" in a.error("requeue", str(first), code=3)
     limited.stop()

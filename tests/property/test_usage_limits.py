@@ -21,17 +21,17 @@ from tests.property.test_recovery import Restored
 LIMITS = (
     LimitSettings(
         for_all=LimitTable(dispatched=5, licences={"a": 1}),
-        each_user=LimitTable(running=2, open_tasks=9),
+        each_user=LimitTable(running=2, open_tasks=9, stored_bytes=400),
     ),
     LimitSettings(
-        for_all=LimitTable(open_tasks=14),
+        for_all=LimitTable(open_tasks=14, stored_bytes=600),
         each_user=LimitTable(processors=6),
         users={"a": LimitTable(processors=4, dispatched=1)},
         classes={"regular": LimitTable(processors=8, queued=8)},
     ),
     LimitSettings(
         groups={"aero": LimitTable(running=3)},
-        accounts={"cfd": LimitTable(dispatched=2, processors=6)},
+        accounts={"cfd": LimitTable(dispatched=2, processors=6, stored_bytes=250)},
     ),
 )
 # by user
@@ -58,7 +58,7 @@ class WithLimits:
         jobs: dict[int, Job] = self.jobs  # type: ignore[attr-defined]
         if isinstance(event, JobSubmitted):
             owner = OWNERS[event.job.user]
-            job = structs.replace(event.job, **owner)
+            job = structs.replace(event.job, **owner, stored_bytes=7 * (event.job.id % 3))
             limits = self.core.limits  # type: ignore[attr-defined]
             new_tasks = [(job, len(job.indices))]
             if limits.admission_refusal(new_tasks) or limits.permanent_refusal(job):
@@ -77,9 +77,13 @@ class WithLimits:
 def recount(core: Core) -> Counter[tuple[LimitScope, str]]:
     """Count what the open tasks of a core take."""
     counted: Counter[tuple[LimitScope, str]] = Counter()
+    jobs = set[int]()
     for task in core.tasks.values():
         job = task.job
         taken = {"open_tasks": 1, "queued": int(task.state in QUEUED_OR_HELD)}
+        if job.id not in jobs:
+            jobs.add(job.id)
+            taken["stored_bytes"] = job.stored_bytes
         if task.state in LIVE:
             taken["dispatched"] = 1
             if not task.live_attempt.lease_expired:

@@ -45,8 +45,18 @@ class Daemon:
         texts = TEXTS if new_jobs else {}
         self.ledger.record([(event, self.core.step(event))], new_jobs, texts)
 
-    def submit(self, id: int, array: str | None = None, user: str = "ada") -> None:
-        job = Job(id=id, submitted=NOW, estimated=60.0, user=user, groups=("aero",), array=array)
+    def submit(
+        self, id: int, array: str | None = None, user: str = "ada", stored_bytes: int = 0
+    ) -> None:
+        job = Job(
+            id=id,
+            submitted=NOW,
+            estimated=60.0,
+            user=user,
+            groups=("aero",),
+            array=array,
+            stored_bytes=stored_bytes,
+        )
         self.take(JobSubmitted(NOW, job))
 
     @property
@@ -101,6 +111,33 @@ def test_the_database_refuses_what_the_core_should_have_refused(ledger: Ledger) 
     assert {task.job.id for task in again.core.tasks.values()} == {1}
     with pytest.raises(RowsRejected, match="within_limit"):
         again.submit(2, "0-4", user="bob")  # his first tasks
+
+
+@pytest.mark.parametrize("array", ["0-2", "0-1999"], ids=["tasks", "runs"])
+def test_bytes_count_once_for_each_open_job(ledger: Ledger, array: str) -> None:
+    """An array counts as a single job, until its last task has ended; also after a restart."""
+    limits = LimitSettings(
+        for_all=LimitTable(stored_bytes=150), each_user=LimitTable(stored_bytes=100)
+    )
+    daemon = Daemon(ledger, limits)
+    daemon.submit(1, array, stored_bytes=70)
+    daemon.submit(2, user="bob", stored_bytes=60)
+    counted = {
+        ("all", "stored_bytes"): (130, 150, 0),
+        ("userada", "stored_bytes"): (70, 100, 0),
+        ("userbob", "stored_bytes"): (60, 100, 0),
+    }
+    assert daemon.rows == counted
+    daemon.take(UserRequested(NOW, "cancel", 1, (1,)))
+    assert daemon.rows == counted
+    daemon = Daemon(ledger, limits)
+    assert daemon.rows == counted
+    with pytest.raises(RowsRejected, match="within_limit"):
+        daemon.submit(3000, stored_bytes=31)
+    daemon = Daemon(ledger, limits)
+    daemon.take(UserRequested(NOW, "cancel", 1))
+    assert daemon.rows["userada", "stored_bytes"] == (0, 100, 0)
+    assert daemon.rows["all", "stored_bytes"] == (60, 150, 0)
 
 
 def test_a_check_of_the_database_finds_a_wrong_use(database: Database, ledger: Ledger) -> None:

@@ -165,7 +165,7 @@ def test_a_manager_is_asked_for_the_licences_that_it_counts_by_its_names() -> No
 ELSEWHERE = {
     *("id", "submitted", "estimated", "deadline", "begin", "benchmark", "name", "native", "array"),
     *("user", "user_class", "groups", "owner_priority", "held", "requeue", "dependency"),
-    *("kill_on_invalid_dep", "directory", "writes", "comment"),
+    *("kill_on_invalid_dep", "directory", "writes", "comment", "stored_bytes"),
 }
 ASKED: dict[str, Any] = {
     "cpus": 8,

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from metasched.core.events import (
     ClusterUnreachable,
@@ -321,3 +322,43 @@ def test_without_limits_nothing_is_counted() -> None:
     assert isinstance(site.out.actions[0], Dispatch)
     assert not site.out.limit_changes
     assert site.core.limits.uses_of() == []
+
+
+# Stored bytes
+
+
+def test_bytes_of_open_jobs_are_bounded() -> None:
+    """Each job counts once, however many tasks it has, until its last task has ended."""
+    site = Site(limits=each_user(stored_bytes=100))
+    limits = site.core.limits
+    site.step(JobSubmitted(NOW, job(1, user="ada", array="0-4", stored_bytes=60)))
+    assert used(site) == {("user ada", "stored_bytes"): 60}
+    larger, smaller = (job(2, user="ada", stored_bytes=size) for size in (41, 40))
+    refusal = limits.admission_refusal([(larger, 3)])
+    assert refusal == (
+        "limit of user ada: 60 of 100 bytes stored for open jobs, 41 wanted; "
+        "wait until some have ended, or submit fewer"
+    )
+    assert limits.admission_refusal([(smaller, 3)]) is None
+    assert limits.admission_refusal([(job(2, user="bob", stored_bytes=100), 1)]) is None
+    site.step(UserRequested(NOW, "cancel", 1, (0,)))
+    # tasks that are requeued while others of the job are open add nothing
+    assert limits.admission_refusal([(job(1, user="ada", stored_bytes=60), 1)]) is None
+    site.step(JobSubmitted(NOW, smaller))
+    assert used(site)["user ada", "stored_bytes"] == 100
+
+
+def test_bytes_follow_a_job_to_another_account() -> None:
+    limits = LimitSettings(accounts={"cfd": LimitTable(stored_bytes=50)})
+    site = Site(limits=limits, maps={"account": {"*": "*"}}, listed=False)
+    mine = job(1, user="ada", stored_bytes=40)
+    site.step(JobSubmitted(NOW, mine))
+    assert used(site) == {("account cfd", "stored_bytes"): 0}
+    charged = structs.replace(mine, account="cfd")
+    assert site.core.limits.admission_refusal([(charged, 1)], replaced=mine) is None
+    too_large = structs.replace(charged, stored_bytes=51)
+    assert site.core.limits.admission_refusal([(too_large, 1)], replaced=mine) is not None
+    site.step(JobModified(NOW, charged, "account", False, None, "ada"))
+    assert used(site) == {("account cfd", "stored_bytes"): 40}
+    site.step(UserRequested(NOW, "cancel", 1))
+    assert used(site) == {("account cfd", "stored_bytes"): 0}
