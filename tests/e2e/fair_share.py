@@ -22,9 +22,7 @@ from tests.harness.slurm import ClusterSpec, SlurmSite
 
 HALF_LIFE = 600.0  # seconds
 WEIGHTS = {A: 2, B: 1}
-# tasks of both users that wait on a cluster, besides idle processors; it also bounds those of each
-# user, so two thirds of both must stay below it
-QUEUE_DEPTH = 24
+QUEUE_DEPTH = 24  # tasks of both users that wait on a cluster
 MULTIFACTOR = (
     "PriorityType=priority/multifactor",
     "PriorityWeightAge=1000",
