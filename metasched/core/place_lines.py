@@ -14,15 +14,21 @@ from metasched.core.task_groups import GroupOwner, SortKey, TaskGroup
 
 # A heap; the number makes entries unique
 _Line = list[tuple[SortKey, int, TaskGroup]]
+LEAST_SWEEP = 1000  # new entries until all lines are swept
 
 
 class PlaceLines:
-    """The lines of all clusters. Entries of groups that have left are dropped when reached."""
+    """The lines of all clusters.
+
+    Entries of groups that have left are dropped when reached, and by a sweep of all lines after as
+    many new entries as there were.
+    """
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._lines: dict[str, dict[GroupOwner, _Line]] = {}
         self._serial = 0  # number of the newest entry of a line
+        self._next_sweep = LEAST_SWEEP  # number of the entry that causes a sweep
 
     def add(self, group: TaskGroup) -> None:
         """Let a group wait in the lines of the clusters whose places it awaits."""
@@ -36,6 +42,29 @@ class PlaceLines:
         self._serial += 1
         group.place_keys[cluster] = group.first
         heapq.heappush(line, (group.first, self._serial, group))
+        if self._serial >= self._next_sweep:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Drop all entries of groups that have left."""
+        count = 0
+        for cluster, lines in self._lines.items():
+            for owner, line in list(lines.items()):
+                line[:] = [entry for entry in line if self._keeps(cluster, entry[0], entry[2])]
+                heapq.heapify(line)
+                count += len(line)
+                if not line:
+                    del lines[owner]
+        self._next_sweep = self._serial + max(count, LEAST_SWEEP)
+
+    def _keeps(self, cluster: str, key: SortKey, group: TaskGroup) -> bool:
+        """Whether an entry is valid; a group that has left may come again."""
+        if group.place_keys.get(cluster) != key:  # another entry of the group is earlier
+            return False
+        if group.tasks and cluster in group.awaited:
+            return True
+        del group.place_keys[cluster]
+        return False
 
     def owners_with_place(self, clusters: Iterable[str]) -> dict[GroupOwner, None]:
         """Return the owners of waiting groups who may get a place now in one of these clusters."""
@@ -64,11 +93,8 @@ class PlaceLines:
         line = lines.get(owner, [])
         while line:
             key, _, group = line[0]
-            if group.place_keys.get(cluster) != key:  # another entry of the group is earlier
+            if not self._keeps(cluster, key, group):
                 heapq.heappop(line)
-            elif not group.tasks or cluster not in group.awaited:
-                heapq.heappop(line)
-                del group.place_keys[cluster]
             elif group.first == key:
                 return group
             else:

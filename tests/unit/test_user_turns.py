@@ -20,8 +20,10 @@ from metasched.core.events import (
     JobSubmitted,
     ListingReceived,
     TimerExpired,
+    UserRequested,
 )
 from metasched.core.gates import MAX_RELEASED_PER_STEP
+from metasched.core.place_lines import LEAST_SWEEP
 from metasched.core.placement import AWAITS_PLACE
 from metasched.core.tasks import Task
 from metasched.core.user_turns import UserTurns
@@ -492,3 +494,23 @@ def test_the_next_job_of_another_user_waits_behind_few_tasks() -> None:
     live = [item for item in site.core.tasks.values() if item.attempt is not None]
     assert len(live) == LEAST_QUEUE_DEPTH
     assert dispatched(site.step(JobSubmitted(NOW, job(2, user="b", clusters=("left",))))) == ["2_0"]
+
+
+def test_groups_that_have_left_a_full_queue_are_forgotten() -> None:
+    """Nothing starts there, so no place comes to look at them."""
+    site = Site(queue_depth=1, maps={"account": {"*": "*"}})
+    site.seen("left", facts(8, 0))
+    single_jobs(site, "a", 1, 1)
+    for number in range(2, 3 * LEAST_SWEEP):
+        submitted = job(
+            number, user="b", clusters=("left",), account=f"x{number}", time_limit=50.0 + number
+        )
+        site.step(JobSubmitted(NOW, submitted))
+        site.step(UserRequested(NOW, "cancel", number))
+    places = site.core._gates.ineligible._places
+    assert sum(len(line) for lines in places._lines.values() for line in lines.values()) <= (
+        LEAST_SWEEP
+    )
+    # who waits there still gets the place
+    assert single_jobs(site, "c", 9999, 1) == []
+    assert start_oldest(site) == ("a", ["9999_0"])
