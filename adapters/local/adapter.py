@@ -37,6 +37,7 @@ from metasched.adapters.local.spec import shared_header
 from metasched.adapters.local.task_table import MEMORY_RESOURCE, LocalTask, TaskTable
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.listing import Listing
+from metasched.policies.local.registry import keeps_order
 
 __all__ = ["Local", "LocalOptions"]
 
@@ -312,6 +313,7 @@ class Local(Adapter):
             owed_by_others=sum(needs.cpus * needs.estimated for needs in others),
             pending_jobs=len(table.queue),
             queue_head=None if head is None else (head.cpus, head.estimated),
+            in_order=keeps_order(options.policy),
         )
 
 

@@ -277,6 +277,7 @@ class Slurm(Adapter):
             licences=self._query_licences(),
             associations=self._associations.current(controller),
             max_native_id=self._max_native_id(controller),
+            in_order=controller.in_order,
         )
         self._max_array_size = controller.array_size
         return Listing(

@@ -141,6 +141,7 @@ class ControllerInfo:
     cluster: str = ""  # ClusterName
     requires_associations: bool = False  # jobs of users without association are rejected
     max_job_id: int | None = None  # MaxJobId; ids of a federation are higher
+    in_order: bool = False  # SchedulerType starts no job before an earlier one
 
 
 def comma_lists(ids: Collection[str]) -> Iterator[str]:
@@ -245,6 +246,7 @@ def parse_controller(text: str) -> ControllerInfo:
         requires_associations="associations"
         in config.get("AccountingStorageEnforce", "").split(","),
         max_job_id=int(config["MaxJobId"]) if config.get("MaxJobId", "").isdecimal() else None,
+        in_order=config.get("SchedulerType") == "sched/builtin",
     )
 
 

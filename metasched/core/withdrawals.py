@@ -197,7 +197,7 @@ class Withdrawals:
         if info is None:
             return
         record.judge(self._state.now, info.cpus - info.used_cpus, view.live_tasks.values())
-        if info.cpus <= info.used_cpus or not self._has_unstarted_elsewhere(view):
+        if not info.may_start_jobs or not self._has_unstarted_elsewhere(view):
             return
         planned = record.promising_groups.plan_check(info, self._state.unstarted_index)
         if planned is None:
@@ -287,7 +287,9 @@ class Withdrawals:
     def may_pull(self, view: ClusterView, now: float) -> bool:
         """Whether a task may be pulled there by a listing without changes, all clusters up."""
         groups, index = view.pulls.promising_groups, self._state.unstarted_index
-        if view.info is None or groups.plan_check(view.info, index) is None:
+        if view.info is None or not view.info.may_start_jobs:
+            return False
+        if groups.plan_check(view.info, index) is None:
             return False
         return any(
             task.live_attempt.intent is None and self._has_waited(task, now - self._state.now)

@@ -167,11 +167,17 @@ class ClusterInfo(msgspec.Struct, rename=STORED_FIELDS["ClusterInfo"]):
     free_licences: Mapping[str, int] = msgspec.field(default_factory=dict)
     head_plan: HeadPlan | None = None  # None: `queue_head` is all that the manager reports
     max_native_id: int | None = None  # highest id that the manager gives a job; None: unknown
+    in_order: bool = False  # its manager starts no job before an earlier pending job
 
     @property
     def requires_associations(self) -> bool:
         """Whether a job depends on its user's associations."""
         return self.associations is not None and self.associations.required
+
+    @property
+    def may_start_jobs(self) -> bool:
+        """Whether a job that is submitted now may start at once."""
+        return self.used_cpus < self.cpus and not (self.in_order and self.pending_jobs)
 
     @property
     def without_load(self) -> ClusterInfo:

@@ -64,8 +64,14 @@ class SimulatedManager:
         # licences that all machines can use
         self._universal_licences = frozenset[str]().union(*usable).intersection(*usable)
         self._machines_by_needs: dict[tuple[int, frozenset[str]], tuple[int, ...]] = {}
-        # counted processors alone are reported well enough by `queue_head`
-        self._plans_head = reports_plan and bool(cluster.machines or self._free_licences)
+        self._in_order: bool = getattr(policy, "in_order", False)
+        # counted processors alone are reported well enough by the `queue_head` of EASY
+        self._plans_queue = hasattr(policy, "left_over")
+        self._plans_head = (
+            reports_plan
+            and not self._in_order
+            and bool(cluster.machines or self._free_licences or self._plans_queue)
+        )
         self._last_pass = 0.0  # time of the last pass of the policy
         self._blocked_count = 0  # first jobs of the queue that cannot start before a job ends
         self._info: ClusterInfo | None = None  # cached until a change
@@ -181,6 +187,8 @@ class SimulatedManager:
         self._reservation = getattr(self.policy, "reservation", None)
         if self.policy.incremental:
             self._blocked_count = len(queue)
+        elif self._plans_queue:
+            self._plan = None
         return started
 
     def end_job(self, job_id: int) -> None:
@@ -269,6 +277,7 @@ class SimulatedManager:
             queue_head=None if first is None or plan is not None else (first.cpus, first.estimated),
             free_licences={} if self._licences_leased else dict(self._free_licences),
             head_plan=plan,
+            in_order=self._in_order,
         )
 
     def _head_plan(self, first: WaitingJob) -> HeadPlan:
@@ -294,7 +303,13 @@ class SimulatedManager:
         return cached
 
     def _plan_head(self, head: WaitingJob, now: float) -> HeadPlan:
-        """Return EASY's reservation for the head of the queue."""
+        """Return what the policy's plan leaves, or EASY's reservation for the head of the queue."""
+        if self._plans_queue:
+            start, free = self.policy.left_over()  # type: ignore[attr-defined]
+            sizes = self._machine_sizes
+            shapes = Counter(zip(sizes, free.machines or (), strict=False))
+            licences = {name: free.resources.get(name, 0) for name in self._free_licences}
+            return HeadPlan(start, (self._partition(free.cpus, shapes),), licences)
         reservation = self._reservation
         if reservation is None or reservation.head is not head:
             capacity = make_capacity(now, self.running.values(), self._free_resources())

@@ -22,6 +22,7 @@ from metasched.policies.local.queueing import (
     NO_MACHINE,
     FreeResources,
     JobStart,
+    LeftOver,
     RunningJob,
     WaitingJob,
 )
@@ -102,6 +103,12 @@ class _Plan:
             for name, amount in capacity.resources.items()
         }
 
+    def least_free(self) -> FreeResources:
+        """Return the resources that are free from now on."""
+        machines = [min(profile.free) for profile in self.machines.values()]
+        resources = {name: min(profile.free) for name, profile in self.resources.items()}
+        return FreeResources(sum(machines), resources, machines)
+
     def hold(self, job: WaitingJob, planned: _PlannedRun) -> None:
         self._change(job, planned, 1)
 
@@ -176,6 +183,7 @@ class Conservative:
 
     def __init__(self) -> None:
         self._planned: dict[int, _PlannedRun] = {}
+        self._plan: _Plan | None = None  # of the last pass
         self._expected_ends: dict[int, float] = {}  # end of each job that ran after the last pass
 
     def choose_starts(
@@ -186,7 +194,7 @@ class Conservative:
         free: FreeResources,
     ) -> list[JobStart]:
         capacity = make_capacity(now, running, free)
-        plan = _Plan(capacity)
+        plan = self._plan = _Plan(capacity)
         planned = self._valid_runs(now, queue, running)
         for job in queue:
             if job.id in planned:
@@ -215,6 +223,12 @@ class Conservative:
         self._planned = planned
         self._expected_ends = {r.id: r.end for r in capacity.all_running()}
         return capacity.starts
+
+    def left_over(self) -> LeftOver:
+        if self._plan is None:
+            return LeftOver(NEVER, FreeResources(0))
+        first_start = min((run.start for run in self._planned.values()), default=NEVER)
+        return LeftOver(first_start, self._plan.least_free())
 
     def _valid_runs(
         self, now: float, queue: Collection[WaitingJob], running: Collection[RunningJob]

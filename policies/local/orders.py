@@ -17,6 +17,7 @@ class FCFS:
     name: ClassVar[str] = "fcfs"
     period: float = 0.0
     incremental: ClassVar[bool] = True
+    in_order: ClassVar[bool] = True
 
     def choose_starts(
         self,

@@ -62,6 +62,13 @@ class FreeResources(NamedTuple):
     rho: Mapping[str, float] = EMPTY  # demand per copy of site-wide licences
 
 
+class LeftOver(NamedTuple):
+    """What a planned queue leaves to a job that is submitted now."""
+
+    start: float  # seconds of the caller's clock; a job that ends by then may use all that is free
+    free: FreeResources  # of what is free now, the part that no queued job will use
+
+
 class JobStart(NamedTuple):
     """A job to start now."""
 
@@ -75,8 +82,12 @@ class LocalPolicy(Protocol):
     Call it after every arrival and ending, or only every `period` seconds if that is not 0.
     `incremental`: a job that was not started can only start after a job ends or exceeds its
     estimate; until then it is enough to pass the head of the queue and the jobs that arrived since.
-    A policy may have `head_id`: the job for which its last pass reserved, if not the first of the
-    queue. It may have `reservation`: the `HeadReservation` of its last pass, or None.
+
+    A policy may have more, for pulls:
+    - `in_order`: whether no job starts before an earlier job of the queue;
+    - `head_id`: the job for which its last pass reserved, if not the first of the queue;
+    - `reservation`: the `HeadReservation` of its last pass, or None;
+    - `left_over()`: the `LeftOver` of its last pass, if that planned more than the head.
     """
 
     @property

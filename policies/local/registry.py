@@ -54,6 +54,11 @@ def check_policy_name(name: str) -> None:
         raise ValueError(f'unknown policy "{name}"; {remedy}')
 
 
+def keeps_order(name: str) -> bool:
+    """Whether no job overtakes another under the policy of that name."""
+    return getattr(POLICIES[name], "in_order", False)
+
+
 def make_policy(
     name: str, parameters: Parameters | None = None, licences: Mapping[str, int] | None = None
 ) -> LocalPolicy:

@@ -287,13 +287,14 @@ def test_easy_backfills_and_fcfs_does_not(site: Site) -> None:
     short = site.submit("exit 9", time_limit=50.0)
     assert site.wait_end(short).exit_code == 9
     listing = site.adapter.poll()
-    assert listing.info.queue_head == (4, 3600.0)
+    assert (listing.info.queue_head, listing.info.in_order) == ((4, 3600.0), False)
     assert [row.manager_reason for row in listing.rows] == ["", "Resources", "Priority", ""]
     assert site.row(head).state is State.PENDING
     site.reopen(policy="fcfs")
     shorter = site.submit("true", time_limit=10.0)
     time.sleep(0.3)
     assert site.row(shorter).state is State.PENDING
+    assert site.adapter.poll().info.in_order
 
 
 def test_the_queue_is_ordered_by_aged_submission(site: Site) -> None:

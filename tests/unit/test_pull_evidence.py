@@ -338,3 +338,17 @@ def test_a_task_whose_names_the_cluster_does_not_have_is_not_pulled(names: dict[
     site.seen("left", None, site.row(State.PENDING, 2))
     idle = Partition("batch", (NodeCapacity(1, 4, 4),), default=True)
     assert pulled(site, NOW + 6, ClusterInfo(4, 0, (idle,))) == [2]
+
+
+@pytest.mark.parametrize(
+    ("in_order", "pending", "withdrawn"), [(True, 1, []), (True, 0, [1]), (False, 1, [1])]
+)
+def test_no_job_is_pulled_behind_a_job_that_no_other_may_overtake(
+    in_order: bool, pending: int, withdrawn: list[int]
+) -> None:
+    site = Site()
+    pend_on_left(site, 1)
+    head = (4, 9000.0) if pending else None
+    fields: dict[str, Any] = {"running_jobs": ((NOW + 9000, 3),), "queue_head": head}
+    info = facts(4, free=1, in_order=in_order, pending_jobs=pending, **fields)
+    assert pulled(site, NOW + 6, info) == withdrawn

@@ -167,6 +167,9 @@ def test_partitions_have_one_order_whatever_the_states_of_their_nodes() -> None:
 def test_recorded_configuration() -> None:
     assert text.parse_controller(CONFIG) == text.ControllerInfo(1795228098.0, 1795226007.0, 300.0)
     assert text.parse_controller(CONFIG.replace("300 sec", "0 sec")).min_job_age is None
+    for scheduler, in_order in (("builtin", True), ("backfill", False)):
+        config = f"{CONFIG}SchedulerType           = sched/{scheduler}\n"
+        assert text.parse_controller(config).in_order is in_order
 
 
 @pytest.mark.parametrize(
