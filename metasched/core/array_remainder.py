@@ -24,10 +24,10 @@ MIN_MEAN_RUN: Final = 100
 
 
 class Remainder(msgspec.Struct):
-    """Tasks of an array that are queued or held and were never released, nor named singly.
+    """Tasks of an array that are queued or held, and that no cluster or request has singled out.
 
     They agree in all but their indices. A queued remainder is represented by its head: the queued
-    task before it in the array, which stands behind the gate that holds them all.
+    task before it in the array. All wait as it does: behind a gate, or for a cluster with room.
     """
 
     job: Job

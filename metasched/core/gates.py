@@ -12,11 +12,12 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import TypeVar
 
+from metasched.core.array_remainder import Remainder
 from metasched.core.dependency_status import DependencyStatus
 from metasched.core.dependency_tracker import DependencyTracker
 from metasched.core.ineligible_tasks import IneligibleTasks
 from metasched.core.state import SchedulerState
-from metasched.core.task_groups import QueuesOfGroups
+from metasched.core.task_groups import GroupOwner, QueuesOfGroups, SortKey, owner_of
 from metasched.core.tasks import StateChange, Task, TaskId
 from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD, TaskEvent
 from metasched.core.usage_limits import ScopeUse, UsageLimits
@@ -58,7 +59,8 @@ class SchedulingGates:
         self._next_indices: dict[int, list[int]] = {}  # heaps: all of `_waiting_for_slot`, and more
         self._blocked: dict[int, dict[int, Task]] = {}  # by unmet dependencies
         self._never_satisfied: dict[int, set[int]] = {}  # of the blocked tasks
-        # the queued task that stands for the remainder of its array, by job: index
+        # the queued task that stands for the remainder of its array, by job: index. It is behind a
+        # gate, in a group of `ineligible`, or to be examined in this step
         self._heads: dict[int, int] = {}
         self._filling = False  # whether free slots are being filled
 
@@ -80,6 +82,8 @@ class SchedulingGates:
             self.take_slot_again(task)
         elif after in FINAL or after is State.HELD:
             if change.before in QUEUED_OR_HELD:
+                if self._heads and self._is_head(task) and task.task_id in self.ineligible:
+                    self._replace_head(task)
                 self.remove(task)
             self.release_slot(task, now)
             if not job_is_open:
@@ -153,9 +157,7 @@ class SchedulingGates:
             self._delayed[task_id] = task
             self._set_timer(job.user, job.begin, job_id, index)
         elif job.array is not None and not self._take_slot(task):
-            task.reason = Reason.LIMIT_ARRAY
-            self._waiting_for_slot.setdefault(job_id, {})[index] = task
-            heapq.heappush(self._next_indices.setdefault(job_id, []), index)
+            self._await_slot(task)
         else:
             if task.reason in _GATE_REASONS:
                 task.reason = ""
@@ -176,13 +178,18 @@ class SchedulingGates:
 
     # Remainders of arrays
 
-    def has_passed(self, task: Task) -> bool:
-        """Whether a queued task is ready, or has a slot and becomes ready in a later step."""
-        job_id, index = task.task_id
-        return task.task_id in self._ready or index in self._slots.get(job_id, ())
+    def is_followed(self, task: Task) -> bool:
+        """Whether a queued task has a slot of its array, so that another has to be the head.
+
+        Slots make tasks single, unless they are more than a step releases.
+        """
+        limit = _limit(task.job)
+        if limit is None or limit > MAX_RELEASED_PER_STEP:
+            return False
+        return task.index in self._slots.get(task.job.id, ())
 
     def set_head(self, task: Task) -> None:
-        """Let a queued task behind its gate stand for the remainder of its array, if any."""
+        """Let a queued task stand for the remainder of its array, if any."""
         remainder = self._state.remainders.get(task.job.id)
         if remainder is not None:
             self._heads[task.job.id], remainder.reason = task.index, task.reason
@@ -192,39 +199,77 @@ class SchedulingGates:
         self._heads.pop(job_id, None)
 
     def choose_head(self, job: Job, now: float) -> None:
-        """Let the first task of a queued remainder stand for the rest.
+        """Let the first task of a queued remainder stand for the rest."""
+        head = self._split_head(job)
+        if head is None:
+            return
+        if _limit(job) is None or (job.begin is not None and job.begin > now):
+            self.enqueue(head, now)
+            return
+        self._await_slot(head)
+        self.copy_reason(head)
+        if not self._filling:
+            self._fill_slots(job.id, now)
 
-        It passes its gate in the turn of its user, or when a slot is free.
-        """
+    def _split_head(self, job: Job) -> Task | None:
+        """Make the first task of a queued remainder its head; None if there is no such task."""
         remainder = self._state.remainders.get(job.id)
         if remainder is None or remainder.held:
             self.remove_head(job.id)
-            return
-        (head, *_) = self._state.split(remainder, [remainder.first])
+            return None
+        (head,) = self._state.split(remainder, [remainder.first])
         self._heads[job.id] = head.index
-        if _limit(job) is None or (job.begin is not None and job.begin > now):
-            head.reason = remainder.reason = ""
-            self._delayed[head.task_id] = head
-            self._set_timer(job.user, NEXT_STEP, job.id, head.index)
+        return head
+
+    def _replace_head(self, head: Task) -> None:
+        """Let the first task of a remainder take the place of its head in a group."""
+        successor = self._split_head(head.job)
+        if successor is None:
             return
-        head.reason = remainder.reason = Reason.LIMIT_ARRAY
-        self._waiting_for_slot.setdefault(job.id, {})[head.index] = head
-        heapq.heappush(self._next_indices.setdefault(job.id, []), head.index)
-        if not self._filling:
-            self._fill_slots(job.id, now)
+        if self._take_slot(successor):
+            self.ineligible.join(successor, head.task_id)
+        else:
+            self._await_slot(successor)
+            self.copy_reason(successor)
 
     def _is_head(self, task: Task) -> bool:
         return self._heads.get(task.job.id) == task.index
 
     def _update_head(self, head: Task, now: float) -> None:
-        """Choose another head if this one has passed its gate; else the remainder waits as it."""
-        if self.has_passed(head):
+        """Choose another head if this one is followed; else the remainder waits as it does."""
+        if self.is_followed(head):
             self.choose_head(head.job, now)
-            return
-        remainder = self._state.remainders.get(head.job.id)
-        if remainder is not None and remainder.reason != head.reason:
-            remainder.reason = head.reason
-            self._state.store_remainder(remainder)
+        else:
+            self.copy_reason(head)
+
+    def copy_reason(self, task: Task) -> Remainder | None:
+        """Give a remainder the reason of its head. Return it if `task` is one and this is news."""
+        if not self._heads or not self._is_head(task):
+            return None
+        remainder = self._state.remainders.get(task.job.id)
+        if remainder is None or remainder.reason == task.reason:
+            return None
+        remainder.reason = task.reason
+        self._state.store_remainder(remainder)
+        return remainder
+
+    def _released_tasks(self, head: Task) -> Iterator[tuple[SortKey, Task]]:
+        """Yield the ready head of a remainder, then its tasks until one is set aside.
+
+        The caller has handled each before it asks for the next.
+        """
+        job_id = head.job.id
+        while head.task_id in self._ready:
+            self._newly_ready.pop(head.task_id, None)
+            yield (head.queue_key, *head.task_id), head
+            if self._is_head(head):
+                if head.task_id in self.ineligible:
+                    return
+                self.choose_head(head.job, self._state.now)
+            index = self._heads.get(job_id)
+            if index is None:
+                return
+            head = self._state.tasks[job_id, index]
 
     # Slots of arrays
 
@@ -253,6 +298,12 @@ class SchedulingGates:
         if slots is not None and task.index in slots:
             slots.discard(task.index)
             self._fill_slots(task.job.id, now)
+
+    def _await_slot(self, task: Task) -> None:
+        job_id, index = task.task_id
+        task.reason = Reason.LIMIT_ARRAY
+        self._waiting_for_slot.setdefault(job_id, {})[index] = task
+        heapq.heappush(self._next_indices.setdefault(job_id, []), index)
 
     def _take_slot(self, task: Task) -> bool:
         limit = _limit(task.job)
@@ -404,15 +455,19 @@ class SchedulingGates:
         The former became ready since the last call; after `request_recheck`, they are all.
         """
         every = self.recheck_requested
-        tasks = self._ready if every else self._newly_ready
+        tasks = list((self._ready if every else self._newly_ready).values())
         self._newly_ready, self.recheck_requested = {}, False
         of_groups = self.ineligible.take_rechecked(every)
         self._takes_groups_only = not (tasks or self.ineligible.lines.has_candidates)
+        more: list[tuple[GroupOwner, Iterator[tuple[SortKey, Task]]]] = []
         if self.ineligible.lines.has_candidates:
-            for owner, released in self.ineligible.lines.take_candidates().items():
-                rechecked = of_groups.get(owner, ())
-                of_groups[owner] = heapq.merge(rechecked, released, key=itemgetter(0))
-        return list(tasks.values()), of_groups
+            more += self.ineligible.lines.take_candidates().items()
+        if self._heads and (heads := [task for task in tasks if self._is_head(task)]):
+            tasks = [task for task in tasks if not self._is_head(task)]
+            more += [(owner_of(head), self._released_tasks(head)) for head in heads]
+        for owner, queue in more:
+            of_groups[owner] = heapq.merge(of_groups.get(owner, ()), queue, key=itemgetter(0))
+        return tasks, of_groups
 
     @property
     def exhausted(self) -> bool:
@@ -438,7 +493,10 @@ class SchedulingGates:
 
     def mark_eligible(self, task: Task) -> None:
         """Take a ready task out of its group, since some cluster accepts it."""
-        if self.ineligible.remove(task.task_id):
+        if task.task_id in self.ineligible:
+            if self._heads and self._is_head(task):
+                self._replace_head(task)
+            self.ineligible.remove(task.task_id)
             self._ready[task.task_id] = task
 
 

@@ -76,11 +76,7 @@ class IneligibleTasks:
                     limit=limit,
                 )
                 self._insert(group)
-            elif task.reason not in (group.reason, group.updated_to):
-                group.reason = group.updated_to = None
-            group.tasks[task_id] = task
-            self._group_of[task_id] = group
-            heapq.heappush(group.queue, (task.queue_key, *task_id))
+            self._put(task, group)
         group.last_verdict = verdict
         if limit is not group.limit:
             self._take_out(group)
@@ -93,6 +89,17 @@ class IneligibleTasks:
             self._unfinished[key] = group
         group.awaited = awaited
         self._places.add(group)
+
+    def join(self, task: Task, member: TaskId) -> None:
+        """Add a task to the group of an equal task without an examination."""
+        self._put(task, self._group_of[member])
+
+    def _put(self, task: Task, group: TaskGroup) -> None:
+        if task.reason not in (group.reason, group.updated_to):
+            group.reason = group.updated_to = None
+        group.tasks[task.task_id] = task
+        self._group_of[task.task_id] = group
+        heapq.heappush(group.queue, (task.queue_key, *task.task_id))
 
     def remove(self, task_id: TaskId) -> bool:
         """Remove a task from its group; return whether it was in a group."""

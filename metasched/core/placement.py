@@ -13,7 +13,7 @@ from metasched.core.gates import MAX_RELEASED_PER_STEP, SchedulingGates
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.reservations.book import ReservationBook
 from metasched.core.state import SchedulerState
-from metasched.core.task_groups import GroupOwner, QueuesOfGroups, SortKey
+from metasched.core.task_groups import GroupOwner, QueuesOfGroups, SortKey, owner_of
 from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import Attempt, StateChange, Task
 from metasched.core.transitions import UNSTARTED, TaskEvent
@@ -188,7 +188,7 @@ class Placement:
         now = state.now
         waiting, of_groups = self._gates.take_candidates()
         # else loads do not matter
-        if len(state.views) > 1 and (waiting or licences.has_waiting or self._gates.ineligible):
+        if len(state.views) > 1 and (licences.has_waiting or self._gates.has_ready):
             state.observe_loads()
         self._open_dispatches, self._obstacles = {}, {}
         licence_waiters = []
@@ -239,8 +239,7 @@ class Placement:
         with_keys: dict[GroupOwner, list[tuple[SortKey, Task]]] = {}
         for task in waiting:
             entry = (task.queue_key, *task.task_id), task
-            owner = task.job.user, task.priority, task.job.account
-            with_keys.setdefault(owner, []).append(entry)
+            with_keys.setdefault(owner_of(task), []).append(entry)
         for entries in with_keys.values():
             entries.sort(key=itemgetter(0))
         queues: list[Iterable[tuple[SortKey, Task]]] = []
@@ -462,6 +461,7 @@ class Placement:
             task.reason, task.target = shortage.reason, None
             self._state.store(task)
         self._gates.set_aside(task, self._group_key(task), task.reason, shortage.use)
+        self._gates.copy_reason(task)
         return True
 
     def _set_aside(self, task: Task, obstacles: list[Ineligibility]) -> StateChange | None:
@@ -479,22 +479,20 @@ class Placement:
                 return change
             verdict = task.reason
         self._gates.set_aside(task, self._group_key(task), verdict, awaited=awaited)
+        if verdict is not None and (remainder := self._gates.copy_reason(task)) is not None:
+            text = _main_obstacle(obstacles).text
+            self._state.record_runs(remainder, remainder.runs, None, State.QUEUED, text)
         return None
 
     def _defer(self, task: Task, obstacles: list[Ineligibility]) -> StateChange | None:
         """Set the reason of a task that is not dispatched, or reject it permanently."""
-        temporary = [obstacle for obstacle in obstacles if obstacle.reason not in PERMANENT_REASONS]
-        main_obstacle = min(
-            temporary or obstacles,
-            key=lambda obstacle: _PRECEDENCE[obstacle.reason],
-            default=_NO_CLUSTER,
-        )
+        main_obstacle = _main_obstacle(obstacles)
         if task.target is not None:
             if (target_view := self._state.views.get(task.target)) is not None:
                 target_view.pulls.drop(task)
             task.target = None
             self._state.store(task)
-        if task.rejected_by and not temporary:
+        if task.rejected_by and main_obstacle.reason in PERMANENT_REASONS:
             change = self._state_machine.apply(task, TaskEvent.REJECT, main_obstacle.text)
             task.reason = main_obstacle.reason
             return change
@@ -502,6 +500,16 @@ class Placement:
             task.reason = main_obstacle.reason
             self._state.record_note(task, main_obstacle.text)
         return None
+
+
+def _main_obstacle(obstacles: list[Ineligibility]) -> Ineligibility:
+    """Return the obstacle that is a task's reason: a temporary one, if there is any."""
+    temporary = [obstacle for obstacle in obstacles if obstacle.reason not in PERMANENT_REASONS]
+    return min(
+        temporary or obstacles,
+        key=lambda obstacle: _PRECEDENCE[obstacle.reason],
+        default=_NO_CLUSTER,
+    )
 
 
 def _is_live(task: Task) -> bool:

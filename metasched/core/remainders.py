@@ -67,16 +67,16 @@ class Remainders:
         return True
 
     def _queue(self, remainder: Remainder, now: float) -> list[Task]:
-        """Put tasks of a queued remainder behind their gates until one has to wait: its head.
+        """Put the first task of a queued remainder behind its gate as the head of the rest.
 
-        Return them.
+        Tasks that take slots of the array go before it. Return all of them.
         """
         single: list[Task] = []
         while remainder.runs and not remainder.held:
             (task,) = self._state.split(remainder, [remainder.first])
             self._gates.enqueue(task, now)
             single.append(task)
-            if not self._gates.has_passed(task):
+            if not self._gates.is_followed(task):
                 self._gates.set_head(task)
                 break
         return single

@@ -15,6 +15,11 @@ GroupOwner = tuple[str, int, str | None]  # user, priority, account
 QueuesOfGroups = dict[GroupOwner, Iterator[tuple[SortKey, Task]]]
 
 
+def owner_of(task: Task) -> GroupOwner:
+    """Return whose turn a task uses."""
+    return task.job.user, task.priority, task.job.account
+
+
 @dataclass(eq=False)
 class TaskGroup:
     """Tasks of a user with equal requirements and priority that cannot be dispatched for now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from metasched.core.array_remainder import REMAINDER_MINIMUM
 from metasched.core.events import (
     Action,
     CoreEvent,
@@ -49,9 +50,10 @@ class Site:
         limits: LimitSettings | None = None,
         fair_share: FairShareSettings | None = None,
         maps: Mapping[str, Mapping[str, str]] | None = None,
+        remainder_minimum: int = REMAINDER_MINIMUM,
         **policy: object,
     ) -> None:
-        self.core = Core()
+        self.core = Core(remainder_minimum)
         self.out = Outcome()
         clusters = tuple(
             Cluster(

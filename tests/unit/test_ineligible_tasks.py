@@ -34,10 +34,13 @@ MAX_UNANSWERED = Cluster(name="x", adapter="local").max_unanswered or 0
 
 
 class LimitedSite:
-    """A site whose left cluster accepts LIMIT tasks of user a, each of which runs for 30 s."""
+    """A site whose left cluster accepts LIMIT tasks of user a, each of which runs for 30 s.
+
+    All tasks of an array are single.
+    """
 
     def __init__(self) -> None:
-        self.site, self.now = Site(), NOW
+        self.site, self.now = Site(remainder_minimum=TASKS + 1), NOW
         self.manager = LimitedManager(self.site, "left", LIMIT, 30.0)
         self.actions: list[object] = []
 
