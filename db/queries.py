@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,6 +31,7 @@ from metasched.model.reservation import Reservation
 Value = TypeVar("Value")
 
 ALL_TASKS = TaskFilter()
+STORY_PORTION = 1_000  # lines of a story that are in memory
 
 
 class Queries:
@@ -50,35 +52,28 @@ class Queries:
         """Return all rows of `status --json` (times in epoch seconds), by job and task."""
         return [row for page in self.status_pages(wanted) for row in page.rows]
 
-    def status_pages(self, wanted: TaskFilter) -> Iterator[JobPage]:
-        """Yield all pages of the rows of `status --json`; see `job_pages`."""
+    def status_pages(self, wanted: TaskFilter, with_runs: bool = True) -> Iterator[JobPage]:
+        """Yield all pages of the rows of `status --json`; see `job_pages`.
+
+        `with_runs`: also the rows of tasks in runs.
+        """
         after: TaskId | None = BEFORE_ALL
         while after is not None:
-            page = self.status_page(wanted, after)
+            page = self.status_page(wanted, after, MAX_EXAMINED, with_runs)
             yield page
             after = page.next_after
 
-    def status_page(self, wanted: TaskFilter, after: TaskId, limit: int = MAX_EXAMINED) -> JobPage:
+    def status_page(
+        self, wanted: TaskFilter, after: TaskId, limit: int = MAX_EXAMINED, with_runs: bool = True
+    ) -> JobPage:
         """Return at most `limit` rows of `status --json` after a task."""
         with self._connect() as connection:
-            return read_page(connection, wanted, after, limit)
+            return read_page(connection, wanted, after, limit, with_runs)
 
-    def selected_tasks(
-        self, wanted: TaskFilter
-    ) -> tuple[list[dict[str, Any]], list[task_runs.ListedRun]]:
-        """Return the rows of `status --json` of tasks outside runs, and runs with the others.
-
-        The runs are read first: a task that leaves one meanwhile may be in both.
-        """
-        rows: list[dict[str, Any]] = []
-        after: TaskId | None = BEFORE_ALL
+    def selected_runs(self, wanted: TaskFilter) -> list[task_runs.ListedRun]:
+        """Return the runs with tasks that pass a filter."""
         with self._connect() as connection:
-            runs = read_runs(connection, wanted)
-            while after is not None:
-                page = read_page(connection, wanted, after, with_runs=False)
-                rows += page.rows
-                after = page.next_after
-        return rows, runs
+            return read_runs(connection, wanted)
 
     def missing_jobs(
         self, jobs: Iterable[tuple[int, int | None]], visible_to: str | None = None
@@ -191,20 +186,40 @@ class Queries:
 
     def story(self, id: int, index: int | None = None) -> list[dict[str, Any]]:
         """Return all changes of a job, or of its task `index`, oldest first."""
+        return list(chain.from_iterable(self.story_portions(id, index)))
+
+    def story_portions(
+        self, id: int, index: int | None = None
+    ) -> Iterator[tuple[dict[str, Any], ...]]:
+        """Yield the changes of a job, or of its task `index`, in portions, oldest first."""
+        lines = (
+            line for row in self._story_rows(id, index) for line in _lines_of(row, index)
+        )
+        while portion := tuple(islice(lines, STORY_PORTION)):
+            yield portion
+
+    def _story_rows(self, id: int, index: int | None) -> Iterator[dict[str, Any]]:
+        """Yield the stored lines of a story, each portion read in a transaction of its own."""
         concerned = []
         if index is not None:
             last, step = change.c.run_last, func.coalesce(change.c.run_step, 1)
             in_run = and_(change.c.task_index <= index, last >= index)
             in_step = (index - change.c.task_index) % step == 0
             concerned = [or_(change.c.task_index == index, and_(in_run, in_step))]
-        with self._connect() as connection:
-            rows = connection.execute(
-                select(change, job.c.array)
-                .join(job, job.c.id == change.c.job)
-                .where(change.c.job == id, *concerned)
-                .order_by(change.c.id)
-            )
-            return [line for row in rows.mappings() for line in _lines_of(dict(row), index)]
+        query = (
+            select(change, job.c.array)
+            .join(job, job.c.id == change.c.job)
+            .where(change.c.job == id, *concerned)
+            .order_by(change.c.id)
+            .limit(STORY_PORTION)
+        )
+        after, is_last = 0, False
+        while not is_last:
+            with self._connect() as connection:
+                rows = connection.execute(query.where(change.c.id > after)).mappings().all()
+            yield from map(dict, rows)
+            is_last = len(rows) < STORY_PORTION
+            after = 0 if is_last else rows[-1]["id"]
 
     def nodes(self, id: int, index: int) -> list[str]:
         """Return the nodes of each attempt of a task, in the manager's notation, oldest first."""

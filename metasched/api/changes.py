@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import Annotated
@@ -26,14 +26,23 @@ from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.selection import JobSelection, SelectedTasks, select_tasks
 from metasched.api.submissions import deadline_warnings, default_time_limit, dependency_targets
 from metasched.core.dependency_status import TargetSummary
-from metasched.core.events import CoreEvent, JobModified, JobRequeued, UserAction, UserRequested
+from metasched.core.events import (
+    CoreEvent,
+    JobModified,
+    JobRequeued,
+    Outcome,
+    UserAction,
+    UserRequested,
+)
 from metasched.core.transitions import FINAL, QUEUED_OR_HELD, STARTED, UNSTARTED
 from metasched.daemon.reserved_jobs import check_reservation_fit
 from metasched.daemon.service import SchedulerService
+from metasched.db.store import StorageFailed
 from metasched.errors import ApiError
 from metasched.model.job import Job, State
 
 MAX_EXIT_CODE = 255
+PORTION = 1_000  # tasks that are changed before others are served
 router = APIRouter()
 
 
@@ -124,7 +133,7 @@ async def request_action(
     action: UserAction,
     selection: Annotated[ActionRequest, Body()],
 ) -> Response:
-    """Apply an action to every selected task; nothing changes if an id is unknown."""
+    """Apply an action to every selected task, in portions; nothing changes if an id is unknown."""
     if action in ("lost", "ran"):
         caller.require_operator("resolve jobs")
         if not (selection.jobs or selection.state):
@@ -137,49 +146,105 @@ async def request_action(
     selected = await select_tasks(request, readers, service, action, selection)
     if action == "requeue":
         service.store_group()  # a task may have ended in it
-    now = time.time()
     notes = [_note_for(action, tasks.state, _has_started(service, tasks)) for tasks in selected]
-    events: list[CoreEvent] = []
-    for job_id, of_job in groupby(selected, key=lambda tasks: tasks.job):
-        tasks_of_job = list(of_job)
-        events.append(
-            _user_request(service, now, action, job_id, tasks_of_job, caller, selection.exit_code)
-        )
-        if action == "requeue":
-            task_indices = [index for tasks in tasks_of_job for index in tasks.indices]
-            ended_tasks, last_dispatch = service.ledger.ended_tasks(job_id, task_indices)
-            if ended_tasks:
-                job, priority = service.ledger.current_job(job_id)
-                any_waiting = any(task.attempts == 0 for task in ended_tasks)
-                targets = _requeue_targets(service, job) if any_waiting else ()
-                events.append(
-                    JobRequeued(
-                        now,
-                        job,
-                        priority,
-                        last_dispatch,
-                        ended_tasks,
-                        caller.user,
-                        targets,
-                    )
-                )
+
+    if action == "requeue":
+        outcomes = await _requeue(service, selected, caller)
+    else:
+        outcomes = await _apply_in_portions(service, action, selected, caller, selection.exit_code)
+    return await change_answer(service.core, selected, notes, outcomes)
+
+
+async def _requeue(
+    service: SchedulerService, selected: Sequence[SelectedTasks], caller: Caller
+) -> list[Outcome]:
+    """Requeue selected tasks. ApiError if a limit of the site bars it."""
+    now, events = time.time(), list[CoreEvent]()
+    for of_job in _by_job(selected):
+        events.append(_user_request(service, now, "requeue", of_job, caller))
+        events += _requeue_events(service, now, of_job, caller)
     requeued = [(event.job, len(event.tasks)) for event in events if isinstance(event, JobRequeued)]
     if (refusal := service.core.limits.admission_refusal(requeued)) is not None:
         raise ApiError(403, refusal)
-    outcomes = await service.apply_events(*events) if events else []
-    return await change_answer(service.core, selected, notes, outcomes)
+    return await service.apply_events(*events) if events else []
+
+
+async def _apply_in_portions(
+    service: SchedulerService,
+    action: UserAction,
+    selected: Sequence[SelectedTasks],
+    caller: Caller,
+    exit_code: int | None,
+) -> list[Outcome]:
+    """Apply an action to selected tasks, `PORTION` of them at a time; others are served between.
+
+    ApiError if the database fails when some are changed.
+    """
+    outcomes: list[Outcome] = []
+    for portion in _portions(selected):
+        now = time.time()
+        events = [
+            _user_request(service, now, action, of_job, caller, exit_code) for of_job in portion
+        ]
+        try:
+            outcomes += await service.apply_events(*events)
+        except StorageFailed as error:
+            if not outcomes:
+                raise
+            raise ApiError(
+                504,
+                f"the database failed when some of the tasks were changed ({error}); "
+                "check with `metasched status`, and repeat the command",
+            ) from error
+    return outcomes
+
+
+def _portions(selected: Sequence[SelectedTasks]) -> Iterator[list[list[SelectedTasks]]]:
+    """Yield portions of selected tasks, by job; a run counts as a task, and goes first."""
+    portion: list[list[SelectedTasks]] = []
+    size = 0
+    for of_job in _by_job(selected):
+        remaining = sorted(of_job, key=lambda tasks: not tasks.is_run)
+        while remaining:
+            part, remaining = remaining[: PORTION - size], remaining[PORTION - size :]
+            portion.append(part)
+            size += len(part)
+            if size == PORTION:
+                yield portion
+                portion, size = [], 0
+    if portion:
+        yield portion
+
+
+def _by_job(selected: Iterable[SelectedTasks]) -> Iterator[list[SelectedTasks]]:
+    for _, of_job in groupby(selected, key=lambda tasks: tasks.job):
+        yield list(of_job)
+
+
+def _requeue_events(
+    service: SchedulerService, now: float, of_job: Sequence[SelectedTasks], caller: Caller
+) -> Iterator[JobRequeued]:
+    """Yield the event that requeues ended tasks of a job, if there are any."""
+    job_id = of_job[0].job
+    task_indices = [index for tasks in of_job for index in tasks.indices]
+    ended_tasks, last_dispatch = service.ledger.ended_tasks(job_id, task_indices)
+    if ended_tasks:
+        job, priority = service.ledger.current_job(job_id)
+        any_waiting = any(task.attempts == 0 for task in ended_tasks)
+        targets = _requeue_targets(service, job) if any_waiting else ()
+        yield JobRequeued(now, job, priority, last_dispatch, ended_tasks, caller.user, targets)
 
 
 def _user_request(
     service: SchedulerService,
     now: float,
     action: UserAction,
-    job_id: int,
     selected: Sequence[SelectedTasks],
     caller: Caller,
-    exit_code: int | None,
+    exit_code: int | None = None,
 ) -> UserRequested:
     """Return the event for selected tasks of a job; a whole remainder costs no list of indices."""
+    job_id = selected[0].job
     remainder = service.core.remainders.get(job_id)
     in_runs = [tasks.indices for tasks in selected if tasks.is_run and tasks.state not in FINAL]
     is_whole = remainder is not None and sum(map(len, in_runs)) == len(remainder)

@@ -41,12 +41,16 @@ async def explain(
         job_id, index = find_visible_job(daemon.ledger, caller, job)
         job_row = daemon.ledger.job_row(job_id)
         assert job_row is not None
-        rows, runs = daemon.ledger.selected_tasks(TaskFilter([(job_id, index)]))
-        counts = Counter(task["state"] for task in rows)
+        wanted, counts = TaskFilter([(job_id, index)]), Counter[str]()
+        candidates: list[dict[str, Any]] = []  # a task of each page and each run
+        runs = daemon.ledger.selected_runs(wanted)
+        for page in daemon.ledger.status_pages(wanted, with_runs=False):
+            counts.update(task["state"] for task in page.rows)
+            candidates += sorted(page.rows, key=_order_of_explanation)[:1]
         for run in runs:
             counts[run.row["state"]] += len(run.indices)
-            rows.append({**run.row, "task_index": run.indices[0]})
-        row = min(rows, key=_order_of_explanation)
+            candidates.append({**run.row, "task_index": run.indices[0]})
+        row = min(candidates, key=_order_of_explanation)
         cause = daemon.ledger.story(job_id, row["task_index"])[-1]["cause"]
         return job_row, row, counts, cause
 

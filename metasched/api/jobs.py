@@ -33,6 +33,7 @@ from metasched.api.selection import (
     parse_states,
     visible_jobs,
 )
+from metasched.api.whole_answers import joined, whole_answer
 from metasched.core.tasks import TaskId
 from metasched.daemon.service import Daemon, SchedulerService
 from metasched.db.job_pages import BEFORE_ALL, JobPage, TaskFilter, TaskSelector
@@ -88,18 +89,20 @@ async def status(
 ) -> Response:
     """List jobs. If a page is requested, Metasched-Next-Cursor in its header announces the next."""
 
+    kind = ReadingKind.NAMED if query.job else ReadingKind.LISTING
+    if query.limit is None and query.cursor is None:
+        return await whole_answer(
+            request,
+            readers,
+            kind,
+            lambda: _whole_listing(daemon, _read_query(daemon, caller, query)[0]),
+        )
+
     def list_page() -> Response:
         wanted, listed_since, after = _read_query(daemon, caller, query)
         page = daemon.ledger.status_page(wanted, after, query.limit or MAX_PAGE)
         return _page_answer(page, listed_since, [_job_row(r, daemon.service) for r in page.rows])
 
-    def list_all() -> Iterator[bytes]:
-        wanted, _, _ = _read_query(daemon, caller, query)
-        yield from _encoded_pages(daemon, wanted)
-
-    kind = ReadingKind.NAMED if query.job else ReadingKind.LISTING
-    if query.limit is None and query.cursor is None:
-        return _whole_listing(await readers.run_portions(request, kind, list_all()))
     return await readers.run(request, kind, list_page)
 
 
@@ -171,16 +174,13 @@ def _page_answer(page: JobPage, listed_since: int, rows: Sequence[JobRow]) -> Re
     return answer
 
 
-def _encoded_pages(daemon: Daemon, wanted: TaskFilter) -> Iterator[bytes]:
-    """Yield the pages of a listing as JSON: of all rows only the text is in memory."""
-    for page in daemon.ledger.status_pages(wanted):
-        yield msgspec.json.encode([_job_row(row, daemon.service) for row in page.rows])
-
-
-def _whole_listing(pages: Sequence[bytes]) -> Response:
-    """Return all pages as one answer."""
-    rows = b",".join(page[1:-1] for page in pages if page != b"[]")
-    return Response(b"[" + rows + b"]", media_type="application/json")
+def _whole_listing(daemon: Daemon, wanted: TaskFilter) -> Iterator[bytes]:
+    """Yield the text of all pages as one list."""
+    pages = (
+        msgspec.json.encode([_job_row(row, daemon.service) for row in page.rows])
+        for page in daemon.ledger.status_pages(wanted)
+    )
+    yield from joined(b"[", pages, b"]")
 
 
 @router.get("/jobs/wait", response_model=list[JobRow])
@@ -213,24 +213,28 @@ async def wait(
             if not open_jobs:
                 break
 
-    pages = _encoded_pages(daemon, TaskFilter(requested))
-    return _whole_listing(await readers.run_portions(request, ReadingKind.NAMED, pages))
+    return await whole_answer(
+        request, readers, ReadingKind.NAMED, lambda: _whole_listing(daemon, TaskFilter(requested))
+    )
 
 
-@router.get("/jobs/{job}/story")
+@router.get("/jobs/{job}/story", response_model=dict[str, Any])
 async def story(
     request: Request,
     daemon: CurrentDaemon,
     caller: CurrentCaller,
     readers: CurrentReaders,
     job: str,
-) -> dict[str, Any]:
-    def list_events() -> dict[str, Any]:
+) -> Response:
+    def events() -> Iterator[bytes]:
         job_id, index = find_visible_job(daemon.ledger, caller, job)
-        events = daemon.ledger.story(job_id, index)
-        return {"job": job_id, "events": [_event_row(event) for event in events]}
+        portions = (
+            msgspec.json.encode([_event_row(event) for event in portion])
+            for portion in daemon.ledger.story_portions(job_id, index)
+        )
+        yield from joined(b'{"job":%d,"events":[' % job_id, portions, b"]}")
 
-    return await readers.run(request, ReadingKind.LISTING, list_events)
+    return await whole_answer(request, readers, ReadingKind.LISTING, events)
 
 
 @router.get("/jobs/{job}/output")

@@ -16,13 +16,13 @@ from metasched.core.transitions import FINAL
 from metasched.daemon.service import SchedulerService
 from metasched.db.job_pages import TaskFilter, TaskSelector
 from metasched.db.ledger import Ledger
-from metasched.db.task_runs import ListedRun
 from metasched.errors import ApiError, ParseError
 from metasched.model.arrays import parse_task_selector
 from metasched.model.cluster import Cluster
 from metasched.model.job import State
 
 RECENTLY_ENDED = 3600.0  # seconds for which ended jobs are listed by default
+MAX_READS = 3  # of a selection whose tasks end meanwhile
 MAX_SELECTORS = 100_000  # jobs and tasks that a request may name, each task of a range counted
 
 
@@ -65,15 +65,31 @@ async def select_tasks(
         raise ApiError(422, f"nothing to {action}; name jobs, --user, --state or --cluster")
 
     def read() -> tuple[list[SelectedTasks], list[SelectedTasks]]:
-        rows, runs = _read_rows(service.ledger, caller, action, selection)
-        return [_selected(row, _single(row["task_index"]), False) for row in rows], [
-            _selected(run.row, indices, True) for run in runs for indices in run.ranges()
+        ledger, wanted = service.ledger, _task_filter(service.ledger, caller, action, selection)
+        # the runs first: a task that leaves its run meanwhile is in both
+        runs = [
+            _selected(run.row, indices, True)
+            for run in ledger.selected_runs(wanted)
+            for indices in run.ranges()
         ]
+        single = [
+            _selected(row, _single(row["task_index"]), False)
+            for page in ledger.status_pages(wanted, with_runs=False)
+            for row in page.rows
+        ]
+        return single, runs
 
-    single, runs = await readers.run(request, ReadingKind.SELECTION, read)
-    if not (single or runs) and selection.cluster is not None:
+    for _ in range(MAX_READS):
+        single, runs = await readers.run(request, ReadingKind.SELECTION, read)
+        selected = _with_present_states(service.core, single, runs)
+        if selected is not None:
+            break
+        service.store_group()  # what has ended since is read now
+    else:
+        raise ApiError(503, "the tasks end faster than they are read; nothing changed, try again")
+    if not selected and selection.cluster is not None:
         find_cluster(service, selection.cluster)  # jobs may remain of a cluster that was removed
-    return _with_present_states(service.core, single, runs)
+    return selected
 
 
 def _selected(row: Mapping[str, Any], indices: range, is_run: bool) -> SelectedTasks:
@@ -86,8 +102,11 @@ def _single(index: int) -> range:
 
 def _with_present_states(
     core: Core, single: list[SelectedTasks], runs: list[SelectedTasks]
-) -> list[SelectedTasks]:
-    """Return selected tasks as they are now: some may have left their runs since they were read."""
+) -> list[SelectedTasks] | None:
+    """Return selected tasks as they are now: some may have left their runs since they were read.
+
+    None if such a task has ended, and the core does not remember how.
+    """
     selected: dict[tuple[int, int], SelectedTasks] = {}
     for tasks in single:
         selected[tasks.job, tasks.indices[0]] = tasks
@@ -96,26 +115,37 @@ def _with_present_states(
         if run.state in FINAL:
             remaining.append(run)
             continue
-        for index in sorted(
-            index for index in core.open_tasks.get(run.job, ()) if index in run.indices
-        ):
-            tasks = SelectedTasks(run.job, run.array, _single(index), run.state, False)
-            selected.setdefault((run.job, index), tasks)
+        states = {
+            index: task.state
+            for index, task in core.open_tasks.get(run.job, {}).items()
+            if index in run.indices
+        }
+        parts: list[range] = []
         if (remainder := core.remainders.get(run.job)) is not None:
+            parts = list(remainder.members(run.indices))
             remaining += [
                 SelectedTasks(run.job, run.array, indices, remainder.state, True)
-                for indices in remainder.members(run.indices)
+                for indices in parts
             ]
+        if len(states) + sum(map(len, parts)) < len(run.indices):
+            for index in set(run.indices).difference(states, *parts):
+                ended = core.state.ended_tasks.get((run.job, index))
+                if ended is None:
+                    return None
+                states[index] = ended.state
+        for index, state in sorted(states.items()):
+            tasks = SelectedTasks(run.job, run.array, _single(index), state, False)
+            selected.setdefault((run.job, index), tasks)
     for (job_id, index), tasks in selected.items():
         if (task := core.tasks.get((job_id, index))) is not None:
             tasks.state = task.state
     return sorted([*selected.values(), *remaining], key=lambda tasks: (tasks.job, tasks.is_run))
 
 
-def _read_rows(
+def _task_filter(
     ledger: Ledger, caller: Caller, action: str, selection: JobSelection
-) -> tuple[list[dict[str, Any]], list[ListedRun]]:
-    """Read the selected tasks, after checking the caller's permission; see `selected_tasks`."""
+) -> TaskFilter:
+    """Return the filter of a selection, after checking the caller's permission."""
     requested = parse_job_ids(selection.jobs) if selection.jobs else None
     user, by_filter = selection.user, requested is None
     if requested is not None:
@@ -124,15 +154,13 @@ def _read_rows(
         caller.require_owner([user])
     elif not caller.operator:
         user = caller.user
-    return ledger.selected_tasks(
-        TaskFilter(
-            named=requested,
-            user=user,
-            states=parse_states(selection.state),
-            ended_since=time.time() - RECENTLY_ENDED if by_filter and action == "requeue" else None,
-            only_open=by_filter and action != "requeue",
-            cluster=selection.cluster,
-        )
+    return TaskFilter(
+        named=requested,
+        user=user,
+        states=parse_states(selection.state),
+        ended_since=time.time() - RECENTLY_ENDED if by_filter and action == "requeue" else None,
+        only_open=by_filter and action != "requeue",
+        cluster=selection.cluster,
     )
 
 
