@@ -42,6 +42,7 @@ class SchedulingGates:
         self._ready: dict[TaskId, Task] = {}  # examined at each recheck
         self.ineligible = IneligibleTasks(limits, state)  # the other ready tasks
         self._released = 0  # number of tasks in this step
+        self._followers = 0  # number of others that followed heads of remainders in this step
         self.changed_tasks: list[Task] = []  # in this step: tasks with a new reason
         self._newly_ready: dict[TaskId, Task] = {}
         self.recheck_requested = False  # since the last `take_newly_ready`
@@ -66,7 +67,7 @@ class SchedulingGates:
 
     def begin_step(self) -> None:
         """Begin a step."""
-        self._released, self.changed_tasks = 0, []
+        self._released, self._followers, self.changed_tasks = 0, 0, []
 
     def update_gates(self, change: StateChange, now: float, job_is_open: bool) -> str:
         """Update progress, slots and the queue after a task's change of state.
@@ -265,11 +266,29 @@ class SchedulingGates:
             if self._is_head(head):
                 if head.task_id in self.ineligible:
                     return
-                self.choose_head(head.job, self._state.now)
+                self._release_next(head.job)
             index = self._heads.get(job_id)
             if index is None:
                 return
             head = self._state.tasks[job_id, index]
+
+    def _release_next(self, job: Job) -> None:
+        """Let the next task of a remainder be placed in this pass, or in the next step.
+
+        The limit of a step is one of its own here: users compete for places by turns.
+        """
+        head = self._split_head(job)
+        if head is None:
+            return
+        if not self._take_slot(head):
+            self._await_slot(head)
+            self.copy_reason(head)
+        elif self._followers < MAX_RELEASED_PER_STEP - 1:  # with the first a full portion
+            self._followers += 1
+            self._ready[head.task_id] = head
+        else:
+            self._delayed[head.task_id] = head
+            self._set_timer(job.user, NEXT_STEP, job.id, head.index)
 
     # Slots of arrays
 

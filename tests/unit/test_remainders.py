@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from metasched.core.events import ClusterDrained, ClusterResumed, Dispatch, JobSubmitted
+from metasched.core.events import (
+    ClusterDrained,
+    ClusterResumed,
+    Dispatch,
+    JobSubmitted,
+    TimerExpired,
+)
 from metasched.core.gates import MAX_RELEASED_PER_STEP
 from metasched.core.transitions import LIVE
 from metasched.model.job import Reason, State
@@ -45,3 +53,17 @@ def test_a_resumed_cluster_gets_tasks_of_a_waiting_array_in_the_same_step() -> N
     site.step(JobSubmitted(NOW, job(1, array=f"1-{SIZE}")))
     [dispatch] = site.step(ClusterResumed(NOW, "left", "op"))
     assert dispatch == Dispatch(1, 1, "left", tuple(range(1, DEPTH + 1)))
+
+
+def test_single_tasks_of_another_user_leave_a_large_array_its_turns() -> None:
+    """The single tasks alone fill the portion of a step."""
+    site = Site(queue_depth=100)
+    later = NOW + 10
+    for id, user, size in ((1, "a", SIZE), (2, "b", 2 * MAX_RELEASED_PER_STEP)):
+        site.step(JobSubmitted(NOW, job(id, user=user, array=f"1-{size}", begin=later)))
+    places = Counter[int]()
+    for dispatch in site.step(TimerExpired(later)):
+        assert isinstance(dispatch, Dispatch)
+        places[dispatch.job] += len(dispatch.indices)
+    assert places.total() == 200
+    assert abs(places[1] - places[2]) <= 2
