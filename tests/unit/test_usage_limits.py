@@ -253,7 +253,7 @@ def test_waiting_tasks_cost_nothing_until_their_limit_is_released(
     different: bool, examined: Counter[str]
 ) -> None:
     site = Site(limits=each_user(dispatched=2), pull=False)
-    jobs = [job(1, user="ada", array="0-1999")]
+    jobs = [job(1, user="ada", array="0-998")]  # of single tasks
     if different:
         jobs = [job(id, user="ada", time_limit=60.0 + id) for id in range(1, 301)]
     submit(site, *jobs)
