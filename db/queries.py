@@ -192,9 +192,7 @@ class Queries:
         self, id: int, index: int | None = None
     ) -> Iterator[tuple[dict[str, Any], ...]]:
         """Yield the changes of a job, or of its task `index`, in portions, oldest first."""
-        lines = (
-            line for row in self._story_rows(id, index) for line in _lines_of(row, index)
-        )
+        lines = (line for row in self._story_rows(id, index) for line in _lines_of(row, index))
         while portion := tuple(islice(lines, STORY_PORTION)):
             yield portion
 
