@@ -1,5 +1,5 @@
 # The two commands are `make demo` and `make test`; see README.md. Contributors use `make check`.
-.PHONY: demo test check coverage test-matrix lint docs compile bench chaos load clean
+.PHONY: demo test check coverage test-matrix test-clients lint docs compile bench chaos load clean
 
 PYTHON := .venv/bin/python
 
@@ -20,6 +20,11 @@ coverage: .venv/stamp
 # the Slurm of later Debian releases, each in a folder of its own
 test-matrix: .venv/stamp
 	tests/matrix trixie forky
+
+# workflow tools and libraries, from the package index, through the drop-in commands
+test-clients: .venv/stamp
+	python3 -m venv .clients && .clients/bin/pip install -q -r tests/clients/requirements.txt
+	METASCHED_CLIENTS=$(CURDIR)/.clients/bin/python $(PYTHON) -m pytest tests/clients -q $(PYTEST_ARGS)
 
 # ruff does not follow links, mypy does
 lint: .venv/stamp
@@ -58,6 +63,6 @@ load: .venv/stamp
 	tests/venv
 
 clean:
-	rm -rf .venv .compiled .chaos dist .coverage .coverage.* .hypothesis .import_linter_cache \
+	rm -rf .venv .clients .compiled .chaos dist .coverage .coverage.* .hypothesis .import_linter_cache \
 		.mypy_cache .pytest_cache .ruff_cache
 	find metasched adapters policies db tests -name __pycache__ -prune -exec rm -rf {} +

@@ -90,6 +90,8 @@ def script_options(script: str, file: str) -> tuple[list[tuple[str, str | None]]
                     "submit the parts one by one"
                 )
             arguments += _split(text, file, number)
+        elif line.startswith("#MS "):
+            fail(f"sbatch: Warning: only metasched submit reads #MS lines, {file} line {number}")
         elif line.startswith(_OTHER_DIALECTS):
             other_dialect = other_dialect or f"{line.split()[0]}, {file} line {number}"
         elif line.strip(_WHITESPACE)[:1] not in ("", "#"):

@@ -116,6 +116,11 @@ def test_lines_of_another_manager_are_named() -> None:
     assert sbatch_script.script_options(script, "f") == ([("hold", None)], "#PBS, f line 3")
 
 
+def test_lines_of_metasched_submit_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    sbatch_script.script_options("#!/bin/sh\n#MS --urgency 3\n", "f")
+    assert "only metasched submit reads #MS lines, f line 2" in capsys.readouterr().err
+
+
 def test_parts_of_a_heterogeneous_job_are_refused() -> None:
     with pytest.raises(CommandError, match="f: line 2: heterogeneous jobs are not supported"):
         sbatch_script.script_options("#!/bin/sh\n#SBATCH hetjob\n", "f")

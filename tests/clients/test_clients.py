@@ -1,0 +1,231 @@
+"""Unmodified clients of Slurm run small workflows through the drop-in commands.
+
+`make test-clients` installs them in an environment of their own and sets METASCHED_CLIENTS, the
+Python of that environment. Without it the tests are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import metasched
+from tests.e2e.conftest import ONE_LOCAL, Site
+from tests.e2e.conftest import site as site
+from tests.harness.slurm import SlurmSite
+
+COMMANDS = Path(metasched.__file__).parent / "drop_in/slurm"
+FIRST_ID = 100_000_001
+SECONDS = 240  # for a workflow
+
+SUBMITIT = """
+import sys
+
+import submitit
+from functions import add, fail, wait_for
+
+executor = submitit.AutoExecutor(folder="logs", cluster="slurm")
+# its jobs call srun, which a local cluster does not have
+executor.update_parameters(
+    timeout_min=5, mem_gb=1, slurm_partition="main", slurm_array_parallelism=2, name="submitit"
+)
+if sys.argv[1:]:
+    job = executor.submit(wait_for, sys.argv[1])
+    print("submitted", flush=True)
+    print(job.result())
+    sys.exit()
+print(executor.submit(add, 5, 7).result())
+print([job.result() for job in executor.map_array(add, [1, 2, 3], [10, 20, 30])])
+print("ValueError: wrong" in str(executor.submit(fail).exception()))
+"""
+FUNCTIONS = """
+import os
+import time
+
+
+def add(a, b):
+    return a + b
+
+
+def fail():
+    raise ValueError("wrong")
+
+
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.1)
+    return "seen"
+"""
+SIMPLE_SLURM = """
+from simple_slurm import Slurm
+
+array = Slurm(array="3-5", job_name="simple", output="%A_%a.out", time="00:05:00")
+first = array.sbatch("echo task $SLURM_ARRAY_TASK_ID", shell="/bin/sh", verbose=False)
+after = Slurm(dependency={"afterok": first}, job_name="after", wait=True, output="after.out")
+after.sbatch("cat *_[345].out", shell="/bin/sh", verbose=False)
+print(open("after.out").read().split())
+"""
+DASK = """
+from dask_jobqueue import SLURMCluster
+from distributed import Client
+
+if __name__ == "__main__":
+    with SLURMCluster(
+        cores=1, memory="500MB", walltime="00:05:00", interface="lo", log_directory="logs"
+    ) as cluster, Client(cluster) as client:
+        cluster.scale(1)
+        print(client.submit(lambda number: number + 1, 41).result(timeout=200))
+"""
+PSIJ = """
+import datetime
+import pathlib
+
+import psij
+
+executor = psij.JobExecutor.get_instance("slurm")
+jobs = []
+for code in (0, 3):
+    spec = psij.JobSpec(
+        executable="/bin/sh",
+        arguments=["-c", f"exit {code}"],
+        stdout_path=pathlib.Path.cwd() / f"{code}.out",
+        resources=psij.ResourceSpecV1(process_count=1),
+        attributes=psij.JobAttributes(duration=datetime.timedelta(minutes=5)),
+    )
+    jobs.append(psij.Job(spec))
+    executor.submit(jobs[-1])
+statuses = [job.wait(datetime.timedelta(seconds=200)) for job in jobs]
+print([(status.state.name, status.exit_code) for status in statuses])
+"""
+PARSL = """
+import os
+import sys
+
+import parsl
+from parsl.config import Config
+from parsl.executors import HighThroughputExecutor
+from parsl.launchers import SrunLauncher
+from parsl.providers import SlurmProvider
+
+
+@parsl.python_app
+def successor(number):
+    return number + 1
+
+
+if __name__ == "__main__":
+    provider = SlurmProvider(
+        partition="main",
+        init_blocks=1,
+        max_blocks=1,
+        cores_per_node=1,
+        exclusive=False,
+        walltime="00:05:00",
+        launcher=SrunLauncher(),
+        worker_init=f"export PATH={os.path.dirname(sys.executable)}:$PATH",
+    )
+    executor = HighThroughputExecutor(
+        address="127.0.0.1", max_workers_per_node=1, provider=provider
+    )
+    with parsl.load(Config(executors=[executor])):
+        print(successor(41).result(timeout=200))
+"""
+SNAKEFILE = """
+rule all:
+    input: expand("o{i}.txt", i=range(3))
+rule one:
+    output: "o{i}.txt"
+    resources: runtime=5, mem_mb=200
+    shell: "echo {wildcards.i} > {output}"
+"""
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    path = os.environ.get("METASCHED_CLIENTS")
+    if not path:
+        pytest.skip("METASCHED_CLIENTS is not set; run make test-clients")
+    return Path(path)
+
+
+@pytest.fixture
+def three(site: Site, slurm_site: SlurmSite) -> Iterator[Site]:
+    """A running site over two Slurm clusters and a local one."""
+    for cluster in slurm_site:
+        cluster.empty()
+    tables = "".join(cluster.table("poll_interval = 1\n") for cluster in slurm_site)
+    site.configure(ONE_LOCAL + tables, extra=f"first_id = {FIRST_ID}\n")
+    site.start()
+    yield site
+    for cluster in slurm_site:
+        cluster.empty()
+
+
+def variables(site: Site, python: Path) -> Mapping[str, str]:
+    path = os.pathsep.join(map(str, (COMMANDS, python.parent, "/usr/bin", "/bin")))
+    return site.environment | {"PATH": path, "PYTHONPATH": str(site.folder)}
+
+
+def run(site: Site, python: Path, *command: str | Path) -> str:
+    """Run a workflow in the folder of the site; return what it prints."""
+    done = subprocess.run(
+        command,
+        env=variables(site, python),
+        cwd=site.folder,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "printed"),
+    [
+        pytest.param(SUBMITIT, "12\n[11, 22, 33]\nTrue\n", id="submitit"),
+        pytest.param(SIMPLE_SLURM, "['task', '3', 'task', '4', 'task', '5']\n", id="simple-slurm"),
+        pytest.param(DASK, "42\n", id="dask-jobqueue"),
+        pytest.param(PSIJ, "[('COMPLETED', 0), ('FAILED', 3)]\n", id="psij"),
+        pytest.param(PARSL, "42\n", id="parsl"),
+    ],
+)
+def test_a_client_runs_its_workflow(three: Site, python: Path, script: str, printed: str) -> None:
+    (three.folder / "functions.py").write_text(FUNCTIONS)
+    (three.folder / "workflow.py").write_text(script)
+    assert run(three, python, python, "workflow.py").endswith(printed)
+
+
+def test_snakemake_runs_its_workflow(three: Site, python: Path) -> None:
+    (three.folder / "Snakefile").write_text(SNAKEFILE)
+    options = ["--executor", "slurm", "--jobs", "3", "--default-resources", "slurm_partition=main"]
+    run(three, python, python.parent / "snakemake", *options)
+    outputs = [(three.folder / f"o{index}.txt").read_text() for index in range(3)]
+    assert outputs == ["0\n", "1\n", "2\n"]
+
+
+def test_a_client_waits_while_the_daemon_is_gone(three: Site, python: Path) -> None:
+    (three.folder / "functions.py").write_text(FUNCTIONS)
+    (three.folder / "workflow.py").write_text(SUBMITIT)
+    go = three.folder / "go"
+    with subprocess.Popen(
+        [python, "workflow.py", go],
+        env=variables(three, python),
+        cwd=three.folder,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as workflow:
+        assert workflow.stdout is not None
+        assert workflow.stdout.readline() == "submitted\n"
+        three.until(lambda: three.row(FIRST_ID)["state"] == "running")
+        three.stop(signal.SIGKILL)
+        go.touch()
+        three.start()
+        assert workflow.stdout.readline() == "seen\n"
+        assert workflow.wait(SECONDS) == 0
