@@ -2,13 +2,14 @@
 
 A pass walks the index of ended tasks, then reservations, keys and events, each by a cursor: a row
 that is kept is examined once in a pass. So its cost grows with the rows that have become old, and
-neither with their square nor with the whole history.
+neither with their square nor with the whole history. Portions shrink while they take longer than
+others should wait for them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, func, select, tuple_
@@ -30,10 +31,13 @@ from metasched.db.schema import (
 )
 from metasched.db.store import StoreError, driver_message
 
+# Rows of a portion; fewer while these take too long.
 TASKS_PER_PORTION = 200  # examined, and deleted
 CHANGES_PER_PORTION = 2000  # of a larger job
 EVENTS_PER_PORTION = 2000
 RESERVATIONS_PER_PORTION = 100
+PORTION_SECONDS = 0.05  # for which a portion may exclude other writers
+SMALLEST_PORTION = 1 / 64  # of these rows
 PRUNED_KINDS = ("jobs", "reservations", "events")
 PAUSE = 0.01  # seconds between transactions, for others to write
 MARGINS_KEPT = 1000  # recent jobs with a deadline are kept: later priorities depend on them
@@ -76,8 +80,18 @@ class PruningPass:
     deleted up to the last checkpoint before that time, from which the rest can be replayed.
     """
 
-    def __init__(self, before: float, keys_before: float | None = None) -> None:
-        """Times are epoch seconds; submission keys created before `keys_before` are deleted."""
+    def __init__(
+        self,
+        before: float,
+        keys_before: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Times are epoch seconds; submission keys created before `keys_before` are deleted.
+
+        `clock` returns seconds.
+        """
+        self._clock = clock
+        self._part = 1.0  # of the rows of a portion
         self._before, self._keys_before = before, keys_before
         self.deleted = dict.fromkeys(PRUNED_KINDS, 0)
         self._last_task = (0.0, 0)  # end and job of the last task examined
@@ -99,29 +113,42 @@ class PruningPass:
                     connection.exec_driver_sql("BEGIN IMMEDIATE")
                 else:
                     lock_epoch(connection)
-                if self._phases[0](connection):
-                    return True
+                begun = self._clock()
+                more = self._phases[0](connection)
+            self._adapt(self._clock() - begun)
+            if more:
+                return True
             del self._phases[0]
         return False
 
+    def _adapt(self, seconds: float) -> None:
+        """Make the next portions smaller if one took too long, larger if it was quick."""
+        if seconds > PORTION_SECONDS:
+            self._part = max(self._part / 2, SMALLEST_PORTION)
+        elif seconds < PORTION_SECONDS / 4:
+            self._part = min(self._part * 2, 1.0)
+
+    def _rows(self, most: int) -> int:
+        return max(int(most * self._part), 1)
+
     def _prune_jobs(self, connection: Connection) -> bool:
         """Delete jobs whose tasks ended before the time; return False at the end of the index."""
-        position = tuple_(task.c.ended, task.c.job)
+        most, position = self._rows(TASKS_PER_PORTION), tuple_(task.c.ended, task.c.job)
         ended = connection.execute(
             select(task.c.ended, task.c.job)
             .where(task.c.ended < self._before, position > self._last_task)
             .order_by(task.c.ended, task.c.job)
-            .limit(TASKS_PER_PORTION)
+            .limit(most)
         ).all()
         if not ended:
             return False
         planned: list[Any] = []
         examined, size = len(ended), 0
         for row in self._prunable(connection, list(dict.fromkeys(row.job for row in ended))):
-            size += 1 if row.array is None else len(_first_tasks(connection, row.id))
-            if size > TASKS_PER_PORTION:
+            size += 1 if row.array is None else len(_first_tasks(connection, row.id, most + 1))
+            if size > most:
                 if not planned:
-                    _delete_part(connection, row.id)
+                    _delete_part(connection, row.id, most, self._rows(CHANGES_PER_PORTION))
                     return True
                 examined = next(n for n, end in enumerate(ended) if end.job == row.id)
                 break
@@ -164,7 +191,9 @@ class PruningPass:
         return sorted(rows, key=lambda row: order[row.id])
 
     def _prune_reservations(self, connection: Connection) -> bool:
-        count = reservations.prune_batch(connection, self._before, RESERVATIONS_PER_PORTION)
+        count = reservations.prune_batch(
+            connection, self._before, self._rows(RESERVATIONS_PER_PORTION)
+        )
         self.deleted["reservations"] += count
         return count > 0
 
@@ -185,7 +214,7 @@ class PruningPass:
             select(event.c.id)
             .where(event.c.id > self._last_event, event.c.id < newest_checkpoint)
             .order_by(event.c.id)
-            .limit(EVENTS_PER_PORTION)
+            .limit(self._rows(EVENTS_PER_PORTION))
         ).scalars()
         ids = list(examined)
         if not ids:
@@ -219,19 +248,19 @@ def _delete_jobs(connection: Connection, rows: Sequence[Any]) -> None:
     connection.execute(delete(content).where(content.c.digest.in_(texts), ~used.exists()))
 
 
-def _first_tasks(connection: Connection, job_id: int) -> Sequence[int]:
-    """Return the lowest indices of a job's tasks, at most one more than a portion."""
+def _first_tasks(connection: Connection, job_id: int, most: int) -> Sequence[int]:
+    """Return the lowest `most` indices of a job's tasks."""
     indices = select(task.c.task_index).where(task.c.job == job_id).order_by(task.c.task_index)
-    return connection.execute(indices.limit(TASKS_PER_PORTION + 1)).scalars().all()
+    return connection.execute(indices.limit(most)).scalars().all()
 
 
-def _delete_part(connection: Connection, job_id: int) -> None:
+def _delete_part(connection: Connection, job_id: int, tasks: int, changes: int) -> None:
     """Delete a portion of a large array: its story first, then tasks, lowest indices first."""
     story = select(change.c.id).where(change.c.job == job_id).order_by(change.c.id)
-    changes = connection.execute(story.limit(CHANGES_PER_PORTION)).scalars().all()
-    if changes:
-        connection.execute(delete(change).where(change.c.job == job_id, change.c.id <= changes[-1]))
+    first = connection.execute(story.limit(changes)).scalars().all()
+    if first:
+        connection.execute(delete(change).where(change.c.job == job_id, change.c.id <= first[-1]))
         return
-    last = _first_tasks(connection, job_id)[TASKS_PER_PORTION - 1]
+    last = _first_tasks(connection, job_id, tasks)[-1]
     for table in (lease, attempt, task):
         connection.execute(delete(table).where(table.c.job == job_id, table.c.task_index <= last))

@@ -231,6 +231,34 @@ def test_a_large_array_is_forgotten_in_portions_and_a_kept_job_examined_once(
     assert {f.check for f in check_database(database) if not f.ok} == set()
 
 
+def test_portions_of_pruning_have_a_time(
+    life: Life, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are halved while they take too long, and doubled again while they are quick."""
+    monkeypatch.setattr(pruning, "TASKS_PER_PORTION", 8)
+    for id in range(1, 31):
+        life.submit(id, NOW + id)
+        life.run(id, NOW + 100 + id)
+    durations, now = [0.0, 0.06, 0.06, 0.06, 0.06, 0.03, 0.01, 0.01], 0.0
+    sizes: list[int] = []
+    is_begun = False
+
+    def clock() -> float:
+        nonlocal now, is_begun
+        is_begun = not is_begun
+        if not is_begun and len(sizes) < len(durations):
+            now += durations[len(sizes)]
+        return now
+
+    one_pass, engine = PruningPass(NOW + 1000, clock=clock), database.open_existing()
+    while one_pass.prune_portion(engine):
+        deleted = one_pass.deleted["jobs"]
+        sizes.append(deleted - sum(sizes))
+    engine.dispose()
+    assert sizes[:9] == [8, 8, 4, 2, 1, 1, 1, 1, 2]
+    assert one_pass.deleted["jobs"] == 29  # the newest is kept
+
+
 def test_tasks_in_runs_are_restored_requeued_summarised_and_forgotten(
     life: Life, database: Database
 ) -> None:
