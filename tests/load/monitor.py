@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,6 +54,25 @@ class Monitor:
     def seconds(self) -> float:
         """Seconds since the begin of the load."""
         return time.monotonic() - self.begun
+
+    @contextlib.contextmanager
+    def sampling(self, interval: float) -> Iterator[None]:
+        """Take a sample every `interval` seconds, also while faults strike and are repaired."""
+        over = threading.Event()
+
+        def sample() -> None:
+            while True:
+                self.take()
+                if over.wait(interval):
+                    return
+
+        thread = threading.Thread(target=sample, name="samples", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def take(self) -> None:
         """Take a sample; none while the daemon is dead."""

@@ -138,7 +138,7 @@ def lines(result: Stored) -> Iterator[str]:
     if result.note:
         yield result.note
     yield ""
-    yield f"- {size.accounts} accounts, and another that submits a single job at a time."
+    yield f"- {size.accounts} accounts, and another that submits single jobs."
     yield f"- {size.slurm_clusters} Slurm clusters of {size.nodes} nodes with 8 processors each."
     yield f"- A Grid Engine cell of {size.slots} slots."
     yield f"- {size.local_clusters} local clusters of 8 processors each."

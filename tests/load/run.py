@@ -83,7 +83,7 @@ class UserStarts:
     """The starts of a user until what had not started was cancelled."""
 
     label: str
-    single: bool  # whether he submits a job at a time
+    single: bool  # whether he submits single jobs, few of them open
     started: int
     accepted: int = 0  # tasks
     waiting: int = 0  # tasks that had not started
@@ -119,7 +119,8 @@ def run(folder: Path, size: Size, struck: Sequence[Fault], seed: str) -> Result:
         _users(loaded, size, seed) as users,
     ):
         monitor = Monitor(loaded)
-        _load(result, monitor, users, struck)
+        with monitor.sampling(size.sample_interval):
+            _load(result, monitor, users, struck)
         result.samples, result.seconds = monitor.samples, round(monitor.seconds, 1)
         result.users = _starts(users, loaded)
         for user in users:
@@ -203,15 +204,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _load(
     result: Result, monitor: Monitor, users: Sequence[_User], struck: Sequence[Fault]
 ) -> None:
-    """Take samples and strike until the time is over, or until all tasks have ended."""
+    """Strike until the time is over, or until all tasks have ended."""
     loaded, size = monitor.loaded, result.size
     bulk = [user for user in users if user.label != f"u{size.accounts}"]
-    remaining, next_sample = list(struck), 0.0
+    remaining = list(struck)
     while monitor.seconds < size.minutes * 60:
         _check_alive(users, loaded)
-        if monitor.seconds >= next_sample:
-            monitor.take()
-            next_sample = monitor.seconds + size.sample_interval
         if not result.submitted_after and all(user.has_submitted for user in bulk):
             result.submitted_after = round(monitor.seconds, 1)
         left = len(struck) - len(remaining)
@@ -234,7 +232,7 @@ def _check_alive(users: Sequence[_User], loaded: LoadedSite) -> None:
 
 def _open_tasks(loaded: LoadedSite) -> bool:
     """Whether a task of a bulk user is open, or no answer came."""
-    last = loaded.accounts[-1]  # he submits a job at a time until the end
+    last = loaded.accounts[-1]  # he submits single jobs until the end
     rows = _page(loaded, OPEN)
     return rows is None or any(row["user"] != last for row in rows)
 

@@ -31,6 +31,8 @@ CALL_TIMEOUT = 300.0  # seconds for an answer
 CANCEL_TRIES = 60  # at the end, a second apart
 PAGE = 100  # rows
 LARGEST_BATCH = 50  # single jobs in a submission
+LIGHT_JOBS = 8  # open jobs of the user who submits them singly
+LIGHT_PAUSE = 0.5  # seconds between his looks at them
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Plan:
     run_log: str  # to which payloads append
     account: str
     label: str  # the first part of the names of his jobs
-    tasks: int  # to submit; 0: he submits a single job at a time, and waits for its end
+    tasks: int  # to submit; 0: he submits single jobs, the next when one of a few has ended
     ramp: float  # seconds over which the tasks are submitted
     largest_array: int  # tasks
     run_times: tuple[float, ...]  # seconds of a payload, to draw from
@@ -84,11 +86,13 @@ class User:
         self._unreleased: list[str] = []  # jobs that are held until a release is answered
         self._announced = False  # whether SUBMITTED was printed
         self._names: dict[int, SubmittedJob] = {}  # by id
+        self._followed: dict[int, float] = {}  # open single jobs: monotonic seconds of submission
 
     def run(self) -> None:
         """Act until standard input ends, then cancel all that has not started."""
-        act = self._work if self._plan.tasks else self._await_single_job
-        while not self._stopped(self._plan.pause * self._draw.uniform(0.5, 1.5)):
+        act = self._work if self._plan.tasks else self._follow_single_jobs
+        pause = self._plan.pause if self._plan.tasks else LIGHT_PAUSE
+        while not self._stopped(pause * self._draw.uniform(0.5, 1.5)):
             act()
         for _ in range(CANCEL_TRIES):
             if (rows := self._cancel_all()) is not None:
@@ -165,17 +169,19 @@ class User:
                 self._names[id] = submitted
         return [id for id in ids if id is not None]
 
-    def _await_single_job(self) -> None:
-        """Submit a single job and wait for its end; then issue a command."""
-        begun = time.monotonic()
-        for id in self._submit("submit", [None]):
-            while not self._stopped(0.2):
-                rows = self._timed("status of a job", lambda: self._client.jobs([str(id)]))  # noqa: B023
-                if rows and rows[0]["state"] in ENDED:
-                    seconds = time.monotonic() - begun
-                    self.report.latencies.setdefault("a single job, to its end", []).append(seconds)
-                    break
-        self._page()
+    def _follow_single_jobs(self) -> None:
+        """Submit a single job if few are open; note the ends of the open ones."""
+        if len(self._followed) < LIGHT_JOBS:
+            begun = time.monotonic()
+            self._followed |= dict.fromkeys(self._submit("submit", [None]), begun)
+        ids = [str(id) for id in self._followed]
+        rows = self._timed("status of a few jobs", lambda: self._client.jobs(ids)) if ids else []
+        ended = [row["job"] for row in rows or () if row["state"] in ENDED]
+        for id in ended:
+            seconds = time.monotonic() - self._followed.pop(id)
+            self.report.latencies.setdefault("a single job, to its end", []).append(seconds)
+        if ended:
+            self._page()
 
     def _page(self) -> None:
         """Read a page of the jobs that a user sees by default."""
