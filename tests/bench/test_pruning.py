@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable
@@ -10,15 +11,20 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine
 
 from metasched.client.client import Client
 from metasched.db.backends import database_from_url
+from metasched.db.ledger import Ledger
 from metasched.db.pruning import prune
 from tests.bench.conftest import Record
 from tests.bench.test_daemon import submission
+from tests.conftest import require
 from tests.e2e.conftest import ONE_LOCAL, Site
+from tests.harness.postgresql import Server, missing
 
 JOBS = int(os.environ.get("METASCHED_BENCH_JOBS", "1000000"))
+POSTGRESQL_JOBS = JOBS // 50
 CALLS_FOR = 60.0  # seconds of calls, calm and during the pruning
 # Each job has three events with two changes each, of a usual size.
 FILL = """
@@ -78,6 +84,43 @@ def test_prune_a_million_jobs(with_history: Site, record: Record) -> None:
     seconds = time.process_time() - begun
     record("prune 1,000,000 jobs", seconds * 1e6 / JOBS, "s of CPU", target="under 120 s")
     record("the same by the clock", (time.monotonic() - wall) * 1e6 / JOBS, "s")
+
+
+def fill_postgresql(engine: Engine) -> None:
+    """Store the rows of `fill` in PostgreSQL, with statistics as autovacuum would collect them."""
+    numbers = (
+        f"CREATE TEMP TABLE number AS SELECT n FROM generate_series(1, {POSTGRESQL_JOBS}) AS n;"
+    )
+    start, end = FILL.index("CREATE TEMP TABLE"), FILL.index("INSERT INTO job")
+    statements = FILL[:start] + numbers + FILL[end:]
+    statements %= {"jobs": POSTGRESQL_JOBS, "spec": SPEC, "short": SHORT}
+    statements = re.sub(r"\buser\b", '"user"', statements)
+    statements = statements.replace("'', 0, 1, 0,", "'', false, 1, 0,")  # task.held
+    statements = statements.replace("'', '', 0\n", "'', '', false\n")  # attempt.refused
+    statements = statements.replace("5);", "5) AS ks;")
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(statements.replace("%", "%%"))
+        connection.exec_driver_sql("ANALYZE")
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(3600)
+def test_prune_on_postgresql(common_folder: Path, tmp_path: Path, record: Record) -> None:
+    if (reason := missing()) is not None:
+        require("postgresql", reason)
+    with Server(common_folder / "pg-prune", settings=()) as server:
+        database = database_from_url(server.create(), tmp_path)
+        with database.acquire_writer() as writer:
+            Ledger(writer.engine, writer).identity(1e9)
+        engine = database.open_existing()
+        fill_postgresql(engine)
+        begun, wall = time.process_time(), time.monotonic()
+        deleted = prune(engine, 3e9)
+        seconds, wall = time.process_time() - begun, time.monotonic() - wall
+        engine.dispose()
+    assert deleted["jobs"] == POSTGRESQL_JOBS - 1
+    record(f"prune {POSTGRESQL_JOBS:,} jobs, PostgreSQL", seconds, "s of CPU of metasched")
+    record("the same by the clock, PostgreSQL", wall, "s")
 
 
 def worst_calls(client: Client, folder: Path) -> dict[str, float]:
