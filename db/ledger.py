@@ -46,6 +46,7 @@ from metasched.db import (
 from metasched.db.bulk_rows import insert_rows
 from metasched.db.cluster_info import changed_fields
 from metasched.db.instances import Identity, read_identity, store_name
+from metasched.db.job_pages import TaskSelector
 from metasched.db.job_rows import (
     UPDATE_ATTEMPT,
     UPDATE_PAST_ATTEMPT,
@@ -80,6 +81,7 @@ from metasched.db.store import (
     driver_message,
 )
 from metasched.db.submission_keys import Receipt, SubmissionKey
+from metasched.db.task_numbers import replace_numbers
 from metasched.db.writer import Writer
 from metasched.model.arrays import parse_array
 from metasched.model.cluster import ClusterInfo
@@ -166,6 +168,15 @@ class Ledger(Writer):
         """Return the random names of this database, used in tags; the first call creates one."""
         with self._transaction() as connection:
             return read_identity(connection, now)
+
+    def replace_task_numbers(
+        self, selectors: list[TaskSelector], visible_to: str | None
+    ) -> list[TaskSelector]:
+        """Return the selectors with tasks in the place of their numbers, if ids are set apart."""
+        if self._first_id == 1:
+            return selectors
+        with self._connect() as connection:
+            return replace_numbers(connection, selectors, self._first_id, visible_to)
 
     def next_job(self, tasks: int) -> int:
         """Return the id of a new job. It takes as many ids as it has tasks: `Job.task_number`."""

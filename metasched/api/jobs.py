@@ -29,8 +29,8 @@ from metasched.api.selection import (
     RECENTLY_ENDED,
     find_owners,
     find_visible_job,
-    parse_job_ids,
     parse_states,
+    requested_jobs,
     visible_jobs,
 )
 from metasched.api.whole_answers import joined, whole_answer
@@ -138,7 +138,7 @@ def _read_query(
 
     The start is in epoch milliseconds. ApiError for an invalid query, or one of hidden jobs.
     """
-    requested = parse_job_ids(query.job) if query.job else None
+    requested = requested_jobs(daemon.ledger, caller, query.job) if query.job else None
     owner = query.user
     if requested is not None:
         if query.skip_missing:
@@ -196,7 +196,7 @@ async def wait(
     """Answer when all jobs have ended, after `timeout` seconds, or when others need the room."""
 
     def find_jobs() -> list[TaskSelector]:
-        requested = parse_job_ids(job)
+        requested = requested_jobs(daemon.ledger, caller, job)
         find_owners(daemon.ledger, caller, requested)
         return requested
 

@@ -146,7 +146,7 @@ def _task_filter(
     ledger: Ledger, caller: Caller, action: str, selection: JobSelection
 ) -> TaskFilter:
     """Return the filter of a selection, after checking the caller's permission."""
-    requested = parse_job_ids(selection.jobs) if selection.jobs else None
+    requested = requested_jobs(ledger, caller, selection.jobs) if selection.jobs else None
     user, by_filter = selection.user, requested is None
     if requested is not None:
         caller.require_owner(find_owners(ledger, caller, requested))
@@ -170,6 +170,13 @@ def find_cluster(service: SchedulerService, name: str) -> Cluster:
     if name not in clusters:
         raise ApiError(404, f"no cluster {name[:60]!r}; use {', '.join(clusters)}")
     return clusters[name]
+
+
+def requested_jobs(ledger: Ledger, caller: Caller, references: Sequence[str]) -> list[TaskSelector]:
+    """Return the jobs and tasks that are named, tasks of arrays also by their own numbers."""
+    return ledger.replace_task_numbers(
+        parse_job_ids(references), None if caller.sees_all else caller.user
+    )
 
 
 def parse_job_ids(references: Sequence[str]) -> list[TaskSelector]:
@@ -217,7 +224,7 @@ def visible_jobs(
 
 def find_visible_job(ledger: Ledger, caller: Caller, reference: str) -> TaskSelector:
     """Return the job or task that `reference` names, after checking the caller's permission."""
-    requested = parse_job_ids([reference])
+    requested = requested_jobs(ledger, caller, [reference])
     if len(requested) > 1:
         job_id, index = requested[0]
         raise ApiError(422, f"{reference} are several tasks; name one task, as {job_id}_{index}")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 COMMANDS = ("sacct", "sbatch", "sbcast", "scancel", "scontrol", "sinfo", "squeue", "srun")
 PAGE_SIZE = 5000  # rows that are requested at once
+MAX_IDS_LENGTH = 8000  # characters of the ids that a request names
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 _FOLDER = "/metasched/drop_in/slurm/"  # of the drop-in commands of any release
 BYPASS = "METASCHED_BYPASS"  # set to 1: the real command runs
@@ -116,7 +117,36 @@ def parse_options(
 
 
 def listed_tasks(connection: Connection, query: Mapping[str, object]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of `GET /jobs/details`, page by page. Raises ClientError."""
+    """Yield the rows of `GET /jobs/details`, each once. Raises ClientError.
+
+    Ids are sent in portions: the head of a request is limited.
+    """
+    ids = query.get("job")
+    portions = list(_portions(ids)) if isinstance(ids, list) else []
+    if len(portions) < 2:
+        yield from _pages(connection, query)
+        return
+    listed: set[tuple[int, int | None]] = set()
+    for portion in portions:
+        for row in _pages(connection, {**query, "job": portion}):
+            if (key := (row["job"], row["task"])) not in listed:
+                listed.add(key)
+                yield row
+
+
+def _portions(ids: Sequence[str]) -> Iterator[list[str]]:
+    portion: list[str] = []
+    length = 0
+    for id in ids:
+        if portion and length + len(id) > MAX_IDS_LENGTH:
+            yield portion
+            portion, length = [], 0
+        portion.append(id)
+        length += len(id) + len("job=&")
+    yield portion
+
+
+def _pages(connection: Connection, query: Mapping[str, object]) -> Iterator[dict[str, Any]]:
     page = {**query, "limit": PAGE_SIZE}
     while True:
         rows, fields = connection.request("GET", "/jobs/details", page)

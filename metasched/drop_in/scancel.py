@@ -89,10 +89,8 @@ def _cancel(connection: Connection, ids: Sequence[str]) -> list[str]:
     except NotFound:
         if len(ids) == 1:
             return list(ids)
-    missing = []
-    for word in ids:
-        missing += _cancel(connection, [word])
-    return missing
+    half = len(ids) // 2
+    return _cancel(connection, ids[:half]) + _cancel(connection, ids[half:])
 
 
 def _selected(connection: Connection, options: Mapping[str, str], ids: Sequence[str]) -> list[str]:

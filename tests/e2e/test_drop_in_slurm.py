@@ -242,3 +242,28 @@ def test_a_tool_may_remove_the_variables_that_name_folders(running: Site) -> Non
     bare = {"PATH": os.environ["PATH"], "METASCHED_SOCKET": str(socket)}
     done = subprocess.run([COMMANDS / "squeue", "-h"], env=bare, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, b"")
+
+
+def test_a_task_of_an_array_has_a_number(drop_in: Site) -> None:
+    """The number is an id, as in Slurm, and that of no other user's task."""
+    array = drop_in.submit("--hold", "--array", "5,7-9", "-o", "/dev/null", "--wrap", "true")
+    other = drop_in.submit("--hold", "-o", "/dev/null", "--wrap", "true")
+    number = str(array + 2)  # of task 8
+    listed = own(drop_in, "squeue", "-h", "-r", "-j", number, "-o", "%i %A").stdout
+    assert listed == f"{array}_8 {number}\n"
+    shown = own(drop_in, "scontrol", "-o", "show", "job", number)
+    assert shown.stdout.startswith(f"JobId={number} ArrayJobId={array} ArrayTaskId=8 ")
+    assert own(drop_in, "scancel", number, str(other)).returncode == 0
+    ended = own(drop_in, "sacct", "-X", "-n", "-P", "-o", "jobid,state", "-j", f"{number},{other}")
+    assert ended.stdout == f"{array}_8|CANCELLED\n{other}|CANCELLED\n"
+    waiting = own(drop_in, "squeue", "-h", "-r", "-o", "%i").stdout
+    assert waiting.split() == [f"{array}_{task}" for task in (5, 7, 9)]
+
+
+def test_ten_thousand_ids_in_a_command(drop_in: Site) -> None:
+    array = drop_in.submit("--hold", "--array", "1-3", "-o", "/dev/null", "--wrap", "true")
+    ids = [str(array), *(str(FIRST_ID + 10_000 + number) for number in range(10_000)), str(array)]
+    listed = own(drop_in, "squeue", "-h", "-j", ",".join(ids), "-o", "%i").stdout
+    assert listed == f"{array}_[1-3]\n"
+    assert own(drop_in, "scancel", str(array + 1), str(array)).returncode == 0
+    assert own(drop_in, "squeue", "-h", "-j", ",".join(ids), "-o", "%i").stdout == ""

@@ -14,10 +14,11 @@ from sqlalchemy import Connection, Engine, delete, event, insert, text, update
 
 from metasched.core.tasks import TaskId
 from metasched.core.transitions import FINAL
-from metasched.db.job_pages import BEFORE_ALL, TaskFilter, read_page, read_runs
+from metasched.db.job_pages import BEFORE_ALL, TaskFilter, TaskSelector, read_page, read_runs
 from metasched.db.queries import Queries
 from metasched.db.schema import attempt, content, job, task, task_run
 from metasched.db.store import Database
+from metasched.db.task_numbers import replace_numbers
 from metasched.model.job import State
 
 NOW = 1_000_000.0
@@ -331,3 +332,24 @@ def test_a_page_that_compares_many_rows_may_be_empty(stored: StoredTasks) -> Non
     assert [row["job"] for row in second.rows] == [8]
     assert second.next_after is None
     assert read_page(stored.connection, replace(wanted, user="bob")).rows == []
+
+
+def test_numbers_of_tasks_of_arrays(stored: StoredTasks) -> None:
+    """A job precedes a number; tasks of other users and of arrays before `first_id` have none."""
+    stored.clear()
+    arrays = {90: "1-9", 100: "2,5-9:2", 104: None, 110: "0-4", 120: None}
+    for id, array in arrays.items():
+        stored.add(id, 1, "bob" if id == 110 else "ada", [State.QUEUED], NOW)
+        stored.connection.execute(update(job).where(job.c.id == id).values(array=array))
+
+    def replaced(*selectors: TaskSelector, visible_to: str | None = "ada") -> list[TaskSelector]:
+        return replace_numbers(stored.connection, selectors, 100, visible_to)
+
+    asked = [(id, None) for id in (91, 100, 101, 103, 104, 105, 109, 112, 115, 121)]
+    tasks = {101: (100, 5), 103: (100, 9)}
+    assert replaced(*asked) == [tasks.get(id, (id, None)) for id, _ in asked]
+    tasks[112] = (110, 2)
+    assert replaced(*asked, visible_to=None) == [tasks.get(id, (id, None)) for id, _ in asked]
+    assert replaced((102, None), (102, 0), (101, None), (102, None)) == [
+        *((100, 7), (102, 0), (100, 5), (100, 7))
+    ]
