@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 # `Adapter.launcher_verbs` of an adapter that runs its manager's commands as the owners of jobs
 CHANGE_VERBS = ("submit", "cancel", "hold", "release")
-# Slurm's variables for the id of a job; of a task of an array for its own number
-JOB_ID_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOBID")
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,8 @@ def task_variables(
         variables |= array.variables(job_id, index)
     if exports_job_id:
         number = job_id + (0 if array is None else bisect_left(array.indices, index))
-        variables |= dict.fromkeys(("METASCHED_TASK_NUMBER", *JOB_ID_VARIABLES), str(number))
+        # not SLURM_JOBID: MPI libraries that find it expect Slurm's other variables, and srun
+        variables |= dict.fromkeys(("METASCHED_TASK_NUMBER", "SLURM_JOB_ID"), str(number))
     return variables
 
 

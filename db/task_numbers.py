@@ -33,9 +33,7 @@ def replace_numbers(
         stored.update(connection.execute(query).scalars())
     unknown = [number for number in numbers if number not in stored][:MAX_NUMBERS]
     tasks = dict(_tasks_of(connection, unknown, first_id, visible_to))
-    return [
-        tasks.get(id, (id, index)) if index is None else (id, index) for id, index in selectors
-    ]
+    return [tasks.get(id, (id, index)) if index is None else (id, index) for id, index in selectors]
 
 
 def _tasks_of(

@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from shlex import quote
 
-from metasched.adapters.base import JOB_ID_VARIABLES, Submission
+from metasched.adapters.base import Submission
 from metasched.adapters.interpreter import exec_lines
 from metasched.paths import drop_in_folder
 
+_JOB_ID_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOBID")
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _VALID_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -48,7 +49,7 @@ def array_script(
     first, last = (submission.environment(index, cluster) for index in (indices[0], indices[-1]))
     assignments = _unexportable(first)
     for variable, value in first.items():
-        if variable in ("METASCHED_TASK_NUMBER", *JOB_ID_VARIABLES):
+        if variable in ("METASCHED_TASK_NUMBER", *_JOB_ID_VARIABLES):
             continue  # see `_export_lines`
         if value != last[variable]:
             assignments.append(f'{variable}="$SLURM_ARRAY_TASK_ID"')
@@ -96,9 +97,9 @@ def _export_lines(number: str, job_name: str, bin_dir: str | None) -> list[str]:
         f"METASCHED_DROP_IN={quote(folder)}",
         'if [ -x "$METASCHED_DROP_IN/srun" ]; then',
         f"  METASCHED_TASK_NUMBER={number} SLURM_JOB_NAME={quote(job_name)}",
-        *(f"  {name}=$METASCHED_TASK_NUMBER" for name in JOB_ID_VARIABLES),
+        *(f"  {name}=$METASCHED_TASK_NUMBER" for name in _JOB_ID_VARIABLES),
         f"  PATH=$METASCHED_DROP_IN:${{PATH:-{_DEFAULT_PATH}}}",
-        f"  export {' '.join((*exported, *JOB_ID_VARIABLES))}",
+        f"  export {' '.join((*exported, *_JOB_ID_VARIABLES))}",
         "else",
         "  unset METASCHED_DROP_IN METASCHED_TASK_NUMBER",
         "fi",

@@ -79,20 +79,21 @@ def outputs(site: Site, cluster: str, script: str, *options: str) -> dict[str, d
     return printed
 
 
-def expected(job: int, number: int, task: int | None) -> dict[str, str]:
+def expected(job: int, number: int, task: int | None, is_slurm: bool) -> dict[str, str]:
     array = {"SLURM_ARRAY_JOB_ID": "", "SLURM_ARRAY_TASK_ID": ""}
     if task is not None:
         array = {"SLURM_ARRAY_JOB_ID": str(job), "SLURM_ARRAY_TASK_ID": str(task)}
-    ids = dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), str(number))
+    # MPI libraries take the old name for a sign of Slurm
+    ids = {"SLURM_JOB_ID": str(number), "SLURM_JOBID": str(number) if is_slurm else ""}
     return {**ids, "SLURM_JOB_NAME": "it's a $name", **array}
 
 
 def check_own_ids(site: Site, cluster: str) -> None:
     """Assert that a job, a regular array and an irregular one see metasched's ids."""
-    script = "#!/bin/sh\n" + IDS + NATIVE
+    script, is_slurm = "#!/bin/sh\n" + IDS + NATIVE, cluster == "own"
     [(name, lines)] = outputs(site, cluster, script).items()
     native, listed = lines.pop("native"), lines.pop("listed")
-    assert lines == expected(int(name), int(name), None)
+    assert lines == expected(int(name), int(name), None, is_slurm)
     assert native == listed != name
     for indices in ([2, 4, 6], [1, 7, 8]):
         printed = outputs(site, cluster, script, "--array", ",".join(map(str, indices)))
@@ -102,7 +103,7 @@ def check_own_ids(site: Site, cluster: str) -> None:
         for lines in printed.values():
             del lines["listed"]
         assert printed == {
-            f"{job}_{task}": expected(job, job + position, task)
+            f"{job}_{task}": expected(job, job + position, task, is_slurm)
             for position, task in enumerate(indices)
         }
 
