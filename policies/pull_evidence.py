@@ -4,7 +4,8 @@ Facts that no manager reports (limits of a QOS, default memory, foreign prioriti
 a pulled job does not start. Then jobs that need at least as much are barred from that cluster,
 until such a job ends there or the facts that it reports change. If the manager names a limit, jobs
 that share it are barred while as much of it is in use as at the failure. The number of pulls under
-way doubles with each pull that starts at once and drops to one after a failure.
+way doubles with each pull that starts at once and drops to one after a failure. A failure for a
+reason of its user alone (his limits, his priority, his native options) concerns only his jobs.
 
 Where pulls keep failing (a cluster without backfilling, say), the ends that lift a bar double with
 each failure. They halve after ten pulls that started at once: so either nine in ten start at once,
@@ -20,9 +21,11 @@ from typing import NamedTuple
 from metasched.model.job import Job
 
 MAX_BARS = 100  # of a cluster; the oldest is dropped
+MAX_OWN_BARS = 10  # that concern a user alone, or share a limit
 BAR_SECONDS = 3600.0  # for each end that lifts a bar: nobody reports that a limit was raised
 FIRST_WINDOW = 16  # pulls under way at the start of the daemon
 MAX_WINDOW = 1024
+MAX_BAR_SECONDS = 24 * BAR_SECONDS
 MAX_DISTRUST = 10.0  # a bar is lifted by 2 ** 10 ends at most
 # QOS, account and user that share a limit, or the QOS alone; (): a job waits for no such limit
 Scope = tuple[str | None, ...]
@@ -52,11 +55,14 @@ class PullBar:
     free_cpus: int  # of the cluster, when the failure was seen
     until: float  # epoch seconds
     ends_left: int = 1  # of such jobs, until the bar is lifted
+    user: str | None = None  # whose jobs are barred; None: everybody's
 
     def covers(self, job: Job) -> bool:
         """Whether the failure speaks against another job: it needs no less."""
-        return job.estimated * _COMPARABLE_TIME > self.job.estimated and needs_at_least(
-            job, self.job
+        return (
+            self.user in (None, job.user)
+            and job.estimated * _COMPARABLE_TIME > self.job.estimated
+            and needs_at_least(job, self.job)
         )
 
     def lifted_by_end(self, job: Job) -> bool:
@@ -93,11 +99,9 @@ class LimitBar:
 
 
 @dataclass
-class PullEvidence:
-    """Bars and window of a cluster."""
+class Trust:
+    """How many pulls to a cluster are tried at a time, and how soon after a failure."""
 
-    bars: list[PullBar] = field(default_factory=list)
-    limits: list[LimitBar] = field(default_factory=list)
     window: int = FIRST_WINDOW  # pulls that may be under way
     distrust: float = 0.0  # logarithm of the ends that lift a bar, to base 2
 
@@ -106,32 +110,66 @@ class PullEvidence:
         self.window = min(2 * self.window, MAX_WINDOW)
         self.distrust = max(self.distrust - _REGAINED_TRUST, 0.0)
 
+    @property
+    def restored(self) -> bool:
+        """Whether earlier failures do not matter any more."""
+        return self.window >= MAX_WINDOW and self.distrust <= 0.0
+
+
+@dataclass
+class PullEvidence:
+    """Bars of a cluster, and the trust in pulls to it."""
+
+    bars: list[PullBar] = field(default_factory=list)
+    limits: list[LimitBar] = field(default_factory=list)
+    trust: Trust = field(default_factory=Trust)
+    user_trust: dict[str, Trust] = field(default_factory=dict)  # users with failures of their own
+
+    def record_success(self, user: str) -> None:
+        """Record a pull that started at once."""
+        self.trust.record_success()
+        if (trust := self.user_trust.get(user)) is not None:
+            trust.record_success()
+            if trust.restored:
+                del self.user_trust[user]
+
     def record_failure(
         self, job: Job, manager_reason: str, free_cpus: int, now: float, started: Iterable[Job]
     ) -> None:
         """Bar jobs like this one, which did not start at once; `started` are all that did there."""
-        self.window, ends = 1, 2 ** int(self.distrust)
+        own = _concerns_user(job, manager_reason)
+        trust = self.user_trust.setdefault(job.user, Trust()) if own else self.trust
+        trust.window, ends = 1, 2 ** int(trust.distrust)
         if scope := _limited_scope(job, manager_reason):
             most = sum_up_uses(started, {scope})[scope]
             self._add_limit(
                 LimitBar(job, scope, _limited_amount(manager_reason), most, now + BAR_SECONDS)
             )
             return
-        self.distrust = min(self.distrust + 1.0, MAX_DISTRUST)
+        trust.distrust = min(trust.distrust + 1.0, MAX_DISTRUST)
         if any(bar.covers(job) for bar in self.bars):
             return
-        new = PullBar(job, free_cpus, now + BAR_SECONDS * ends, ends)
-        kept = [bar for bar in self.bars if not new.covers(bar.job)]
-        self.bars = [*kept[1 - MAX_BARS :], new]
+        user = job.user if own else None
+        until = now + min(BAR_SECONDS * ends, MAX_BAR_SECONDS)
+        new = PullBar(job, free_cpus, until, ends, user)
+        others = [bar for bar in self.bars if bar.user != user]
+        kept = [bar for bar in self.bars if bar.user == user and not new.covers(bar.job)]
+        self.bars = [*others, *kept[1 - (MAX_OWN_BARS if own else MAX_BARS) :], new]
 
     def _add_limit(self, new: LimitBar) -> None:
         """Add a bar in the place of older bars for the same jobs."""
+        others = [bar for bar in self.limits if bar.scope != new.scope]
         kept = [
             bar
             for bar in self.limits
-            if bar.scope != new.scope or not needs_at_least(bar.job, new.job)
+            if bar.scope == new.scope and not needs_at_least(bar.job, new.job)
         ]
-        self.limits = [*kept[1 - MAX_BARS :], new]
+        self.limits = [*others[-MAX_BARS:], *kept[1 - MAX_OWN_BARS :], new]
+
+    def allows_pull(self, user: str, under_way: int) -> bool:
+        """Whether a user may have another pull under way besides so many of his."""
+        trust = self.user_trust.get(user)
+        return trust is None or under_way < trust.window
 
     def bars_job(self, job: Job) -> bool:
         """Whether the job would not start at once, by earlier pulls."""
@@ -209,6 +247,14 @@ def _limited_scope(job: Job, manager_reason: str) -> Scope:
     if job.native or manager_reason.startswith(_LIMITS_OF_A_USER):
         return _scope(job, 3)
     return _scope(job, 1) if names_limit(manager_reason) else ()
+
+
+def _concerns_user(job: Job, manager_reason: str) -> bool:
+    """Whether a pending job waits for a reason that other users need not share.
+
+    With `Priority` the job has less priority than others, by the fair share of its user.
+    """
+    return len(_limited_scope(job, manager_reason)) > 1 or manager_reason == "Priority"
 
 
 def names_limit(manager_reason: str) -> bool:

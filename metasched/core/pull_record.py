@@ -38,9 +38,9 @@ class PullRecord:
         ]
 
     @property
-    def unjudged(self) -> int:
-        """Number of dispatched pulls that have not shown yet whether they start at once."""
-        return len(self._arriving)
+    def unjudged(self) -> list[Job]:
+        """Jobs of dispatched pulls that have not shown yet whether they start at once."""
+        return [task.job for task, _ in self._arriving.values()]
 
     def record_withdrawal(self, task: Task) -> None:
         """Record that a pulled task has left its former cluster."""
@@ -70,7 +70,7 @@ class PullRecord:
             if attempt.has_started:
                 if attempt.started is None or attempt.started <= latest_start:
                     self.started_at_once += 1
-                    self.evidence.record_success()
+                    self.evidence.record_success(task.job.user)
             elif attempt.state not in LIVE:
                 pass  # cancelled, moved or rejected: no evidence
             elif attempt.in_last_listing and (

@@ -214,7 +214,9 @@ class Withdrawals:
             for task in other_view.needs_attention.values()
             if task.live_attempt.target == view.name
         ]
-        room = record.evidence.window - record.unjudged - len(withdrawing)
+        evidence = record.evidence
+        under_way = Counter(job.user for job in (*record.unjudged, *withdrawing))
+        room = evidence.trust.window - under_way.total()
         if room <= 0:
             return
         expected = (*on_their_way, *withdrawing, *record.arriving)
@@ -225,19 +227,20 @@ class Withdrawals:
             expected_jobs=expected,
             node_licences=view.cluster.licence_features.keys(),
         )
-        evidence = record.evidence
         if evidence.limits:
             evidence.set_use(chain((task.job for task in view.live_tasks.values()), withdrawing))
         for task in self._pullable(view, planned, capacity):
             job = task.job
             if (
-                not capacity.can_start(job)
+                not evidence.allows_pull(job.user, under_way[job.user])
+                or not capacity.can_start(job)
                 or evidence.bars_job(job)
                 or self._placement.check_task(task, view) is not None
             ):
                 continue
             capacity.record_start(job)
             evidence.add_use(job)
+            under_way[job.user] += 1
             task.live_attempt.intent, task.live_attempt.target = Intent.PULL, view.name
             self._state.record_note(task, f"would start on {view.name} now")
             self._state_machine.request_withdrawal(task)

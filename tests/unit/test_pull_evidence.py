@@ -20,8 +20,11 @@ from metasched.policies.policy import Policy
 from metasched.policies.pull_evidence import (
     BAR_SECONDS,
     FIRST_WINDOW,
+    MAX_BAR_SECONDS,
     MAX_BARS,
+    MAX_OWN_BARS,
     PullEvidence,
+    Trust,
     needs_at_least,
 )
 from tests.unit.core_site import NOW, Site, facts, job
@@ -143,6 +146,18 @@ def test_jobs_that_share_a_limit_take_only_what_its_jobs_leave(
         assert barred(evidence, cpus=1, user="ada") is (len(ended) == 1)
 
 
+def test_a_bar_lasts_a_day_at_most() -> None:
+    evidence = failed()
+    for hour in range(1, 50):
+        evidence.record_failure(job(1, cpus=1), "Resources", 4, NOW + hour, [])
+        evidence.bars.clear()
+    evidence.record_failure(job(1, cpus=1), "Resources", 4, NOW, [])
+    evidence.pass_time(NOW + MAX_BAR_SECONDS - 1, 4)
+    assert barred(evidence, cpus=1)
+    evidence.pass_time(NOW + MAX_BAR_SECONDS, 4)
+    assert not barred(evidence, cpus=1)
+
+
 def test_a_limit_is_tried_again_after_an_hour() -> None:
     evidence = failed(reason="QOSMaxJobsPerUserLimit", user="ada")
     evidence.pass_time(NOW + BAR_SECONDS - 1, 100)
@@ -156,7 +171,35 @@ def test_native_options_of_a_user_bar_nobody_else() -> None:
     evidence = failed(cpus=1, user="eve", native={"right": "--hold"})
     assert barred(evidence, cpus=2, user="eve")
     assert not barred(evidence, cpus=2, user="bob")
-    assert evidence.distrust == 0.0
+    assert evidence.trust == Trust()
+
+
+@pytest.mark.parametrize("reason", ["Priority", "QOSMaxJobsPerUserLimit", "AssocGrpCpuLimit"])
+def test_a_failure_of_a_user_costs_no_trust_in_the_jobs_of_others(reason: str) -> None:
+    evidence = failed(reason=reason, user="eve")
+    assert barred(evidence, cpus=2, user="eve")
+    assert not barred(evidence, cpus=2, user="bob")
+    assert evidence.trust == Trust()
+    assert evidence.allows_pull("bob", 1000)
+    assert evidence.allows_pull("eve", 0)
+    assert not evidence.allows_pull("eve", 1)
+    for _ in range(20):
+        evidence.record_success("eve")
+    assert evidence.user_trust == {}
+
+
+def test_a_user_crowds_out_no_bars_of_others() -> None:
+    evidence = failed(cpus=2, user="ada")
+    evidence.record_failure(job(2, user="bob"), "QOSMaxJobsPerUserLimit", 4, NOW, [])
+    for number in range(2 * MAX_BARS):
+        licences = {f"l{number}": 1}
+        for reason in ("Priority", "AssocGrpCpuLimit"):
+            request = job(number, user="eve", licences=licences)
+            evidence.record_failure(request, reason, 4, NOW, [])
+    assert barred(evidence, cpus=2, user="ada")
+    assert barred(evidence, cpus=1, user="bob")
+    assert len(evidence.bars) == MAX_OWN_BARS + 1
+    assert len(evidence.limits) == MAX_OWN_BARS + 1
 
 
 def test_the_bars_are_the_least_requests_and_their_number_is_bounded() -> None:
@@ -172,10 +215,10 @@ def test_the_bars_are_the_least_requests_and_their_number_is_bounded() -> None:
 
 def test_the_window_doubles_with_each_start_and_closes_with_a_failure() -> None:
     evidence = failed()
-    assert evidence.window == 1
+    assert evidence.trust.window == 1
     for window in (2, 4, 8):
-        evidence.record_success()
-        assert evidence.window == window
+        evidence.record_success("ada")
+        assert evidence.trust.window == window
 
 
 def test_repeated_failures_need_more_ends_until_pulls_start_again() -> None:
@@ -188,7 +231,7 @@ def test_repeated_failures_need_more_ends_until_pulls_start_again() -> None:
             evidence.record_end(job(5, cpus=2))
         assert not barred(evidence, cpus=2)
     for _ in range(30):
-        evidence.record_success()
+        evidence.record_success("ada")
     evidence.record_failure(job(1, cpus=2), "Resources", 4, NOW, [])
     evidence.record_end(job(5, cpus=2))
     assert not barred(evidence, cpus=2)
@@ -274,6 +317,26 @@ def test_a_limit_that_the_manager_names_is_learnt_at_once() -> None:
     assert pulled(site, NOW + 10, facts(4, free=3), ended, second) == []
     ended = site.row(State.COMPLETED, 2, 2, started=NOW + 10, ended=NOW + 12, exit_code=0)
     assert pulled(site, NOW + 12, facts(4, free=4), ended) == [3]
+
+
+def test_a_user_of_low_priority_keeps_nobody_else_from_being_pulled() -> None:
+    """Jobs 1 and 2 are of eve, whose jobs have less priority there; jobs 3 to 5 are of bob."""
+    site = Site()
+    pend_on_left(site, 2, user="eve")
+    idle = facts(8)
+    assert pulled(site, NOW + 6, facts(8, free=1)) == [1]
+    move(site, 1, NOW + 7)
+    later = NOW + 7 + DELAY
+    stuck = site.row(State.PENDING, 1, 2, manager_reason="Priority")
+    assert pulled(site, later, idle, stuck) == []
+    rows = []
+    site.step(ClusterUnreachable(later, "right", "no answer"))
+    for number in (3, 4, 5):
+        site.step(JobSubmitted(later, job(number, user="bob")))
+        site.sent(number, native=str(number))
+        rows.append(site.row(State.PENDING, number))
+    site.seen("left", None, *rows, at=later + 1)
+    assert pulled(site, later + 10, idle) == [3, 4, 5]
 
 
 def test_changed_facts_lift_the_bars() -> None:
