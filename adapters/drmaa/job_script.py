@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from metasched.adapters.base import Submission
 from metasched.adapters.errors import Refused
 from metasched.adapters.interpreter import exec_lines
+from metasched.adapters.slurm_dialect import batch_variables
 from metasched.model.output_paths import split_at_node
 
 # Variables set by Grid Engine for the job; they override the values of the submit host.
@@ -37,11 +38,14 @@ def build_job_script(
     """
     payload = submission.payload
     variables = submission.environment(index, cluster)
+    batch = batch_variables(submission, cluster, submission.job.cpus)
+    variables |= batch
     quote = shlex.quote
     environment = [
         *(quote(f"{name}={value}") for name, value in variables.items()),
         *(f'${{{name}+"{name}=${name}"}}' for name in _MANAGER_VARIABLES),
         f'"METASCHED_NATIVE_ID={_NATIVE_ID}"',
+        *(['"SLURM_JOB_NODELIST=$(uname -n)"'] if batch else []),
     ]
     output = _shell_path(payload.output, index)
     error = "2>&1" if payload.error is None else f"2>{_shell_path(payload.error, index)}"

@@ -13,6 +13,7 @@ import msgspec
 
 from metasched.adapters.base import Submission, task_variables
 from metasched.adapters.local.queue_store import Requirements
+from metasched.adapters.slurm_dialect import batch_variables
 from metasched.model.arrays import parse_array
 from metasched.model.output_paths import expand_task_fields, first_node
 
@@ -45,6 +46,8 @@ def shared_header(
     )
     environment = submission.environment(submission.indices[0], cluster)
     environment["METASCHED_CPUS"] = str(requirements.cpus)
+    if variables := batch_variables(submission, cluster, requirements.cpus):
+        environment |= variables | {"SLURM_JOB_NODELIST": first_node(socket.gethostname())}
     fields = [msgspec.json.encode(template)]
     fields += [spec_field("argument", text) for text in payload.arguments]
     fields += [spec_field("environment", f"{name}={text}") for name, text in environment.items()]

@@ -19,6 +19,15 @@ def job_number() -> str:
     return os.environ.get("METASCHED_TASK_NUMBER", "")
 
 
+def on_other_manager() -> bool:
+    """Return whether this process runs in a job of metasched on a cluster without Slurm."""
+    return (
+        bool(job_number())
+        and current_job_id() == job_number()
+        and "METASCHED_SLURM_CONF" not in os.environ
+    )
+
+
 def shows_own_id(name: str) -> bool:
     """Return whether the job's script sees metasched's id, so that `name` must get the manager's.
 
@@ -27,7 +36,7 @@ def shows_own_id(name: str) -> bool:
     """
     if current_job_id() != job_number():
         return False
-    if "METASCHED_SLURM_CONF" not in os.environ:
+    if on_other_manager():
         cluster = os.environ.get("METASCHED_CLUSTER", "")
         raise CommandError(
             f"{name}: error: cluster {cluster} has no Slurm; run the program without {name}"

@@ -6,7 +6,13 @@ import os
 import re
 
 from metasched.drop_in.command import CommandError, exec_real
-from metasched.drop_in.job_context import current_job_id, job_number, shows_own_id, use_manager_id
+from metasched.drop_in.job_context import (
+    current_job_id,
+    job_number,
+    on_other_manager,
+    shows_own_id,
+    use_manager_id,
+)
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
@@ -32,6 +38,8 @@ _KNOWN = {
     "input": "i",
     "export": "",
     "jobid": "",
+    "ntasks": "n",
+    "chdir": "D",
     "task-prolog": "",
     "help": "h",
     "usage": "",
@@ -50,6 +58,8 @@ _USER_PROLOG = "METASCHED_TASK_PROLOG"  # path of the program that the user's --
 def main(arguments: Sequence[str]) -> int:
     """Run the real srun. Raises CommandError outside of a job, or if there is no srun."""
     options, program = split_options(arguments)
+    if on_other_manager():
+        return _run_here(options, program)
     if current_job_id():
         if shows_own_id("srun"):
             arguments = [*own_options(options), *program]
@@ -59,6 +69,19 @@ def main(arguments: Sequence[str]) -> int:
         raise CommandError(f"srun: error: not inside a job; {remedy}")
     exec_real("srun", arguments)
     return 0
+
+
+def _run_here(options: Sequence[Option], program: Sequence[str]) -> int:
+    """Run a step in a job on a cluster without Slurm, whose jobs have one node each."""
+    from metasched.drop_in.step import run_step
+
+    values = {name: value for name, value, _ in options if value}
+    tasks = values.get("ntasks") or os.environ.get("SLURM_NTASKS") or "1"
+    if not (tasks.isascii() and tasks.isdecimal()):
+        raise CommandError(f"srun: error: Invalid numeric value {tasks!r} for --ntasks.")
+    output, error = (own_pattern(values.get(name, "")) for name in ("output", "error"))
+    program = program[1:] if program[:1] == ["--"] else program
+    return run_step(program, int(tasks), values.get("chdir", ""), output, error)
 
 
 def own_options(options: Sequence[Option]) -> list[str]:

@@ -30,10 +30,8 @@ import submitit
 from functions import add, fail, wait_for
 
 executor = submitit.AutoExecutor(folder="logs", cluster="slurm")
-# its jobs call srun, which a local cluster does not have
-executor.update_parameters(
-    timeout_min=5, mem_gb=1, slurm_partition="main", slurm_array_parallelism=2, name="submitit"
-)
+# its jobs call srun, also on the local cluster
+executor.update_parameters(timeout_min=5, mem_gb=1, slurm_array_parallelism=2, name="submitit")
 if sys.argv[1:]:
     job = executor.submit(wait_for, sys.argv[1])
     print("submitted", flush=True)
@@ -135,6 +133,18 @@ if __name__ == "__main__":
     with parsl.load(Config(executors=[executor])):
         print(successor(41).result(timeout=200))
 """
+FIREWORKS = """
+import getpass
+import pathlib
+
+from fireworks.user_objects.queue_adapters.common_adapter import CommonAdapter
+
+adapter = CommonAdapter("SLURM", "q", ntasks=1, walltime="00:05:00", rocket_launch="sleep 100")
+pathlib.Path("job.sh").write_text(adapter.get_script_str("."))
+before = adapter.get_njobs_in_queue(getpass.getuser())
+job = adapter.submit_to_queue("job.sh")
+print(job.isdecimal(), adapter.get_njobs_in_queue(getpass.getuser()) - before)
+"""
 SNAKEFILE = """
 rule all:
     input: expand("o{i}.txt", i=range(3))
@@ -194,6 +204,7 @@ def run(site: Site, python: Path, *command: str | Path) -> str:
         pytest.param(DASK, "42\n", id="dask-jobqueue"),
         pytest.param(PSIJ, "[('COMPLETED', 0), ('FAILED', 3)]\n", id="psij"),
         pytest.param(PARSL, "42\n", id="parsl"),
+        pytest.param(FIREWORKS, "True 1\n", id="fireworks"),
     ],
 )
 def test_a_client_runs_its_workflow(three: Site, python: Path, script: str, printed: str) -> None:

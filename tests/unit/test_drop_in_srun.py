@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from metasched.adapters.base import Submission
 from metasched.adapters.slurm import batch_script
+from metasched.adapters.slurm_dialect import batch_variables
 from metasched.client.directives import is_foreign_dialect
 from metasched.drop_in import srun
 from metasched.drop_in.command import CommandError
@@ -38,7 +41,7 @@ def facts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("line", "options", "program"),
     [
-        ("-n2 -o x a -o y", [("", "2"), ("output", "x")], "a -o y"),
+        ("-n2 -o x a -o y", [("ntasks", "2"), ("output", "x")], "a -o y"),
         ("-lox a", [("", ""), ("output", "x")], "a"),
         ("-lo x a", [("", ""), ("output", "x")], "a"),
         ("--output=x --error y a", [("output", "x"), ("error", "y")], "a"),
@@ -121,9 +124,8 @@ def test_the_real_command_gets_the_managers_id(
     assert answer("-n1", "a") == "18   -n1 a\n"
     monkeypatch.setenv("SLURM_JOB_ID", "100000005")
     monkeypatch.delenv("METASCHED_SLURM_CONF")
-    monkeypatch.setenv("METASCHED_CLUSTER", "grid")
-    refusal = "srun: error: cluster grid has no Slurm; run the program without srun\n"
-    assert answer("-n1", "a") == refusal
+    task = ["-n", "2", "sh", "-c", 'echo "$SLURM_JOB_ID $SLURM_NTASKS"']
+    assert answer(*task) == "100000005 2\n" * 2  # a cluster without Slurm
     monkeypatch.delenv("SLURM_JOB_ID")
     assert answer("-n1", "a").startswith("srun: error: not inside a job; ")
     assert answer("--version") == "   --version\n"
@@ -194,3 +196,79 @@ def test_there_must_be_a_real_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "18")
     with pytest.raises(CommandError, match="no real srun on PATH"):
         srun.main(["a"])
+
+
+# a job on a cluster without Slurm
+ELSEWHERE = {
+    "SLURM_JOB_ID": "100000005",
+    "METASCHED_TASK_NUMBER": "100000005",
+    "PATH": "/usr/bin:/bin",
+}
+PROGRAM = Path(srun.__file__).parent / "slurm/srun"
+
+
+def run_here(tmp_path: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run srun in a job on a cluster without Slurm."""
+    return subprocess.run(
+        [PROGRAM, *words],
+        env=ELSEWHERE | variables,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_step_without_slurm(tmp_path: Path) -> None:
+    step = "echo $SLURM_PROCID of $SLURM_NTASKS in $(basename $PWD); exit $SLURM_PROCID"
+    (tmp_path / "d").mkdir()
+    done = run_here(tmp_path, "-D", "d", "-o", "%j-%t.out", "sh", "-c", step, SLURM_NTASKS="3")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+    files = {file.name: file.read_text() for file in tmp_path.glob("*.out")}
+    assert files == {f"100000005-{i}.out": f"{i} of 3 in d\n" for i in range(3)}
+    killed = run_here(tmp_path, "-n1", "--", "sh", "-c", "kill -9 $$")
+    assert killed.returncode == 137
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-n", "x", "true"], "srun: error: Invalid numeric value 'x' for --ntasks.\n"),
+        (["-n", "0", "true"], "srun: error: Invalid number of tasks: 0\n"),
+        (["-n", "1"], "srun: fatal: No command given to execute.\n"),
+        (["none"], "srun: error: execve(): none: No such file or directory\n"),
+    ],
+)
+def test_wrong_steps_without_slurm(tmp_path: Path, words: list[str], message: str) -> None:
+    done = run_here(tmp_path, *words)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
+
+
+def test_a_signal_reaches_the_tasks_of_a_step(tmp_path: Path) -> None:
+    step = "trap 'echo told; exit 3' TERM; touch ready-$SLURM_PROCID; while :; do sleep 0.1; done"
+    words = [str(PROGRAM), "-n", "2", "sh", "-c", step]
+    with subprocess.Popen(words, env=ELSEWHERE, cwd=tmp_path, stdout=subprocess.PIPE) as process:
+        while len([*tmp_path.glob("ready-*")]) < 2:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        printed, _ = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (3, b"told\n" * 2)
+
+
+def test_variables_of_a_batch_job_without_slurm() -> None:
+    job = Job(id=100_000_001, submitted=1.0, estimated=1.0, cpus=6, tasks=3, partition="main")
+    payload = Payload(script="", environment={"PATH": "/opt/bin"})
+    submission = Submission(tag="t", job=job, payload=payload, exports_job_id=True)
+    variables = batch_variables(submission, "desk", 6)
+    assert variables["PATH"].endswith("/drop_in/slurm:/opt/bin")
+    expected = {
+        "SLURM_NTASKS": "3",
+        "SLURM_CPUS_PER_TASK": "2",
+        "SLURM_CPUS_ON_NODE": "6",
+        "SLURM_CLUSTER_NAME": "desk",
+        "SLURM_JOB_PARTITION": "main",
+    }
+    assert variables.items() >= expected.items()
+    assert "SLURM_JOB_ACCOUNT" not in variables
+    assert batch_variables(structs.replace(submission, exports_job_id=False), "desk", 6) == {}
