@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,3 +22,9 @@ class LazyHeadPlan(HeadPlan):
         plan = self._compute()
         vars(self).update(vars(plan))
         return getattr(plan, name)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copy what was read. A plan that nobody read is copied as one that is unknown."""
+        if "start" not in vars(self):
+            return HeadPlan, (math.inf, (), {})
+        return HeadPlan, (self.start, self.partitions, self.licences)
