@@ -10,7 +10,8 @@ daemon that lost its place to a newer daemon can store nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,6 +183,16 @@ class Ledger(Writer):
         """Return the id of a new job. It takes as many ids as it has tasks: `Job.task_number`."""
         self._next_job += tasks
         return self._next_job - tasks
+
+    @contextmanager
+    def kept_ids(self) -> Iterator[None]:
+        """Take back the ids of new jobs if the block, which awaits nothing, raises."""
+        before = self._next_job
+        try:
+            yield
+        except BaseException:
+            self._next_job = before
+            raise
 
     def next_reservation(self) -> int:
         """Return a new reservation id."""

@@ -50,6 +50,8 @@ from metasched.units import MAX_NUMBER, iso
 router = APIRouter(route_class=StructRoute)
 
 MAX_COMMENT_LENGTH = 1024  # characters
+MAX_OPTION_TEXT = 32_768  # characters of all options together, but for the following
+_LONG_TEXTS = {"arguments", "array", "dependency"}  # limited by the size of a request
 
 # Threads that check users' directories at a time. They are not those of other requests: a file
 # system that hangs then delays submissions alone.
@@ -95,17 +97,20 @@ async def submit(
     owner = Owner(
         caller.user, settings.class_of(caller.user), settings.limited_groups_of(caller.user)
     )
+    for job in submission.jobs:
+        _check_size(job)
     requests, passed_on = zip(
         *(apply_slurm_options(job, service.core.clusters) for job in submission.jobs), strict=True
     )
     texts = dict(submission.scripts)
     texts |= {name: encode(variables) for name, variables in submission.environments.items()}
     sizes = {client_digest: len(text.encode()) for client_digest, text in texts.items()}
-    accepted = [_accept(service, owner, job, submission, sizes, now) for job in requests]
-    new_tasks = [(stored.job, len(stored.job.indices)) for stored in accepted]
-    if (refusal := service.core.limits.admission_refusal(new_tasks)) is not None:
-        raise ApiError(403, refusal)
-    targets = [dependency_targets(service, stored.job) for stored in accepted]
+    with service.ledger.kept_ids():
+        accepted = [_accept(service, owner, job, submission, sizes, now) for job in requests]
+        new_tasks = [(stored.job, len(stored.job.indices)) for stored in accepted]
+        if (refusal := service.core.limits.admission_refusal(new_tasks)) is not None:
+            raise ApiError(403, refusal)
+        targets = [dependency_targets(service, stored.job) for stored in accepted]
     warnings = [
         option_warnings + deadline_warnings(stored.job) + _shared_output_warnings(stored)
         for stored, option_warnings in zip(accepted, passed_on, strict=True)
@@ -306,6 +311,16 @@ def _shared_output_warnings(stored: StoredJob) -> list[str]:
         ):
             return [f"all tasks write to the same file, {path}: put %a into its name"]
     return []
+
+
+def _check_size(request: JobRequest) -> None:
+    """Raise ApiError if the options of a job are too long: they stay in memory while it is open."""
+    values = structs.asdict(request)
+    texts = (text for key in values.keys() - _LONG_TEXTS for text in _strings_in(values[key]))
+    if (size := sum(map(len, texts))) > MAX_OPTION_TEXT:
+        raise ApiError(
+            422, f"options of {size} characters together, at most {MAX_OPTION_TEXT}; shorten them"
+        )
 
 
 def _check_texts(request: JobRequest) -> None:

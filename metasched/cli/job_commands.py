@@ -46,10 +46,12 @@ def list_jobs(
     """
     client, ids = connect(config), check_job_ids(jobs)
     query = _query(client, ids, **filters)
+    # a filter may leave out a job that exists
+    checked = () if any(query[key] for key in ("user", "state", "since")) else ids
     if as_json:
         rows = client.jobs(ids, **query)
         print(json.dumps(rows, indent=2))
-        return _report_missing(ids, rows)
+        return _report_missing(checked, rows)
     from metasched.cli.job_table import print_jobs
 
     while True:
@@ -59,7 +61,7 @@ def list_jobs(
         print_jobs(rows, format, sort)
         sys.stdout.flush()
         if not watch or all(row["state"] in ENDED for row in rows):
-            return _report_missing(ids, rows)
+            return _report_missing(checked, rows)
         time.sleep(WATCH_INTERVAL)
 
 
@@ -86,14 +88,20 @@ def _query(
 
 def _report_missing(ids: Sequence[str], rows: Sequence[dict[str, Any]]) -> int:
     """Report the jobs that are not among the rows. Return the exit code."""
-    jobs = {str(row["job"]) for row in rows}
-    tasks = {f"{row['job']}_{row['task']}" for row in rows}
+    listed = {(row["job"], row["task"]) for row in rows}
+    jobs = {job for job, _ in listed}
+    numbers = {row["number"] for row in rows if "number" in row}
     code = 0
     for id in ids:
-        if "[" in id or id.isdecimal():
-            is_listed = id.partition("_")[0].lstrip("0") in jobs
+        if id.isdecimal():
+            # the number of a task of an array names that task; rows without numbers do not tell
+            in_array = not numbers and any(j < int(id) for j, task in listed if task is not None)
+            is_listed = int(id) in jobs or int(id) in numbers or in_array
         else:
-            is_listed = id in tasks
+            from metasched.model.arrays import parse_task_selector
+
+            job, indices = parse_task_selector(id)
+            is_listed = any((job, index) in listed for index in indices or ())
         if not is_listed:
             code = fail(f"no job {id}; see `metasched status --all`", NotFound.exit_code)
     return code
@@ -107,7 +115,7 @@ def own_states(text: str | None) -> str | None:
 
     states: dict[str, None] = {}
     for word in text.split(","):
-        slurm = [own for own, words in STATES.items() if word.upper() in words]
+        slurm = [own for own, words in STATES.items() if word in words]
         states.update(dict.fromkeys(slurm or [word.lower()]))
     return ",".join(states)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from typing import BinaryIO
 
 from metasched.cli.job_commands import ENDED
 from metasched.cli.show import printable
@@ -43,15 +44,23 @@ def _print_tail(stream: str, path: str) -> None:
 
 
 def last_lines(path: str) -> list[str]:
-    """Return the last lines of a regular file. Raises OSError, also for other files.
-
-    The owner of the job chose the path: a FIFO or a device would block, or have effects.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError("not a regular file")
-        file.seek(max(status.st_size - TAIL_BYTES, 0))
+    """Return the last lines of a regular file. Raises OSError, also for other files."""
+    with open_regular(path) as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - TAIL_BYTES, 0))
         text = file.read(TAIL_BYTES).decode(errors="replace")
     return text.splitlines()[-TAIL_LINES:]
+
+
+def open_regular(path: str) -> BinaryIO:
+    """Open a regular file for reading. Raises OSError, also for other files.
+
+    The owner of a job chose the path, and another may look: to open a FIFO would block, and to open
+    a device would have effects. So the file is opened once it is known to be neither.
+    """
+    place = os.open(path, os.O_PATH)
+    try:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            raise OSError("not a regular file")
+        return open(f"/proc/self/fd/{place}", "rb")
+    finally:
+        os.close(place)

@@ -112,9 +112,14 @@ class Client:
 
     def lowest_job(self, user: str, state: str) -> int | None:
         """Return the lowest id of a user's jobs with a task in one of the states."""
-        query = {"user": user, "state": state, "limit": 1}
-        rows = self._parse_rows(self._request("GET", "/jobs", query))
-        return rows[0]["job"] if rows else None
+        page: dict[str, object] = {"user": user, "state": state, "limit": 1}
+        while True:
+            answer, fields = self._connection.request("GET", "/jobs", page)
+            if rows := self._parse_rows(answer):
+                return int(rows[0]["job"])
+            if (cursor := fields.get(NEXT_CURSOR_HEADER.lower())) is None:
+                return None
+            page["cursor"] = cursor  # a page of many rows that do not match is empty
 
     def change(
         self,

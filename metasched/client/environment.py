@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # variables that other managers and metasched set for their own jobs
 _STRIPPED_PREFIXES = ("SLURM_", "SBATCH_", "SGE_", "PBS_", "METASCHED_")
+# that name the daemon: commands in the job must call the same
+_KEPT = ("METASCHED_CONFIG", "METASCHED_SOCKET")
 
 
 def exported_environment(
@@ -28,7 +30,7 @@ def exported_environment(
     exported = {
         variable: content
         for variable, content in environ.items()
-        if "ALL" in entries and not variable.startswith(_STRIPPED_PREFIXES)
+        if "ALL" in entries and (variable in _KEPT or not variable.startswith(_STRIPPED_PREFIXES))
     }
     for entry in entries:
         name, is_set, value = entry.partition("=")

@@ -56,7 +56,9 @@ def run(name: str) -> int:
         return 0
     except CommandError as error:
         return fail(str(error), error.exit_code)
-    except (DaemonUnreachable, ResponseLost) as error:
+    except ResponseLost as error:
+        return fail(f"{name}: error: the answer was lost, look with squeue (metasched: {error})")
+    except DaemonUnreachable as error:
         remedy = f"{BYPASS}=1 uses the real command"
         return fail(
             f"{name}: error: Unable to contact slurm controller (metasched: {error}; {remedy})"

@@ -181,7 +181,7 @@ def _slurm_state(row: dict[str, Any]) -> tuple[str, str]:
     state = row["state"]
     if state == "unknown":
         return STATES["running" if row["started"] else "pending"]
-    if state == "failed" and row["attempt_state"] in ATTEMPT_STATES:
+    if state == "failed" and row.get("attempt_state") in ATTEMPT_STATES:
         return ATTEMPT_STATES[row["attempt_state"]]
     return STATES[state]
 

@@ -332,7 +332,7 @@ def export_entries(text: str | None) -> list[str]:
             entries.append("")
         else:
             entries[-1] += character
-    return [entry for entry in entries if entry]
+    return ["ALL" if entry.upper() == "ALL" else entry for entry in entries if entry]
 
 
 def _check_text(name: str, text: str) -> None:

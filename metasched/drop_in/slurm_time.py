@@ -56,7 +56,8 @@ def parse_time(text: str, now: float) -> float | None:
     day: tuple[int, int, int] | None = None
     clock: tuple[int, int, int] | None = None
     rest = text
-    while rest := rest.lstrip(" \t-T"):
+    next_year = False  # whether a date without a year may be one of the next year
+    while rest := re.sub(r"^(?:[ \t-]|T(?=[0-9]))+", "", rest):
         word = rest.lower()
         name = next((n for n in (*_NAMED_HOURS, "today", "tomorrow") if word.startswith(n)), None)
         if name == "today":
@@ -77,6 +78,7 @@ def parse_time(text: str, now: float) -> float | None:
             rest = rest[match.end() :]
         elif match := re.match(_DATE, rest):
             day = (2000 + int(match[3]) if match[3] else today[0]), int(match[1]), int(match[2])
+            next_year = not match[3]
             rest = rest[match.end() :]
         else:
             return None
@@ -88,7 +90,10 @@ def parse_time(text: str, now: float) -> float | None:
             day = time.localtime(now + 86400)[:3]
     if not (1 <= day[1] <= 12 and 1 <= day[2] <= 31):
         return None
-    return _epoch_seconds(day, clock or (0, 0, 0))
+    moment = _epoch_seconds(day, clock or (0, 0, 0))
+    if next_year and moment is not None and moment <= now:
+        return _epoch_seconds((day[0] + 1, *day[1:]), clock or (0, 0, 0))
+    return moment
 
 
 def _clock(match: re.Match[str]) -> tuple[int, int, int] | None:

@@ -72,16 +72,27 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run_here(options: Sequence[Option], program: Sequence[str]) -> int:
-    """Run a step in a job on a cluster without Slurm, whose jobs have one node each."""
-    from metasched.drop_in.step import run_step
+    """Run a step in a job on a cluster without Slurm. CommandError if the job has several hosts."""
+    from metasched.drop_in.step import Step, exported_variables, run_step
 
-    values = {name: value for name, value, _ in options if value}
+    values = {name: value for name, value, _ in options if name}
+    if values.keys() & {"help", "usage", "version"}:
+        print("slurm-metasched: srun [-n tasks] [-D dir] [-i|-o|-e file] [--export list] program")
+        return 0
+    if os.environ.get("NHOSTS", "1") != "1":
+        raise CommandError("srun: error: a job of several hosts, and no Slurm; use mpirun")
     tasks = values.get("ntasks") or os.environ.get("SLURM_NTASKS") or "1"
     if not (tasks.isascii() and tasks.isdecimal()):
         raise CommandError(f"srun: error: Invalid numeric value {tasks!r} for --ntasks.")
-    output, error = (own_pattern(values.get(name, "")) for name in ("output", "error"))
-    program = program[1:] if program[:1] == ["--"] else program
-    return run_step(program, int(tasks), values.get("chdir", ""), output, error)
+    export = next((os.environ[name] for name in _EXPORT_VARIABLES if os.environ.get(name)), "ALL")
+    step = Step(
+        program[1:] if program[:1] == ["--"] else program,
+        int(tasks),
+        exported_variables(values.get("export") or export, os.environ),
+        values.get("chdir", ""),
+        [own_pattern(values.get(name, "")) for name in ("input", "output", "error")],
+    )
+    return run_step(step)
 
 
 def own_options(options: Sequence[Option]) -> list[str]:

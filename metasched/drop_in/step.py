@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from contextlib import ExitStack
@@ -11,25 +12,73 @@ from metasched.drop_in.command import CommandError
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import FrameType
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 MAX_TASKS = 10_000
 
 
-def run_step(
-    program: Sequence[str], tasks: int, directory: str = "", output: str = "", error: str = ""
-) -> int:
-    """Run a program as tasks 0 to `tasks` - 1. Return their largest exit code, as srun does.
+class Step:
+    """A program that runs as tasks 0 to `tasks` - 1, with the variables `environment`.
 
-    `output`, `error`: paths, with `%t` for the task; "": those of this process. Signals are passed
-    on to the tasks. CommandError if the program cannot be started.
+    `paths` are those of input, output and error, with srun's patterns; "": that of this process.
     """
-    if not program:
-        raise CommandError("srun: fatal: No command given to execute.")
-    if not 0 < tasks <= MAX_TASKS:
-        raise CommandError(f"srun: error: Invalid number of tasks: {tasks}")
+
+    def __init__(
+        self,
+        program: Sequence[str],
+        tasks: int,
+        environment: Mapping[str, str],
+        directory: str,
+        paths: Sequence[str],
+    ) -> None:
+        if not program:
+            raise CommandError("srun: fatal: No command given to execute.")
+        if not 0 < tasks <= MAX_TASKS:
+            raise CommandError(f"srun: error: Invalid number of tasks: {tasks}")
+        self.program, self.tasks, self.environment = program, tasks, environment
+        self.directory, self.paths = directory, paths
+
+    def path_of(self, stream: int, task: int) -> str:
+        """Return the path of a stream (0, 1, 2) of a task."""
+        values = {
+            "t": str(task),
+            "s": "0",
+            "n": "0",
+            "N": os.uname().nodename.partition(".")[0],
+            "u": self.environment.get("USER", ""),
+            "x": self.environment.get("SLURM_JOB_NAME", "").replace("/", "_"),
+            "%": "%",
+        }
+        path = self.paths[stream]
+        if path == "none":
+            return os.devnull
+        return re.sub("%[0-9]*([tsnNux%])", lambda match: values[match[1]], path)
+
+
+def exported_variables(text: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that `--export` lets pass: ALL, NONE, or NAME and NAME=value."""
+    entries = [entry for entry in text.split(",") if entry]
+    if "ALL" in entries:
+        exported = dict(environ)
+    else:
+        prefixes = ("SLURM_", "METASCHED_")
+        exported = {name: value for name, value in environ.items() if name.startswith(prefixes)}
+    for entry in entries:
+        name, is_set, value = entry.partition("=")
+        if is_set:
+            exported[name] = value
+        elif name in environ and name not in ("ALL", "NONE", "NIL"):
+            exported[name] = environ[name]
+    return exported
+
+
+def run_step(step: Step) -> int:
+    """Run a step. Return the largest exit code of its tasks, as srun does.
+
+    Signals are passed on to the tasks. CommandError if the program cannot be started.
+    """
     processes: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, _: FrameType | None) -> None:
@@ -38,46 +87,54 @@ def run_step(
 
     for number in _FORWARDED:
         signal.signal(number, forward)
+    opened: set[str] = set()  # paths of output, which begin empty
     try:
-        for task in range(tasks):
-            processes.append(_start(program, task, tasks, directory, output, error))
+        for task in range(step.tasks):
+            processes.append(_start(step, task, opened))
     except OSError as problem:
         forward(signal.SIGTERM, None)
         raise CommandError(
-            f"srun: error: execve(): {problem.filename or program[0]}: {problem.strerror}"
+            f"srun: error: {problem.filename or step.program[0]}: {problem.strerror}"
         ) from None
     codes = [process.wait() for process in processes]
     return max(128 - code if code < 0 else code for code in codes)
 
 
-def _start(
-    program: Sequence[str], task: int, tasks: int, directory: str, output: str, error: str
-) -> subprocess.Popen[bytes]:
+def _start(step: Step, task: int, opened: set[str]) -> subprocess.Popen[bytes]:
     variables = {
         "SLURM_PROCID": str(task),
         "SLURM_LOCALID": str(task),
         "SLURM_STEP_ID": "0",
         "SLURM_STEPID": "0",
-        "SLURM_NTASKS": str(tasks),
-        "SLURM_NPROCS": str(tasks),
-        "SLURM_STEP_NUM_TASKS": str(tasks),
+        "SLURM_NTASKS": str(step.tasks),
+        "SLURM_NPROCS": str(step.tasks),
+        "SLURM_STEP_NUM_TASKS": str(step.tasks),
     }
     with ExitStack() as files:
 
-        def opened(path: str) -> int | None:
+        def open_stream(stream: int) -> int | None:
+            path = step.path_of(stream, task)
             if not path:
                 return None
-            name = path.replace("%t", str(task))
-            descriptor = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            flags = os.O_RDONLY
+            if stream:
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+                flags |= 0 if path in opened else os.O_TRUNC
+                opened.add(path)
+            descriptor = os.open(path, flags, 0o666)
             files.callback(os.close, descriptor)
             return descriptor
 
-        stdout = opened(output)
+        stdin, stdout, stderr = (open_stream(stream) for stream in range(3))
+        if stdin is None and task:
+            stdin = subprocess.DEVNULL  # the first task reads that of srun
+        if stderr is None and stdout is not None:
+            stderr = subprocess.STDOUT
         return subprocess.Popen(
-            program,
-            env={**os.environ, **variables},
-            cwd=directory or None,
-            stdin=None if task == 0 else subprocess.DEVNULL,
+            step.program,
+            env={**step.environment, **variables},
+            cwd=step.directory or None,
+            stdin=stdin,
             stdout=stdout,
-            stderr=opened(error) or (subprocess.STDOUT if stdout else None),
+            stderr=stderr,
         )

@@ -19,7 +19,8 @@ from metasched.client.schemas import JobRequest
 from metasched.drop_in import sbatch_options, sbatch_script, sbatch_values, slurm_time
 from metasched.drop_in.command import CommandError
 from metasched.drop_in.sbatch_options import OPTIONS, UsageError, parse_arguments
-from metasched.drop_in.sbatch_values import Conversion, merge
+from metasched.drop_in.sbatch_values import Conversion, export_entries, merge
+from metasched.drop_in.slurm_time import parse_time
 from metasched.errors import ApiError
 from metasched.model.cluster import Cluster
 
@@ -313,3 +314,16 @@ def test_sbatch_imports_few_modules() -> None:
     loaded = set(done.stdout.split())
     slow = {"typing", "dataclasses", "pathlib", "argparse", "datetime", "hashlib", "shlex"}
     assert not loaded & (slow | {"getopt", "subprocess", "contextlib", "inspect", "pwd"})
+
+
+def test_a_date_without_a_year_is_the_next_one() -> None:
+    now = time.mktime((2026, 11, 23, 14, 0, 0, 0, 0, -1))
+    assert parse_time("01/15", now) == time.mktime((2027, 1, 15, 0, 0, 0, 0, 0, -1))
+    assert parse_time("12/15-16:00", now) == time.mktime((2026, 12, 15, 16, 0, 0, 0, 0, -1))
+    assert parse_time("01/15/26", now) == time.mktime((2026, 1, 15, 0, 0, 0, 0, 0, -1))
+    assert parse_time("Tomorrow", now) == time.mktime((2026, 11, 24, 0, 0, 0, 0, 0, -1))
+    assert parse_time("2030-01-31T17:30", now) == time.mktime((2030, 1, 31, 17, 30, 0, 0, 0, -1))
+
+
+def test_all_in_the_list_of_export_has_any_case() -> None:
+    assert export_entries("all,A=1") == ["ALL", "A=1"]

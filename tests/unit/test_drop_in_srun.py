@@ -230,13 +230,29 @@ def test_a_step_without_slurm(tmp_path: Path) -> None:
     assert killed.returncode == 137
 
 
+def test_streams_and_variables_of_a_step_without_slurm(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("read")
+    words = ["-n2", "-i", "in", "-o", "%J-%n-%t", "--export", "A=1", "sh", "-c"]
+    for content in ("old, and longer", "new"):
+        command = f"/bin/cat; echo ' {content}' $A $B $SLURM_JOB_ID"
+        assert run_here(tmp_path, *words[:-2], "/bin/sh", "-c", command, B="2").returncode == 0
+    for task in (0, 1):
+        printed = (tmp_path / f"100000005.0-0-{task}").read_text()
+        assert printed == "read new 1 100000005\n"
+    assert run_here(tmp_path, "-o", "none", "echo", "x").stdout == ""
+    assert not (tmp_path / "none").exists()
+    assert run_here(tmp_path, "--version").returncode == 0
+    several = run_here(tmp_path, "true", NHOSTS="2")
+    assert (several.returncode, several.stdout) == (1, "")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["-n", "x", "true"], "srun: error: Invalid numeric value 'x' for --ntasks.\n"),
         (["-n", "0", "true"], "srun: error: Invalid number of tasks: 0\n"),
         (["-n", "1"], "srun: fatal: No command given to execute.\n"),
-        (["none"], "srun: error: execve(): none: No such file or directory\n"),
+        (["none"], "srun: error: none: No such file or directory\n"),
     ],
 )
 def test_wrong_steps_without_slurm(tmp_path: Path, words: list[str], message: str) -> None:

@@ -612,16 +612,18 @@ SURROUNDINGS = {
     "SGE_ROOT": "/sge",
     "PBS_O_HOST": "h",
     "METASCHED_SOCKET": "/s",
+    "METASCHED_TAG": "t",
     "SLURMLESS": "kept",
 }
+EXPORTED = {"PATH": "/bin", "A": "1", "METASCHED_SOCKET": "/s", "SLURMLESS": "kept"}
 
 
 @pytest.mark.parametrize(
     ("export", "expected"),
     [
-        (None, {"PATH": "/bin", "A": "1", "SLURMLESS": "kept"}),
-        ("ALL", {"PATH": "/bin", "A": "1", "SLURMLESS": "kept"}),
-        ("ALL,A=2,B=x=y", {"PATH": "/bin", "A": "2", "SLURMLESS": "kept", "B": "x=y"}),
+        (None, EXPORTED),
+        ("ALL", EXPORTED),
+        ("ALL,A=2,B=x=y", EXPORTED | {"A": "2", "B": "x=y"}),
         ("NONE", {}),
         ("A", {"A": "1"}),
         ("A,B=", {"A": "1", "B": ""}),

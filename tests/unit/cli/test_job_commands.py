@@ -47,6 +47,9 @@ def test_json_of_status_is_that_of_every_release(daemon: FakeDaemon, run: Run) -
 
 def test_status_of_an_earlier_daemon(daemon: FakeDaemon, run: Run) -> None:
     """It has no details."""
+    ended = {"started": "2026-01-31T10:00:00Z", "ended": "2026-01-31T10:00:09Z"}
+    daemon.answer("/jobs", [row(18, "failed", **ended)])
+    assert run("status", "--format", "time,code").out.split() == ["TIME", "ST", "0:09", "F"]
     daemon.answer("/jobs", [row(reason="held")])
     header, line = run("status").out.splitlines()
     assert header.split() == HEADING
@@ -97,11 +100,14 @@ def test_status_fits_a_narrow_terminal(
 
 
 def test_an_unknown_job_does_not_hide_the_others(daemon: FakeDaemon, run: Run) -> None:
-    daemon.answer("/jobs/details", [details(17), details(18, task=3, array="1-3")])
-    done = run("status", "17", "18_3", "19", "18_4")
+    task = details(18, task=3, array="2-3", number=19)
+    daemon.answer("/jobs/details", [details(17, number=17), task])
+    assert run("status", "17", "18_03", "19", "19", "18_[3]").code == 0
+    assert run("status", "16", "--state", "failed").code == 0  # the filter may leave it out
+    done = run("status", "17", "18_3", "20", "18_4")
     assert (done.code, len(done.out.splitlines())) == (5, 3)
     assert done.err.splitlines() == [
-        "metasched: error: no job 19; see `metasched status --all`",
+        "metasched: error: no job 20; see `metasched status --all`",
         "metasched: error: no job 18_4; see `metasched status --all`",
     ]
     assert daemon.requests[-1][2]["skip_missing"] == ["true"]
@@ -113,6 +119,8 @@ def test_status_of_own_jobs_by_slurm_words(daemon: FakeDaemon, run: Run) -> None
     run("status", "--me", "--state", "R,PENDING,Held")
     query = daemon.requests[-1][2]
     assert (query["user"], query["state"]) == (["ada"], ["running,queued,held,dispatching,pending"])
+    run("status", "--state", "pending,R")
+    assert daemon.requests[-1][2]["state"] == ["pending,running"]
     both = run("status", "--me", "--user", "bob")
     assert (both.code, both.err) == (
         2,
