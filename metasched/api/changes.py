@@ -23,7 +23,7 @@ from metasched.api.modifications import (
 )
 from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentService
-from metasched.api.selection import JobSelection, SelectedTasks, select_tasks
+from metasched.api.selection import JobSelection, SelectedTasks, parse_states, select_tasks
 from metasched.api.submissions import deadline_warnings, default_time_limit, dependency_targets
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
@@ -34,6 +34,7 @@ from metasched.core.events import (
     UserAction,
     UserRequested,
 )
+from metasched.core.scheduler import Core
 from metasched.core.transitions import FINAL, QUEUED_OR_HELD, STARTED, UNSTARTED
 from metasched.daemon.reserved_jobs import check_reservation_fit
 from metasched.daemon.service import SchedulerService
@@ -76,6 +77,14 @@ async def modify(
     if changes.priority is not None:
         caller.require_operator("set priorities")
     selected = await select_tasks(request, readers, service, "modify", selection)
+    named = set(map(int, selection.jobs))
+    for tasks in selected:
+        if named and tasks.job not in named:
+            raise ApiError(
+                422,
+                f"{tasks.job}_{tasks.indices[0]} is a task, named by its number; "
+                f"name the whole job {tasks.job}",
+            )
     service.store_group()  # a job may be modified twice in a group
     now, events = time.time(), []
     states: dict[int, set[State]] = {}
@@ -151,7 +160,10 @@ async def request_action(
     if action == "requeue":
         outcomes = await _requeue(service, selected, caller)
     else:
-        outcomes = await _apply_in_portions(service, action, selected, caller, selection.exit_code)
+        states = frozenset(parse_states(selection.state))
+        outcomes = await _apply_in_portions(
+            service, action, selected, states, caller, selection.exit_code
+        )
     return await change_answer(service.core, selected, notes, outcomes)
 
 
@@ -173,16 +185,25 @@ async def _apply_in_portions(
     service: SchedulerService,
     action: UserAction,
     selected: Sequence[SelectedTasks],
+    states: frozenset[str],
     caller: Caller,
     exit_code: int | None,
 ) -> list[Outcome]:
     """Apply an action to selected tasks, `PORTION` of them at a time; others are served between.
 
-    ApiError if the database fails when some are changed.
+    A task that has left the selected `states` (empty: all) meanwhile is left out. ApiError if the
+    database fails when some are changed.
     """
     outcomes: list[Outcome] = []
-    for portion in _portions(selected):
+    for of_jobs in _portions(selected):
         now = time.time()
+        portion = [
+            remaining
+            for of_job in of_jobs
+            if (remaining := [t for t in of_job if _is_in(service.core, t, states)])
+        ]
+        if not portion:
+            continue
         events = [
             _user_request(service, now, action, of_job, caller, exit_code) for of_job in portion
         ]
@@ -197,6 +218,12 @@ async def _apply_in_portions(
                 "check with `metasched status`, and repeat the command",
             ) from error
     return outcomes
+
+
+def _is_in(core: Core, tasks: SelectedTasks, states: frozenset[str]) -> bool:
+    """Whether selected tasks are still in one of the states (empty: any)."""
+    task = None if tasks.is_run else core.tasks.get((tasks.job, tasks.indices[0]))
+    return task is None or not states or str(task.state) in states
 
 
 def _portions(selected: Sequence[SelectedTasks]) -> Iterator[list[list[SelectedTasks]]]:
@@ -247,9 +274,19 @@ def _user_request(
     job_id = selected[0].job
     remainder = service.core.remainders.get(job_id)
     in_runs = [tasks.indices for tasks in selected if tasks.is_run and tasks.state not in FINAL]
-    is_whole = remainder is not None and sum(map(len, in_runs)) == len(remainder)
-    single = [tasks.indices for tasks in selected if not tasks.is_run]
-    indices = tuple(sorted(chain(*single, *(() if is_whole else in_runs))))
+    is_whole = False
+    by_index: list[Iterable[int]] = [tasks.indices for tasks in selected if not tasks.is_run]
+    if remainder is None:
+        by_index += in_runs
+    else:
+        # tasks may have left the remainder since they were selected
+        members = [part for run in in_runs for part in remainder.members(run)]
+        is_whole = sum(map(len, members)) == len(remainder)
+        if not is_whole:
+            by_index += in_runs
+        elif sum(map(len, in_runs)) > len(remainder):
+            by_index.append(set(chain(*in_runs)).difference(*members))
+    indices = tuple(sorted(chain(*by_index)))
     return UserRequested(now, action, job_id, indices, caller.user, exit_code, is_whole)
 
 

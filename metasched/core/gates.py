@@ -227,11 +227,8 @@ class SchedulingGates:
         successor = self._split_head(head.job)
         if successor is None:
             return
-        if self._take_slot(successor):
+        if self._may_follow(successor):
             self.ineligible.join(successor, head.task_id)
-        else:
-            self._await_slot(successor)
-            self.copy_reason(successor)
 
     def _is_head(self, task: Task) -> bool:
         return self._heads.get(task.job.id) == task.index
@@ -278,17 +275,21 @@ class SchedulingGates:
         The limit of a step is one of its own here: users compete for places by turns.
         """
         head = self._split_head(job)
-        if head is None:
-            return
+        if head is not None and self._may_follow(head):
+            self._ready[head.task_id] = head
+
+    def _may_follow(self, head: Task) -> bool:
+        """Whether a new head may be placed in this pass, else it waits for a slot or a step."""
         if not self._take_slot(head):
             self._await_slot(head)
             self.copy_reason(head)
-        elif self._followers < MAX_RELEASED_PER_STEP - 1:  # with the first a full portion
+            return False
+        if self._followers < MAX_RELEASED_PER_STEP - 1:  # with the first a full portion
             self._followers += 1
-            self._ready[head.task_id] = head
-        else:
-            self._delayed[head.task_id] = head
-            self._set_timer(job.user, NEXT_STEP, job.id, head.index)
+            return True
+        self._delayed[head.task_id] = head
+        self._set_timer(head.job.user, NEXT_STEP, head.job.id, head.index)
+        return False
 
     # Slots of arrays
 

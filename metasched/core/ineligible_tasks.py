@@ -154,7 +154,7 @@ class IneligibleTasks:
         self._pass_rechecks, self._pass_refills = None if every else rechecks, refills
         groups = self._unfinished
         if every:
-            groups = self._groups
+            groups = {**self._groups, **groups}
         elif rechecks:
             groups = {**self._requested_groups(rechecks), **groups}
         self._allowance = MAX_REASONS_PER_STEP

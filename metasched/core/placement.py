@@ -195,6 +195,8 @@ class Placement:
         # most steps place a single task
         ordered = self._in_order(waiting, of_groups) if of_groups or len(waiting) > 1 else waiting
         for task in ordered:
+            if task.attempt is not None:
+                continue  # it stood in two queues: its group was released from a limit meanwhile
             needs_lease = leasing.enabled and leasing.needs_lease(task)
             if not needs_lease or task.task_id in leasing.transferring:
                 if (change := self._place_task(task)) is not None:

@@ -253,6 +253,8 @@ def test_a_task_of_an_array_has_a_number(drop_in: Site) -> None:
     assert listed == f"{array}_8 {number}\n"
     shown = own(drop_in, "scontrol", "-o", "show", "job", number)
     assert shown.stdout.startswith(f"JobId={number} ArrayJobId={array} ArrayTaskId=8 ")
+    refusal = drop_in.error("modify", number, "--name", "b", code=2)
+    assert refusal.startswith(f"{array}_8 is a task, named by its number; name the whole job")
     assert own(drop_in, "scancel", number, str(other)).returncode == 0
     ended = own(drop_in, "sacct", "-X", "-n", "-P", "-o", "jobid,state", "-j", f"{number},{other}")
     assert ended.stdout == f"{array}_8|CANCELLED\n{other}|CANCELLED\n"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from metasched.api.changes import PORTION, _portions
+from types import SimpleNamespace
+
+from metasched.api.changes import PORTION, _is_in, _portions, _user_request
 from metasched.api.selection import SelectedTasks, _with_present_states
 from metasched.core.events import JobSubmitted, UserRequested
 from metasched.model.job import State
@@ -52,3 +54,48 @@ def test_portions_have_few_tasks_and_all_of_them() -> None:
     flat = [tasks for portion in portions for of_job in portion for tasks in of_job]
     assert flat == [own[-1], *own[:-1], *other]
     assert all(len({tasks.job for tasks in of_job}) == 1 for p in portions for of_job in p)
+
+
+def test_named_tasks_that_left_the_remainder_are_cancelled_and_no_others() -> None:
+    """As many have left it as were not named: the counts are equal."""
+    site = Site(queue_depth=3)
+    site.step(JobSubmitted(NOW, job(1, array=ARRAY)))
+    remainder = site.core.remainders[1]
+    first, last, _ = remainder.runs[0]
+    selected = [run(first, last - 3)]
+    remainder.remove([first, first + 1, first + 2])  # in an earlier portion
+    event = _user_request(
+        SimpleNamespace(core=site.core),  # type: ignore[arg-type]
+        NOW,
+        "cancel",
+        selected,
+        SimpleNamespace(user="ada"),  # type: ignore[arg-type]
+    )
+    assert not event.with_remainder
+    assert event.indices == tuple(range(first, last - 2))
+
+
+def test_a_whole_remainder_and_tasks_that_left_it_are_cancelled() -> None:
+    site = Site(queue_depth=3)
+    site.step(JobSubmitted(NOW, job(1, array=ARRAY)))
+    remainder = site.core.remainders[1]
+    first, last, _ = remainder.runs[0]
+    remainder.remove([first])
+    event = _user_request(
+        SimpleNamespace(core=site.core),  # type: ignore[arg-type]
+        NOW,
+        "cancel",
+        [run(first, last)],
+        SimpleNamespace(user="ada"),  # type: ignore[arg-type]
+    )
+    assert (event.with_remainder, event.indices) == (True, (first,))
+
+
+def test_a_task_that_left_the_selected_states_is_left_out() -> None:
+    site = Site()
+    site.step(JobSubmitted(NOW, job(1)))
+    task = SelectedTasks(1, None, range(1), State.QUEUED, False)
+    assert site.state() is State.DISPATCHING
+    assert not _is_in(site.core, task, frozenset({"queued"}))
+    assert _is_in(site.core, task, frozenset({"queued", "dispatching"}))
+    assert _is_in(site.core, task, frozenset())
