@@ -86,7 +86,7 @@ class AdapterHost:
             with owner_deadline(call.time_limit), requests_for(_tags_of(call)):
                 reply = self._execute(call)
         if call.operation == "submit":
-            if reply.retry_later or reply.error not in ("", "refused", "partial"):
+            if reply.retry_later or _has_lost_tasks(call, reply):
                 self._broken_chains.add(call.owner)
             else:
                 self._broken_chains.discard(call.owner)
@@ -249,6 +249,13 @@ class AdapterHost:
             cursor=listing.cursor,
             partial=True,
         )
+
+
+def _has_lost_tasks(call: WorkerCall, reply: WorkerReply) -> bool:
+    """Whether it is unknown of some task of a submit whether it is queued."""
+    if reply.error == "partial" and call.submission is not None:
+        return len(reply.native_ids) + len(reply.untried) < len(call.submission.indices)
+    return reply.error not in ("", "refused")
 
 
 def _tags_of(call: WorkerCall) -> list[str]:
