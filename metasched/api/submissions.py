@@ -35,7 +35,7 @@ from metasched.db.schema import digest
 from metasched.db.submission_keys import Receipt
 from metasched.errors import ApiError, ParseError
 from metasched.model.arrays import parse_array
-from metasched.model.dependencies import parse_dependency
+from metasched.model.dependencies import Dependency, DependencyTarget, parse_dependency
 from metasched.model.job import Job, Payload
 from metasched.model.output_paths import (
     DEFAULT,
@@ -214,7 +214,8 @@ def _accept(
         tasks = _count_tasks(request, service.settings.max_array_tasks)
         job_id = 0 if submission.dry_run else service.ledger.next_job(tasks)
         if request.dependency is not None:
-            parse_dependency(request.dependency)
+            dependency = _with_tasks(service, parse_dependency(request.dependency), user)
+            request = structs.replace(request, dependency=dependency or request.dependency)
         default_output = DEFAULT if request.array is None else DEFAULT_OF_ARRAY
         output_path, error_path = (
             None if path is None else _expand_output_path(path, request, job_id, user)
@@ -254,6 +255,25 @@ def _accept(
     return StoredJob(
         job=job, script=request.script, environment=request.environment, payload=payload
     )
+
+
+def _with_tasks(service: SchedulerService, dependency: Dependency, user: str) -> str:
+    """Return a dependency with tasks in the place of their own numbers; "" if it has no numbers."""
+    targets = dependency.targets
+    service.store_group()  # a target may be in it
+    selectors = service.ledger.replace_task_numbers([(t.job, t.index) for t in targets], user)
+    by_number = {
+        target: DependencyTarget(*selector)
+        for target, selector in zip(targets, selectors, strict=True)
+        if selector != (target.job, target.index)
+    }
+    if not by_number:
+        return ""
+    terms = (
+        replace(term, target=by_number.get(term.target, term.target)) if term.target else term
+        for term in dependency.terms
+    )
+    return ("?" if dependency.any_term else ",").join(map(str, terms))
 
 
 def _count_tasks(request: JobRequest, max_tasks: int) -> int:

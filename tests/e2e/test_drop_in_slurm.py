@@ -253,6 +253,11 @@ def test_a_task_of_an_array_has_a_number(drop_in: Site) -> None:
     assert listed == f"{array}_8 {number}\n"
     shown = own(drop_in, "scontrol", "-o", "show", "job", number)
     assert shown.stdout.startswith(f"JobId={number} ArrayJobId={array} ArrayTaskId=8 ")
+    after = ("-d", f"afterok:{number}:{other},afterany:{array}", "-J", "after")
+    drop_in.submit("-o", "/dev/null", *after, "--wrap", "true")
+    dependency = own(drop_in, "squeue", "-h", "-n", "after", "-o", "%E").stdout
+    assert dependency == f"afterok:{array}_8,afterok:{other},afterany:{array}\n"
+    drop_in.run("cancel", "--state", "queued")
     refusal = drop_in.error("modify", number, "--name", "b", code=2)
     assert refusal.startswith(f"{array}_8 is a task, named by its number; name the whole job")
     assert own(drop_in, "scancel", number, str(other)).returncode == 0
