@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from shlex import quote
 
 from metasched.adapters.base import Submission
@@ -69,8 +70,15 @@ def array_script(
 
 def _wrapper(lines: Sequence[str], script: str, assignments: Sequence[str]) -> bytes:
     """Return a script that runs `lines` and execs `script`; `assignments` are arguments of env."""
-    text = "\n".join(["#!/bin/sh", *lines, *exec_lines(script, assignments), ""])
+    directives = _burst_buffer_lines(script)
+    text = "\n".join(["#!/bin/sh", *directives, *lines, *exec_lines(script, assignments), ""])
     return text.encode("utf-8", "surrogateescape")
+
+
+def _burst_buffer_lines(script: str) -> list[str]:
+    """Return the `#BB` and `#DW` lines, which Slurm reads up to the first line of commands."""
+    comments = takewhile(lambda line: not line.strip() or line.startswith("#"), script.split("\n"))
+    return [line for line in comments if line.startswith(("#BB", "#DW"))]
 
 
 def _unexportable(variables: Mapping[str, str]) -> list[str]:

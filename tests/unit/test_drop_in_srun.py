@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,13 @@ def test_a_script_sees_the_number_of_its_task() -> None:
     assert run(array, SLURM_ARRAY_TASK_ID="1") == ["100000001", "17", "it's", NAME]
     single = batch_script.task_script(order(), 7, "alpha", "/opt/it's")
     assert run(single) == ["100000002", "17", "it's", NAME]
+
+
+def test_lines_of_burst_buffers_stay_before_the_first_command() -> None:
+    script = "#!/bin/bash\n#BB capacity=1\n# x\n#DW jobdw\ntrue\n#BB late\n"
+    payload = replace(order().payload, script=script)
+    sent = batch_script.task_script(structs.replace(order(), payload=payload), 7, "alpha", None)
+    assert sent.decode().split("\n")[:3] == ["#!/bin/sh", "#BB capacity=1", "#DW jobdw"]
 
 
 def test_a_node_without_the_drop_ins_keeps_slurms_id(monkeypatch: pytest.MonkeyPatch) -> None:
