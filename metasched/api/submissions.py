@@ -51,7 +51,7 @@ router = APIRouter(route_class=StructRoute)
 
 MAX_COMMENT_LENGTH = 1024  # characters
 MAX_OPTION_TEXT = 32_768  # characters of all options together, but for the following
-_LONG_TEXTS = {"arguments", "array", "dependency"}  # limited by the size of a request
+_LIMITED_ELSEWHERE = {"arguments", "array", "comment", "dependency", "name"}
 
 # Threads that check users' directories at a time. They are not those of other requests: a file
 # system that hangs then delays submissions alone.
@@ -336,7 +336,9 @@ def _shared_output_warnings(stored: StoredJob) -> list[str]:
 def _check_size(request: JobRequest) -> None:
     """Raise ApiError if the options of a job are too long: they stay in memory while it is open."""
     values = structs.asdict(request)
-    texts = (text for key in values.keys() - _LONG_TEXTS for text in _strings_in(values[key]))
+    texts = (
+        text for key in values.keys() - _LIMITED_ELSEWHERE for text in _strings_in(values[key])
+    )
     if (size := sum(map(len, texts))) > MAX_OPTION_TEXT:
         raise ApiError(
             422, f"options of {size} characters together, at most {MAX_OPTION_TEXT}; shorten them"

@@ -99,6 +99,8 @@ def test_another_account_is_refused_even_if_it_can_connect(running: Site) -> Non
         ("POST", "/jobs", {**one(), "environments": {"b": {"A": "\ud800"}}}, 422, "half a"),
         ("POST", "/jobs/cancel", {"user": "\ud800"}, 422, "half a character"),
         ("POST", "/jobs", one(name="x" * 10**6), 422, "name"),
+        ("POST", "/jobs", one(constraint="x" * 10**5), 422, "options of 1000"),
+        ("POST", "/jobs", one(slurm_options=["'" * 10**5]), 422, "options of 1000"),
         ("POST", "/jobs", one(arguments=["a\0b"]), 422, "arguments"),
         ("POST", "/jobs", one(deadline=-1e300), 422, "deadline"),
         ("POST", "/jobs", one(memory=10**30), 422, "memory"),
