@@ -17,7 +17,7 @@ import msgspec
 from msgspec import structs
 
 from metasched.adapters.base import Adapter, Capabilities, Submission, Withdrawal
-from metasched.adapters.errors import Refused, Unreachable
+from metasched.adapters.errors import PartlySubmitted, Refused, Unreachable
 from metasched.adapters.protocol import FIRST_CURSOR, WorkerBoot, WorkerCall, WorkerReply
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.fair_share import ShareTree
@@ -126,6 +126,8 @@ class WorkerAdapter(Adapter):
             raise Refused(answer.reason, retryable=answer.retry_later)
         if answer.error == "unreachable":
             raise Unreachable(answer.reason)
+        if answer.error == "partial":
+            raise PartlySubmitted(answer.reason, answer.native_ids, answer.untried)
         assert answer.error == "", answer.reason
         return answer
 

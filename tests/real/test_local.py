@@ -236,6 +236,7 @@ def test_the_environment_is_exactly_the_given_one(
         f"METASCHED_JOB_ID={order.job.id}",
         "METASCHED_TASK=7",
         f"METASCHED_TAG={order.tag}",
+        f"METASCHED_NATIVE_ID={site.row(order).native_id}",
         "METASCHED_CLUSTER=here",
         "METASCHED_CPUS=3",
         "CUDA_VISIBLE_DEVICES=2,3",
