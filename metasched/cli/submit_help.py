@@ -1,4 +1,4 @@
-"""`submit` for Typer's help and completion, built from the options that argparse reads."""
+"""`submit` for Typer's help and completion, built from its table of options."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 client        calls of the daemon over HTTP
 credentials   tokens and MUNGE credentials for calls from another host
+option_words  options among the words of a command line
 options       the options of `submit`: names, values, help
 directives    #SBATCH, #$, #PBS and #MS lines of a job script
 job_request   the request that a command line, its script and the environment make

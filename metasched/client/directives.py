@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from metasched.client.environment import is_utf8
 from metasched.client.options import (
     MS_OPTIONS,
@@ -13,7 +11,11 @@ from metasched.client.options import (
     unknown_option,
 )
 from metasched.client.resource_counts import GPU_OPTIONS
-from metasched.units import quote_for_error
+from metasched.errors import quote_for_error
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 # dest of an option -> (its value, where it was given: COMMAND_LINE, or file and line)
 OptionValues = dict[str, tuple[object, str]]
@@ -171,6 +173,9 @@ def merge_options(lower: OptionValues, higher: OptionValues) -> OptionValues:
 
 
 def split_arguments(text: str, location: str) -> list[str]:
+    """Split a text into words; quotes and backslashes protect, `#` begins a comment."""
+    if not any(character in text for character in "'\"\\#"):
+        return text.split()
     import shlex
 
     try:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
 
 from metasched.client.directives import (
     OptionValues,
@@ -19,8 +17,6 @@ from metasched.client.environment import current_umask, exported_environment, is
 from metasched.client.options import COMMAND_LINE, MAX_NAME_LENGTH, InvalidSubmission
 from metasched.client.output_folder import output_problem
 from metasched.client.resource_counts import GPU_OPTIONS, ResourceConflict, complete_counts
-from metasched.model.arrays import parse_array
-from metasched.model.dependencies import parse_dependency
 from metasched.model.output_paths import check_pattern
 from metasched.units import (
     ParseError,
@@ -34,7 +30,15 @@ from metasched.units import (
     quote_for_error,
 )
 
-T = TypeVar("T")
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+
+# keys of the texts of a submission with a single job
+_SCRIPT, _ENVIRONMENT = "script", "environment"
 
 
 def prepare_submission(
@@ -64,11 +68,9 @@ def prepare_submission(
     else:
         raise InvalidSubmission(f"no script, {COMMAND_LINE}; name one, or write --wrap 'COMMAND'")
     environment = _exported_environment(values, environ, warnings)
-    script_digest = _digest(script)
-    environment_digest = _digest("\0".join(f"{k}={v}" for k, v in sorted(environment.items())))
     request = {
-        "script": script_digest,
-        "environment": environment_digest,
+        "script": _SCRIPT,
+        "environment": _ENVIRONMENT,
         "directory": _working_directory(values),
         "umask": current_umask(),
         "arguments": tuple(
@@ -103,8 +105,8 @@ def prepare_submission(
     }
     return {
         "jobs": [request],
-        "scripts": {script_digest: script},
-        "environments": {environment_digest: environment},
+        "scripts": {_SCRIPT: script},
+        "environments": {_ENVIRONMENT: environment},
         "strict": "strict" in values,
         "dry_run": "dry_run" in values,
     }, warnings
@@ -158,12 +160,6 @@ def _check_text(text: str) -> str:
     if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text):
         raise ParseError(f"control characters in {quote_for_error(text)}", "leave them out")
     return text
-
-
-def _digest(text: str) -> str:
-    import hashlib
-
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _job_name(values: OptionValues, default: str) -> str:
@@ -220,11 +216,15 @@ def _array_range(values: OptionValues) -> str | None:
 
 
 def _check_range(text: str) -> str:
+    from metasched.model.arrays import parse_array  # slow to import
+
     parse_array(text)
     return text.strip()
 
 
 def _check_dependency(text: str) -> str:
+    from metasched.model.dependencies import parse_dependency  # slow to import
+
     parse_dependency(text)
     return text.strip()
 
@@ -244,7 +244,7 @@ def _parse_urgency(text: str) -> int:
 def _native_options(values: OptionValues) -> dict[str, str]:
     by_cluster: dict[str, list[str]] = {}
     value, _ = values.get("native", ((), ""))
-    assert isinstance(value, Sequence)
+    assert isinstance(value, (list, tuple))
     for text in value:
         cluster, colon, options = _check_text(text).partition(":")
         if not (cluster and colon and options.strip()):

@@ -1,17 +1,27 @@
 """The options of `metasched submit`: a single table for command line, `#MS` and `#SBATCH` lines.
 
-argparse parses them: it starts in a tenth of Typer's time, and a script's own arguments and
-unknown `#SBATCH` options need its `parse_known_args`. Typer uses the same table for `--help`
-and completion.
+Typer uses the same table for `--help` and completion. Tools submit in loops, so this module imports
+nothing slow: see `option_words`.
 """
 
-import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from __future__ import annotations
 
-from metasched.errors import UserError
-from metasched.units import quote_for_error
+from metasched.client.option_words import (
+    FLAG,
+    VALUE,
+    MissingValue,
+    OptionError,
+    UnexpectedValue,
+    UnknownOption,
+    is_option,
+    read_options,
+)
+from metasched.errors import UserError, quote_for_error
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Literal
 
 COMMAND_LINE = "metasched submit"  # location of an option that is not in a script
 MAX_NAME_LENGTH = 255  # characters of the name of a job
@@ -23,25 +33,28 @@ class InvalidSubmission(UserError):
     """The submission is invalid. The message is one line: problem, place; remedy."""
 
 
-@dataclass(frozen=True)
 class Option:
     """An option of `submit` or of a directive."""
 
-    option_strings: str  # all names, separated by spaces; messages use the first
-    metavar: str  # of its value; "" for a flag
-    help: str
-    repeatable: bool = False
-    refusal: str = ""  # "reason; remedy" if the option is known but refused
-    scope: Literal["job", "metasched", "call"] = "job"  # all directives; #MS only; command line
+    def __init__(
+        self,
+        option_strings: str,
+        metavar: str,
+        help: str,
+        repeatable: bool = False,
+        refusal: str = "",
+        scope: Literal["job", "metasched", "call"] = "job",
+    ) -> None:
+        """`option_strings`: all names, separated by spaces; messages use the first.
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.option_strings.split())
-
-    @property
-    def dest(self) -> str:
-        """The key of its value, as in argparse."""
-        return self.names[0].removeprefix("--").replace("-", "_")
+        `metavar` is of its value, "" for a flag. `refusal` is "reason; remedy" if the option is
+        known but refused. `scope`: all directives; #MS only; command line.
+        """
+        self.names = tuple(option_strings.split())
+        self.dest = self.names[0][2:].replace("-", "_")  # the key of its value
+        self.metavar, self.help, self.repeatable = metavar, help, repeatable
+        self.refusal, self.scope = refusal, scope
+        self.value = VALUE if metavar else FLAG
 
 
 OPTIONS = (
@@ -152,8 +165,14 @@ _SBATCH_REFUSED = (
     Option("--gid", "x", "", refusal="is not taken from a script; submit as that group"),
 )
 
-MS_OPTIONS = tuple(o for o in OPTIONS if o.scope != "call")
-SBATCH_OPTIONS = (*(o for o in OPTIONS if o.scope == "job"), *_SBATCH_REFUSED)
+
+def _by_name(options: Iterable[Option]) -> dict[str, Option]:
+    return {name: option for option in options for name in option.names}
+
+
+_COMMAND_LINE_OPTIONS = _by_name(OPTIONS)
+MS_OPTIONS = _by_name(option for option in OPTIONS if option.scope != "call")
+SBATCH_OPTIONS = _by_name((*(o for o in OPTIONS if o.scope == "job"), *_SBATCH_REFUSED))
 
 
 def parse_command_line(arguments: Sequence[str]) -> tuple[dict[str, object], list[str]]:
@@ -161,59 +180,89 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[dict[str, object], lis
 
     Options end at the script. Raise InvalidSubmission for an unknown option or a missing value.
     """
-    parser = _build_parser(OPTIONS)
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    values, unknown = _parse(parser, OPTIONS, arguments, COMMAND_LINE)
-    if unknown:
-        raise unknown_option(unknown[0], COMMAND_LINE)
-    command = values.pop("command", [])
-    assert isinstance(command, list)
-    return values, command[1:] if command[:1] == ["--"] else command
+    values: dict[str, object] = {}
+    rest = list(arguments)
+    rest.reverse()
+    while rest:
+        word = rest.pop()
+        if word == "--":
+            break
+        if not is_option(word):
+            rest.append(word)
+            break
+        try:
+            _read_word(word, rest, _COMMAND_LINE_OPTIONS, values, COMMAND_LINE)
+        except UnknownOption as error:
+            raise unknown_option(error.name, COMMAND_LINE) from None
+    rest.reverse()
+    return values, rest
 
 
 def parse_directive(
-    options: Sequence[Option], arguments: Sequence[str], location: str
+    options: Mapping[str, Option], arguments: Sequence[str], location: str
 ) -> tuple[dict[str, object], list[str]]:
     """Return the options of a directive by dest, and its unknown words.
 
     Raise InvalidSubmission for a missing value, or for an option that is refused by name.
     """
-    return _parse(_build_parser(options), options, arguments, location)
+    values: dict[str, object] = {}
+    unknown: list[str] = []
+    rest = list(arguments)
+    rest.reverse()
+    while rest:
+        word = rest.pop()
+        try:
+            if not is_option(word):
+                raise UnknownOption(word)
+            _read_word(word, rest, options, values, location)
+        except UnknownOption:
+            unknown.append(word)
+    return values, unknown
 
 
-def _build_parser(options: Sequence[Option]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        add_help=False,
-        allow_abbrev=False,
-        exit_on_error=False,
-        argument_default=argparse.SUPPRESS,
-        # a fixed width: the default queries the size of the terminal for every option
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, width=100),
-    )
-    for option in options:
-        action = "append" if option.repeatable else "store" if option.metavar else "store_true"
-        parser.add_argument(*option.names, dest=option.dest, action=action)
-    return parser
-
-
-def _parse(
-    parser: argparse.ArgumentParser,
-    options: Sequence[Option],
-    arguments: Sequence[str],
+def _read_word(
+    word: str,
+    rest: list[str],
+    options: Mapping[str, Option],
+    values: dict[str, object],
     location: str,
-) -> tuple[dict[str, object], list[str]]:
+) -> None:
+    """Add the options of a word to `values`; raise UnknownOption if it has an unknown name."""
+    following = len(rest)
     try:
-        namespace, unparsed = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        name = (error.argument_name or "").partition("/")[0]
-        raise InvalidSubmission(f"{name}: {error.message}, {location}; {_HELP_HINT}") from None
-    values = vars(namespace)
-    for option in options:
-        if option.refusal and option.dest in values:
-            reason, _, remedy = option.refusal.partition("; ")
-            suffix = "" if location == COMMAND_LINE else f", {location}"
-            raise InvalidSubmission(f"{option.names[0]} {reason}{suffix}; {remedy}")
-    return values, unparsed
+        for option, text in read_options(word, rest, options.get):
+            _refuse(option, location)
+            if text is None:
+                values[option.dest] = True
+                continue
+            if len(rest) < following:  # the next word, unless it is an option itself
+                if text.partition("=")[0] in options:
+                    raise MissingValue(option.names[0])
+            elif word[:2] != "--" and text[:1] == "=":
+                text = text[1:]  # `-n=4`
+            if option.repeatable:
+                given = values.setdefault(option.dest, [])
+                assert isinstance(given, list)
+                given.append(text)
+            else:
+                values[option.dest] = text
+    except UnknownOption:
+        raise
+    except OptionError as error:
+        option = options[error.name]
+        _refuse(option, location)
+        problem = "expected one argument"
+        if isinstance(error, UnexpectedValue):
+            problem = f"ignored explicit argument {quote_for_error(error.text)}"
+        name = option.names[0]
+        raise InvalidSubmission(f"{name}: {problem}, {location}; {_HELP_HINT}") from None
+
+
+def _refuse(option: Option, location: str) -> None:
+    """Raise InvalidSubmission for an option that is known but refused."""
+    if option.refusal:
+        reason, _, remedy = option.refusal.partition("; ")
+        raise InvalidSubmission(f"{option.names[0]} {reason}, {location}; {remedy}")
 
 
 def unknown_option(argument: str, location: str) -> InvalidSubmission:
@@ -221,7 +270,7 @@ def unknown_option(argument: str, location: str) -> InvalidSubmission:
     from difflib import get_close_matches
 
     name = argument.partition("=")[0]
-    option_names = [option_name for option in OPTIONS for option_name in option.names]
+    option_names = list(_COMMAND_LINE_OPTIONS)
     if name in option_names:
         remedy = f"write it on the command line of `{COMMAND_LINE}`"
     else:

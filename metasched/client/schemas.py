@@ -1,7 +1,6 @@
 """Bodies that a client sends to the daemon to submit jobs.
 
-`metasched submit` writes them as plain dicts (`job_request`): it starts a tenth faster without
-msgspec.
+`metasched submit` writes them as plain dicts (`job_request`), without the time to load msgspec.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from metasched.model.job import JobSpec
 class JobRequest(JobSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job as the client sends it: the attributes of `JobSpec`, and these."""
 
-    script: str  # digest of its text in SubmitRequest.scripts
-    environment: str  # digest of its variables in SubmitRequest.environments
+    script: str  # key of its text in SubmitRequest.scripts
+    environment: str  # key of its variables in SubmitRequest.environments
     directory: str  # working directory, an absolute path
     umask: int = 0o022
     arguments: tuple[str, ...] = ()  # of the script
@@ -30,10 +29,10 @@ class JobRequest(JobSpec, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Jobs that are accepted together or not at all, with the texts that they name by digest."""
+    """Jobs that are accepted together or not at all, with the texts that they name by keys."""
 
     jobs: tuple[JobRequest, ...]
-    scripts: Mapping[str, str]  # digest -> text
-    environments: Mapping[str, Mapping[str, str]]  # digest -> variables
+    scripts: Mapping[str, str]  # key -> text
+    environments: Mapping[str, Mapping[str, str]]  # key -> variables
     strict: bool = False  # treat warnings as errors
     dry_run: bool = False  # return the outcome, store nothing

@@ -6,13 +6,20 @@ script and its arguments.
 
 from __future__ import annotations
 
+from metasched.client.option_words import (
+    FLAG,
+    OPTIONAL,
+    VALUE,
+    MissingValue,
+    OptionError,
+    is_option,
+    read_options,
+)
 from metasched.drop_in.command import CommandError
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-FLAG, VALUE, OPTIONAL = "", "=", "[=]"  # values of an option: none, required, optional
 
 MAPPED = "mapped"
 SLURM = "slurm"  # passed on to Slurm clusters; others run the job without it
@@ -209,6 +216,14 @@ class UsageError(CommandError):
     exit_code = USAGE_CODE
 
 
+class _AmbiguousName(OptionError):
+    """A shortened name of several options, the `candidates`."""
+
+    def __init__(self, name: str, candidates: Sequence[str]) -> None:
+        super().__init__(name)
+        self.candidates = candidates
+
+
 def parse_arguments(arguments: Sequence[str]) -> tuple[list[tuple[str, str | None]], list[str]]:
     """Return the options by their names, None without a value, and the words after them.
 
@@ -222,52 +237,46 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[list[tuple[str, str | Non
         word = rest.pop()
         if word == "--":
             break
-        if word[:2] == "--":
-            name, is_set, value = word[2:].partition("=")
-            option = _find(name, word)
-            if option.value == VALUE and not is_set:
-                if not rest:
-                    raise _usage(f"option '--{option.name}' requires an argument")
-                value, is_set = rest.pop(), "="
-            elif option.value == FLAG and is_set:
-                raise _usage(f"option '--{option.name}' doesn't allow an argument")
-            parsed.append((option.name, value if is_set else None))
-        elif word[:1] == "-" and len(word) > 1:
-            parsed += _short_options(word[1:], rest)
-        else:
+        if not is_option(word):
             rest.append(word)
             break
+        try:
+            parsed += [(option.name, value) for option, value in read_options(word, rest, _find)]
+        except OptionError as error:
+            raise _usage(_describe(error, word)) from None
     rest.reverse()
     return parsed, rest
 
 
-def _short_options(letters: str, rest: list[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield the options of a word such as `-Hn2`; a value may be the next word of `rest`."""
-    while letters:
-        letter, letters = letters[0], letters[1:]
-        option = _BY_SHORT.get(letter)
-        if option is None:
-            raise _usage(f"invalid option -- '{letter}'")
-        if option.value == FLAG or (option.value == OPTIONAL and not letters):
-            yield option.name, None
-            continue
-        if not letters and not rest:
-            raise _usage(f"option requires an argument -- '{letter}'")
-        yield option.name, letters or rest.pop()
-        return
-
-
-def _find(name: str, word: str) -> Option:
-    """Return the option of a long name, which may be shortened."""
+def _find(name: str) -> Option | None:
+    """Return the option of a name such as `--time`, which may be shortened, or `-t`."""
+    if name[:2] != "--":
+        return _BY_SHORT.get(name[1:])
+    name = name[2:]
     if name in OPTIONS:
         return OPTIONS[name]
     candidates = [option for option in OPTIONS if option.startswith(name)]
-    if len(candidates) == 1:
-        return OPTIONS[candidates[0]]
-    if not candidates:
-        raise _usage(f"unrecognized option '{word}'")
-    possibilities = "".join(f" '--{candidate}'" for candidate in candidates)
-    raise _usage(f"option '{word}' is ambiguous; possibilities:{possibilities}")
+    if len(candidates) > 1:
+        raise _AmbiguousName(name, candidates)
+    return OPTIONS[candidates[0]] if candidates else None
+
+
+def _describe(error: OptionError, word: str) -> str:
+    """Return the sentence of getopt_long(3) for a word that cannot be read."""
+    if isinstance(error, _AmbiguousName):
+        possibilities = "".join(f" '--{candidate}'" for candidate in error.candidates)
+        return f"option '{word}' is ambiguous; possibilities:{possibilities}"
+    if word[:2] != "--":
+        letter = error.name[1:]
+        if isinstance(error, MissingValue):
+            return f"option requires an argument -- '{letter}'"
+        return f"invalid option -- '{letter}'"
+    option = _find(error.name)
+    if option is None:
+        return f"unrecognized option '{word}'"
+    if isinstance(error, MissingValue):
+        return f"option '--{option.name}' requires an argument"
+    return f"option '--{option.name}' doesn't allow an argument"
 
 
 def _usage(problem: str) -> UsageError:

@@ -17,8 +17,8 @@ stored_names          stored spellings of renamed fields
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # as that of typing: `metasched submit` imports a module of this package
 if TYPE_CHECKING:
     from metasched.model.cluster import Cluster as Cluster
     from metasched.model.job import Job as Job

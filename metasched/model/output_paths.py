@@ -4,19 +4,21 @@
 `expand_task_fields` expands these when the task is dispatched or its output is read.
 """
 
+# `metasched submit` imports this module: Python 3.9, and no slow imports at the top.
+from __future__ import annotations
+
 import re
-from pathlib import PurePosixPath
 
 from metasched.errors import ParseError, quote_for_error
 
 DEFAULT, DEFAULT_OF_ARRAY = "metasched-%j.out", "metasched-%A_%a.out"
 PATTERN_HELP = "%A job, %a task, %j job and task, %x name, %u user, %N node, %t rank and %%"
-_PATTERN = re.compile(r"%(\d{0,2})([AajxuNt%])?")
+_PATTERN = r"%(\d{0,2})([AajxuNt%])?"  # compiled as a path needs it
 
 
 def check_pattern(pattern: str) -> None:
     """Raise ParseError if the pattern names no file or contains an unknown field."""
-    for match in _PATTERN.finditer(pattern):
+    for match in re.finditer(_PATTERN, pattern) if "%" in pattern else ():
         if match[2] is None or (match[1] and match[2] not in "Aaj"):
             unknown = pattern[match.start() : match.end() + 1]
             raise ParseError(
@@ -31,24 +33,21 @@ def expand_job_fields(
     pattern: str, job: int, array: bool, name: str, user: str, directory: str
 ) -> str:
     """Return the absolute path, in which only `%a`, `%N` and `%%` remain."""
+    from pathlib import PurePosixPath
 
     def replacement(match: re.Match[str]) -> str:
         width, letter = match[1], match[2]
-        match letter:
-            case "A":
-                return str(job).zfill(int(width or 0))
-            case "j":
-                return str(job).zfill(int(width or 0)) + ("_%a" if array else "")
-            case "x":
-                return _escape(name.replace("/", "_"))
-            case "u":
-                return _escape(user)
-            case "t":
-                return "0"  # a batch script runs as the first rank of its job
-            case _:
-                return match[0]
+        if letter in ("A", "j"):
+            task = "_%a" if letter == "j" and array else ""
+            return str(job).zfill(int(width or 0)) + task
+        texts = {
+            "x": _escape(name.replace("/", "_")),
+            "u": _escape(user),
+            "t": "0",  # a batch script runs as the first rank of its job
+        }
+        return texts.get(letter, match[0])
 
-    return str(PurePosixPath(_escape(directory), _PATTERN.sub(replacement, pattern)))
+    return str(PurePosixPath(_escape(directory), re.sub(_PATTERN, replacement, pattern)))
 
 
 def expand_task_fields(path: str, index: int, node: str) -> str:
@@ -59,25 +58,22 @@ def expand_task_fields(path: str, index: int, node: str) -> str:
 def split_at_node(path: str, index: int) -> list[str]:
     """Split a task's path at `%N`, with the other fields expanded."""
     parts, position = [""], 0
-    for match in _PATTERN.finditer(path):
+    for match in re.finditer(_PATTERN, path):
         parts[-1] += path[position : match.start()]
         position = match.end()
-        match match[2]:
-            case "N":
-                parts.append("")
-            case "a":
-                parts[-1] += str(index).zfill(int(match[1] or 0))
-            case "%":
-                parts[-1] += "%"
-            case _:
-                parts[-1] += match[0]
+        if match[2] == "N":
+            parts.append("")
+        elif match[2] == "a":
+            parts[-1] += str(index).zfill(int(match[1] or 0))
+        else:
+            parts[-1] += "%" if match[2] == "%" else match[0]
     parts[-1] += path[position:]
     return parts
 
 
 def varies_by_task(path: str) -> bool:
     """Whether a path from `expand_job_fields` differs between tasks."""
-    return any(match[2] == "a" for match in _PATTERN.finditer(path))
+    return any(match[2] == "a" for match in re.finditer(_PATTERN, path))
 
 
 def first_node(nodes: str) -> str:

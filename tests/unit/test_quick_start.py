@@ -86,6 +86,15 @@ def test_a_plain_line_loads_nothing_slow() -> None:
     assert not [name for name in loaded if name.startswith(("metasched.core", "metasched.model"))]
 
 
+def test_a_submission_loads_nothing_slow() -> None:
+    line = ["-n", "2", "-t", "5", "--mem=1G", "-o", "/tmp/x.out", "--wrap", "true"]
+    code = "from metasched.cli.submit import prepare_submission; "
+    code += "from metasched.client.options import parse_command_line; "
+    code += f"prepare_submission(*parse_command_line({line}), environ={{}}, now=0.0)"
+    slow = {"typing", "dataclasses", "pathlib", "argparse", "inspect", "hashlib", "shlex"}
+    assert not loaded_modules(code) & {*slow, "msgspec", "datetime", "metasched.model.arrays"}
+
+
 @pytest.mark.parametrize("arguments", [["status"], ["wait", "17"], ["output", "17"]])
 def test_plain_lines_do_not_reach_typer(
     arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -281,12 +281,6 @@ def test_a_wrapped_command() -> None:
     assert submission.jobs[0].name == "wrap"
 
 
-def test_equal_texts_have_equal_digests() -> None:
-    first, again, other = request("--wrap", "x"), request("--wrap", "x"), request("--wrap", "y")
-    assert first.script == again.script != other.script
-    assert first.environment == again.environment
-
-
 def test_every_option_reaches_the_request() -> None:
     sizes = "-n 4 -c 2 -N 2 --mem 4G --gres gpu:1 --exclusive -t 10"
     when = "--begin +1h --deadline +2h --urgency 3 --requeue --hold"

@@ -96,7 +96,7 @@ def test_submit_wait_exits_with_the_code_of_the_job(daemon: FakeDaemon, run: Run
     assert [path for _, path, _, _ in daemon.requests] == ["/jobs", "/jobs/wait", "/jobs/wait"]
 
 
-def test_typer_and_argparse_agree_on_submit(
+def test_typer_and_the_quick_reader_agree_on_submit(
     daemon: FakeDaemon, run: Run, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     daemon.answer("/jobs", accepted())
