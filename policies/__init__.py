@@ -7,7 +7,7 @@
 | - licence         | `classify.Licence`       | Pasquali 2008, §3.1.1 | early return of licences |
 | - user            | `classify.User`          | Pasquali 2008, §3.1.1 | service of user classes  |
 | - of a site       | `heuristic.Heuristic`    | -                     | goals of the site        |
-| eligibility       | `eligible`               | metasched             | no futile dispatches     |
+| eligibility       | `eligible`, `exclusions` | metasched             | no futile dispatches     |
 | Load and Ordering | `dispatch.LoadOrdering`  | Pasquali 2008, §3.1.2 | balance of clusters      |
 | pull              | `pull.BackfillCapacity`  | metasched             | waits of pending jobs    |
 | late binding      | `late_binding`          | Lifka 1995            | waits                    |

@@ -135,7 +135,7 @@ def _counted_licences(job: Job, cluster: Cluster, info: ClusterInfo) -> dict[str
     return dict(counts)
 
 
-def _satisfies_constraint(nodes: NodeCapacity, constraint: str) -> bool:
+def satisfies_constraint(nodes: NodeCapacity, constraint: str) -> bool:
     """Evaluate Slurm's simple constraints: names joined by & or |, & binding closer."""
     return any(
         all(name in nodes.features for name in FEATURE.findall(group))
@@ -143,7 +143,7 @@ def _satisfies_constraint(nodes: NodeCapacity, constraint: str) -> bool:
     )
 
 
-def _task_capacity(job: Job, nodes: NodeCapacity, only_free: bool) -> int:
+def count_tasks(job: Job, nodes: NodeCapacity, only_free: bool) -> int:
     """Return how many tasks of the job fit on one node, on an empty one or beside its jobs."""
     cpus = nodes.free_cpus if only_free else nodes.cpus
     memory = nodes.free_memory if only_free else nodes.memory
@@ -172,10 +172,10 @@ def fits_partition(
     remaining_nodes = job.nodes if job.nodes is not None else max_nodes
     constraint, needs_up = job.constraint, only_up or only_free
     sizes = (
-        (_task_capacity(job, nodes, only_free), nodes.count)
+        (count_tasks(job, nodes, only_free), nodes.count)
         for nodes in partition.nodes
         if (nodes.up or not needs_up)
-        and (constraint is None or _satisfies_constraint(nodes, constraint))
+        and (constraint is None or satisfies_constraint(nodes, constraint))
     )
     if remaining_nodes is None:  # no limit on nodes: their order does not matter
         for tasks, count in sizes:
@@ -204,12 +204,12 @@ def take_nodes(job: Job, partition: Partition) -> Partition:
     remaining_nodes = math.inf if (limit := job.nodes or partition.max_nodes) is None else limit
     groups: list[NodeCapacity] = []
     for nodes in sorted(
-        partition.nodes, key=lambda nodes: _task_capacity(job, nodes, True), reverse=True
+        partition.nodes, key=lambda nodes: count_tasks(job, nodes, True), reverse=True
     ):
-        capacity = _task_capacity(job, nodes, True)
+        capacity = count_tasks(job, nodes, True)
         untouched = nodes.count
         usable = nodes.up and (
-            job.constraint is None or _satisfies_constraint(nodes, job.constraint)
+            job.constraint is None or satisfies_constraint(nodes, job.constraint)
         )
         while usable and capacity > 0 and untouched and remaining_tasks and remaining_nodes:
             tasks = min(capacity, remaining_tasks)
@@ -283,7 +283,7 @@ def find_ineligibility(
         and (text := _describe_missing_association(job, cluster, info.associations, partition.name))
     ):
         return Ineligibility(Reason.NO_MAPPING, text)
-    excess = _describe_size_excess(job, partition) or _describe_licence_excess(job, info)
+    excess = describe_size_excess(job, partition) or _describe_licence_excess(job, info)
     if excess is not None:
         return Ineligibility(Reason.NO_CLUSTER_FITS, excess)
     if not partition.up:
@@ -309,7 +309,7 @@ def _describe_licence_excess(job: Job, info: ClusterInfo) -> str | None:
     return None
 
 
-def _describe_size_excess(job: Job, partition: Partition) -> str | None:
+def describe_size_excess(job: Job, partition: Partition) -> str | None:
     """Return a message if the job is too long or too large for the partition."""
     limit = job.time_limit
     if limit is not None and partition.max_time is not None and limit > partition.max_time:

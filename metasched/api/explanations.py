@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -22,10 +23,14 @@ from metasched.core.transitions import FINAL, QUEUED_OR_HELD
 from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.daemon.service import SchedulerService
 from metasched.db.job_pages import TaskFilter
+from metasched.model.cluster import Cluster
 from metasched.model.job import Reason, State
+from metasched.policies.exclusions import describe_fit
 from metasched.units import iso
 
 router = APIRouter()
+
+_WAITING = QUEUED_OR_HELD | {State.DISPATCHING, State.PENDING}
 
 
 @router.get("/jobs/{job}/explain")
@@ -177,6 +182,7 @@ def cluster_verdicts(
     service: SchedulerService, task: Task, chosen_cluster: str | None
 ) -> list[dict[str, Any]]:
     """Return eligibility, load and obstacle of each cluster for a task."""
+    clusters = {cluster.name: cluster for cluster in service.core.clusters}
     return [
         {
             "cluster": verdict.cluster,
@@ -187,6 +193,24 @@ def cluster_verdicts(
             "count": verdict.pending_jobs,
             "chosen": verdict.cluster == chosen_cluster,
             "account": verdict.account,
+            "nodes": _node_fit(service, task, clusters[verdict.cluster]),
         }
         for verdict in service.core.assess_clusters(task)
     ]
+
+
+def _node_fit(service: SchedulerService, task: Task, cluster: Cluster) -> dict[str, Any] | None:
+    """Return which nodes of a cluster cannot hold a waiting task; None: it has no nodes there."""
+    info, unreachable_reason = service.core.cluster_status(cluster.name)
+    if unreachable_reason or task.state not in _WAITING:
+        return None
+    fit = describe_fit(task.job, cluster, info)
+    if fit is None:
+        return None
+    return {
+        "partition": fit.partition,
+        "count": fit.nodes,
+        "excluded": [asdict(exclusion) for exclusion in fit.exclusions],
+        "other_partitions": fit.other_partitions,
+        "text": fit.text,
+    }

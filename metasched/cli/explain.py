@@ -1,7 +1,7 @@
 """The commands `story` and `explain`."""
 
 import json as json_format
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -102,6 +102,18 @@ def print_explanation(answer: Mapping[str, Any]) -> None:
                 for cluster in answer["clusters"]
             ),
         )
+        _print_excluded_nodes(answer["clusters"])
+
+
+def _print_excluded_nodes(clusters: Sequence[Mapping[str, Any]]) -> None:
+    """Print which requirement excludes which nodes, a line for each cluster."""
+    lines = [
+        printable(f"{cluster['cluster']}, {cluster['nodes']['text']}")
+        for cluster in clusters
+        if (cluster.get("nodes") or {}).get("text")
+    ]
+    if lines:
+        print("\nNODES", *lines, sep="\n")
 
 
 def format_number(value: object) -> str:

@@ -20,6 +20,7 @@ from metasched.core.transitions import UNSTARTED, TaskEvent
 from metasched.core.usage_limits import UsageLimits
 from metasched.model.job import Job, Reason, State
 from metasched.policies.eligible import PERMANENT_REASONS, Ineligibility
+from metasched.policies.exclusions import describe_fit
 from metasched.policies.late_binding import LateBinding, ReservedNodes
 from metasched.policies.pull import BackfillCapacity
 
@@ -147,7 +148,10 @@ class Placement:
                 f"no cluster{qualifier} has {job.cpus} processors, the largest is {largest} with "
                 f"{sizes[largest]}; ask for fewer"
             )
-        explanation = "; ".join(f"{name}: {item.text}" for name, item in obstacles.items())
+        explanation = "; ".join(
+            f"{name}: {_describe_refusal(job, item, views[name])}"
+            for name, item in obstacles.items()
+        )
         return f"no cluster can run the job ({explanation}); change what it asks for"
 
     # Licences and choice of a cluster
@@ -516,3 +520,10 @@ def _main_obstacle(obstacles: list[Ineligibility]) -> Ineligibility:
 
 def _is_live(task: Task) -> bool:
     return task.attempt is not None
+
+
+def _describe_refusal(job: Job, obstacle: Ineligibility, view: ClusterView) -> str:
+    """Describe why a cluster can never run a job, with the nodes that lack a requirement."""
+    fit = describe_fit(job, view.cluster, view.info)
+    nodes = fit.without_load.text if fit and obstacle.reason is Reason.NO_CLUSTER_FITS else ""
+    return f"{obstacle.text} ({nodes})" if nodes else obstacle.text

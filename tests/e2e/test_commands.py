@@ -125,6 +125,20 @@ def test_explain_gives_the_cause_of_a_refusal(running: Site) -> None:
     running.run("cancel", str(job))
 
 
+def test_explain_names_the_requirement_that_excludes_nodes(running: Site) -> None:
+    job = running.submit("--wrap", "true", "-c", "6", "--hold")
+    nodes = {c["cluster"]: c["nodes"] for c in running.json("explain", str(job))["clusters"]}
+    assert nodes["left"]["text"] == ""
+    [excluded] = nodes["right"]["excluded"]
+    assert (excluded["requirement"], excluded["nodes"]) == ("cpus", 1)
+    text = "1 of 1 nodes have fewer than 6 processors"
+    assert f"right, partition local: {text}" in running.run("explain", str(job)).stdout
+    running.run("cancel", str(job))
+    refused = running.error("submit", "--wrap", "true", "--gres", "gpu:1", code=3)
+    assert "left: no set of nodes has" in refused
+    assert "(partition local: 1 of 1 nodes have fewer than 1 gpu)" in refused
+
+
 def test_clusters_lists_load_and_count_by_priority(running: Site) -> None:
     rows = running.json("clusters")
     assert [row["cluster"] for row in rows] == ["left", "right"]

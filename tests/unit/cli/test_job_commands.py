@@ -263,8 +263,8 @@ def test_explain(daemon: FakeDaemon, run: Run) -> None:
         "text": "It waits with us.",
         "parts": [{"heuristic": "user", "contribution": 7, "weight": 1.0}],
         "clusters": [
-            verdict("left", chosen=True, account="physics"),
-            verdict("right", load=None, **down),
+            verdict("left", chosen=True, account="physics", nodes={"text": "partition main: few"}),
+            verdict("right", load=None, nodes=None, **down),
         ],
     }
     daemon.answer("/jobs/17_3/explain", answer)
@@ -274,6 +274,7 @@ def test_explain(daemon: FakeDaemon, run: Run) -> None:
     assert ["user", "7", "1"] in lines
     assert ["left", "yes", "yes", "physics", "120", "2"] in lines
     assert "right no 2 cluster_down: no answer for 30 s" in [" ".join(line) for line in lines]
+    assert [" ".join(line) for line in lines[-2:]] == ["NODES", "left, partition main: few"]
     assert json.loads(run("explain", "17_3", "--json").out) == answer
 
 
