@@ -100,6 +100,17 @@ async def explain(
         "clusters": clusters,
         "licences": licences,
         "fair_share": standing_row(standing) if standing else None,
+        "usage": _usage(row) if row["state"] in FINAL and row["started"] else None,
+    }
+
+
+def _usage(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what an ended task used, as its manager reported it; None: not reported."""
+    return {
+        "elapsed": row["ended"] - row["started"] if row["ended"] else None,  # seconds
+        "cpu_seconds": row["cpu_seconds"],
+        "max_memory": row["max_memory"],  # MiB
+        "nodes": row["node"] or "",
     }
 
 

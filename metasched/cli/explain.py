@@ -11,7 +11,8 @@ from metasched.cli.connect import connect
 from metasched.cli.job_commands import ENDED
 from metasched.cli.job_end import print_end
 from metasched.cli.job_ids import check_job_ids, format_task_id
-from metasched.cli.show import format_time, print_table, printable
+from metasched.cli.show import format_memory, format_time, print_table, printable
+from metasched.drop_in.job import format_duration
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", show_default=False)]
 
@@ -66,8 +67,24 @@ def explain(job: JobArgument, json: JsonOption = False, config: ConfigOption = N
     if answer.get("text"):
         print(printable(answer["text"]))
     print_explanation(answer)
+    if usage := answer.get("usage"):
+        _print_usage(usage)
     if answer["state"] in ENDED:
         print_end(client, format_task_id(answer))
+
+
+def _print_usage(usage: Mapping[str, Any]) -> None:
+    """Print what an ended job used, as far as its manager reported it."""
+    parts = [
+        f"{format_duration(usage[key])} of {what}"
+        for key, what in (("elapsed", "time"), ("cpu_seconds", "processor time"))
+        if usage[key] is not None
+    ]
+    if usage["max_memory"] is not None:
+        parts.append(f"at most {format_memory(usage['max_memory'])} of memory")
+    nodes = f" on {printable(usage['nodes'])}" if usage["nodes"] else ""
+    if parts:
+        print(f"It used {', '.join(parts)}{nodes}.")
 
 
 def print_explanation(answer: Mapping[str, Any]) -> None:

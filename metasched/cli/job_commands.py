@@ -37,23 +37,27 @@ def list_jobs(
     config: str | None = None,
     watch: bool = False,
     format: str | None = None,
+    long: bool = False,
     sort: str | None = None,
     **filters: Any,
 ) -> int:
     """Print the jobs that are named, or that pass the filters. Return the exit code.
 
     Filters: `user`, `me`, `state`, `since`, `show_all`. `watch`: again until all have ended.
+    `long`: with their use, as JSON all that is known of them.
     """
     client, ids = connect(config), check_job_ids(jobs)
     query = _query(client, ids, **filters)
     # a filter may leave out a job that exists
     checked = () if any(query[key] for key in ("user", "state", "since")) else ids
     if as_json:
-        rows = client.jobs(ids, **query)
+        rows = (client.job_details if long else client.jobs)(ids, **query)
         print(json.dumps(rows, indent=2))
         return _report_missing(checked, rows)
-    from metasched.cli.job_table import print_jobs
+    from metasched.cli.job_table import LONG_COLUMNS, print_jobs
 
+    if long and format is None:
+        format = LONG_COLUMNS
     while True:
         rows = client.job_details(ids, **query)
         if watch and sys.stdout.isatty():

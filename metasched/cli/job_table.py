@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from metasched.cli.job_ids import fold_array_rows
-from metasched.cli.show import format_time, print_table
+from metasched.cli.show import format_memory, format_time, print_table
 from metasched.drop_in.job import Job, format_duration
 from metasched.errors import UserError
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 DEFAULT_COLUMNS = "job,name,user,state,time,left,nodes,cpus,cluster_reason"
+LONG_COLUMNS = "job,name,state,exit,time,cpu_time,max_memory,nodes,cpus,cluster,node_list"
 
 
 class Line:
@@ -52,6 +53,18 @@ class Line:
     @property
     def node_count(self) -> int | None:
         return Job(self.row).node_count if "node_list" in self.row else None
+
+    @property
+    def cpu_seconds(self) -> float | None:
+        """Processor time of all tasks on the line; None: not reported."""
+        known = [row["cpu_seconds"] for row in self.rows if row.get("cpu_seconds") is not None]
+        return sum(known) if known else None
+
+    @property
+    def max_memory(self) -> int | None:
+        """MiB: the largest of the tasks; None: not reported."""
+        known = [row["max_memory"] for row in self.rows if row.get("max_memory") is not None]
+        return max(known, default=None)
 
     @property
     def same_for_all(self) -> dict[str, Any]:
@@ -94,6 +107,8 @@ COLUMNS = {
     "cluster_reason": Column("CLUSTER (REASON)", lambda line: line.cluster_reason),
     **{key: _of_row(key) for key in ("cluster", "reason", "priority")},
     **{key: _of_row(key) for key in ("partition", "account", "qos")},
+    "cpu_time": Column("CPU_TIME", lambda line: line.cpu_seconds, _duration),
+    "max_memory": Column("MAX_MEMORY", lambda line: line.max_memory, format_memory),
     "native_id": Column("NATIVE_ID", lambda line: line.same_for_all.get("native_id")),
     "node_list": Column("NODE_LIST", lambda line: line.same_for_all.get("node_list")),
     "submitted": Column("SUBMITTED", lambda line: line.earliest("submitted"), format_time),

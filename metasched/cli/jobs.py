@@ -38,6 +38,10 @@ def status(
         bool, typer.Option("--all", help="Also list jobs that ended earlier.")
     ] = False,
     me: Annotated[bool, typer.Option("--me", help="Jobs of your own.")] = False,
+    long: Annotated[
+        bool,
+        typer.Option("--long", help="List exit code, processor time, memory and nodes used."),
+    ] = False,
     format: Annotated[
         str | None,
         typer.Option(
@@ -74,6 +78,7 @@ def status(
       metasched status --state running,pending --user ada
       metasched status --me --state R --sort -time --watch
       metasched status --all --since 2h --json
+      metasched status 17 --long
     """
     return list_jobs(
         jobs or (),
@@ -81,6 +86,7 @@ def status(
         config=config,
         watch=watch,
         format=format,
+        long=long,
         sort=sort,
         user=user,
         me=me,

@@ -29,7 +29,13 @@ VALUES = {
     "output": _COMMON,
 }
 FLAGS = {
-    "status": {"--all": "show_all", "--me": "me", "--watch": "watch", "--json": "as_json"},
+    "status": {
+        "--all": "show_all",
+        "--me": "me",
+        "--long": "long",
+        "--watch": "watch",
+        "--json": "as_json",
+    },
     "cancel": {"--json": "as_json"},
     "hold": {"--json": "as_json"},
     "release": {"--json": "as_json"},

@@ -67,3 +67,10 @@ def format_time(timestamp: object) -> str:
     local = datetime.fromisoformat(timestamp).astimezone()
     today = local.date() == datetime.now().astimezone().date()
     return local.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M")
+
+
+def format_memory(mebibytes: int | None) -> str:
+    """Format an amount of memory in MiB, with a unit; "" if it is unknown."""
+    if mebibytes is None:
+        return ""
+    return f"{mebibytes}M" if mebibytes < 10240 else f"{mebibytes / 1024:.1f}G"

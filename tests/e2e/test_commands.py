@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -137,6 +138,22 @@ def test_explain_names_the_requirement_that_excludes_nodes(running: Site) -> Non
     refused = running.error("submit", "--wrap", "true", "--gres", "gpu:1", code=3)
     assert "left: no set of nodes has" in refused
     assert "(partition local: 1 of 1 nodes have fewer than 1 gpu)" in refused
+
+
+def test_usage_of_an_ended_job(running: Site) -> None:
+    work = "import time; data = bytearray(80 << 20); end = time.process_time() + 0.2"
+    loop = "\nwhile time.process_time() < end: pass"
+    job = running.submit("--wrap", f"{sys.executable} -c '{work}{loop}'")
+    running.until_ended(job)
+    usage = running.json("explain", str(job))["usage"]
+    assert 0.2 <= usage["cpu_seconds"] < 30
+    assert 80 <= usage["max_memory"] < 800
+    assert usage["elapsed"] >= 0.2
+    assert "of processor time, at most" in running.run("explain", str(job)).stdout
+    [row] = running.json("status", str(job), "--long")
+    assert (row["cpu_seconds"], row["max_memory"]) == (usage["cpu_seconds"], usage["max_memory"])
+    header, line = running.run("status", str(job), "--long").stdout.splitlines()
+    assert f"{usage['max_memory']}M" == line.split()[header.split().index("MAX_MEMORY")]
 
 
 def test_clusters_lists_load_and_count_by_priority(running: Site) -> None:

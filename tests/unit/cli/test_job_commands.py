@@ -45,6 +45,20 @@ def test_json_of_status_is_that_of_every_release(daemon: FakeDaemon, run: Run) -
     assert json.loads(run("status", "--json").out) == [row(), row(18)]
 
 
+def test_long_status_lists_what_jobs_used(daemon: FakeDaemon, run: Run) -> None:
+    ran = {"started": "2026-01-31T10:00:00Z", "ended": "2026-01-31T10:01:05Z", "exit_code": 0}
+    tasks = [
+        details(19, "completed", array="1-3", task=task, cpu_seconds=61.5, max_memory=size, **ran)
+        for task, size in ((1, 900), (2, 20480), (3, None))
+    ]
+    daemon.answer("/jobs/details", [details(18, "pending", node_list="", nodes=1), *tasks])
+    header, waiting, ended = run("status", "--long").out.splitlines()
+    assert header.split()[3:7] == ["EXIT", "TIME", "CPU_TIME", "MAX_MEMORY"]
+    assert waiting.split() == ["18", "sim", "pending", "1", "4", "left"]
+    assert ended.split()[:7] == ["19_[1-3]", "sim", "completed", "0", "1:05", "3:04", "20.0G"]
+    assert json.loads(run("status", "--long", "--json").out)[1]["max_memory"] == 900
+
+
 def test_status_of_an_earlier_daemon(daemon: FakeDaemon, run: Run) -> None:
     """It has no details."""
     ended = {"started": "2026-01-31T10:00:00Z", "ended": "2026-01-31T10:00:09Z"}
@@ -276,6 +290,17 @@ def test_explain(daemon: FakeDaemon, run: Run) -> None:
     assert "right no 2 cluster_down: no answer for 30 s" in [" ".join(line) for line in lines]
     assert [" ".join(line) for line in lines[-2:]] == ["NODES", "left, partition main: few"]
     assert json.loads(run("explain", "17_3", "--json").out) == answer
+
+
+def test_explain_of_an_ended_job_says_what_it_used(daemon: FakeDaemon, run: Run) -> None:
+    answer = {**FAILED, "state": "completed", "text": "It has ended."}
+    used = {"elapsed": 65.0, "cpu_seconds": 61.5, "max_memory": 900, "nodes": "a1"}
+    daemon.answer("/jobs/17/explain", {**answer, "usage": used})
+    daemon.answer("/jobs/details", [details(17, "completed", started="2026-01-31T10:00:00Z")])
+    said = "It used 1:05 of time, 1:01 of processor time, at most 900M of memory on a1."
+    assert run("explain", "17").out.splitlines()[2:] == [said]
+    daemon.answer("/jobs/17/explain", {**answer, "usage": dict.fromkeys(used)})
+    assert run("explain", "17").out.splitlines()[2:] == []
 
 
 FAILED = {"job": 17, "task": None, "state": "failed", "reason": None, "priority": 7, "text": ""}
