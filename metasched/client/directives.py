@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from metasched.client.dialects import read_dialects
 from metasched.client.environment import is_utf8
 from metasched.client.options import (
     MS_OPTIONS,
@@ -11,11 +12,7 @@ from metasched.client.options import (
     unknown_option,
 )
 from metasched.client.resource_counts import GPU_OPTIONS
-from metasched.errors import quote_for_error
-
-TYPE_CHECKING = False  # as that of typing
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from metasched.errors import ParseError, quote_for_error
 
 # dest of an option -> (its value, where it was given: COMMAND_LINE, or file and line)
 OptionValues = dict[str, tuple[object, str]]
@@ -27,11 +24,6 @@ _EXCLUSIVE_OPTIONS = (
     {"requeue", "no_requeue"},
 )
 
-# Directives of other managers that are read: the array options, with their dest.
-_ARRAY_OPTIONS = {
-    "#$": {"-t": "array", "-tc": "task_limit"},
-    "#PBS": {"-J": "array", "-t": "array"},
-}
 _MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 
 
@@ -80,13 +72,16 @@ def wrap_command(command: str) -> str:
 def read_directives(script: str, path: str, warnings: list[str]) -> OptionValues:
     """Return the options of the `#MS`, `#SBATCH`, `#$` and `#PBS` lines before the first command.
 
-    Later lines override earlier lines, and `#MS` overrides the others. Of `#$` and `#PBS` lines
-    only the array options are read. Options that are not understood are listed in one entry of
-    `warnings`. Raise InvalidSubmission for an unknown `#MS` option, and for an essential `#SBATCH`
-    option that is not supported.
+    Later lines override earlier lines, and `#MS` overrides the others. Unknown `#SBATCH` options
+    are listed in one entry of `warnings`. Raise InvalidSubmission for an unknown `#MS` option, an
+    essential `#SBATCH` option that is not supported, and a line of another manager that cannot be
+    mapped.
     """
     ms_values: OptionValues = {}
-    foreign_values: OptionValues = {}
+    try:
+        foreign_values = _other_dialects(script, path, warnings)
+    except ParseError as error:
+        raise InvalidSubmission(f"{error.problem}; {error.fix}") from None
     unknown: list[str] = []
     for line_number, line in enumerate(script.split("\n"), 1):
         if line.strip() and not line.startswith("#"):
@@ -122,46 +117,20 @@ def read_directives(script: str, path: str, warnings: list[str]) -> OptionValues
             foreign_values = merge_options(
                 foreign_values, {dest: (value, location) for dest, value in parsed.items()}
             )
-        elif prefix in _ARRAY_OPTIONS and remainder.strip():
-            parsed, unparsed = _parse_array_options(
-                split_arguments(remainder, location), _ARRAY_OPTIONS[prefix], location
-            )
-            unknown += [f"{prefix} (line {line_number})"] if unparsed else []
-            foreign_values = merge_options(
-                foreign_values, {dest: (value, location) for dest, value in parsed.items()}
-            )
     if unknown:
         names = ", ".join(dict.fromkeys(unknown))
         warnings.append(f"unknown options ignored, {path}: {names}")
     return merge_options(foreign_values, ms_values)
 
 
-def is_foreign_dialect(script: str) -> bool:
-    """Return whether a script has `#$` or `#PBS` lines, and no `#SBATCH` line."""
-    prefixes = set()
-    for line in script.split("\n"):
-        if line.strip() and not line.startswith("#"):
-            break
-        prefixes.add(line.replace("\t", " ").partition(" ")[0])
-    return "#SBATCH" not in prefixes and not prefixes.isdisjoint(_ARRAY_OPTIONS)
-
-
-def _parse_array_options(
-    arguments: Sequence[str], option_names: Mapping[str, str], location: str
-) -> tuple[dict[str, object], list[str]]:
-    """Return the array options of another manager's line by dest, and its other words."""
-    values: dict[str, object] = {}
-    unparsed: list[str] = []
-    remaining = list(arguments)
-    while remaining:
-        argument = remaining.pop(0)
-        if argument not in option_names:
-            unparsed.append(argument)
-        elif not remaining:
-            raise InvalidSubmission(f"{argument}: expected one argument, {location}; write it")
-        else:
-            values[option_names[argument]] = remaining.pop(0)
-    return values, unparsed
+def _other_dialects(script: str, path: str, warnings: list[str]) -> OptionValues:
+    """Return the options of the `#$` and `#PBS` lines."""
+    options = read_dialects(script, path)
+    warnings += options.warnings
+    return {
+        SBATCH_OPTIONS[f"--{name}"].dest: (True if value is None else value, location)
+        for name, (value, location) in options.values.items()
+    }
 
 
 def merge_options(lower: OptionValues, higher: OptionValues) -> OptionValues:

@@ -98,7 +98,7 @@ def prepare_submission(
         "native": _native_options(values),
         "licences": _parse_option(values, "licence", lambda text: parse_licences(_check_text(text)))
         or {},
-        "array": _array_range(values),
+        "array": _parse_option(values, "array", _check_range),
         "dependency": _parse_option(values, "dependency", _check_dependency),
         "kill_on_invalid_dep": _parse_option(values, "kill_on_invalid_dep", _parse_yes_no) or False,
         "reservation": _parse_option(values, "reservation", parse_count),
@@ -204,15 +204,6 @@ def _output_pattern(values: OptionValues, dest: str) -> str | None:
                 "create its directory, or name another"
             )
     return pattern
-
-
-def _array_range(values: OptionValues) -> str | None:
-    """Return the array range, with the limit of a separate `#$ -tc` line if it has none."""
-    text = _parse_option(values, "array", _check_range)
-    limit = _parse_option(values, "task_limit", parse_count)
-    if text is None or limit is None or "%" in text:
-        return text
-    return f"{text}%{limit}"
 
 
 def _check_range(text: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from metasched.adapters.base import Submission, Withdrawal
-from metasched.client.directives import is_foreign_dialect
+from metasched.client.dialects import is_foreign_dialect
 from metasched.config.settings import ClusterSettings
 from metasched.core.events import Action, Dispatch, QueryAccounting, Revoke, Withdraw
 from metasched.daemon.circuit_breaker import CircuitBreaker

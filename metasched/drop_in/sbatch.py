@@ -12,7 +12,13 @@ from metasched.client.connection import ClientError, DaemonUnreachable, Response
 from metasched.client.environment import current_umask, exported_environment, is_utf8
 from metasched.drop_in.command import CommandError
 from metasched.drop_in.sbatch_options import options_of_environment, parse_arguments, usage
-from metasched.drop_in.sbatch_script import find_script, read_script, script_options, wrap
+from metasched.drop_in.sbatch_script import (
+    find_script,
+    options_of_dialects,
+    read_script,
+    script_options,
+    wrap,
+)
 from metasched.drop_in.sbatch_values import Conversion, export_entries, merge
 from metasched.errors import ParseError
 
@@ -46,13 +52,11 @@ def main(arguments: Sequence[str]) -> int:
     path = find_script(words[0]) if words else None
     file = os.path.basename(path) if path else "stdin"
     script = wrap(given["wrap"] or "") if "wrap" in given else read_script(path)
-    directives, other_dialect = script_options(script, file)
-    values = merge((directives, options_of_environment(os.environ), command_line))
-    if other_dialect and "ignore-pbs" not in values:
-        raise CommandError(
-            f"sbatch: error: lines of another manager, {other_dialect}; "
-            "write #SBATCH lines, or give --ignore-pbs"
-        )
+    directives = script_options(script, file)
+    environment = options_of_environment(os.environ)
+    if "ignore-pbs" not in {**dict(directives), **dict(environment), **given}:
+        directives = [*options_of_dialects(script, file), *directives]
+    values = merge((directives, environment, command_line))
     conversion = Conversion(values, time.time())
     default_name = "wrap" if "wrap" in given else file if path else "sbatch"
     submission = _submission(conversion, values, script, words[1:], default_name)

@@ -107,8 +107,7 @@ singleton; `,` or `?`, not both",
         FLAG,
         MAPPED,
         "SBATCH_IGNORE_PBS",
-        "without it, `#PBS` and `#BSUB` lines \
-refuse the job",
+        "`#$`, `#PBS` and `#BSUB` lines are not read",
     )
     yield (
         "input i",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
+from metasched.client.dialects import read_dialects
 from metasched.drop_in.command import CommandError, fail
 from metasched.drop_in.sbatch_options import UsageError, parse_arguments
+from metasched.errors import ParseError
 
 MAX_SCRIPT_BYTES = 4 * 1024 * 1024  # as Slurm's default
 _WHITESPACE = " \t\n\v\f\r"  # of isspace(3)
-_OTHER_DIALECTS = ("#PBS", "#BSUB")
 _HETEROGENEOUS = ("hetjob", "packjob")
 
 
@@ -65,14 +66,13 @@ def read_script(path: str | None) -> str:
         raise _error("Batch script is not UTF-8 text; write it again as UTF-8") from None
 
 
-def script_options(script: str, file: str) -> tuple[list[tuple[str, str | None]], str]:
-    """Return the options of the `#SBATCH` lines, and the location of a `#PBS` line or "".
+def script_options(script: str, file: str) -> list[tuple[str, str | None]]:
+    """Return the options of the `#SBATCH` lines.
 
     As in the real command, the first line that is neither blank nor a comment ends them; `file`
     names the script in messages. CommandError for lines that the real command refuses.
     """
     arguments: list[str] = []
-    other_dialect = ""
     has_warned = False
     for number, line in enumerate(script.split("\n"), 1):
         if line.startswith(("#SBATCH", "#SLURM")):
@@ -92,14 +92,26 @@ def script_options(script: str, file: str) -> tuple[list[tuple[str, str | None]]
             arguments += _split(text, file, number)
         elif line.startswith("#MS "):
             fail(f"sbatch: Warning: only metasched submit reads #MS lines, {file} line {number}")
-        elif line.startswith(_OTHER_DIALECTS):
-            other_dialect = other_dialect or f"{line.split()[0]}, {file} line {number}"
         elif line.strip(_WHITESPACE)[:1] not in ("", "#"):
             break
     options, words = parse_arguments(arguments)
     if words:
         raise UsageError(f"sbatch: error: Invalid directive found in batch script: {words[0]}")
-    return options, other_dialect
+    return options
+
+
+def options_of_dialects(script: str, file: str) -> list[tuple[str, str | None]]:
+    """Return the options of the `#$` and `#PBS` lines, if no line is for Slurm.
+
+    CommandError for a line that cannot be mapped.
+    """
+    try:
+        options = read_dialects(script, file)
+    except ParseError as error:
+        raise _error(f"{error.problem}; {error.fix}") from None
+    for warning in options.warnings:
+        fail(f"sbatch: Warning: {warning}")
+    return [(name, value) for name, (value, _) in options.values.items()]
 
 
 def _split(line: str, file: str, number: int) -> list[str]:

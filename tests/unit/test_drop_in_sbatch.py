@@ -107,14 +107,17 @@ def test_any_directive_is_parsed_or_refused(text: str) -> None:
 def test_directives_end_at_the_first_command() -> None:
     lines = ["#!/bin/sh", '#SBATCH -J "a # b" -H # comment', "  # x", "", r"#SBATCH -o a\ b"]
     script = "\n".join([*lines, "true", "#SBATCH --foo"])
-    options, other = sbatch_script.script_options(script, "f")
+    options = sbatch_script.script_options(script, "f")
     assert options == [("job-name", "a # b"), ("hold", None), ("output", "a b")]
-    assert other == ""
 
 
-def test_lines_of_another_manager_are_named() -> None:
-    script = "#!/bin/sh\n#SBATCH -H\n#PBS -l nodes=2:ppn=4\n"
-    assert sbatch_script.script_options(script, "f") == ([("hold", None)], "#PBS, f line 3")
+def test_lines_of_another_manager_become_options(capsys: pytest.CaptureFixture[str]) -> None:
+    script = "#!/bin/sh\n#PBS -l nodes=2:ppn=4 -p 3\n"
+    expected = [("nodes", "2"), ("ntasks-per-node", "4")]
+    assert sbatch_script.options_of_dialects(script, "f") == expected
+    assert capsys.readouterr().err.startswith("sbatch: Warning: -p 3 is ignored, f line 2: ")
+    with pytest.raises(CommandError, match=r"^sbatch: error: .*has no equivalent, f line 2; "):
+        sbatch_script.options_of_dialects("#!/bin/sh\n#PBS -l cput=1", "f")
 
 
 def test_lines_of_metasched_submit_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from msgspec import structs
 from metasched.adapters.base import Submission
 from metasched.adapters.slurm import batch_script
 from metasched.adapters.slurm_dialect import batch_variables
-from metasched.client.directives import is_foreign_dialect
+from metasched.client.dialects import is_foreign_dialect
 from metasched.drop_in import srun
 from metasched.drop_in.command import CommandError
 from metasched.drop_in.srun import own_options, own_pattern, split_options
