@@ -75,6 +75,8 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
     waits_since: float = 0.0
     # scripts see metasched's id of the job in the variables of Slurm's, not the manager's
     exports_job_id: bool = False
+    # by which commands in the tasks find the daemon; empty: they have those of the submission
+    daemon_variables: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def environment(self, index: int, cluster: str) -> dict[str, str]:
         """Return the whole environment of a task on `cluster`; metasched's variables win.
@@ -84,6 +86,7 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
         job = self.job
         variables = {
             **self.payload.environment,
+            **self.daemon_variables,
             "METASCHED_JOB_ID": str(job.id),
             "METASCHED_TAG": self.tag,
             "METASCHED_CLUSTER": cluster,

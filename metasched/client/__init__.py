@@ -1,6 +1,11 @@
 """The client of the daemon; imports the standard library and msgspec at most, to start quickly.
 
 client        calls of the daemon over HTTP
+connection    a request to the daemon and its response
+address       where the daemon is
+unix_socket   connections to a daemon on this host
+remote        connections to a daemon on another host
+job_daemon    the daemon that dispatched the job in which a command runs
 credentials   tokens and MUNGE credentials for calls from another host
 option_words  options among the words of a command line
 options       the options of `submit`: names, values, help

@@ -8,16 +8,17 @@ Python 3.9, since the drop-in commands run by a host's own interpreter.
 from __future__ import annotations
 
 import json
-import socket
-import struct
 
+from metasched.client.job_daemon import find_job_daemon
+from metasched.client.unix_socket import connect_unix
 from metasched.errors import UserError
 from metasched.paths import API_PROTOCOL, MAX_REQUEST_BYTES, MAX_SOCKET_PATH_BYTES, PROTOCOL_HEADER
 from metasched.paths import is_url as is_url
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    import socket
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
 
 TIMEOUT = 60.0  # seconds for a response
@@ -94,21 +95,14 @@ class Connection:
     def __init__(self, path: object, timeout: float = TIMEOUT) -> None:
         """Connect to `path`, a socket or the URL of a daemon on another host, at each request.
 
-        `timeout` is in seconds. Raises DaemonUnreachable if the path is too long for a socket, or
-        the URL has an invalid port.
+        `timeout` is in seconds. Raises DaemonUnreachable if the path is too long for a socket.
         """
         self.path, self.timeout = str(path), timeout
-        self._remote = is_url(self.path)
-        if self._remote:
-            from urllib.parse import urlsplit
-
-            try:
-                url = urlsplit(self.path)
-                port = url.port or (443 if url.scheme == "https" else 80)
-            except ValueError as error:
-                raise self._unreachable(str(error)) from None
-            self._address, self._tls = (url.hostname or "", port), url.scheme == "https"
-        elif len(self.path.encode(errors="surrogateescape")) > MAX_SOCKET_PATH_BYTES:
+        self._is_remote = is_url(self.path)
+        if (
+            not self._is_remote
+            and len(self.path.encode(errors="surrogateescape")) > MAX_SOCKET_PATH_BYTES
+        ):
             raise DaemonUnreachable(
                 f"more than {MAX_SOCKET_PATH_BYTES} bytes, socket {self.path}; name a shorter path"
             )
@@ -164,22 +158,22 @@ class Connection:
         if body:
             head += "Content-Type: application/json\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        if self._remote:
-            from metasched.client.credentials import (
-                authorization_header,
-                daemon_name,
-                is_loopback,
-            )
+        for connection, credential in self._connections(method, target, body):
+            message = f"{head}{credential}\r\n".encode("ascii") + body
+            status, content, fields = self._converse(connection, message, method)
+            if status != 401:
+                break
+        return status, content, fields
 
-            daemon = daemon_name(*self._address)
-            private = self._tls or is_loopback(self._address[0])
-            credential = authorization_header(daemon, method, target, body, private)
-            head += f"Authorization: {credential}\r\n"
+    def _converse(
+        self, connection: socket.socket, message: bytes, method: str
+    ) -> tuple[int, bytes, dict[str, str]]:
+        """Send a whole request and read the response; close the connection."""
         answer = bytearray()
-        with self._connect() as connection:
+        with connection:
             try:
                 try:  # noqa: SIM105  # contextlib would take a millisecond
-                    connection.sendall(f"{head}\r\n".encode("ascii") + body)
+                    connection.sendall(message)
                 except (BrokenPipeError, ConnectionResetError):
                     pass  # a refusal may come before the whole body was sent
                 while part := connection.recv(1 << 16):
@@ -206,20 +200,24 @@ class Connection:
             raise self._response_lost("the response is incomplete", method)
         return int(status[:3]), bytes(content), values
 
-    def _connect(self) -> socket.socket:
-        return self._connect_tcp() if self._remote else self._connect_unix()
+    def _connections(
+        self, method: str, target: str, body: bytes
+    ) -> Iterator[tuple[socket.socket, str]]:
+        """Yield connections with header fields that authenticate the request, until one serves."""
+        if not self._is_remote:
+            yield self._connect_unix(), ""
+            return
+        job_daemon = find_job_daemon(self.path)
+        if job_daemon is not None and (local := job_daemon.connect(self.timeout)) is not None:
+            yield local, ""
+            return
+        from metasched.client.remote import RemoteDaemon
 
-    def _connect_tcp(self) -> socket.socket:
         try:
-            connection = socket.create_connection(self._address, self.timeout)
-            if self._tls:
-                import ssl
-
-                context = ssl.create_default_context()
-                connection = context.wrap_socket(connection, server_hostname=self._address[0])
+            remote = RemoteDaemon(self.path, job_daemon)
+            yield from remote.connections(method, target, body, self.timeout)
         except (OSError, ValueError) as error:
             raise self._unreachable(getattr(error, "strerror", None) or str(error)) from None
-        return connection
 
     def _unreachable(self, reason: str) -> DaemonUnreachable:
         return DaemonUnreachable(
@@ -228,27 +226,18 @@ class Connection:
         )
 
     def _connect_unix(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        seconds, fraction = divmod(self.timeout, 1)
-        limit = struct.pack("@ll", int(seconds), int(fraction * 1e6))
-        # a socket with a timeout would not wait for a daemon that has many callers
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
-            connection.connect(self.path)
-            connection.settimeout(self.timeout)
+            return connect_unix(self.path, self.timeout)
         except PermissionError:
-            connection.close()
             raise PermissionDenied(
                 f"not allowed, socket {self.path}; the daemon belongs to another user: "
                 "start your own with `metasched serve`"
             ) from None
         except OSError:
-            connection.close()
             raise DaemonUnreachable(
                 f"no daemon answers, socket {self.path}; start it with `metasched serve`, "
                 "or name its configuration with --config"
             ) from None
-        return connection
 
     def _response_lost(self, problem: str, method: str) -> ResponseLost:
         remedy = "try again"

@@ -1,5 +1,7 @@
 """Authentication of a client on another host: a token of the user, else a MUNGE credential.
 
+In a job MUNGE comes first: the user's token may be for another daemon.
+
 Both are sent in the header `Authorization`. A MUNGE credential carries the digest of a request to a
 daemon, and munged accepts it only once. An intercepted credential is therefore useless, both for
 that daemon and for another that shares the key.
@@ -15,6 +17,10 @@ import subprocess
 
 from metasched.errors import UserError
 from metasched.paths import personal_token
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MUNGE_TIMEOUT = 10.0  # seconds, for the command munge
 
@@ -40,24 +46,43 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
 
 
-def authorization_header(daemon: str, method: str, target: str, body: bytes, private: bool) -> str:
-    """Return the value of the header for a request. Raise NoCredential with a remedy.
+def credentials(
+    daemon: str, method: str, target: str, body: bytes, private: bool, in_job: bool
+) -> Iterator[str]:
+    """Yield values of the header for a request, the best first. Raise NoCredential if none.
 
-    `private`: nobody can read the connection, so that a token may be sent.
+    `private`: nobody can read the connection, so that a token may be sent. `in_job`: the daemon
+    has dispatched the job in which this process runs.
     """
     path = personal_token()
+    if not in_job and (bearer := _bearer(path, daemon, private)):
+        yield bearer
+        return
+    missing: NoCredential | None = None
+    try:
+        yield f"MUNGE {_munge_credential(request_digest(daemon, method, target, body), path)}"
+    except NoCredential as error:
+        missing = error
+    if in_job and (bearer := _bearer(path, daemon, private)):
+        yield bearer
+    elif missing is not None:
+        raise missing
+
+
+def _bearer(path: str, daemon: str, private: bool) -> str:
+    """Return the value of the header with the token of a file; "" if there is no such file."""
     try:
         token = _read_token(path)
-        if not private:
-            raise NoCredential(
-                f"a token would be readable on the network, daemon {daemon}; "
-                f"use an https URL, or move {path} away to use MUNGE"
-            )
-        return f"Bearer {token}"
     except FileNotFoundError:
-        return f"MUNGE {_munge_credential(request_digest(daemon, method, target, body), path)}"
+        return ""
     except OSError as error:
         raise NoCredential(f"{error.strerror}, token file {path}; make it readable") from None
+    if not private:
+        raise NoCredential(
+            f"a token would be readable on the network, daemon {daemon}; "
+            f"use an https URL, or move {path} away to use MUNGE"
+        )
+    return f"Bearer {token}"
 
 
 def _read_token(path: str) -> str:

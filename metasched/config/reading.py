@@ -6,7 +6,6 @@ import difflib
 import getpass
 import itertools
 import os
-import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, fields
@@ -35,8 +34,8 @@ from metasched.config.tables import (
     PolicyFile,
     ReservationsTable,
     TableT,
-    TcpTable,
 )
+from metasched.config.tcp import checked_tcp, read_job_variables
 from metasched.db.backends import database_from_url
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database, StoreError
@@ -85,12 +84,14 @@ def load_settings(path: Path | None) -> Settings:
     _check_policy_matches(config, policy, path)
     database = _ledger_database(config, base, path)
     daemon, site = config.daemon, config.site
+    socket = _daemon_socket(config, base, path)
+    tcp = None if config.tcp is None else checked_tcp(config.tcp, base)
     if site is not None:
         site = site.model_copy(update={"launcher": str(base / site.launcher)})
     return Settings(
         config_path=path,
         database=database,
-        socket=_daemon_socket(config, base, path),
+        socket=socket,
         state_folder=base / daemon.folder if daemon.folder else database.folder,
         retention=daemon.keep,
         policy=policy,
@@ -103,7 +104,8 @@ def load_settings(path: Path | None) -> Settings:
             daemon.connections, daemon.head_timeout, daemon.body_timeout, daemon.max_request
         ),
         site=site,
-        tcp=None if config.tcp is None else _checked_tcp(config.tcp, base),
+        tcp=tcp,
+        job_variables=read_job_variables(tcp, socket),
         licence_servers=tuple(
             _licence_server_settings(table, path) for table in config.licence_server
         ),
@@ -242,33 +244,6 @@ def _check_late_binding(table: ClusterTable, capabilities: Capabilities, locatio
         raise ConfigError(
             f'binding = "late", {location}; write exclusive = true, if only metasched submits to it'
         )
-
-
-def _checked_tcp(table: TcpTable, base_folder: Path) -> TcpTable:
-    """Return the table with absolute paths.
-
-    ConfigError if traffic would not be encrypted, or no authentication is allowed.
-    """
-    host, colon, port = table.listen.rpartition(":")
-    if not (host and colon and port.isdecimal() and int(port) < 1 << 16):
-        raise ConfigError(f'listen = "{table.listen}", [tcp]; write "address:port"')
-    if invalid_names := [name for name in table.names if not re.fullmatch(r"[^\s/]+:\d+", name)]:
-        raise ConfigError(f'names has "{invalid_names[0]}", [tcp]; write "host:port"')
-    if (table.certificate is None) != (table.key is None):
-        raise ConfigError("certificate and key, [tcp]; give both or neither")
-    if table.certificate is None and host.strip("[]") not in ("127.0.0.1", "::1", "localhost"):
-        raise ConfigError(
-            f'listen = "{table.listen}" without a certificate, [tcp]; give certificate and key, '
-            "or listen on 127.0.0.1 behind a proxy that speaks TLS"
-        )
-    if not (table.munge or table.tokens):
-        raise ConfigError("neither munge nor tokens, [tcp]; allow one, or leave the table out")
-    paths = {
-        name: str(base_folder / file)
-        for name, file in (("certificate", table.certificate), ("key", table.key))
-        if file is not None
-    }
-    return table.model_copy(update=paths)
 
 
 def read_policy(path: Path | None) -> Policy:

@@ -6,6 +6,7 @@ import contextlib
 import grp
 import os
 import pwd
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,8 @@ class Settings:
     first_id: int = _DAEMON.first_id  # lowest id of a new job
     site: SiteTable | None = None  # None: personal mode
     tcp: TcpTable | None = None  # None: unix socket only
+    # environment variables by which jobs find the daemon; empty: they have those of the submission
+    job_variables: Mapping[str, str] = field(default_factory=dict)
     licence_servers: tuple[LicenceServerSettings, ...] = ()
     # by user class; "" for all others
     quotas: dict[str, ReservationQuota] = field(default_factory=lambda: {"": ReservationQuota()})

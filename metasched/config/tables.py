@@ -84,6 +84,7 @@ class TcpTable(_Table):
     tokens: bool = True
     certificate: str | None = None
     key: str | None = None
+    url: str | None = None
 
 
 class PolicyTable(_Table):

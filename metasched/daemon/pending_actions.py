@@ -135,6 +135,7 @@ class PendingActions:
             leased_licences=tuple(tasks[0].job.licences),
             waits_since=core.waits_since(tasks[0]),
             exports_job_id=self._exports_job_id(job.id, payload.script),
+            daemon_variables=self._host.settings.job_variables,
         )
 
     def _exports_job_id(self, job_id: int, script: str) -> bool:

@@ -47,9 +47,9 @@ class AccountConnection(Connection):
         super().__init__(path, CALL_TIMEOUT)
         self._uid = uid
 
-    def _connect(self) -> socket.socket:
+    def _connect_unix(self) -> socket.socket:
         with _thread_of(self._uid):
-            return super()._connect()
+            return super()._connect_unix()
 
 
 @contextlib.contextmanager

@@ -59,13 +59,16 @@ class MultiUserSite(Site):
         view.caller = {**accounts.as_(account), "cwd": home}
         return view
 
-    def set_up(self, clusters: str, programs: str, extra: str = "", policy: str = "") -> None:
+    def set_up(
+        self, clusters: str, programs: str, extra: str = "", policy: str = "", daemon: str = ""
+    ) -> None:
         """Write both files and start the launcher; `programs` has its cluster tables.
 
-        `extra` is appended to the table [site], `policy` to the launcher's top-level keys.
+        `extra` is appended to the table [site], `daemon` to [daemon], `policy` to the launcher's
+        top-level keys.
         """
         self.config.write_text(
-            f'[daemon]\ndatabase = "{self.url}"\nsocket = "state/ms.sock"\n'
+            f'[daemon]\ndatabase = "{self.url}"\nsocket = "state/ms.sock"\n{daemon}'
             f'[site]\nlauncher = "{self.launcher.socket}"\n'
             f'operator_groups = ["{accounts.OPERATOR}"]\n{extra}{clusters}'
         )

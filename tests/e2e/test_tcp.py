@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import http.client
 import json
 import os
@@ -9,18 +11,22 @@ import pwd
 import shutil
 import socket
 import sqlite3
+import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from metasched.client.credentials import request_digest
+from metasched.client.job_daemon import job_variables
 from metasched.paths import MAX_REQUEST_BYTES, NEXT_CURSOR_HEADER
 from tests.conftest import require
-from tests.e2e.conftest import TWO_LOCAL, Site
+from tests.e2e.conftest import COMMAND, TWO_LOCAL, Site
 from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
 from tests.harness import accounts
 from tests.harness.accounts import A, B
@@ -268,41 +274,124 @@ def test_a_missing_certificate_is_an_error_in_one_line(site: Site) -> None:
     assert "certificate" in site.error("serve", code=2)
 
 
-def test_tls_with_a_certificate_of_the_site(site: Site) -> None:
+@dataclass(frozen=True)
+class TlsSite:
+    """A running site with a certificate of its own, `c`, and a token of the caller."""
+
+    site: Site
+    port: int
+    token: Path
+
+    @property
+    def url(self) -> str:
+        return f"https://localhost:{self.port}"
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """Environment of a client on another host."""
+        return {
+            "METASCHED_CONFIG": "",
+            "METASCHED_SOCKET": self.url,
+            "METASCHED_TOKEN_FILE": str(self.token),
+            **variables,
+        }
+
+    def in_job(self, fingerprint: str, uid: int = 0, socket: str = "/none") -> dict[str, str]:
+        """Environment of a client in a job on another host, by default."""
+        return self.environment(**job_variables(self.url, fingerprint, uid, socket))
+
+
+def make_certificate(folder: Path, name: str) -> str:
+    """Write a certificate and its key, `name` and `name`.key; return its fingerprint."""
     if shutil.which("openssl") is None:
         require("openssl", "it makes the certificate")
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+    names = ("-addext", "subjectAltName=DNS:localhost", "-keyout", f"{name}.key", "-out", name)
+    subprocess.run([*command.split(), *names], cwd=folder, capture_output=True, check=True)
+    content = ssl.PEM_cert_to_DER_cert((folder / name).read_text())
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def tls(site: Site) -> Iterator[TlsSite]:
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         port = holder.getsockname()[1]
-        command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
-        subprocess.run(
-            [
-                *command.split(),
-                "-addext",
-                "subjectAltName=DNS:localhost",
-                "-keyout",
-                "k",
-                "-out",
-                "c",
-            ],
-            cwd=site.folder,
-            capture_output=True,
-            check=True,
+        make_certificate(site.folder, "c")
+        running = TlsSite(site, port, site.folder / "token")
+        site.configure(
+            TWO_LOCAL,
+            f'[tcp]\nlisten = "localhost:{port}"\ncertificate = "c"\nkey = "c.key"\n'
+            f'url = "{running.url}"\n',
         )
-        table = f'[tcp]\nlisten = "localhost:{port}"\ncertificate = "c"\nkey = "k"\n'
-        site.configure(TWO_LOCAL, table)
         site.start()
-        token = site.folder / "token"
-        site.run("token", "create", "--file", token)
-        remote = {
-            "METASCHED_CONFIG": "",
-            "METASCHED_SOCKET": f"https://localhost:{port}",
-            "METASCHED_TOKEN_FILE": str(token),
-        }
-        message = site.run("status", code=4, env=remote).stderr
-        assert "certificate" in message.lower()
-        site.run("status", env=remote | {"SSL_CERT_FILE": str(site.folder / "c")})
+        site.run("token", "create", "--file", running.token)
+        yield running
+
+
+def test_tls_with_a_certificate_of_the_site(tls: TlsSite) -> None:
+    remote = tls.environment()
+    message = tls.site.run("status", code=4, env=remote).stderr
+    assert "certificate" in message.lower()
+    tls.site.run("status", env=remote | {"SSL_CERT_FILE": str(tls.site.folder / "c")})
+
+
+def test_a_job_knows_the_certificate_of_its_daemon(tls: TlsSite) -> None:
+    site = tls.site
+    content = ssl.PEM_cert_to_DER_cert((site.folder / "c").read_text())
+    site.run("status", env=tls.in_job(hashlib.sha256(content).hexdigest()))
+    other = make_certificate(site.folder, "other")
+    assert "certificate" in site.run("status", code=4, env=tls.in_job(other)).stderr
+    renewed = tls.in_job(other) | {"SSL_CERT_FILE": str(site.folder / "c")}
+    site.run("status", env=renewed)  # the host trusts it besides
+
+
+def test_nothing_is_sent_to_a_daemon_with_another_certificate(tls: TlsSite) -> None:
+    """As a man in the middle sees it: the connection ends after the handshake."""
+    site = tls.site
+    make_certificate(site.folder, "other")
+    content = ssl.PEM_cert_to_DER_cert((site.folder / "c").read_text())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(site.folder / "other", site.folder / "other.key")
+    received: list[bytes] = []
+
+    def serve(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with contextlib.suppress(OSError), connection:
+                    received.append(context.wrap_socket(connection, server_side=True).recv(100))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=serve, args=(listener,), daemon=True)
+        server.start()
+        url = f"https://localhost:{listener.getsockname()[1]}"
+        variables = job_variables(url, hashlib.sha256(content).hexdigest(), 0, "/none")
+        message = site.run("status", code=4, env=tls.environment(**variables)).stderr
+        assert "certificate" in message
+        listener.shutdown(socket.SHUT_RDWR)
+    server.join()
+    assert received
+    assert set(received) == {b""}
+
+
+def test_on_its_own_host_a_daemon_is_called_by_its_socket(tls: TlsSite) -> None:
+    """The caller has no credential for TCP."""
+    site = tls.site
+    path = str(site.folder / "ms.sock")
+    tls.token.unlink()
+    site.run("status", env=tls.in_job("0" * 64, os.geteuid(), path))
+    # the socket of another account, where the daemon is not
+    site.run("status", env=tls.in_job("0" * 64, os.geteuid() + 1, path), code=3)
+    script = site.folder / "job"
+    script.write_text(
+        f"#!/bin/sh\necho $METASCHED_SOCKET $METASCHED_CONFIG\n{COMMAND} status --json\n"
+    )
+    job = site.submit("-o", "out", "--cluster", "left", script)
+    site.until_ended(job)
+    address, *listing = (site.folder / "out").read_text().splitlines()
+    assert address == tls.url
+    assert [row["job"] for row in json.loads("".join(listing))] == [job]
 
 
 @pytest.mark.root

@@ -31,6 +31,7 @@ from tests.harness.daemons import (
     wait_until,
 )
 from tests.harness.reaper import Reaper, dying_with
+from tests.harness.second_host import ADDRESS, FIRST_ADDRESS, SecondHost
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "slurm-wlm-basic-plugins")
 ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server", "iproute2")
@@ -71,6 +72,7 @@ class ClusterSpec:
     Each core has `threads` of these. `memory` MiB per node; the last node has `gpus` of the generic
     resource gpu. `settings` are lines of slurm.conf that override those of the harness.
     `accounting`: whether it uses the accounting of a site with accounting; the first one runs it.
+    `host`: where the nodes and a munged for them run; None: beside the controller.
     """
 
     name: str
@@ -83,6 +85,7 @@ class ClusterSpec:
     threads: int = 1
     features: str = "any"
     accounting: bool = True
+    host: SecondHost | None = None
 
 
 ALPHA = ClusterSpec("alpha", "a", nodes=4, cpus=16, gpus=2, settings=("Licenses=matlab:3",))
@@ -147,6 +150,7 @@ class SlurmCluster:
         """`accountant` is the folder of the cluster that runs slurmdbd, if one does."""
         self.spec, self.name, self.folder, self.inside = spec, spec.name, folder, inside
         self._reaper = reaper
+        self._node_reaper = reaper if spec.host is None else spec.host.reaper
         self._controller: int | None = None
         self._accountant: int | None = None
         self._munge = 0
@@ -187,14 +191,29 @@ class SlurmCluster:
         key = munge / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(128))
+        self._munge = self._start_munged(munge, self._reaper)
+        if self.spec.host is not None:
+            # a munged of its own, with the same paths
+            content = self.folder / "munge-of-nodes"
+            content.mkdir()
+            shutil.copy2(key, content)
+            self.spec.host.replace(munge, content)
+            self._start_munged(content, self._node_reaper)
+
+    def _start_munged(self, folder: Path, reaper: Reaper) -> int:
+        """Start a munged whose files are in `folder`; return its process id once it listens."""
+        munge = self.folder / "munge"
         # --force: other accounts cannot enter the folder, which munged would refuse
-        self._munge = self._start(
+        pid = self._start(
             "munged",
             *("--foreground", "--force", "--num-threads=2", f"--socket={self.socket}"),
-            *(f"--key-file={key}", f"--pid-file={munge}/munged.pid"),
+            *(f"--key-file={munge}/munge.key", f"--pid-file={munge}/munged.pid"),
             *(f"--log-file={munge}/munged.log", f"--seed-file={munge}/munged.seed"),
+            reaper=reaper,
         )
-        wait_until(self.socket.exists, _BOOT_SECONDS, f"munged of {self.name}", self._story)
+        listening = (folder / self.socket.name).exists
+        wait_until(listening, _BOOT_SECONDS, f"munged of {self.name}", self._story)
+        return pid
 
     def kill_munge(self) -> None:
         """Kill munged: authentication fails until `start_munge`."""
@@ -274,11 +293,12 @@ class SlurmCluster:
             self.start_node(name)
 
     def start_node(self, name: str) -> None:
-        self._nodes[name] = self._start("slurmd", "-D", "-N", name, "-f", str(self.conf))
+        arguments = ("-D", "-N", name, "-f", str(self.conf))
+        self._nodes[name] = self._start("slurmd", *arguments, reaper=self._node_reaper)
 
     def kill_node(self, name: str) -> None:
         """Kill the slurmd of a node; its jobs go on."""
-        self._reaper.end(self._nodes.pop(name), signal.SIGKILL)
+        self._node_reaper.end(self._nodes.pop(name), signal.SIGKILL)
 
     def start_controller(self, wait: bool = True) -> None:
         self._controller = self._start("slurmctld", "-D", "-f", str(self.conf))
@@ -350,13 +370,15 @@ class SlurmCluster:
         """The names of the nodes."""
         return [f"{self.spec.prefix}{i}" for i in range(1, self.spec.nodes + 1)]
 
-    def _start(self, program: str, *arguments: str, **variables: str) -> int:
+    def _start(
+        self, program: str, *arguments: str, reaper: Reaper | None = None, **variables: str
+    ) -> int:
         path = shutil.which(program, path=SEARCH_PATH)
         if path is None:
             raise BootError(f"{program} not found")
         environment = {"PATH": SEARCH_PATH, "LANG": "C.UTF-8", **variables}
         log = self.folder / "log" / f"{program}.out"
-        return self._reaper.start([path, *arguments], environment, log)
+        return (reaper or self._reaper).start([path, *arguments], environment, log)
 
     def _story(self) -> str:
         logs = sorted(self.folder.glob("log/*")) + sorted(self.folder.glob("munge/*.log"))
@@ -373,10 +395,13 @@ class SlurmCluster:
 
     def _settings(self, ports: _Ports, accountant: Path | None) -> str:
         spec, host = self.spec, socket.gethostname().split(".")[0]
+        address, node_address = "127.0.0.1", "127.0.0.1"
+        if spec.host is not None:
+            address, node_address = FIRST_ADDRESS, ADDRESS
         names = f"{spec.prefix}[1-{spec.nodes}]"
         settings = {
             "ClusterName": self.name,
-            "SlurmctldHost": f"{host}(127.0.0.1)",
+            "SlurmctldHost": f"{host}({address})",
             "SlurmUser": _account(),
             "SlurmdUser": _account(),
             "AuthType": "auth/munge",
@@ -390,7 +415,8 @@ class SlurmCluster:
             "SlurmdPidFile": self.folder / "slurmd.%n.pid",
             "SlurmctldLogFile": self.folder / "log/slurmctld.log",
             "SlurmdLogFile": self.folder / "log/slurmd.%n.log",
-            "CommunicationParameters": "NoCtldInAddrAny,NoInAddrAny",
+            # of a separate network every address may be listened on
+            **({} if spec.host else {"CommunicationParameters": "NoCtldInAddrAny,NoInAddrAny"}),
             "SlurmdParameters": "config_overrides",
             "ProctrackType": "proctrack/linuxproc",
             "TaskPlugin": "task/none",
@@ -419,7 +445,7 @@ class SlurmCluster:
             **dict(line.split("=", 1) for line in spec.settings),
         }
         nodes = [
-            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports.take()} "
+            f"NodeName={name} NodeHostname={host} NodeAddr={node_address} Port={ports.take()} "
             f"CPUs={spec.cpus} RealMemory={spec.memory} Feature={spec.features}"
             + (f" CoresPerSocket={spec.cpus // spec.threads}" if spec.threads > 1 else "")
             + (f" ThreadsPerCore={spec.threads}" if spec.threads > 1 else "")

@@ -314,13 +314,44 @@ def test_a_licence_on_some_machines(tmp_path: Path) -> None:
         ('listen = "127.0.0.1:99999"', "address:port"),
         ('listen = "127.0.0.1:7410"\ncertificate = "cert.pem"', "give both or neither"),
         ('listen = "127.0.0.1:7410"\ntokens = false', "neither munge nor tokens"),
+        *(
+            (f'listen = "127.0.0.1:7410"\nurl = "{url}"', 'url = .*write "https://host:port"')
+            for url in (
+                "http://a:1",
+                "https://a b",
+                "https://a:0",
+                "https://a:65536",
+                "https://a/b",
+            )
+        ),
+        (
+            'listen = "127.0.0.1:1"\nurl = "https://a"\ncertificate = "c"\nkey = "k"',
+            "No such file.*certificate .*/c, ",
+        ),
     ],
 )
-def test_tcp_needs_authentication_and_encryption(tmp_path: Path, table: str, message: str) -> None:
+def test_invalid_tables_of_tcp(tmp_path: Path, table: str, message: str) -> None:
     path = tmp_path / "metasched.toml"
     path.write_text(f"[tcp]\n{table}\n[[cluster]]\nname = 'left'\nadapter = 'local'\ncpus = 4\n")
     with pytest.raises(ConfigError, match=message):
         load_settings(path)
+
+
+def test_jobs_learn_the_url_of_the_daemon(tmp_path: Path) -> None:
+    path = tmp_path / "metasched.toml"
+    cluster = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\n'
+    table = '[daemon]\nsocket = "ms.sock"\n[tcp]\nlisten = "127.0.0.1:7410"\nmunge = true\n'
+    path.write_text(table + cluster)
+    assert load_settings(path).job_variables == {}
+    path.write_text(f'{table}url = "https://Proxy.example.org"\n{cluster}')
+    settings = load_settings(path)
+    assert settings.job_variables == {
+        "METASCHED_SOCKET": "https://Proxy.example.org",
+        "METASCHED_DAEMON": f"https://Proxy.example.org - {os.geteuid()} {tmp_path}/ms.sock",
+        "METASCHED_CONFIG": "",
+    }
+    assert settings.tcp is not None
+    assert settings.tcp.names == ("proxy.example.org:443",)
 
 
 @pytest.mark.parametrize(

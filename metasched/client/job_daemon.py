@@ -1,0 +1,60 @@
+"""The daemon that dispatched the job in which this process runs.
+
+If [tcp] of the daemon has `url`, it gives two variables to its jobs. METASCHED_SOCKET is the URL.
+METASCHED_DAEMON has what a client needs besides: the URL again, the certificate, the daemon's user
+id and its socket. None of these is secret. On the daemon's own host its socket is used, if the
+listener there has this user id.
+"""
+
+from __future__ import annotations
+
+import os
+
+from metasched.client.unix_socket import connect_unix, peer_uid
+from metasched.paths import MAX_SOCKET_PATH_BYTES
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    import socket
+
+_VARIABLE = "METASCHED_DAEMON"
+_ANY_CERTIFICATE = "-"
+
+
+def job_variables(url: str, fingerprint: str, uid: int, socket_path: str) -> dict[str, str]:
+    """Return the environment variables by which jobs find a daemon."""
+    return {
+        "METASCHED_SOCKET": url,
+        _VARIABLE: f"{url} {fingerprint or _ANY_CERTIFICATE} {uid} {socket_path}",
+        "METASCHED_CONFIG": "",  # that of the submission would come first
+    }
+
+
+class JobDaemon:
+    """The daemon of this job, as its variables describe it."""
+
+    def __init__(self, fingerprint: str, uid: int, socket_path: str) -> None:
+        # SHA-256 of its certificate in hexadecimal digits; "": one that this host trusts
+        self.fingerprint = "" if fingerprint == _ANY_CERTIFICATE else fingerprint
+        self._uid, self._socket_path = uid, socket_path
+
+    def connect(self, timeout: float) -> socket.socket | None:
+        """Connect to the daemon's socket; None if it does not listen on this host."""
+        if len(self._socket_path.encode(errors="surrogateescape")) > MAX_SOCKET_PATH_BYTES:
+            return None
+        try:
+            connection = connect_unix(self._socket_path, timeout)
+        except OSError:
+            return None
+        if peer_uid(connection) == self._uid:
+            return connection
+        connection.close()  # of another account on a host where the daemon does not run
+        return None
+
+
+def find_job_daemon(url: str) -> JobDaemon | None:
+    """Return the daemon of this job if that is its URL; None in any other process."""
+    words = os.environ.get(_VARIABLE, "").split(" ", 3)
+    if len(words) != 4 or words[0] != url or not words[2].isdecimal():
+        return None
+    return JobDaemon(words[1], int(words[2]), words[3])

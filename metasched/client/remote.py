@@ -1,0 +1,68 @@
+"""Connections to a daemon on another host: TLS, its certificate, a credential."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import socket
+from urllib.parse import urlsplit
+
+from metasched.client.credentials import credentials, daemon_name, is_loopback
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterator
+
+    from metasched.client.job_daemon import JobDaemon
+
+
+class RemoteDaemon:
+    """A daemon that is called by its URL."""
+
+    def __init__(self, url: str, job_daemon: JobDaemon | None) -> None:
+        """`job_daemon`: it has dispatched the job in which this process runs.
+
+        ValueError if the URL has an invalid port.
+        """
+        parts = urlsplit(url)
+        self._tls = parts.scheme == "https"
+        self._address = (parts.hostname or "", parts.port or (443 if self._tls else 80))
+        self._job_daemon = job_daemon
+
+    def connections(
+        self, method: str, target: str, body: bytes, timeout: float
+    ) -> Iterator[tuple[socket.socket, str]]:
+        """Yield connections, with the header field that authenticates a request on each.
+
+        If the daemon refuses a credential, nothing has changed and the next one may serve. Raises
+        NoCredential if there is none, OSError or ValueError if the daemon cannot be reached.
+        """
+        private = self._tls or is_loopback(self._address[0])
+        daemon, in_job = daemon_name(*self._address), self._job_daemon is not None
+        for credential in credentials(daemon, method, target, body, private, in_job):
+            yield self._connect(timeout), f"Authorization: {credential}\r\n"
+
+    def _connect(self, timeout: float) -> socket.socket:
+        if not self._tls:
+            return socket.create_connection(self._address, timeout)
+        import ssl
+
+        fingerprint = "" if self._job_daemon is None else self._job_daemon.fingerprint
+        if fingerprint:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            connection = self._handshake(context, timeout)
+            certificate = connection.getpeercert(binary_form=True) or b""
+            if hmac.compare_digest(hashlib.sha256(certificate).hexdigest(), fingerprint):
+                return connection
+            connection.close()  # perhaps it is renewed since the job began
+        return self._handshake(ssl.create_default_context(), timeout)
+
+    def _handshake(self, context: ssl.SSLContext, timeout: float) -> ssl.SSLSocket:
+        connection = socket.create_connection(self._address, timeout)
+        try:
+            return context.wrap_socket(connection, server_hostname=self._address[0])
+        except BaseException:
+            connection.close()
+            raise
