@@ -77,6 +77,7 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
     exports_job_id: bool = False
     # by which commands in the tasks find the daemon; empty: they have those of the submission
     daemon_variables: Mapping[str, str] = msgspec.field(default_factory=dict)
+    makes_token: bool = False  # with a fence: each task makes a token for calls of the daemon
 
     def environment(self, index: int, cluster: str) -> dict[str, str]:
         """Return the whole environment of a task on `cluster`; metasched's variables win.

@@ -25,7 +25,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,14 +36,17 @@ from msgspec import structs
 from metasched.adapters.base import Submission
 from metasched.adapters.errors import Refused
 from metasched.adapters.interpreter import exec_lines
+from metasched.model.job_token import key_of
 from metasched.model.listing import ClaimEnd, TaskClaim
 from metasched.model.tags import is_claim_folder
+from metasched.paths import JOB_TOKEN_VARIABLE
 
 EXIT_CLAIM_TAKEN = 75  # exit code of a payload that must not start: EX_TEMPFAIL of sysexits.h
 CLAIM_RETENTION = 365 * 86400.0  # seconds; no manager starts an older job
 MAX_CLAIM_SIZE = 4096  # bytes that are read of a claim
 _JOBS_PER_FOLDER = 1000
 _CLAIM_STEM = "task"
+_TOKEN_STEM = "token"
 # Runs the function _ms_run, which execs the payload, in the background with the shell's own input.
 # `wait` returns early when a signal arrives; only a child that has been waited for is gone.
 _RECORD_END = (
@@ -66,6 +69,7 @@ _RECORD_END = (
     'wait "$_ms_pid"; _ms_code=$?',
     'while kill -0 "$_ms_pid" 2>/dev/null; do wait "$_ms_pid"; _ms_code=$?; done',
     'wait "$_ms_pid" 2>/dev/null; _ms_word=$?',  # bash remembers, dash says 127
+    '[ -z "${_ms_token:-}" ] || /bin/rm -rf "${_ms_token%/*}"',
     '[ "$_ms_word" = 127 ] || _ms_code=$_ms_word',
     'printf "ended %s %s\\n" "$_ms_code" "$(/bin/date +%s)" >>"$_ms_claim"',
     'exit "$_ms_code"',
@@ -110,12 +114,17 @@ def apply_fence(submission: Submission) -> Submission:
         raise Refused(f"no claim can be created: {error}", retryable=True) from None
     payload = submission.payload
     claim_path = str(Path(submission.fence, _CLAIM_STEM))
-    script = claiming_script(payload.script, claim_path, submission.job.requeue)
+    token_lines = _token_lines(submission) if submission.makes_token else ()
+    script = claiming_script(payload.script, claim_path, submission.job.requeue, token_lines)
     return structs.replace(submission, payload=replace(payload, script=script), fence="")
 
 
-def claiming_script(script: str, claim_path: str, restartable: bool) -> str:
+def claiming_script(
+    script: str, claim_path: str, restartable: bool, token_lines: Sequence[str] = ()
+) -> str:
     """Return a shell script that runs `script` only if it can create the file `claim_path`.TASK.
+
+    Then it first runs `token_lines`, which may name a file with a token in `_ms_token`.
 
     With `restartable` the same attempt may start several times: the user allows its manager to
     requeue the job. Shell builtins create the claim: the job's PATH does not matter, and no
@@ -136,12 +145,13 @@ def claiming_script(script: str, claim_path: str, restartable: bool) -> str:
     create = f'(umask 022; set -C; {began} >"$_ms_claim") 2>/dev/null'
     lines = [
         "#!/bin/sh",
-        "unset _ms_claim _ms_word _ms_script _ms_env _ms_pid _ms_code _ms_early",
+        "unset _ms_claim _ms_word _ms_script _ms_env _ms_pid _ms_code _ms_early _ms_token",
         f'_ms_claim={quote(claim_path)}".${{METASCHED_TASK:-0}}"',
         f"if ! {create} && ! {{ {already_started}; }}; then",
         '  echo "metasched: this attempt must not start: its claim is taken" >&2',
         f"  exit {EXIT_CLAIM_TAKEN}",
         "fi",
+        *token_lines,
         "_ms_run() {",
         *exec_lines(script, ["$_ms_env"]),
         "}",
@@ -149,6 +159,48 @@ def claiming_script(script: str, claim_path: str, restartable: bool) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _token_lines(submission: Submission) -> list[str]:
+    """Return lines of sh in which a task makes a token and registers it; see `JobToken`.
+
+    The token is in a file of its own, on the node. Its digest is the name of a folder beside the
+    claim. Nobody else can make a folder that belongs to the owner, nor link or move one there, if
+    its mode lets nobody else write. The token is in no argument and in no variable.
+    """
+    parts = (submission.tag, "${METASCHED_TASK:-0}", key_of(submission.fence))
+    return [
+        "_ms_token=$(",
+        "  umask 077",
+        '  _ms_word=$(/usr/bin/mktemp -d "${TMPDIR:-/tmp}/metasched.XXXXXX") || exit',
+        "  _ms_early=$(/usr/bin/od -An -vtx1 -N32 /dev/urandom | /usr/bin/tr -d ' \n')",
+        '  [ "${#_ms_early}" = 64 ] || exit',
+        f'  printf %s "{".".join(parts)}.$_ms_early" >"$_ms_word/token" || exit',
+        '  _ms_early=$(/usr/bin/sha256sum <"$_ms_word/token")',
+        '  cd "${_ms_claim%/*}" &&',
+        f'  /bin/mkdir "{_TOKEN_STEM}.${{METASCHED_TASK:-0}}.${{_ms_early%% *}}" &&',
+        '  printf %s "$_ms_word/token" || /bin/rm -rf "$_ms_word"',
+        ") 2>/dev/null",
+        'if [ -n "$_ms_token" ]; then',
+        f"  {JOB_TOKEN_VARIABLE}=$_ms_token; export {JOB_TOKEN_VARIABLE}",
+        "fi",
+    ]
+
+
+def has_registered(claim: TaskClaim, digest: str) -> bool:
+    """Return whether the payload of a task has registered the digest of a token.
+
+    Raises FenceError if that cannot be told.
+    """
+    owner = _owner_uid(claim)
+    with _claim_errors(_fence_dir(claim)), _claim_folder(claim) as folder:
+        name = f"{_TOKEN_STEM}.{claim.task}.{digest}"
+        try:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+    is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+    return is_private and status.st_uid == owner
 
 
 def revoke_claim(claim: TaskClaim) -> bool:

@@ -15,6 +15,8 @@ PROTOCOL_HEADER = "Metasched-Protocol"
 API_PROTOCOL = 2
 NEXT_CURSOR_HEADER = "Metasched-Next-Cursor"  # of a page: `cursor` of the request for the next page
 
+JOB_TOKEN_VARIABLE = "METASCHED_JOB_TOKEN_FILE"  # names the file with the token of a job
+
 SITE_CONFIG = "/etc/metasched/metasched.toml"
 SITE_SOCKET = "/run/metasched/metasched.sock"
 

@@ -6,6 +6,7 @@ connections     whose connections a listener keeps
 http_protocol   deadlines of a connection
 admission       caller, size and body of a request, before any route
 identity        authentication and permissions of callers
+job_tokens      authentication of calls from jobs
 struct_body     request bodies that are msgspec structs
 request         dependencies of all routes: daemon, scheduler service, caller
 selection       the jobs that a request refers to

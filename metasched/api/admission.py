@@ -22,6 +22,7 @@ from metasched.api.identity import (
     UnauthenticatedError,
     authenticate,
 )
+from metasched.api.job_tokens import JobTokens
 from metasched.api.throttle import Throttle
 from metasched.daemon.service import RESTART_DELAY, Daemon
 from metasched.db.store import StorageFailed
@@ -79,7 +80,7 @@ class Admission:
     def __init__(self, app: ASGIApp, daemon: Daemon, throttle: Throttle) -> None:
         self._app, self._daemon, self._throttle = app, daemon, throttle
         self._large_bodies: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by user
-        self._callers = Callers(daemon.settings)
+        self._callers, self._job_tokens = Callers(daemon.settings), JobTokens(daemon)
         self._memory = BodyMemory(BODY_MEMORY, daemon.settings.requests.max_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,7 +120,7 @@ class Admission:
         connection: Connection = state["connection"]
         try:
             caller, check = await authenticate(
-                request, daemon.settings, self._callers, lambda: daemon.ledger
+                request, daemon.settings, self._callers, lambda: daemon.ledger, self._job_tokens
             )
         except UnauthenticatedError as error:
             raise _refusal(request, 401, error) from None

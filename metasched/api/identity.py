@@ -17,10 +17,12 @@ from functools import cache
 from fastapi import Request
 
 from metasched.adapters.launcher_client import user_name_of
+from metasched.api.job_tokens import JobTokens
 from metasched.client.credentials import MUNGE_TIMEOUT, daemon_name, request_digest
 from metasched.config.settings import Settings
 from metasched.config.tables import TcpTable
 from metasched.db.ledger import Ledger
+from metasched.model.job_token import is_job_token
 
 CALLER_LIFETIME = 5.0  # seconds for which an account's name and rights are used again
 MAX_CALLERS = 10_000  # that are remembered
@@ -88,17 +90,22 @@ class Callers:
 
 
 async def authenticate(
-    request: Request, settings: Settings, callers: Callers, get_ledger: Callable[[], Ledger]
+    request: Request,
+    settings: Settings,
+    callers: Callers,
+    get_ledger: Callable[[], Ledger],
+    job_tokens: JobTokens,
 ) -> tuple[Caller, BodyCheck | None]:
     """Return the sender of a request, and a check of its body that is due before it counts.
 
     Nothing of the body is read. On a unix socket the kernel reports the account; over TCP the
     header `Authorization` does. UnauthenticatedError, or ForbiddenError for an account that may
-    not use this daemon. Only a token needs the ledger: StorageFailed if the database is away.
+    not use this daemon. Only a token needs the ledger, or the state of its job: StorageFailed if
+    the database is away, ApiError if the state cannot be told.
     """
     uid, by_token, check = request.scope["state"]["connection"].uid, False, None
     if uid is None:
-        uid, by_token, check = await _authenticate_remote(request, settings, get_ledger)
+        uid, by_token, check = await _authenticate_remote(request, settings, get_ledger, job_tokens)
     return await callers.resolve(uid, by_token), check
 
 
@@ -119,15 +126,23 @@ def _resolve_caller(uid: int, by_token: bool, settings: Settings) -> Caller:
 
 
 async def _authenticate_remote(
-    request: Request, settings: Settings, get_ledger: Callable[[], Ledger]
+    request: Request,
+    settings: Settings,
+    get_ledger: Callable[[], Ledger],
+    job_tokens: JobTokens,
 ) -> tuple[int, bool, BodyCheck | None]:
     """Return the user id of a caller on another host, whether by token, and the body's check."""
     assert settings.tcp is not None
     scheme, _, credential = request.headers.get("authorization", "").partition(" ")
     if scheme == "Bearer" and settings.tcp.tokens:
-        user = await asyncio.to_thread(get_ledger().token_user, credential, time.time())
+        if is_job_token(credential):
+            user = await job_tokens.user_of(credential)
+            problem = "the token is of no running job, for it ends with its job; log in yourself"
+        else:
+            user = await asyncio.to_thread(get_ledger().token_user, credential, time.time())
+            problem = "the token is unknown, expired or revoked; make a new one"
         if user is None:
-            raise UnauthenticatedError("the token is unknown, expired or revoked; make a new one")
+            raise UnauthenticatedError(problem)
         try:
             return pwd.getpwnam(user).pw_uid, True, None
         except KeyError:

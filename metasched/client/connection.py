@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 
-from metasched.client.job_daemon import find_job_daemon
 from metasched.client.unix_socket import connect_unix
 from metasched.errors import UserError
 from metasched.paths import API_PROTOCOL, MAX_REQUEST_BYTES, MAX_SOCKET_PATH_BYTES, PROTOCOL_HEADER
@@ -207,6 +206,8 @@ class Connection:
         if not self._is_remote:
             yield self._connect_unix(), ""
             return
+        from metasched.client.job_daemon import find_job_daemon
+
         job_daemon = find_job_daemon(self.path)
         if job_daemon is not None and (local := job_daemon.connect(self.timeout)) is not None:
             yield local, ""

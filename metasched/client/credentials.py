@@ -1,6 +1,6 @@
 """Authentication of a client on another host: a token of the user, else a MUNGE credential.
 
-In a job MUNGE comes first: the user's token may be for another daemon.
+In a job MUNGE comes first, then the token of the job: that of the user may be for another daemon.
 
 Both are sent in the header `Authorization`. A MUNGE credential carries the digest of a request to a
 daemon, and munged accepts it only once. An intercepted credential is therefore useless, both for
@@ -16,7 +16,7 @@ import stat
 import subprocess
 
 from metasched.errors import UserError
-from metasched.paths import personal_token
+from metasched.paths import JOB_TOKEN_VARIABLE, personal_token
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
@@ -63,9 +63,12 @@ def credentials(
         yield f"MUNGE {_munge_credential(request_digest(daemon, method, target, body), path)}"
     except NoCredential as error:
         missing = error
-    if in_job and (bearer := _bearer(path, daemon, private)):
-        yield bearer
-    elif missing is not None:
+    files = (os.environ.get(JOB_TOKEN_VARIABLE, ""), path) if in_job else ()
+    for file in files:
+        if file and (bearer := _bearer(file, daemon, private)):
+            yield bearer
+            missing = None
+    if missing is not None:
         raise missing
 
 

@@ -102,6 +102,11 @@ class Settings:
         """Socket of the launcher; None in personal mode."""
         return None if self.site is None else Path(self.site.launcher)
 
+    @property
+    def jobs_make_tokens(self) -> bool:
+        """Whether jobs make tokens for their calls of the daemon."""
+        return bool(self.job_variables) and self.tcp is not None and self.tcp.tokens
+
     def is_operator(self, user: str) -> bool:
         """Return whether a user may see and change the jobs of all users."""
         daemon_account = pwd.getpwuid(os.geteuid()).pw_name

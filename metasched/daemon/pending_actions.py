@@ -136,6 +136,7 @@ class PendingActions:
             waits_since=core.waits_since(tasks[0]),
             exports_job_id=self._exports_job_id(job.id, payload.script),
             daemon_variables=self._host.settings.job_variables,
+            makes_token=self._host.settings.jobs_make_tokens,
         )
 
     def _exports_job_id(self, job_id: int, script: str) -> bool:

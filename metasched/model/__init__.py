@@ -7,6 +7,7 @@ arrays                ranges of array tasks, and the variables of each task
 dependencies          syntax of dependencies between jobs
 output_paths          output paths with %A, %a and the like
 tags                  tags that identify dispatches in managers
+job_token             tokens that jobs make for calls of the daemon
 licence               licence pools, leases, counts
 limits                limits of users, groups, accounts, classes
 fair_share            the tree of shares, and reported use

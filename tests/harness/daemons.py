@@ -15,6 +15,7 @@ from tests.harness.reaper import Reaper, dying_with
 
 _AS_USER = ("--user", "--map-current-user", "--keep-caps")  # not for root, which needs its groups
 NAMESPACE = ("unshare", *(() if os.geteuid() == 0 else _AS_USER), "--net", "--")
+HOST = ("unshare", "--net", "--mount", "--")  # with mounts of its own; for root
 _BEGIN_SECONDS = 30.0
 
 
@@ -68,6 +69,15 @@ class DaemonGroup(ABC):
         if self._reaper_or_none is None:
             raise BootError(f"nothing runs in {self.folder}")
         return self._reaper_or_none
+
+    def show(self, folder: Path, content: Path | None = None) -> None:
+        """Show the folder `content`, or an empty one, in the place of another.
+
+        Only for these daemons, which need mounts of their own: see `HOST`.
+        """
+        mount = ("-t", "tmpfs", "none") if content is None else ("--bind", str(content))
+        enter = ("nsenter", "--mount", "--target", str(self._reaper.pid), "--")
+        output_of([*enter, "mount", *mount, str(folder)], {"PATH": "/usr/bin:/bin"}, self.folder)
 
     @property
     def inside(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from metasched.adapters.drmaa_cluster import Drmaa, DrmaaOptions
@@ -84,8 +84,14 @@ def _which(program: str) -> str | None:
 class Cell(DaemonGroup):
     """A cell of one host with `slots` slots, alive as long as the `with` block."""
 
-    def __init__(self, folder: Path, name: str = "cell", slots: int = SLOTS) -> None:
-        super().__init__(folder, (*NAMESPACE, *_BEGIN))
+    def __init__(
+        self,
+        folder: Path,
+        name: str = "cell",
+        slots: int = SLOTS,
+        namespace: Sequence[str] = NAMESPACE,
+    ) -> None:
+        super().__init__(folder, (*namespace, *_BEGIN))
         self.name, self._slots = name, slots
         self.root = folder / "root"
         self._common = self.root / name / "common"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.harness.daemons import NAMESPACE, DaemonGroup, output_of
+from tests.harness.daemons import HOST, NAMESPACE, DaemonGroup
 from tests.harness.reaper import Reaper
 
 FIRST_ADDRESS, ADDRESS = "10.98.0.1", "10.98.0.2"
@@ -25,7 +25,7 @@ class SecondHost(DaemonGroup):
     """A host with the address `ADDRESS`, alive as long as the `with` block. Needs root."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, ("unshare", "--net", "--mount", "--", *_BEGIN))
+        super().__init__(folder, (*HOST, *_BEGIN))
 
     @property
     def first_host(self) -> tuple[str, ...]:
@@ -37,21 +37,6 @@ class SecondHost(DaemonGroup):
     def reaper(self) -> Reaper:
         """The reaper of this host, which starts and ends its daemons."""
         return self._reaper
-
-    @property
-    def inside(self) -> tuple[str, ...]:
-        return ("nsenter", "--net", "--mount", "--target", str(self._reaper.pid), "--")
-
-    def replace(self, folder: Path, content: Path) -> None:
-        """Show the folder `content` in the place of another."""
-        self._run("mount", "--bind", str(content), str(folder))
-
-    def hide(self, folder: Path) -> None:
-        """Show an empty folder in its place."""
-        self._run("mount", "-t", "tmpfs", "none", str(folder))
-
-    def _run(self, *command: str) -> None:
-        output_of([*self.inside, *command], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, self.folder)
 
     def _boot(self) -> None:
         pass

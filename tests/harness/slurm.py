@@ -197,7 +197,7 @@ class SlurmCluster:
             content = self.folder / "munge-of-nodes"
             content.mkdir()
             shutil.copy2(key, content)
-            self.spec.host.replace(munge, content)
+            self.spec.host.show(munge, content)
             self._start_munged(content, self._node_reaper)
 
     def _start_munged(self, folder: Path, reaper: Reaper) -> int:
