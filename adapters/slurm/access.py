@@ -24,6 +24,7 @@ class SlurmOptions:
     timeout: float = 15.0  # seconds until a command counts as unanswered
     settle: float = 20.0  # seconds for which a command may still arrive after its caller died
     reservation_unit: Literal["node", "processor"] = "node"
+    native_jobs: bool = True  # users' squeue and sacct also list jobs that metasched did not send
     trust_completions: bool = False  # jobcomp/filetxt counts in site mode: see SlurmAccounting
 
     def __post_init__(self) -> None:

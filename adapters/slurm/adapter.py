@@ -278,6 +278,7 @@ class Slurm(Adapter):
             associations=self._associations.current(controller),
             max_native_id=self._max_native_id(controller),
             in_order=controller.in_order,
+            manager_name=controller.cluster,
         )
         self._max_array_size = controller.array_size
         return Listing(

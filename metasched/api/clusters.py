@@ -10,7 +10,9 @@ from fastapi import APIRouter, Body
 
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.selection import find_cluster
+from metasched.api.slurm_options import SLURM_ADAPTER
 from metasched.client.options import MAX_NAME_LENGTH
+from metasched.config.settings import ClusterSettings
 from metasched.core.events import ClusterDrained, ClusterResumed
 from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.service import SchedulerService
@@ -101,6 +103,34 @@ def _cluster_row(service: SchedulerService, name: str, adapter: str) -> dict[str
         "worker": breaker_row(connection.worker.breaker),
         "use": _use_row(connection.use_monitor),
         "max_native_id": info.max_native_id if info else None,
+    }
+
+
+@router.get("/clusters/native")
+async def native(_: CurrentCaller, service: CurrentService) -> dict[str, Any]:
+    """Return where the clusters' own commands are, and which ids and tags are metasched's."""
+    return {
+        "first_id": service.settings.first_id,
+        "instances": sorted(service.core.instances.names),
+        "clusters": [_native_row(service, entry) for entry in service.settings.clusters],
+    }
+
+
+def _native_row(service: SchedulerService, settings: ClusterSettings) -> dict[str, Any]:
+    """Return what a user's own command needs to reach a cluster. Paths are of Slurm alone."""
+    cluster, options = settings.cluster, {}
+    if cluster.adapter == SLURM_ADAPTER:
+        options = settings.options
+    info, unreachable_reason = service.core.cluster_status(cluster.name)
+    return {
+        "cluster": cluster.name,
+        "manager_name": info.manager_name if info else "",
+        "up": not unreachable_reason,
+        "accounting": bool(info and info.use_source),
+        "config": options.get("config"),
+        "bin_dir": options.get("bin_dir"),
+        "tag_field": options.get("tag_field"),
+        "native_jobs": options.get("native_jobs", False),
     }
 
 

@@ -168,6 +168,7 @@ class ClusterInfo(msgspec.Struct, rename=STORED_FIELDS["ClusterInfo"]):
     head_plan: HeadPlan | None = None  # None: `queue_head` is all that the manager reports
     max_native_id: int | None = None  # highest id that the manager gives a job; None: unknown
     in_order: bool = False  # its manager starts no job before an earlier pending job
+    manager_name: str = ""  # its name in its manager (ClusterName of Slurm); "": unknown
 
     @property
     def requires_associations(self) -> bool:
