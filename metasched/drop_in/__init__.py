@@ -12,6 +12,8 @@ sbatch_script     its script and `#SBATCH` lines
 sbatch_values     its values as fields of a request
 slurm_time        times and durations as Slurm's options write them
 sacct, sbatch, scancel, scontrol, sinfo, squeue    the commands
+native_clusters    the real commands of the clusters, and which ids are their own
+native_listing, native_queue, native_records    jobs that metasched did not send
 job_context   the job in which a command runs
 srun, sbcast  inside a job: the real commands, with the manager's id
 """

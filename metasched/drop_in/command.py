@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 COMMANDS = ("sacct", "sbatch", "sbcast", "scancel", "scontrol", "sinfo", "squeue", "srun")
+_LAUNCHERS = ("salloc", "sbatch", "srun")  # they start programs of users
 PAGE_SIZE = 5000  # rows that are requested at once
 MAX_IDS_LENGTH = 8000  # characters of the ids that a request names
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 _FOLDER = "/metasched/drop_in/slurm/"  # of the drop-in commands of any release
 BYPASS = "METASCHED_BYPASS"  # set to 1: the real command runs
+_REAL = "METASCHED_REAL"  # for a real command: its name, and the process that started it
 
 
 class CommandError(UserError):
@@ -43,6 +45,7 @@ def run(name: str) -> int:
     if name not in COMMANDS:
         return fail(f"{name}: error: no command of this name; call it as {', '.join(COMMANDS)}")
     try:
+        _check_recursion(name)
         if os.environ.get(BYPASS) == "1":
             exec_real(name, sys.argv[1:])
         main: Callable[[Sequence[str]], int] = import_module(f"metasched.drop_in.{name}").main
@@ -77,17 +80,63 @@ def fail(message: str, exit_code: int = 1) -> int:
 
 
 def exec_real(name: str, arguments: Sequence[str]) -> None:
-    """Replace this process by the real command. CommandError if there is none on PATH.
+    """Replace this process by the real command. CommandError if there is none on PATH."""
+    exec_program(real_path(name), arguments, os.environ)
 
-    Inside a job the programs of its cluster come first. Another release's drop-in is no real one.
+
+def real_path(name: str) -> str:
+    """Return the path of the real command for the default cluster, or for that of the job.
+
+    Inside a job the programs of its cluster come first. CommandError if there is none on PATH.
     """
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    for folder in (os.environ.get("METASCHED_SLURM_BIN", ""), *folders):
+    path = find_real(name, [os.environ.get("METASCHED_SLURM_BIN", ""), *search_path()])
+    if path is None:
+        raise CommandError(f"{name}: error: no real {name} on PATH")
+    return path
+
+
+def search_path() -> list[str]:
+    """Return the folders of PATH."""
+    return os.environ.get("PATH", os.defpath).split(os.pathsep)
+
+
+def find_real(name: str, folders: Sequence[str]) -> str | None:
+    """Return the absolute path of the real command; None if no folder has it.
+
+    A drop-in command of any release is no real one.
+    """
+    for folder in folders:
         path = os.path.join(folder, name)
-        if folder and os.access(path, os.X_OK) and _FOLDER not in os.path.realpath(path):
-            sys.stdout.flush()
-            os.execv(path, [path, *arguments])
-    raise CommandError(f"{name}: error: no real {name} on PATH")
+        if folder[:1] == "/" and os.access(path, os.X_OK) and _FOLDER not in os.path.realpath(path):
+            return path
+    return None
+
+
+def exec_program(path: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Replace this process by a real command."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(path, [path, *arguments], real_environment(path, environment))
+
+
+def real_environment(path: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a real command, by which `_check_recursion` recognises it."""
+    return {**environment, _REAL: f"{os.path.basename(path)} {os.getpid()}"}
+
+
+def _check_recursion(name: str) -> None:
+    """Raise CommandError if this is the real command that a drop-in command has called.
+
+    A script on PATH may have the name of a real command, and call the first of that name. The
+    launchers pass their environment to programs that may call them again: there the process counts.
+    """
+    real, _, process = os.environ.get(_REAL, "").partition(" ")
+    is_caller = process in (str(os.getpid()), str(os.getppid()))
+    if real == name and (is_caller or name not in _LAUNCHERS):
+        raise CommandError(
+            f"{name}: error: the {name} that follows on PATH calls this command again; "
+            "put the folder of Slurm's own commands before it"
+        )
 
 
 def parse_options(
@@ -116,6 +165,19 @@ def parse_options(
         (option[2:] if option.startswith("--") else by_short[option[1:]].rstrip("="), value)
         for option, value in parsed
     ], words
+
+
+def real_arguments(
+    options: Mapping[str, str], parsed: Sequence[tuple[str, str]], words: Sequence[str]
+) -> list[str]:
+    """Return what `parse_options` has read as arguments of the real command.
+
+    No value and no word can become another option.
+    """
+    arguments = [
+        f"--{name}={value}" if f"{name}=" in options else f"--{name}" for name, value in parsed
+    ]
+    return [*arguments, "--", *words] if words else arguments
 
 
 def listed_tasks(connection: Connection, query: Mapping[str, object]) -> Iterator[dict[str, Any]]:

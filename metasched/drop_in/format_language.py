@@ -6,7 +6,7 @@ import sys
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
 DEFAULT_WIDTH = 20  # of a field of --Format
@@ -46,7 +46,11 @@ class Format:
 
     def line(self, row: object) -> str:
         """Return the line of a row, which holds no line break of its values."""
-        return self.prefix + "".join(column.cell(column.field.text(row)) for column in self.columns)
+        return self.join(column.field.text(row) for column in self.columns)
+
+    def join(self, cells: Iterable[str]) -> str:
+        """Return the line of these texts, one for each column."""
+        return self.prefix + "".join(column.cell(text) for column, text in zip(self.columns, cells))
 
 
 class FormatLanguage:

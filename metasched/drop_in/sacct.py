@@ -6,7 +6,14 @@ import os
 import time
 
 from metasched.client.connection import PermissionDenied
-from metasched.drop_in.command import CommandError, connect, listed_tasks, parse_options
+from metasched.drop_in.command import (
+    CommandError,
+    connect,
+    exec_real,
+    listed_tasks,
+    parse_options,
+    real_arguments,
+)
 from metasched.drop_in.format_language import printable
 from metasched.drop_in.job import Job, format_clock, format_time, user_id
 from metasched.drop_in.job_filters import (
@@ -16,10 +23,14 @@ from metasched.drop_in.job_filters import (
     user_name,
     words_of,
 )
+from metasched.drop_in.native_clusters import read_clusters, slurm_clusters
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from metasched.client.connection import Connection
+    from metasched.drop_in.native_clusters import NativeCluster
 
 _OPTIONS = {
     "account=": "A",
@@ -179,14 +190,45 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if words:
         raise CommandError(f"sacct: error: Unknown arguments: {' '.join(words)}")
+    connection = connect()
+    clusters = read_clusters(connection)
+    chosen = clusters.choose("sacct", options.get("cluster"))
+    ids = words_of(options.get("jobs", ""))
+    native_ids = [word for word in ids if clusters.is_native(word)]
+    if native_ids and len(native_ids) == len(ids) and chosen is None:
+        exec_real("sacct", real_arguments(_OPTIONS, parsed, []))
+    own_ids = [word for word in ids if word not in native_ids]
     default = _BRIEF_FORMAT if "brief" in options else _DEFAULT_FORMAT
     columns = [_parse_column(word) for word in words_of(options["format"] or default)]
+    asked: Sequence[NativeCluster | None] = ()
+    if native_ids:
+        asked = [None] if chosen is None else slurm_clusters("sacct", chosen)
+    elif not ids:
+        asked = [cluster for cluster in clusters.listed("sacct", chosen) if cluster.has_accounting]
+    records = None
+    if asked:
+        from metasched.drop_in.native_records import NativeRecords  # the others start more quickly
+
+        headings = [field.heading for field, _ in columns]
+        records = NativeRecords(asked, headings, options, native_ids, clusters.tag_prefixes)
+    jobs = [] if ids and not own_ids else _listed(connection, options, own_ids)
+    native: list[tuple[str, list[str]]] = []
+    code = 0
+    if records is not None:
+        sent = {(job.row["cluster"], job.row["native_id"]) for job in jobs}
+        native, code = records.cells(sent, bool(native_ids) or chosen is not None)
+        if code and ids and not own_ids:
+            return code  # nothing is no listing
     lines = [
-        [printable(field.text(job, step)) for field, _ in columns]
-        for job, step in _rows(_selected(options), "allocations" in options)
+        (job.row["cluster"] or "", [printable(field.text(job, step)) for field, _ in columns])
+        for job, step in _rows(_selected(jobs, options, chosen), "allocations" in options)
     ]
-    _print_lines(columns, lines, options)
-    return 0
+    if native and not options["format"]:
+        columns.append((FIELDS["cluster"], FIELDS["cluster"].width))
+        lines = [(name, [*cells, name]) for name, cells in lines]
+        native = [(name, [*cells, name]) for name, cells in native]
+    _print_lines(columns, [cells for _, cells in lines + native], options)
+    return code
 
 
 def _synonym(name: str) -> str:
@@ -203,9 +245,8 @@ def _parse_column(word: str) -> tuple[Field, int]:
     return field, int(width) if digits.isdecimal() else field.width
 
 
-def _selected(options: Mapping[str, str]) -> list[Job]:
-    """Return the jobs that pass the filters of the options."""
-    ids = words_of(options.get("jobs", ""))
+def _listed(connection: Connection, options: Mapping[str, str], ids: Sequence[str]) -> list[Job]:
+    """Return the jobs of metasched with these ids, or of the users, in the time of the options."""
     jobs_only = [word.partition(".")[0] for word in ids]  # also of a step
     for word in jobs_only:
         if not is_job_id(word):
@@ -216,14 +257,20 @@ def _selected(options: Mapping[str, str]) -> list[Job]:
     elif "allusers" not in options:
         query["user"] = user_name(options.get("user", str(os.getuid())))
     try:
-        jobs = [Job(row) for row in listed_tasks(connect(), query)]
+        return [Job(row) for row in listed_tasks(connection, query)]
     except PermissionDenied:  # jobs of others, which the site hides: none are shown
         return []
+
+
+def _selected(
+    jobs: Sequence[Job], options: Mapping[str, str], chosen: Sequence[NativeCluster] | None
+) -> list[Job]:
+    """Return the jobs that pass the other filters of the options."""
     codes = parse_codes("sacct", options.get("state", "all"))
     latest = _parse_time(options.get("endtime"), time.time())
-    clusters = words_of(options.get("cluster", ""))
     wanted = {key: words_of(options.get(key, "")) for key in ("name", "account", "partition")}
-    wanted["cluster"] = [] if "all" in clusters else clusters
+    if chosen is not None and "all" not in words_of(options["cluster"]):
+        wanted["cluster"] = [cluster.name for cluster in chosen]
     return [
         job
         for job in fold_waiting(jobs)
@@ -280,11 +327,12 @@ def _parse_time(text: str | None, default: float) -> float:
     from metasched.units import ParseError, parse_moment
 
     word = text.strip().lower()
-    if word == "now":
-        return time.time()
-    if word.startswith("now-"):
-        text = word[len("now-") :]
-    elif word.startswith("today"):
+    if word.startswith("now"):
+        from metasched.drop_in.slurm_time import parse_time
+
+        if (moment := parse_time(word, time.time())) is not None:
+            return moment
+    if word.startswith("today"):
         return _midnight()
     try:
         return parse_moment(text, time.time(), past=True)

@@ -49,7 +49,7 @@ def own(site: Site, *arguments: str, **variables: str) -> subprocess.CompletedPr
     name, *rest = arguments
     return subprocess.run(
         [COMMANDS / name, *rest],
-        env=site.environment | variables,
+        env=site.environment | {"METASCHED_NATIVE_JOBS": "0"} | variables,
         capture_output=True,
         text=True,
         timeout=60,
@@ -159,21 +159,21 @@ def test_partitions_are_listed_as_by_the_real_command(drop_in: Site, alpha: Slur
 
 
 WRONG = [
-    ["squeue", "-j", "999"],
-    ["squeue", "-j", "999,998"],
+    ["squeue", "-j", "999999999"],
+    ["squeue", "-j", "999999999,999999998"],
     ["squeue", "-t", "PD", "-n", "nothing"],
     ["squeue", "--foo"],
     ["squeue", "-O", "jobid:6,foo"],
     ["squeue", "-o", "%i %! %t"],
     ["scancel"],
     ["scancel", "abc"],
-    ["scancel", "999"],
-    ["scancel", "-v", "999"],
+    ["scancel", "999999999"],
+    ["scancel", "-v", "999999999"],
     ["scancel", "--foo"],
-    ["scontrol", "show", "job", "999"],
+    ["scontrol", "show", "job", "999999999"],
     ["scontrol", "show", "hostnames", "a[1-3,07],b"],
     ["scontrol", "show", "hostnames"],
-    ["scontrol", "hold", "999"],
+    ["scontrol", "hold", "999999999"],
     ["scontrol", "show", "partition", "nothing"],
     ["scontrol", "foo"],
 ]

@@ -17,6 +17,7 @@ from metasched.drop_in import command, job, job_filters, sacct, squeue
 from metasched.drop_in.command import CommandError
 from metasched.drop_in.job import Job
 from metasched.drop_in.job_fields import JOB_FORMATS
+from metasched.drop_in.native_clusters import NativeClusters
 from metasched.model.job import Reason, State
 
 PACKAGE = Path(metasched.__file__).parent
@@ -196,7 +197,7 @@ def test_the_commands_import_the_standard_library_alone() -> None:
         *(f"metasched.drop_in.{name}" for name in ("job_fields", "job_filters")),
         *(
             f"metasched.drop_in.{name}"
-            for name in ("sacct", "scancel", "scontrol", "sinfo", "squeue")
+            for name in ("native_clusters", "sacct", "scancel", "scontrol", "sinfo", "squeue")
         ),
     }
 
@@ -213,6 +214,8 @@ def test_a_name_outside_the_encoding_is_escaped(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("sys.stdout", TextIOWrapper(printed, encoding="ascii"))
     monkeypatch.setattr("sys.argv", ["squeue", "-h", "-o", "%j"])
     monkeypatch.setattr(squeue, "connect", lambda: None)
+    no_clusters = NativeClusters({"first_id": 1, "instances": [], "clusters": []})
+    monkeypatch.setattr(squeue, "read_clusters", lambda _: no_clusters)
     monkeypatch.setattr(squeue, "listed_tasks", lambda *_: [row(name="\u00e9t\u00e9")])
     assert command.run("squeue") == 0
     assert printed.getvalue() == b"\\xe9t\\xe9\n"

@@ -1,0 +1,229 @@
+"""The drop-in commands beside jobs that metasched did not send, on two real Slurm clusters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import metasched
+from tests.conftest import require
+from tests.e2e.conftest import Site
+from tests.harness.slurm import ALPHA, BETA, SlurmCluster, SlurmSite, accounting_missing, missing
+
+COMMANDS = Path(metasched.__file__).parent / "drop_in/slurm"
+FIRST_ID = 100_000_001
+SLEEP = ("-o", "/dev/null", "--wrap", "sleep 600")
+UNKNOWN = (
+    "squeue: error: No cluster 'gamma' known by database.\n"
+    "squeue: error: 'gamma' can't be reached now, or it is an invalid entry for --cluster.  "
+    "Use 'sacctmgr list clusters' to see available clusters.\n"
+)
+
+
+class Clusters:
+    """Slurm's alpha and beta, `north` and `south` in metasched; alpha is the host's default."""
+
+    def __init__(self, site: Site, slurm: SlurmSite) -> None:
+        self.site, self.alpha, self.beta = site, slurm["alpha"], slurm["beta"]
+
+    def call(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a drop-in command."""
+        name, *rest = arguments
+        config = {"SLURM_CONF": self.alpha.environment["SLURM_CONF"]}
+        return subprocess.run(
+            [*self.alpha.inside, COMMANDS / name, *rest],
+            env=self.site.environment | config | variables,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def lines(self, *arguments: str, **variables: str) -> list[str]:
+        """Return what a command prints that succeeds without a warning."""
+        done = self.call(*arguments, **variables)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return done.stdout.splitlines()
+
+    def submit(self, cluster: str, *options: str) -> int:
+        """Submit a job of metasched; return its id once it runs."""
+        job = self.site.submit("--cluster", cluster, *options, *SLEEP)
+        self.site.until(lambda: self.site.rows(job)[0]["state"] == "running")
+        return job
+
+    def native_id(self, job: int) -> str:
+        native_id: str = self.site.rows(job)[0]["native_id"]
+        return native_id
+
+
+@pytest.fixture(scope="module")
+def slurm(common_folder: Path) -> Iterator[SlurmSite]:
+    if (reason := missing() or accounting_missing()) is not None:
+        require("slurm", reason)
+    with SlurmSite(common_folder / "native-slurm", [ALPHA, BETA], accounting=True) as booted:
+        yield booted
+
+
+@pytest.fixture
+def clusters(site: Site, slurm: SlurmSite) -> Iterator[Clusters]:
+    for cluster in slurm:
+        cluster.empty()
+    tables = "".join(
+        cluster.table("poll_interval = 1\nsettle = 1\n").replace(f'"{cluster.name}"', f'"{name}"')
+        for name, cluster in (("north", slurm["alpha"]), ("south", slurm["beta"]))
+    )
+    site.before = slurm["alpha"].inside
+    site.configure(tables, extra=f"first_id = {FIRST_ID}\n")
+    site.start()
+    yield Clusters(site, slurm)
+    for cluster in slurm:
+        cluster.empty()
+
+
+def native(cluster: SlurmCluster, name: str, *options: str) -> str:
+    """Submit a held job past metasched; return its id."""
+    return cluster.run("sbatch", "--parsable", "-J", name, "--hold", *options, *SLEEP).strip()
+
+
+def test_squeue_lists_native_jobs_by_cluster(clusters: Clusters) -> None:
+    first = native(clusters.alpha, "first")
+    array = native(clusters.beta, "second", "--array", "1-3", "--comment", "ms-other-1-1")
+    north, south = clusters.submit("north"), clusters.submit("south", "-J", "own")
+    own = [f"{north} wrap", f"{south} own"]
+    others = [f"{first} first", f"{array}_[1-3] second"]
+    listed = ("squeue", "-h", "-o", "%i %j")
+    assert clusters.lines(*listed) == own + others
+    assert clusters.lines(*listed, METASCHED_NATIVE_JOBS="0") == own
+    assert clusters.lines(*listed, "-n", "second,own") == [own[1], others[1]]
+    assert clusters.lines(*listed, "-t", "R") == own
+    assert clusters.lines(*listed, "-u", "nobody") == []
+    assert clusters.lines(*listed, "-r")[3:] == [f"{array}_{index} second" for index in (1, 2, 3)]
+    names = clusters.lines("squeue", "-h", "-O", "cluster:6,name:")
+    assert [line.split() for line in names] == [
+        *(["north", "wrap"], ["south", "own"], ["north", "first"], ["south", "second"])
+    ]
+    tables = clusters.call("squeue").stdout.split("\n\n")
+    assert [table.split()[:2] for table in tables] == [
+        *(["JOBID", "PARTITION"], ["CLUSTER:", "north"], ["CLUSTER:", "south"])
+    ]
+    assert all("JOBID PARTITION     NAME" in table for table in tables)
+
+
+def test_squeue_of_a_cluster(clusters: Clusters) -> None:
+    job = native(clusters.beta, "b")
+    native(clusters.alpha, "a")
+    south = clusters.submit("south")
+    for name in ("south", "beta", "BETA"):
+        listed = clusters.lines("squeue", "-M", name, "-o", "%i")
+        assert listed == ["CLUSTER: south", "JOBID", str(south), job]
+    assert clusters.lines("squeue", "-h", "-o", "%i", SLURM_CLUSTERS="south") == [str(south), job]
+    named = clusters.lines("squeue", "-h", "-M", "south", "-j", f"{job},{south}", "-o", "%i")
+    assert named == [str(south), job]
+    everywhere = clusters.lines("squeue", "-h", "-M", "all", "-o", "%j")
+    assert everywhere == ["a", "wrap", "b"]
+    missing = clusters.call("squeue", "-M", "gamma")
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert missing.stderr == UNKNOWN
+    # as the real command, which asks slurmdbd
+    assert clusters.call("squeue", "-M", "gamma", METASCHED_BYPASS="1").stderr == UNKNOWN
+
+
+def test_a_native_id_is_that_of_the_hosts_default_cluster(clusters: Clusters) -> None:
+    first = native(clusters.alpha, "on-alpha")
+    own = clusters.submit("north")
+    assert clusters.lines("squeue", "-h", "-j", first, "-o", "%i %j") == [f"{first} on-alpha"]
+    both = clusters.lines("squeue", "-h", "-j", f"{own},{first}", "-o", "%i")
+    assert both == [str(own), first]
+    # a job of metasched has two ids
+    sent = clusters.native_id(own)
+    assert clusters.lines("squeue", "-h", "-j", sent, "-o", "%i") == [sent]
+    absent = clusters.call("squeue", "-h", "-j", "99999")
+    assert (absent.returncode, absent.stdout) == (1, "")
+    assert absent.stderr == "slurm_load_jobs error: Invalid job id specified\n"
+    named = clusters.call("squeue", "-h", "-M", "south", "-j", "99999")
+    assert (named.returncode, named.stdout) == (1, "")
+    assert "Invalid job id specified" in named.stderr
+
+
+@pytest.mark.slow
+def test_a_dead_controller_hides_no_other_jobs(clusters: Clusters) -> None:
+    north = clusters.submit("north")
+    job = native(clusters.beta, "b")
+    listed = ("squeue", "-h", "-o", "%i")
+    assert clusters.lines(*listed) == [str(north), job]
+    os.kill(clusters.alpha.controller, 19)  # SIGSTOP: connections are accepted and not served
+    try:
+        begun = time.monotonic()
+        done = clusters.call(*listed)
+        assert time.monotonic() - begun < 9
+        assert (done.returncode, done.stdout.split()) == (0, [str(north), job])
+        problem = "squeue: warning: native jobs are not listed, cluster north: "
+        assert done.stderr.startswith(problem)
+        clusters.site.until(lambda: clusters.site.cluster_rows()[0]["state"] != "up")
+        done = clusters.call(*listed)  # it is known to be down
+        assert (done.returncode, done.stdout.split()) == (0, [str(north), job])
+        assert done.stderr == f"{problem}it is down\n"
+        named = clusters.call(*listed, "-M", "north")
+        assert (named.returncode, named.stdout.split()) == (1, [str(north)])
+        assert named.stderr.startswith("squeue: error: cluster north: ")
+    finally:
+        os.kill(clusters.alpha.controller, 18)
+
+
+def test_accounting_lists_native_jobs(clusters: Clusters) -> None:
+    ended = clusters.beta.run("sbatch", "--parsable", "-J", "ended", "--wrap", "true").strip()
+    own = clusters.submit("south", "-J", "own")
+    clusters.site.run("cancel", str(own))
+    clusters.site.until_ended(own)
+    listed = ("sacct", "-X", "-n", "-P", "-o", "jobid,jobname,cluster,state", "-S", "now-1hour")
+    expected = [f"{own}|own|south|CANCELLED", f"{ended}|ended|south|COMPLETED"]
+
+    def names(*options: str) -> list[str]:
+        wanted = ("--name", "own,ended")
+        return clusters.lines(*listed, *wanted, *options)
+
+    clusters.site.until(lambda: names() == expected, patience=20)
+    assert names("-M", "beta") == expected
+    assert names("-M", "alpha") == []
+    assert names("-j", f"{own},{ended}", "-M", "south") == expected
+    steps = clusters.lines("sacct", "-n", "-P", "-o", "jobid", "-M", "south", "-j", ended)
+    assert steps == [ended, f"{ended}.batch"]
+    # by its own name a job of metasched is shown
+    sent = clusters.native_id(own)
+    assert clusters.lines(*listed, "-M", "south", "-j", sent)[0].startswith(f"{sent}|own|south|")
+    table = clusters.lines("sacct", "-X", "-S", "now-1hour")
+    assert table[0].split()[-1] == "Cluster"
+
+
+def test_slow_accounting_hides_no_job(clusters: Clusters, slurm: SlurmSite) -> None:
+    own = clusters.submit("north", "-J", "own")
+    slurm["alpha"].stop_accountant()
+    try:
+        done = clusters.call("sacct", "-X", "-n", "-P", "-o", "jobid,state", "-j", str(own))
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{own}|RUNNING\n", "")
+        done = clusters.call("sacct", "-X", "-n", "-P", "-o", "jobid,state", "--name", "own")
+        assert (done.returncode, done.stdout) == (0, f"{own}|RUNNING\n")
+        problem = "sacct: warning: native jobs are not listed, cluster"
+        assert [line.rpartition(":")[0] for line in done.stderr.splitlines()] != []
+        assert done.stderr.count(problem) == 2
+    finally:
+        slurm["alpha"].start_accountant()
+
+
+def test_a_wrapper_that_calls_a_drop_in_does_not_run_for_ever(clusters: Clusters) -> None:
+    """Scripts on PATH may have the names of Slurm's commands."""
+    folder = clusters.site.folder / "bin"
+    folder.mkdir()
+    for name in ("squeue", "srun"):
+        script = folder / name
+        script.write_text(f'#!/bin/sh\nexec {COMMANDS}/{name} "$@"\n')
+        script.chmod(0o755)
+        path = f"{COMMANDS}:{folder}:{os.environ['PATH']}"
+        done = clusters.call(name, "--version", METASCHED_BYPASS="1", PATH=path)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"{name}: error: the {name} that follows on PATH calls this")
