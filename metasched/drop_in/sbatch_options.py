@@ -53,7 +53,13 @@ def _rows() -> Iterator[tuple[str, ...]]:
     yield "chdir D", VALUE, MAPPED, "", ""
     yield "cluster", VALUE, MAPPED, "", "as `--clusters`"
     yield "cluster-constraint", VALUE, REFUSED, "SBATCH_CLUSTER_CONSTRAINT", "name the clusters"
-    yield "clusters M", VALUE, MAPPED, "SBATCH_CLUSTERS SLURM_CLUSTERS", "of metasched, or `all`"
+    yield (
+        "clusters M",
+        VALUE,
+        MAPPED,
+        "SBATCH_CLUSTERS SLURM_CLUSTERS",
+        "of metasched or Slurm, or `all`",
+    )
     yield "comment", VALUE, MAPPED, "", ""
     yield "constraint C", VALUE, MAPPED, "SBATCH_CONSTRAINT", ""
     yield "container", VALUE, SLURM_ONLY, "SBATCH_CONTAINER", ""

@@ -7,17 +7,29 @@ import sys
 import time
 
 from metasched.client.connection import ClientError, NotFound, PermissionDenied
-from metasched.drop_in.command import CommandError, connect, fail, listed_tasks, parse_options
+from metasched.drop_in.command import (
+    CommandError,
+    connect,
+    fail,
+    listed_tasks,
+    parse_options,
+    real_arguments,
+)
 from metasched.drop_in.format_language import printable
 from metasched.drop_in.job import UNSET, Job, expand_hostlist, format_clock, format_time, user_id
 from metasched.drop_in.job_filters import is_job_id, words_of
+from metasched.drop_in.native_clusters import read_clusters, run_native
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from metasched.drop_in.native_clusters import NativeCluster, NativeClusters
 
 _OPTIONS = {
     "all": "a",
+    "cluster=": "",
+    "clusters=": "M",
     "details": "d",
     "help": "h",
     "oneliner": "o",
@@ -41,18 +53,58 @@ def main(arguments: Sequence[str]) -> int:
         print("slurm-metasched")
         return 0
     verb, *names = words or [""]
+    real = _Real(parsed, options)
     if verb.lower() == "show" and names:
-        return _show(names[0].lower(), names[1:], "oneliner" in options)
+        return _show(names[0].lower(), names[1:], "oneliner" in options, real)
     if verb.lower() in _ACTIONS and names:
-        return _change(verb.lower(), names)
+        return _change(verb.lower(), names, real)
+    if verb.lower() == "update" and (job := _updated_job(names)):
+        if real.clusters.is_native(job):
+            return real.run(words, is_last=True)
+        raise CommandError(
+            f"scontrol: error: job {printable(job)} is of metasched; use metasched modify"
+        )
+    if real.chosen is not None and words:
+        return real.run(words, is_last=True)
     raise CommandError(f"invalid keyword: {verb}" if verb else f"Usage: {USAGE}")
 
 
-def _show(subject: str, names: Sequence[str], one_line: bool) -> int:
+class _Real:
+    """The real command on the clusters that the options name; the daemon is asked when needed."""
+
+    def __init__(self, parsed: Sequence[tuple[str, str]], options: Mapping[str, str]) -> None:
+        self._parsed = [(name, value) for name, value in parsed if not name.startswith("cluster")]
+        self._names = options.get("clusters") or options.get("cluster")
+        self._names = self._names or os.environ.get("SLURM_CLUSTERS")
+        self._clusters: NativeClusters | None = None
+
+    @property
+    def clusters(self) -> NativeClusters:
+        if self._clusters is None:
+            self._clusters = read_clusters(connect())
+        return self._clusters
+
+    @property
+    def chosen(self) -> list[NativeCluster] | None:
+        return None if self._names is None else self.clusters.choose("scontrol", self._names)
+
+    def run(self, words: Sequence[str], is_last: bool) -> int:
+        """Run it with the options that were given; return its exit code."""
+        arguments = real_arguments(_OPTIONS, self._parsed, words)
+        return run_native("scontrol", arguments, self.chosen, is_last)
+
+
+def _updated_job(words: Sequence[str]) -> str:
+    """Return the id that `update` names, as in `JobId=17 TimeLimit=5`; "" without one."""
+    pairs = (word.partition("=") for word in words)
+    return next((id for key, _, id in pairs if key.lower() in ("job", "jobid")), "")
+
+
+def _show(subject: str, names: Sequence[str], one_line: bool, real: _Real) -> int:
     name, _, value = subject.partition("=")  # also `show job=17`
     names = [value, *names] if value else names
     if name in ("job", "jobs", "jobid"):
-        return _show_jobs(names, one_line)
+        return _show_jobs(names, one_line, real)
     if name in ("hostnames", "hostname"):
         hosts = names[0] if names else os.environ.get("SLURM_JOB_NODELIST", "")
         if not hosts:
@@ -60,6 +112,8 @@ def _show(subject: str, names: Sequence[str], one_line: bool) -> int:
             return 0  # as the real command
         print("\n".join(printable(host) for host in expand_hostlist(hosts)))
         return 0
+    if real.chosen is not None:
+        return real.run(["show", subject, *names], is_last=True)
     if name in ("config", "conf"):
         connect().request("GET", "/health")  # an absent daemon has no configuration
         print(f"Configuration data as of {format_time(time.time())}")
@@ -72,19 +126,38 @@ def _show(subject: str, names: Sequence[str], one_line: bool) -> int:
     raise CommandError(f"invalid entity:{subject} for keyword:show")
 
 
-def _show_jobs(names: Sequence[str], one_line: bool) -> int:
+def _show_jobs(names: Sequence[str], one_line: bool, real: _Real) -> int:
     ids = [word for name in names for word in words_of(name)]
     if any(not is_job_id(word) for word in ids):
         raise CommandError("slurm_load_jobs error: Invalid job id specified")
-    query: dict[str, object] = {"job": ids, "skip_missing": "true"} if ids else {}
+    native_ids = [word for word in ids if real.clusters.is_native(word)]
+    own_ids = [word for word in ids if word not in native_ids]
+    code = 0
+    if own_ids or not ids:
+        try:
+            _show_own_jobs(own_ids, one_line, real)
+        except CommandError as error:
+            if not native_ids:
+                raise
+            code = fail(str(error))
+    for word in native_ids:
+        code = max(code, real.run(["show", "job", word], is_last=len(ids) == 1))
+    return code
+
+
+def _show_own_jobs(ids: Sequence[str], one_line: bool, real: _Real) -> None:
+    """Print jobs of metasched; without ids all of them, on the chosen clusters."""
+    query: dict[str, object] = {"job": list(ids), "skip_missing": "true"} if ids else {}
     jobs = [Job(row) for row in listed_tasks(connect(), query)]
+    if (chosen := real.chosen) is not None:
+        names = [cluster.name for cluster in chosen]
+        jobs = [job for job in jobs if job.row["cluster"] in names]
     if ids and not jobs:
         raise CommandError("slurm_load_jobs error: Invalid job id specified")
     if not jobs:
         print("No jobs in the system")
     for job in jobs:
         _print_record(_record(job), one_line)
-    return 0
 
 
 def _print_record(lines: Sequence[str], one_line: bool) -> None:
@@ -148,12 +221,16 @@ def _text(value: object) -> str:
     return UNSET if value is None or value == "" else printable(str(value))
 
 
-def _change(verb: str, names: Sequence[str]) -> int:
+def _change(verb: str, names: Sequence[str], real: _Real) -> int:
     """Hold, release or requeue jobs, one after another. Return the exit code."""
     action = {"uhold": "hold", "requeuehold": "requeue"}.get(verb, verb)
     connection, code = connect(), 0
-    for word in (word for name in names for word in words_of(name)):
-        id = word.rpartition("=")[2]  # also `jobid=17`
+    # also `jobid=17`
+    ids = [word.rpartition("=")[2] for name in names for word in words_of(name)]
+    native_ids = [id for id in ids if is_job_id(id) and real.clusters.is_native(id)]
+    for id in ids:
+        if id in native_ids:
+            continue
         try:
             connection.request("POST", f"/jobs/{action}", body={"jobs": [id]})
         except NotFound:
@@ -169,4 +246,6 @@ def _change(verb: str, names: Sequence[str]) -> int:
             print(f"scontrol: error: {error}", file=sys.stderr)
     if code:
         print("slurm_suspend error: Invalid job id specified", file=sys.stderr)
+    for id in native_ids:
+        code = max(code, real.run([verb, id], is_last=len(ids) == 1))
     return code

@@ -9,6 +9,7 @@ from metasched.drop_in.command import CommandError, connect, parse_options
 from metasched.drop_in.format_language import Field, FormatLanguage
 from metasched.drop_in.job import UNSET, format_duration
 from metasched.drop_in.job_filters import words_of
+from metasched.drop_in.native_clusters import read_clusters
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
@@ -185,18 +186,15 @@ def main(arguments: Sequence[str]) -> int:
                 "METASCHED_BYPASS=1 uses the real command"
             )
     states = _parse_states(options.get("states", ""))
-    rows, _ = connect().request("GET", "/partitions")
+    connection = connect()
+    rows, _ = connection.request("GET", "/partitions")
     names = words_of(options.get("partition", ""))
     rows = [row for row in rows if not names or row["partition"] in names]
     if not options.get("clusters"):
         _print_table(rows, options, states)
         return 0
-    clusters = words_of(options["clusters"])
-    existing = dict.fromkeys(row["cluster"] for row in rows)
-    chosen = list(existing) if clusters == ["all"] else clusters
-    for cluster in chosen:
-        if cluster not in existing and not names:
-            raise CommandError(f"sinfo: error: '{cluster}' can't be reached now, or it is unknown")
+    clusters = read_clusters(connection).choose("sinfo", options["clusters"]) or []
+    chosen = [cluster.name for cluster in clusters]
     for cluster in chosen:
         if "noheader" not in options:
             print(f"CLUSTER: {cluster}" if cluster == chosen[0] else f"\nCLUSTER: {cluster}")

@@ -29,12 +29,24 @@ SITE = [
 ]
 
 
+CLUSTERS = {
+    "first_id": 1,
+    "instances": [],
+    "clusters": [
+        dict.fromkeys(("config", "bin_dir", "tag_field"))
+        | {"cluster": name, "manager_name": "", "up": True}
+        | {"accounting": False, "native_jobs": False}
+        for name in ("alpha", "beta")
+    ],
+}
+
+
 @pytest.fixture
 def listing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     class Daemon:
-        def request(self, method: str, path: str) -> tuple[list[Any], dict[str, str]]:
-            assert (method, path) == ("GET", "/partitions")
-            return SITE, {}
+        def request(self, method: str, path: str) -> tuple[Any, dict[str, str]]:
+            assert method == "GET"
+            return {"/partitions": SITE, "/clusters/native": CLUSTERS}[path], {}
 
     monkeypatch.setattr(sinfo, "connect", Daemon)
 
