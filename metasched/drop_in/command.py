@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
-COMMANDS = ("sacct", "sbatch", "sbcast", "scancel", "scontrol", "sinfo", "squeue", "srun")
+# real commands that reach the cluster of a job
+JOB_TOOLS = ("sacctmgr", "sattach", "seff", "sprio", "sshare", "sstat")
+COMMANDS = (
+    *("sacct", "salloc", "sbatch", "sbcast", "scancel", "scontrol", "sinfo", "squeue", "srun"),
+    *JOB_TOOLS,
+)
 _LAUNCHERS = ("salloc", "sbatch", "srun")  # they start programs of users
 PAGE_SIZE = 5000  # rows that are requested at once
 MAX_IDS_LENGTH = 8000  # characters of the ids that a request names
@@ -48,8 +53,13 @@ def run(name: str) -> int:
         _check_recursion(name)
         if os.environ.get(BYPASS) == "1":
             exec_real(name, sys.argv[1:])
-        main: Callable[[Sequence[str]], int] = import_module(f"metasched.drop_in.{name}").main
-        code = main(sys.argv[1:])
+        if name in JOB_TOOLS:
+            from metasched.drop_in.job_tools import run_tool
+
+            code = run_tool(name, sys.argv[1:])
+        else:
+            main: Callable[[Sequence[str]], int] = import_module(f"metasched.drop_in.{name}").main
+            code = main(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -175,7 +185,8 @@ def real_arguments(
     No value and no word can become another option.
     """
     arguments = [
-        f"--{name}={value}" if f"{name}=" in options else f"--{name}" for name, value in parsed
+        f"--{name}={value}" if f"{name}=" in options else f"{'--'[len(name) == 1 :]}{name}"
+        for name, value in parsed
     ]
     return [*arguments, "--", *words] if words else arguments
 

@@ -1,4 +1,7 @@
-"""`srun` inside a job: the real command with Slurm's id of the job, tasks with metasched's."""
+"""`srun`: the real command. Inside a job with Slurm's id, and metasched's for its tasks.
+
+Outside of a job a cluster is chosen for it (`placement`).
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ _FLAGS = {
     *("use-min-nodes", "resv-ports", "exclusive", "propagate", "nice", "compress", "send-libs"),
     *("bcast", "x11", "no-kill", "kill-on-bad-exit", "immediate", "test-only", "external"),
     *("interactive", "debugger-test", "wait-for-children", "oom-kill-step", "stepmgr"),
+    *("bell", "no-bell", "no-shell", "kill-command", "get-user-env"),  # of salloc
 }
 _SHORT_FLAGS = "EHhlOQsuvVXZ"
 _SHORT_OPTIONAL = "IKk"  # their value, if any, is the rest of the word
@@ -44,6 +48,25 @@ _KNOWN = {
     "help": "h",
     "usage": "",
     "version": "V",
+    # on which the choice of a cluster depends
+    "account": "A",
+    "clusters": "M",
+    "constraint": "C",
+    "cpus-per-task": "c",
+    "exclusive": "",
+    "gpus": "G",
+    "gpus-per-node": "",
+    "gpus-per-task": "",
+    "gres": "",
+    "licenses": "L",
+    "mem": "",
+    "mem-per-cpu": "",
+    "nodes": "N",
+    "ntasks-per-node": "",
+    "partition": "p",
+    "qos": "q",
+    "reservation": "",
+    "time": "t",
 }
 # input variables with a path that may hold patterns: of 22.05, and of 23.11
 _PATH_VARIABLES = (
@@ -56,7 +79,7 @@ _USER_PROLOG = "METASCHED_TASK_PROLOG"  # path of the program that the user's --
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the real srun. Raises CommandError outside of a job, or if there is no srun."""
+    """Run the real srun. Raises CommandError if there is none, or no cluster for it."""
     options, program = split_options(arguments)
     if on_other_manager():
         return _run_here(options, program)
@@ -65,8 +88,9 @@ def main(arguments: Sequence[str]) -> int:
             arguments = [*own_options(options), *program]
             use_manager_id()
     elif not {name for name, _, _ in options} & {"jobid", "help", "usage", "version"}:
-        remedy = "submit a script by sbatch, or set METASCHED_BYPASS=1"
-        raise CommandError(f"srun: error: not inside a job; {remedy}")
+        from metasched.drop_in.placement import exec_on_cluster
+
+        exec_on_cluster("srun", options, program)
     exec_real("srun", arguments)
     return 0
 

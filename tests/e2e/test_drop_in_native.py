@@ -227,3 +227,112 @@ def test_a_wrapper_that_calls_a_drop_in_does_not_run_for_ever(clusters: Clusters
         done = clusters.call(name, "--version", METASCHED_BYPASS="1", PATH=path)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith(f"{name}: error: the {name} that follows on PATH calls this")
+
+
+def state(cluster: SlurmCluster, job: str) -> str:
+    return cluster.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T %r").strip()
+
+
+def test_ids_of_both_kinds_in_a_command(clusters: Clusters) -> None:
+    mine, other, kept = (native(clusters.alpha, name) for name in ("a", "b", "c"))
+    same = native(clusters.beta, "d")
+    own = [clusters.site.submit("--hold", *SLEEP) for _ in range(3)]
+    shown = clusters.lines("scontrol", "-o", "show", "job", f"{own[0]},{mine}")
+    assert [line.split()[:2] for line in shown] == [
+        [f"JobId={own[0]}", "JobName=wrap"],
+        [f"JobId={mine}", "JobName=a"],
+    ]
+    assert clusters.lines("scontrol", "release", str(own[2]), mine) == []
+    assert clusters.lines("scontrol", "hold", mine, str(own[1])) == []
+    assert clusters.lines("scontrol", "update", f"JobId={mine}", "TimeLimit=7") == []
+    assert clusters.alpha.run("squeue", "-h", "-j", mine, "-o", "%l").strip() == "7:00"
+    refused = clusters.call("scontrol", "update", f"JobId={own[1]}", "TimeLimit=7")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"job {own[1]} is of metasched" in refused.stderr
+    assert clusters.lines("scancel", str(own[0]), mine, other) == []
+    clusters.site.until_ended(own[0])
+    for job in (mine, other):
+        assert state(clusters.alpha, job).startswith("CANCELLED")
+    assert state(clusters.alpha, kept) == state(clusters.beta, same) == "PENDING JobHeldUser"
+    # another cluster may have the same id
+    assert clusters.lines("scancel", "-M", "south", same) == []
+    assert state(clusters.beta, same).startswith("CANCELLED")
+    assert state(clusters.alpha, kept) == "PENDING JobHeldUser"
+    name = clusters.lines("scontrol", "-M", "beta", "-o", "show", "job", same)[0]
+    assert name.startswith(f"JobId={same} JobName=d ")
+    assert clusters.lines("scontrol", "-M", "south", "show", "node", "b1")[0].startswith("NodeName")
+
+
+def test_commands_of_a_cluster(clusters: Clusters) -> None:
+    north, south = clusters.submit("north"), clusters.submit("south")
+    assert clusters.lines("scancel", "-M", "beta", "--me") == []
+    clusters.site.until_ended(south)
+    assert clusters.site.rows(north)[0]["state"] == "running"
+    tables = clusters.lines("sinfo", "-M", "alpha,south", "-o", "%V")
+    assert [line for line in tables if line] == [
+        *("CLUSTER: north", "CLUSTER", "north", "CLUSTER: south", "CLUSTER", "south")
+    ]
+    [job] = clusters.lines("sbatch", "--parsable", "-H", "-M", "beta", *SLEEP)
+    assert clusters.lines("scontrol", "release", job) == []
+    clusters.site.until(lambda: clusters.site.rows(job)[0]["state"] == "running")
+    assert clusters.site.rows(job)[0]["cluster"] == "south"
+    for name in ("sbatch", "scancel", "scontrol", "sinfo"):
+        words = {"sbatch": [*SLEEP], "scancel": [job], "scontrol": ["show", "job"], "sinfo": []}
+        done = clusters.call(name, "-M", "gamma", *words[name])
+        assert (done.returncode, done.stdout) == (1, ""), name
+        assert done.stderr == UNKNOWN.replace("squeue", name)
+
+
+def test_tools_go_to_the_cluster_of_a_job(clusters: Clusters) -> None:
+    held = clusters.site.submit("--hold", *SLEEP)
+    waiting = native(clusters.alpha, "a")
+    south = clusters.site.submit("--cluster", "south", "--wrap", "srun sleep 600")
+
+    def layout() -> list[str]:
+        return clusters.lines("sattach", "--layout", f"{south}.0")
+
+    clusters.site.until(lambda: layout()[:2] == ["Job step layout:", "\t1 tasks, 1 nodes (b1)"], 30)
+    sent = clusters.native_id(south)
+    done = clusters.call("sstat", "-a", "-n", "-P", "-o", "jobid", "-j", str(south))
+    assert done.stdout.split() == [f"{sent}.batch", f"{sent}.0"], done
+    absent = clusters.call("sstat", "-j", str(held))
+    assert (absent.returncode, absent.stdout) == (1, "")
+    assert absent.stderr == f"sstat: error: job {held} is on no cluster\n"
+    shares = clusters.lines("sshare", "-M", "south", "-n", "-P", "-o", "account")
+    assert "root" in [line.strip() for line in shares], shares
+    accounts = clusters.lines("sacctmgr", "-n", "-P", "list", "cluster", "format=cluster")
+    assert sorted(accounts) == ["alpha", "beta"]
+    assert state(clusters.alpha, waiting) == "PENDING JobHeldUser"
+
+
+def test_srun_and_salloc_outside_of_a_job(clusters: Clusters) -> None:
+    print_cluster = ("sh", "-c", "echo $SLURM_CLUSTER_NAME $SLURM_NNODES")
+    assert clusters.lines("srun", "-M", "south", "-N", "2", "-n", "2", *print_cluster) == [
+        *("beta 2", "beta 2")
+    ]
+    # a node of alpha alone has that many processors
+    assert clusters.lines("srun", "-n", "1", "-c", "12", *print_cluster) == ["alpha 1"]
+    done = clusters.call("salloc", "-Q", "-M", "beta", "-N1", "srun", *print_cluster)
+    assert (done.returncode, done.stdout) == (0, "beta 1\n"), done
+    large = clusters.call("srun", "-N", "1", "-c", "99", "true")
+    assert (large.returncode, large.stdout) == (1, "")
+    assert large.stderr.startswith("srun: error: Unable to allocate resources: ")
+    reserved = clusters.call("salloc", "--reservation=1", "true")
+    assert reserved.stderr == (
+        "salloc: error: reservation 1 is of metasched; submit a batch job by sbatch\n"
+    )
+    # an option of the program is none of srun
+    assert clusters.lines("srun", "-M", "south", "echo", "-M", "north") == ["-M north"]
+
+
+def test_site_licences_need_a_batch_job(clusters: Clusters) -> None:
+    clusters.site.stop()
+    text = clusters.site.config.read_text()
+    clusters.site.config.write_text(text + '[[licence]]\nname = "abaqus"\ntotal = 3\n')
+    clusters.site.start()
+    for name in ("srun", "salloc"):
+        done = clusters.call(name, "-L", "abaqus:2", "true")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == (
+            f"{name}: error: licence abaqus is of the whole site; submit a batch job by sbatch\n"
+        )

@@ -1,0 +1,153 @@
+"""Commands of Slurm that metasched does not replace: the real ones, on the cluster of the job.
+
+`sstat`, `seff`, `sprio` and `sattach` take ids of metasched, too. `sshare` and `sacctmgr` name no
+jobs.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from metasched.drop_in.command import (
+    CommandError,
+    connect,
+    exec_real,
+    listed_tasks,
+    parse_options,
+    real_arguments,
+)
+from metasched.drop_in.job_filters import is_job_id, words_of
+from metasched.drop_in.native_clusters import read_clusters, run_native
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from metasched.client.connection import Connection
+    from metasched.drop_in.native_clusters import NativeCluster
+
+_COMMON = {"help": "h", "usage": "", "verbose": "v", "version": "V"}
+_CLUSTERS = {"clusters=": "M", "cluster=": ""}
+_OPTIONS = {
+    "sattach": {
+        **_COMMON,
+        **_CLUSTERS,
+        "error-filter=": "",
+        "input-filter=": "",
+        "label": "l",
+        "layout": "",
+        "output-filter=": "",
+        "pty": "",
+        "quiet": "Q",
+    },
+    "seff": {**_CLUSTERS, "d": "d", "h": "h", "v": "v"},  # it has no long options
+    "sprio": {
+        **_COMMON,
+        **_CLUSTERS,
+        "federation": "",
+        "help": "",
+        "format=": "o",
+        "jobs=": "j",
+        "local": "",
+        "long": "l",
+        "noheader": "h",
+        "norm": "n",
+        "partition=": "p",
+        "sibling": "",
+        "sort=": "S",
+        "user=": "u",
+        "weights": "w",
+    },
+    "sshare": {
+        **_COMMON,
+        **_CLUSTERS,
+        "Users": "U",
+        "accounts=": "A",
+        "all": "a",
+        "format=": "o",
+        "helpformat": "e",
+        "long": "l",
+        "noheader": "n",
+        "parsable": "p",
+        "parsable2": "P",
+        "partition": "m",
+        "users=": "u",
+    },
+    "sstat": {
+        **_COMMON,
+        **_CLUSTERS,
+        "allsteps": "a",
+        "format=": "o",
+        "helpformat": "e",
+        "jobs=": "j",
+        "noconvert": "",
+        "noheader": "n",
+        "parsable": "p",
+        "parsable2": "P",
+        "pidformat": "i",
+    },
+}
+
+
+def run_tool(name: str, arguments: Sequence[str]) -> int:
+    """Run a real command where its jobs are. Return the largest exit code."""
+    if name == "sacctmgr":  # it names clusters by words of its own
+        exec_real(name, arguments)
+    options = _OPTIONS[name]
+    parsed, words = parse_options(name, options, arguments)
+    rest = [(key, value) for key, value in parsed if key not in ("clusters", "cluster", "jobs")]
+    names = next((value for key, value in parsed if key in ("clusters", "cluster")), None)
+    ids = [word for key, value in parsed if key == "jobs" for word in words_of(value)]
+    by_option = bool(ids)
+    if name in ("sattach", "seff"):
+        ids, words = words, []
+    if not ids and names is None:
+        exec_real(name, arguments)
+    connection = connect()
+    clusters = read_clusters(connection)
+    chosen = clusters.choose(name, names)
+
+    def run(ids: Sequence[str], where: Sequence[NativeCluster] | None, is_last: bool) -> int:
+        jobs = [("jobs", ",".join(ids))] if by_option else []
+        positional = words if by_option else [*ids, *words]
+        return run_native(name, real_arguments(options, [*rest, *jobs], positional), where, is_last)
+
+    own = [word for word in ids if not clusters.is_native(word)]
+    native = [word for word in ids if clusters.is_native(word)]
+    if not own:
+        return run(native, chosen, True)
+    places = native_places(name, connection, own)
+    by_name = {cluster.name: cluster for cluster in clusters.clusters}
+    codes = [run(native, chosen, False)] if native else []
+    for cluster, native_ids in places.items():
+        is_last = not codes and len(places) == 1
+        codes.append(run(native_ids, [by_name[cluster]], is_last))
+    return max(codes)
+
+
+def native_places(
+    command: str, connection: Connection, words: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return the managers' ids of jobs of metasched, by cluster; `17.0` keeps its step.
+
+    A line is printed for each job that no cluster has. CommandError if that is so for all.
+    """
+    places: dict[str, list[str]] = {}
+    missing = []
+    for word in words:
+        id, dot, step = word.partition(".")
+        if not is_job_id(id) or (not step.replace("+", "").isalnum() and step):
+            raise CommandError(f"{command}: error: Invalid job id {word}")
+        is_placed = False
+        for row in listed_tasks(connection, {"job": [id], "skip_missing": "true"}):
+            native_id = row["native_id"] or ""
+            if is_job_id(native_id):
+                is_placed = True
+                places.setdefault(row["cluster"], []).append(f"{native_id}{dot}{step}")
+        if not is_placed:
+            missing.append(f"{command}: error: job {id} is on no cluster")
+    if not places:
+        raise CommandError("\n".join(missing))
+    for line in missing:
+        print(line, file=sys.stderr)
+    return places
