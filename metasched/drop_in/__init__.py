@@ -16,6 +16,8 @@ native_clusters    the real commands of the clusters, and which ids are their ow
 native_listing, native_queue, native_records    jobs that metasched did not send
 job_context   the job in which a command runs
 srun, sbcast  inside a job: the real commands, with the manager's id
+srun_options  the options of srun and salloc
 placement, salloc    outside of a job: the real commands, on a cluster that the daemon chooses
-job_tools     sstat, seff and others: the real commands, on the cluster of a job
+sattach, seff, sprio, sshare, sstat, sacctmgr    the real commands, on the cluster of a job
+job_tools     what these have in common
 """

@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
-# real commands that reach the cluster of a job
-JOB_TOOLS = ("sacctmgr", "sattach", "seff", "sprio", "sshare", "sstat")
 COMMANDS = (
-    *("sacct", "salloc", "sbatch", "sbcast", "scancel", "scontrol", "sinfo", "squeue", "srun"),
-    *JOB_TOOLS,
+    *("sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol", "seff"),
+    *("sinfo", "sprio", "squeue", "srun", "sshare", "sstat"),
 )
 _LAUNCHERS = ("salloc", "sbatch", "srun")  # they start programs of users
 PAGE_SIZE = 5000  # rows that are requested at once
@@ -53,13 +51,8 @@ def run(name: str) -> int:
         _check_recursion(name)
         if os.environ.get(BYPASS) == "1":
             exec_real(name, sys.argv[1:])
-        if name in JOB_TOOLS:
-            from metasched.drop_in.job_tools import run_tool
-
-            code = run_tool(name, sys.argv[1:])
-        else:
-            main: Callable[[Sequence[str]], int] = import_module(f"metasched.drop_in.{name}").main
-            code = main(sys.argv[1:])
+        main: Callable[[Sequence[str]], int] = import_module(f"metasched.drop_in.{name}").main
+        code = main(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

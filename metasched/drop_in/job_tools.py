@@ -1,7 +1,6 @@
 """Commands of Slurm that metasched does not replace: the real ones, on the cluster of the job.
 
-`sstat`, `seff`, `sprio` and `sattach` take ids of metasched, too. `sshare` and `sacctmgr` name no
-jobs.
+Ids of metasched are replaced by the managers' ids.
 """
 
 from __future__ import annotations
@@ -21,85 +20,25 @@ from metasched.drop_in.native_clusters import read_clusters, run_native
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from metasched.client.connection import Connection
     from metasched.drop_in.native_clusters import NativeCluster
 
-_COMMON = {"help": "h", "usage": "", "verbose": "v", "version": "V"}
-_CLUSTERS = {"clusters=": "M", "cluster=": ""}
-_OPTIONS = {
-    "sattach": {
-        **_COMMON,
-        **_CLUSTERS,
-        "error-filter=": "",
-        "input-filter=": "",
-        "label": "l",
-        "layout": "",
-        "output-filter=": "",
-        "pty": "",
-        "quiet": "Q",
-    },
-    "seff": {**_CLUSTERS, "d": "d", "h": "h", "v": "v"},  # it has no long options
-    "sprio": {
-        **_COMMON,
-        **_CLUSTERS,
-        "federation": "",
-        "help": "",
-        "format=": "o",
-        "jobs=": "j",
-        "local": "",
-        "long": "l",
-        "noheader": "h",
-        "norm": "n",
-        "partition=": "p",
-        "sibling": "",
-        "sort=": "S",
-        "user=": "u",
-        "weights": "w",
-    },
-    "sshare": {
-        **_COMMON,
-        **_CLUSTERS,
-        "Users": "U",
-        "accounts=": "A",
-        "all": "a",
-        "format=": "o",
-        "helpformat": "e",
-        "long": "l",
-        "noheader": "n",
-        "parsable": "p",
-        "parsable2": "P",
-        "partition": "m",
-        "users=": "u",
-    },
-    "sstat": {
-        **_COMMON,
-        **_CLUSTERS,
-        "allsteps": "a",
-        "format=": "o",
-        "helpformat": "e",
-        "jobs=": "j",
-        "noconvert": "",
-        "noheader": "n",
-        "parsable": "p",
-        "parsable2": "P",
-        "pidformat": "i",
-    },
-}
+CLUSTERS = {"cluster=": "", "clusters=": "M"}  # options of metasched's: by either name
 
 
-def run_tool(name: str, arguments: Sequence[str]) -> int:
-    """Run a real command where its jobs are. Return the largest exit code."""
-    if name == "sacctmgr":  # it names clusters by words of its own
-        exec_real(name, arguments)
-    options = _OPTIONS[name]
+def run_tool(name: str, options: Mapping[str, str], arguments: Sequence[str]) -> int:
+    """Run a real command where its jobs are. Return the largest exit code.
+
+    `options` as in `parse_options`. Without `--jobs` the words are ids, if there are any.
+    """
     parsed, words = parse_options(name, options, arguments)
     rest = [(key, value) for key, value in parsed if key not in ("clusters", "cluster", "jobs")]
     names = next((value for key, value in parsed if key in ("clusters", "cluster")), None)
     ids = [word for key, value in parsed if key == "jobs" for word in words_of(value)]
-    by_option = bool(ids)
-    if name in ("sattach", "seff"):
+    by_option = "jobs=" in options
+    if not by_option:
         ids, words = words, []
     if not ids and names is None:
         exec_real(name, arguments)
@@ -108,7 +47,7 @@ def run_tool(name: str, arguments: Sequence[str]) -> int:
     chosen = clusters.choose(name, names)
 
     def run(ids: Sequence[str], where: Sequence[NativeCluster] | None, is_last: bool) -> int:
-        jobs = [("jobs", ",".join(ids))] if by_option else []
+        jobs = [("jobs", ",".join(ids))] if by_option and ids else []
         positional = words if by_option else [*ids, *words]
         return run_native(name, real_arguments(options, [*rest, *jobs], positional), where, is_last)
 
@@ -120,6 +59,8 @@ def run_tool(name: str, arguments: Sequence[str]) -> int:
     by_name = {cluster.name: cluster for cluster in clusters.clusters}
     codes = [run(native, chosen, False)] if native else []
     for cluster, native_ids in places.items():
+        if cluster not in by_name:
+            raise CommandError(f"{name}: error: cluster {cluster} is configured no more")
         is_last = not codes and len(places) == 1
         codes.append(run(native_ids, [by_name[cluster]], is_last))
     return max(codes)

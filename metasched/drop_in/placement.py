@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from metasched.client.connection import Connection
     from metasched.drop_in.native_clusters import NativeCluster
-    from metasched.drop_in.srun import Option
+    from metasched.drop_in.srun_options import Option
 
 # options on which the choice of a cluster depends, as those of sbatch
 REQUIREMENTS = {

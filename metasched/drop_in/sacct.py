@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from metasched.client.connection import Connection
     from metasched.drop_in.native_clusters import NativeCluster
 
-_OPTIONS = {
+OPTIONS = {
     "account=": "A",
     "accounts=": "",
     "allclusters": "L",
@@ -169,7 +169,7 @@ FIELDS = {
 
 def main(arguments: Sequence[str]) -> int:
     """List the jobs that the options select. Return the exit code."""
-    parsed, words = parse_options("sacct", _OPTIONS, arguments)
+    parsed, words = parse_options("sacct", OPTIONS, arguments)
     options: dict[str, str] = {"format": os.environ.get("SACCT_FORMAT", "")}
     for name, value in parsed:
         name = _synonym(name)
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str]) -> int:
     ids = words_of(options.get("jobs", ""))
     native_ids = [word for word in ids if clusters.is_native(word)]
     if native_ids and len(native_ids) == len(ids) and chosen is None:
-        exec_real("sacct", real_arguments(_OPTIONS, parsed, []))
+        exec_real("sacct", real_arguments(OPTIONS, parsed, []))
     own_ids = [word for word in ids if word not in native_ids]
     default = _BRIEF_FORMAT if "brief" in options else _DEFAULT_FORMAT
     columns = [_parse_column(word) for word in words_of(options["format"] or default)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from metasched.drop_in.command import exec_real
 from metasched.drop_in.job_context import current_job_id, shows_own_id
 from metasched.drop_in.placement import exec_on_cluster
-from metasched.drop_in.srun import split_options
+from metasched.drop_in.srun_options import split_options
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:

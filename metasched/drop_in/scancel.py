@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from metasched.client.connection import Connection
     from metasched.drop_in.native_clusters import NativeCluster
 
-_OPTIONS = {
+OPTIONS = {
     "account=": "A",
     "batch": "b",
     "cluster=": "",
@@ -58,7 +58,7 @@ USAGE += (
 
 def main(arguments: Sequence[str]) -> int:
     """Cancel the jobs that ids and filters select. Return the exit code."""
-    parsed, ids = parse_options("scancel", _OPTIONS, arguments)
+    parsed, ids = parse_options("scancel", OPTIONS, arguments)
     options = dict(parsed)
     if "help" in options or "usage" in options:
         print(USAGE)
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
             code = fail(f"scancel: error: {error}")
     if native_ids:
         rest = [(name, value) for name, value in parsed if name not in ("clusters", "cluster")]
-        arguments = real_arguments(_OPTIONS, rest, native_ids)
+        arguments = real_arguments(OPTIONS, rest, native_ids)
         code = max(code, run_native("scancel", arguments, chosen, is_last=code == 0))
     return code
 

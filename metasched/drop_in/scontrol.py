@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from metasched.drop_in.native_clusters import NativeCluster, NativeClusters
 
-_OPTIONS = {
+OPTIONS = {
     "all": "a",
     "cluster=": "",
     "clusters=": "M",
@@ -44,7 +44,7 @@ USAGE = "scontrol [-o] show job|config|hostnames|partition [NAME] | hold|release
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command of scontrol. Return the exit code."""
-    parsed, words = parse_options("scontrol", _OPTIONS, arguments)
+    parsed, words = parse_options("scontrol", OPTIONS, arguments)
     options = dict(parsed)
     if "help" in options:
         print(USAGE)
@@ -90,7 +90,7 @@ class _Real:
 
     def run(self, words: Sequence[str], is_last: bool) -> int:
         """Run it with the options that were given; return its exit code."""
-        arguments = real_arguments(_OPTIONS, self._parsed, words)
+        arguments = real_arguments(OPTIONS, self._parsed, words)
         return run_native("scontrol", arguments, self.chosen, is_last)
 
 

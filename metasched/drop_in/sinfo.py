@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-_OPTIONS = {
+OPTIONS = {
     "all": "a",
     "clusters=": "M",
     "exact": "e",
@@ -36,7 +36,7 @@ _OPTIONS = {
     "verbose": "v",
     "version": "V",
 }
-_NODE_OPTIONS = {"list-reasons": "R", "Node": "N", "nodes=": "n", "reservation": "T"}
+NODE_OPTIONS = {"list-reasons": "R", "Node": "N", "nodes=": "n", "reservation": "T"}
 _VARIABLES = {"SINFO_FORMAT": "format", "SINFO_PARTITION": "partition"}
 _DEFAULT_FORMAT = "%{width}P %.5a %.10l %.6D %.6t %N"
 _LONG_FORMAT = "%{width}P %.5a %.10l %.10s %.6D %.11T %N"
@@ -170,7 +170,7 @@ NODE_FORMATS = FormatLanguage(
 
 def main(arguments: Sequence[str]) -> int:
     """List the partitions that the options select. Return the exit code."""
-    parsed, _ = parse_options("sinfo", {**_OPTIONS, **_NODE_OPTIONS}, arguments)
+    parsed, _ = parse_options("sinfo", {**OPTIONS, **NODE_OPTIONS}, arguments)
     options = {name: os.environ[key] for key, name in _VARIABLES.items() if os.environ.get(key)}
     options.update(parsed)
     if "help" in options or "usage" in options:
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str]) -> int:
     if "version" in options:
         print("slurm-metasched")
         return 0
-    for name in _NODE_OPTIONS:
+    for name in NODE_OPTIONS:
         if name.rstrip("=") in options:
             raise CommandError(
                 f"sinfo: error: --{name.rstrip('=')}: metasched knows no nodes by name; "

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from metasched.drop_in.format_language import Format
     from metasched.drop_in.native_clusters import NativeCluster
 
-_OPTIONS = {
+OPTIONS = {
     "array": "r",
     "all": "a",
     "account=": "A",
@@ -81,7 +81,7 @@ USAGE += "              [-p partition] [-q qos] [-r] [-t states] [-u user] [--me
 
 def main(arguments: Sequence[str]) -> int:
     """List the jobs that the options select. Return the exit code."""
-    parsed, words = parse_options("squeue", _OPTIONS, arguments)
+    parsed, words = parse_options("squeue", OPTIONS, arguments)
     options = {name: os.environ[key] for key, name in _VARIABLES.items() if os.environ.get(key)}
     options.update(parsed)
     if "help" in options or "usage" in options:
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     ids = words_of(options.get("jobs", ""))
     native_ids = [word for word in ids if clusters.is_native(word)]
     if native_ids and len(native_ids) == len(ids) and chosen is None:
-        exec_real("squeue", real_arguments(_OPTIONS, parsed, []))
+        exec_real("squeue", real_arguments(OPTIONS, parsed, []))
     own_ids = [word for word in ids if word not in native_ids]
     format = _parse_format(options, dict(parsed))
     codes = parse_codes("squeue", options["states"]) if options.get("states") else OPEN_CODES

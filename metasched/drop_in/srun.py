@@ -16,58 +16,14 @@ from metasched.drop_in.job_context import (
     shows_own_id,
     use_manager_id,
 )
+from metasched.drop_in.srun_options import split_options
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    Option = tuple[str, str, list[str]]  # long name if it matters here, value, words
+    from metasched.drop_in.srun_options import Option
 
-# Options of 22.05 to 24.11 whose value, if any, stands in the same word. All others have a value.
-_FLAGS = {
-    *("label", "overcommit", "oversubscribe", "quiet", "unbuffered", "verbose", "version", "help"),
-    *("usage", "hold", "preserve-env", "disable-status", "no-allocate", "contiguous", "exact"),
-    *("overlap", "multi-prog", "pty", "quit-on-interrupt", "reboot", "spread-job", "share"),
-    *("use-min-nodes", "resv-ports", "exclusive", "propagate", "nice", "compress", "send-libs"),
-    *("bcast", "x11", "no-kill", "kill-on-bad-exit", "immediate", "test-only", "external"),
-    *("interactive", "debugger-test", "wait-for-children", "oom-kill-step", "stepmgr"),
-    *("bell", "no-bell", "no-shell", "kill-command", "get-user-env"),  # of salloc
-}
-_SHORT_FLAGS = "EHhlOQsuvVXZ"
-_SHORT_OPTIONAL = "IKk"  # their value, if any, is the rest of the word
-# the options that matter here, with their short ones
-_KNOWN = {
-    "output": "o",
-    "error": "e",
-    "input": "i",
-    "export": "",
-    "jobid": "",
-    "ntasks": "n",
-    "chdir": "D",
-    "task-prolog": "",
-    "help": "h",
-    "usage": "",
-    "version": "V",
-    # on which the choice of a cluster depends
-    "account": "A",
-    "clusters": "M",
-    "constraint": "C",
-    "cpus-per-task": "c",
-    "exclusive": "",
-    "gpus": "G",
-    "gpus-per-node": "",
-    "gpus-per-task": "",
-    "gres": "",
-    "licenses": "L",
-    "mem": "",
-    "mem-per-cpu": "",
-    "nodes": "N",
-    "ntasks-per-node": "",
-    "partition": "p",
-    "qos": "q",
-    "reservation": "",
-    "time": "t",
-}
 # input variables with a path that may hold patterns: of 22.05, and of 23.11
 _PATH_VARIABLES = (
     *("SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_STDINMODE"),
@@ -173,41 +129,3 @@ def own_pattern(path: str) -> str:
         return text.zfill(min(int(match[1] or 0), 10)) + suffix
 
     return _PATTERN.sub(replacement, path)
-
-
-def split_options(arguments: Sequence[str]) -> tuple[list[Option], list[str]]:
-    """Return the options before the program, and all other words."""
-    options: list[Option] = []
-    rest = list(arguments)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
-        word = rest.pop(0)
-        for name, value, words, has_value in _options_of(word):
-            if has_value or not rest:
-                options.append((name, value, words))
-            else:
-                options.append((name, rest[0], [*words, rest.pop(0)]))
-    return options, rest
-
-
-def _options_of(word: str) -> Iterator[tuple[str, str, list[str], bool]]:
-    """Yield (name, value, words, whether no value follows) of the options in a word."""
-    if word.startswith("--"):
-        name, equals, value = word[2:].partition("=")
-        name = _full_name(name)
-        yield (name if name in _KNOWN else ""), value, [word], bool(equals) or name in _FLAGS
-        return
-    for position, letter in enumerate(word[1:], 2):
-        name = next((long for long, short in _KNOWN.items() if short == letter), "")
-        if letter in _SHORT_FLAGS:
-            yield name, "", [f"-{letter}"], True
-            continue
-        value = word[position:]
-        yield name, value, [f"-{letter}{value}"], bool(value) or letter in _SHORT_OPTIONAL
-        return
-
-
-def _full_name(name: str) -> str:
-    """Return the option that a shortened name means; the name itself if that is unclear."""
-    names = [*_FLAGS, *(long for long in _KNOWN if long not in _FLAGS)]
-    matches = [long for long in names if long.startswith(name)]
-    return matches[0] if name not in names and len(matches) == 1 else name

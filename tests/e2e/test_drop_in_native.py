@@ -176,15 +176,15 @@ def test_a_dead_controller_hides_no_other_jobs(clusters: Clusters) -> None:
 
 
 def test_accounting_lists_native_jobs(clusters: Clusters) -> None:
-    ended = clusters.beta.run("sbatch", "--parsable", "-J", "ended", "--wrap", "true").strip()
-    own = clusters.submit("south", "-J", "own")
+    ended = clusters.beta.run("sbatch", "--parsable", "-J", "acct-ended", "--wrap", "true").strip()
+    own = clusters.submit("south", "-J", "acct-own")
     clusters.site.run("cancel", str(own))
     clusters.site.until_ended(own)
     listed = ("sacct", "-X", "-n", "-P", "-o", "jobid,jobname,cluster,state", "-S", "now-1hour")
-    expected = [f"{own}|own|south|CANCELLED", f"{ended}|ended|south|COMPLETED"]
+    expected = [f"{own}|acct-own|south|CANCELLED", f"{ended}|acct-ended|south|COMPLETED"]
 
     def names(*options: str) -> list[str]:
-        wanted = ("--name", "own,ended")
+        wanted = ("--name", "acct-own,acct-ended")
         return clusters.lines(*listed, *wanted, *options)
 
     clusters.site.until(lambda: names() == expected, patience=20)
@@ -195,7 +195,9 @@ def test_accounting_lists_native_jobs(clusters: Clusters) -> None:
     assert steps == [ended, f"{ended}.batch"]
     # by its own name a job of metasched is shown
     sent = clusters.native_id(own)
-    assert clusters.lines(*listed, "-M", "south", "-j", sent)[0].startswith(f"{sent}|own|south|")
+    assert clusters.lines(*listed, "-M", "south", "-j", sent)[0].startswith(
+        f"{sent}|acct-own|south|"
+    )
     table = clusters.lines("sacct", "-X", "-S", "now-1hour")
     assert table[0].split()[-1] == "Cluster"
 

@@ -17,7 +17,8 @@ from metasched.adapters.slurm_dialect import batch_variables
 from metasched.client.dialects import is_foreign_dialect
 from metasched.drop_in import srun
 from metasched.drop_in.command import CommandError
-from metasched.drop_in.srun import own_options, own_pattern, split_options
+from metasched.drop_in.srun import own_options, own_pattern
+from metasched.drop_in.srun_options import split_options
 from metasched.model.job import Job, Payload
 
 FACTS = {
