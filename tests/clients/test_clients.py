@@ -17,6 +17,10 @@ import pytest
 import metasched
 from tests.e2e.conftest import ONE_LOCAL, Site
 from tests.e2e.conftest import site as site
+from tests.e2e.test_jobs_on_nodes import NodeSite
+from tests.e2e.test_jobs_on_nodes import on_slurm as on_slurm
+from tests.harness import accounts
+from tests.harness.accounts import A
 from tests.harness.slurm import SlurmSite
 
 COMMANDS = Path(metasched.__file__).parent / "drop_in/slurm"
@@ -219,6 +223,25 @@ def test_snakemake_runs_its_workflow(three: Site, python: Path) -> None:
     run(three, python, python.parent / "snakemake", *options)
     outputs = [(three.folder / f"o{index}.txt").read_text() for index in range(3)]
     assert outputs == ["0\n", "1\n", "2\n"]
+
+
+@pytest.mark.root
+def test_a_head_of_snakemake_is_a_job_on_another_host(on_slurm: NodeSite, python: Path) -> None:
+    """It calls the daemon by the token of its job."""
+    user, home = on_slurm.site.by(A), on_slurm.site.folder / A
+    if subprocess.run([*accounts.become(A), "test", "-x", python], check=False).returncode != 0:
+        pytest.skip(f"{A} cannot run {python}; make .clients with /usr/bin/python3")
+    (home / "Snakefile").write_text(SNAKEFILE)
+    (home / "head").write_text(
+        f"#!/bin/sh\nexport HOME=$PWD PATH={COMMANDS}:{python.parent}:/usr/bin:/bin\n"
+        "exec snakemake --executor slurm --jobs 3 --default-resources slurm_partition=main\n"
+    )
+    head = user.submit("-t", "20", "--mem", "1G", "-o", "head.out", home / "head")
+    [row] = user.until_ended(head)
+    assert row["state"] == "completed", (home / "head.out").read_text()
+    outputs = [(home / f"o{index}.txt").read_text() for index in range(3)]
+    assert outputs == ["0\n", "1\n", "2\n"]
+    assert len({job["job"] for job in user.rows()}) == 4
 
 
 def test_a_client_waits_while_the_daemon_is_gone(three: Site, python: Path) -> None:

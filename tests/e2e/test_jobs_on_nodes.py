@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -303,3 +304,25 @@ def test_no_other_account_finds_a_token(nodes: NodeSite) -> None:
         (site.folder / A / "go").touch()
     site.until_ended(job)
     assert not path.exists()
+
+
+def test_an_account_that_reads_the_script_gains_nothing(nodes: NodeSite) -> None:
+    """B knows the key, as from an open spool folder, and registers a token of his own."""
+    site = nodes.site
+    job, token, _ = start_head(nodes, A)
+    try:
+        tag_task_key = token.rpartition(".")[0]
+        key = tag_task_key.rpartition(".")[2]
+        [folder] = (site.folder / "claims").glob(f"jobs-*/claims-{key}")
+        own = f"{tag_task_key}.{'0' * 64}"
+        name = f"token.0.{hashlib.sha256(own.encode()).hexdigest()}"
+        as_b = accounts.become(B)
+        subprocess.run([*as_b, "mkdir", "-m", "700", folder / name], check=True)
+        assert nodes.ask(own, "GET", "/health")[0] == 401
+        [registered] = (path for path in folder.glob("token.*") if path.name != name)
+        for change in (["rmdir", registered], ["mv", registered, folder / "moved"]):
+            assert subprocess.run([*as_b, *map(str, change)], check=False).returncode != 0
+        assert nodes.ask(token, "GET", "/health")[0] == 200
+    finally:
+        (site.folder / A / "go").touch()
+    site.until_ended(job)
