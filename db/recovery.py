@@ -35,7 +35,9 @@ _SAME_TASK = and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.ta
 def recover(connection: Connection, window: int) -> RecoveredState:
     """Read the stored state, with the last `window` jobs that had a margin."""
     execute = connection.execute
-    tasks = list(_open_tasks(connection))
+    tasks, remainders = list(_open_tasks(connection)), task_runs.remainders(connection)
+    waiting_jobs = {t.job.id: t.job for t in tasks if not t.attempts}
+    waiting_jobs |= {remainder.job.id: remainder.job for remainder in remainders}
     last_dispatches = execute(
         select(attempt.c.job, func.max(attempt.c.sending))
         # also of ended tasks of these jobs: no tag may repeat
@@ -59,9 +61,7 @@ def recover(connection: Connection, window: int) -> RecoveredState:
         drains=[ClusterDrained(**row) for row in execute(select(drain)).mappings()],
         ended=_ended_tasks(connection),
         # a task dispatched before no longer depends on other jobs
-        target_summaries=_target_summaries(
-            connection, {t.job.id: t.job for t in tasks if not t.attempts}.values()
-        ),
+        target_summaries=_target_summaries(connection, waiting_jobs.values()),
         leases=leases.live_leases(connection),
         lingering=leases.lingering(connection),
         totals=leases.operator_totals(connection),
@@ -69,7 +69,7 @@ def recover(connection: Connection, window: int) -> RecoveredState:
         reservations=reservations.open_or_held(connection),
         share_uses=share_uses.read_uses(connection),
         share_trees=share_uses.read_trees(connection),
-        remainders=task_runs.remainders(connection),
+        remainders=remainders,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,8 @@ from metasched.model.job import Job, State
 IndexRun = tuple[int, int, int]  # first index, last index, step
 
 REMAINDER_MINIMUM: Final = 1_000  # tasks of an array; smaller arrays have none
-MAX_RUNS: Final = 64  # of a remainder: each of its changes stores all of them
+# of a remainder: each of its changes stores all of them. Tasks of further, shorter runs are single
+MAX_RUNS: Final = 64
 # tasks per run that a request cancels; of shorter runs the tasks become single, since a page of a
 # listing reads all runs of a job
 MIN_MEAN_RUN: Final = 100
@@ -81,9 +82,22 @@ class Remainder(msgspec.Struct):
                 index = next(removed, None)
             if first <= last:
                 remaining.append((first, last, step))
-        if len(remaining) > MAX_RUNS:  # every second index may be a run
+        if len(remaining) > 2 * MAX_RUNS:  # every second index may be a run
             remaining = list(runs_of(index for run in remaining for index in range_of(run)))
         self.runs = remaining
+
+    def keep_longest(self) -> list[IndexRun]:
+        """Remove all but the `MAX_RUNS` longest runs; return the others."""
+        by_length = sorted(self.runs, key=run_length, reverse=True)
+        self.runs = sorted(by_length[:MAX_RUNS])
+        return by_length[MAX_RUNS:]
+
+
+class RemainderPart(NamedTuple):
+    """Tasks of a remainder."""
+
+    remainder: Remainder
+    runs: list[IndexRun]
 
 
 def range_of(run: IndexRun) -> range:

@@ -5,7 +5,7 @@ A change of a job reaches its dependent jobs only: no event costs a scan of all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from itertools import chain
 
 from metasched.core.dependency_status import (
@@ -118,13 +118,15 @@ class DependencyTracker:
             if not self._singletons[name]:
                 del self._singletons[name]
 
-    def rebuild(self, tasks: Sequence[Task]) -> None:
+    def rebuild(self, tasks: Sequence[Task], remainders: Iterable[int]) -> None:
         """Reduce progress to the state that a database would restore; `tasks` are all open tasks.
 
-        Jobs whose tasks were all dispatched depend on nothing any more.
+        `remainders`: jobs with other open tasks. Jobs whose tasks were all dispatched depend on
+        nothing any more.
         """
         self._shared_statuses = {}
         not_dispatched = {task.job.id for task in tasks if not task.attempts}
+        not_dispatched.update(remainders)
         tracked = {
             job.id: job
             for jobs_by_id in chain(self._dependents.values(), self._singletons.values())
@@ -223,6 +225,24 @@ class DependencyTracker:
         if term.target is None or term.target.index is not None:
             return False
         return job.array is not None and self._progress[term.target.job][term.target].array
+
+    def may_be_range(self, job: Job) -> bool:
+        """Whether the tasks of a new array wait for the same, or each for its counterpart only."""
+        terms = () if job.dependency is None else _dependency(job).terms
+        return len(terms) <= 1 or not any(self._is_paired(job, term) for term in terms)
+
+    def is_paired(self, job: Job) -> bool:
+        """Whether each task of a range waits only for the task with its index in another array."""
+        return job.dependency is not None and self._is_paired(job, _dependency(job).terms[0])
+
+    def ended_counterparts(self, job: Job) -> tuple[Set[int], Set[int]]:
+        """Return the indices of tasks in the array on which a paired job depends.
+
+        The first set has those that succeeded, the second those that ended without success.
+        """
+        (target,) = _dependency(job).targets
+        progress = self._progress[target.job][target]
+        return progress.succeeded, progress.failed
 
     # Status
 

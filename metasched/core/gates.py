@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import TypeVar
 
-from metasched.core.array_remainder import Remainder
+from metasched.core.array_remainder import Remainder, RemainderPart, runs_of
 from metasched.core.dependency_status import DependencyStatus
 from metasched.core.dependency_tracker import DependencyTracker
 from metasched.core.ineligible_tasks import IneligibleTasks
@@ -78,18 +78,18 @@ class SchedulingGates:
         self.dependencies.update_progress(task)
         if after in LIVE:
             if change.before not in LIVE:
+                self._leave_group(task)
                 self.remove(task)
             # the slots exceed the limit if a manager lists a lost attempt again
             self.take_slot_again(task)
         elif after in FINAL or after is State.HELD:
             if change.before in QUEUED_OR_HELD:
-                if self._heads and self._is_head(task) and task.task_id in self.ineligible:
-                    self._replace_head(task)
+                self._leave_group(task)
                 self.remove(task)
             self.release_slot(task, now)
             if not job_is_open:
                 self.remove_job(task.job)
-            elif self._heads and self._is_head(task):
+            elif self.is_head(task):
                 self.choose_head(task.job, now)
         elif change.follow_up is None:
             if change.event is TaskEvent.REQUEUE:
@@ -118,7 +118,7 @@ class SchedulingGates:
         self._slots, self._waiting_for_slot, self._next_indices = {}, {}, {}
         self._blocked, self._never_satisfied = {}, {}
         self._dependency_timers, self._heads = {}, {}
-        self.dependencies.rebuild(tasks)
+        self.dependencies.rebuild(tasks, self._state.remainders)
         for task in tasks:
             has_slot = task.attempt is not None and not task.attempt.lease_expired
             if has_slot and _limit(task.job) is not None:
@@ -131,7 +131,7 @@ class SchedulingGates:
         """
         previous_reason = task.reason
         status = self._choose_gate(task, now)
-        if self._heads and self._is_head(task):
+        if self.is_head(task):
             self._update_head(task, now)
         if task.reason and task.reason != previous_reason:  # without a reason it will be placed
             self.changed_tasks.append(task)
@@ -204,13 +204,24 @@ class SchedulingGates:
         head = self._split_head(job)
         if head is None:
             return
-        if _limit(job) is None or (job.begin is not None and job.begin > now):
+        waited_for_slot = head.reason == Reason.LIMIT_ARRAY
+        if _limit(job) is None or not (waited_for_slot or self._may_take_slot(head, now)):
             self.enqueue(head, now)
             return
         self._await_slot(head)
         self.copy_reason(head)
         if not self._filling:
             self._fill_slots(job.id, now)
+
+    def _may_take_slot(self, task: Task, now: float) -> bool:
+        """Whether a task that was never dispatched has passed the gates before that of slots."""
+        job = task.job
+        if job.begin is not None and job.begin > now:
+            return False
+        if job.dependency is None:
+            return True
+        status, _ = self.dependencies.status_and_due(job, task.index, now)
+        return status is DependencyStatus.SATISFIED
 
     def _split_head(self, job: Job) -> Task | None:
         """Make the first task of a queued remainder its head; None if there is no such task."""
@@ -222,16 +233,20 @@ class SchedulingGates:
         self._heads[job.id] = head.index
         return head
 
-    def _replace_head(self, head: Task) -> None:
-        """Let the first task of a remainder take the place of its head in a group."""
-        successor = self._split_head(head.job)
-        if successor is None:
+    def _leave_group(self, head: Task) -> None:
+        """Let the first task of a remainder take the place of its head in a group, if it has any.
+
+        The caller removes the head.
+        """
+        if not self.is_head(head) or head.task_id not in self.ineligible:
             return
-        if self._may_follow(successor):
+        successor = self._split_head(head.job)
+        if successor is not None and self._may_follow(successor):
             self.ineligible.join(successor, head.task_id)
 
-    def _is_head(self, task: Task) -> bool:
-        return self._heads.get(task.job.id) == task.index
+    def is_head(self, task: Task) -> bool:
+        """Whether a task stands for the remainder of its array."""
+        return bool(self._heads) and self._heads.get(task.job.id) == task.index
 
     def _update_head(self, head: Task, now: float) -> None:
         """Choose another head if this one is followed; else the remainder waits as it does."""
@@ -242,7 +257,7 @@ class SchedulingGates:
 
     def copy_reason(self, task: Task) -> Remainder | None:
         """Give a remainder the reason of its head. Return it if `task` is one and this is news."""
-        if not self._heads or not self._is_head(task):
+        if not self.is_head(task):
             return None
         remainder = self._state.remainders.get(task.job.id)
         if remainder is None or remainder.reason == task.reason:
@@ -252,31 +267,34 @@ class SchedulingGates:
         return remainder
 
     def _released_tasks(self, head: Task) -> Iterator[tuple[SortKey, Task]]:
-        """Yield the ready head of a remainder, then its tasks until one is set aside.
+        """Yield the ready head of a remainder, then its tasks until one stays queued.
 
-        The caller has handled each before it asks for the next.
+        The caller has handled each before it asks for the next. A task that is set aside, or that
+        waits for licences or processors, waits for all that follow.
         """
         job_id = head.job.id
         while head.task_id in self._ready:
             self._newly_ready.pop(head.task_id, None)
             yield (head.queue_key, *head.task_id), head
-            if self._is_head(head):
-                if head.task_id in self.ineligible:
+            if self.is_head(head):
+                if head.attempt is None:
                     return
-                self._release_next(head.job)
+                self.release_next(head.job)
             index = self._heads.get(job_id)
             if index is None:
                 return
             head = self._state.tasks[job_id, index]
 
-    def _release_next(self, job: Job) -> None:
-        """Let the next task of a remainder be placed in this pass, or in the next step.
+    def release_next(self, job: Job) -> Task | None:
+        """Return the next task of a remainder if it may be placed in this pass, else None.
 
         The limit of a step is one of its own here: users compete for places by turns.
         """
         head = self._split_head(job)
-        if head is not None and self._may_follow(head):
-            self._ready[head.task_id] = head
+        if head is None or not self._may_follow(head):
+            return None
+        self._ready[head.task_id] = head
+        return head
 
     def _may_follow(self, head: Task) -> bool:
         """Whether a new head may be placed in this pass, else it waits for a slot or a step."""
@@ -422,13 +440,20 @@ class SchedulingGates:
         """Whether no task has become ready and no dependency needs a check."""
         return not (self._newly_ready or self.dependencies.changed)
 
-    def resolve_dependencies(self, now: float) -> Iterator[tuple[Task, str]]:
-        """Release tasks whose dependencies are met. Yield (task, cause) if they can never be met.
+    def resolve_dependencies(self, now: float) -> Iterator[tuple[Task | RemainderPart, str]]:
+        """Release tasks whose dependencies are met. Yield (tasks, cause) if they can never be met.
 
         Continues until the caller's reactions cause no further changes.
         """
         while self.dependencies.changed:
             for job, target, indices in self.dependencies.take_changes():
+                remainder = self._state.remainders.get(job.id)
+                if (
+                    remainder is not None
+                    and not remainder.held
+                    and self.dependencies.is_paired(job)
+                ):
+                    yield from self._recheck_paired(remainder, sorted(indices), now)
                 if blocked := self._blocked.get(job.id):
                     to_recheck = self.dependencies.indices_to_recheck(
                         job, blocked, target, indices, now
@@ -448,6 +473,42 @@ class SchedulingGates:
             if self.enqueue(task, now) is DependencyStatus.NEVER_SATISFIED and not reported:
                 newly_unsatisfiable.append((task, self.dependencies.describe(task, now)))
         return newly_unsatisfiable
+
+    def _recheck_paired(
+        self, remainder: Remainder, indices: Sequence[int], now: float
+    ) -> Iterator[tuple[RemainderPart, str]]:
+        """Enqueue tasks of a remainder whose counterparts, of these indices, have succeeded.
+
+        The others wait as a range. Yield (tasks, cause) if they newly can never be met.
+        """
+        job = remainder.job
+        met, never_met = self.sort_paired(remainder, indices)
+        reported = self._never_satisfied.pop(job.id, set())
+        if remaining := reported.difference(indices).union(never_met):
+            self._never_satisfied[job.id] = remaining
+        if newly := [index for index in never_met if index not in reported]:
+            task = self._state.find_task((job.id, newly[0]))
+            assert task is not None, newly
+            cause = self.dependencies.describe(task, now)
+            yield RemainderPart(remainder, list(runs_of(newly))), cause
+        for task in self._state.split(remainder, met) if met else ():
+            self.enqueue(task, now)
+
+    def sort_paired(
+        self, remainder: Remainder, indices: Sequence[int] | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Return the tasks of a remainder whose dependencies are met, and those that never will be.
+
+        Each task depends on its counterpart in an array. `indices` are ascending, None: all.
+        """
+        succeeded, failed = self.dependencies.ended_counterparts(remainder.job)
+        if indices is None:
+            indices = sorted(succeeded | failed)
+        met, never_met = list[int](), list[int]()
+        for part in remainder.members(indices):
+            met += [index for index in part if index in succeeded]
+            never_met += [index for index in part if index in failed]
+        return met, never_met
 
     def _clear_never_satisfied(self, job_id: int, index: int) -> bool:
         """Forget that a task's dependency can never be met. Return whether it was so."""
@@ -482,8 +543,8 @@ class SchedulingGates:
         more: list[tuple[GroupOwner, Iterator[tuple[SortKey, Task]]]] = []
         if self.ineligible.lines.has_candidates:
             more += self.ineligible.lines.take_candidates().items()
-        if self._heads and (heads := [task for task in tasks if self._is_head(task)]):
-            tasks = [task for task in tasks if not self._is_head(task)]
+        if self._heads and (heads := [task for task in tasks if self.is_head(task)]):
+            tasks = [task for task in tasks if not self.is_head(task)]
             more += [(owner_of(head), self._released_tasks(head)) for head in heads]
         for owner, queue in more:
             of_groups[owner] = heapq.merge(of_groups.get(owner, ()), queue, key=itemgetter(0))
@@ -512,11 +573,11 @@ class SchedulingGates:
         self._set_timer("", NEXT_STEP, 0, 0)
 
     def mark_eligible(self, task: Task) -> None:
-        """Take a ready task out of its group, since some cluster accepts it."""
-        if task.task_id in self.ineligible:
-            if self._heads and self._is_head(task):
-                self._replace_head(task)
-            self.ineligible.remove(task.task_id)
+        """Take a ready task out of its group: some cluster accepts it, but it waits for licences.
+
+        Under late binding it may wait for processors. The head of a remainder still waits for all.
+        """
+        if self.ineligible.remove(task.task_id):
             self._ready[task.task_id] = task
 
 

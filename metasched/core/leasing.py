@@ -29,7 +29,7 @@ class LicenceLeasing:
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self.licences = LicenceQueue()
+        self.licences = LicenceQueue(self._waiting_ranges)
         self.enabled = False  # otherwise managers handle licences
         self._patience = 0.0
         self.transferring: dict[TaskId, Task] = {}  # pulled; the next attempt takes over the lease
@@ -66,6 +66,12 @@ class LicenceLeasing:
             _has_time_limit(task),
             task.job.reservation,
         )
+
+    def _waiting_ranges(self) -> Iterator[tuple[Mapping[str, int], int]]:
+        """Yield the request and the size of each range whose head is queued for licences."""
+        for remainder in self._state.remainders.values():
+            if remainder.reason in (Reason.LICENCE_BUSY, Reason.LICENCE_UNKNOWN):
+                yield remainder.job.licences, len(remainder)
 
     def leave(self, task: Task) -> None:
         """Remove a task from the licence queue, if it is there."""

@@ -195,7 +195,7 @@ class Placement:
         if len(state.views) > 1 and (licences.has_waiting or self._gates.has_ready):
             state.observe_loads()
         self._open_dispatches, self._obstacles = {}, {}
-        licence_waiters = []
+        licence_waiters: list[Task] = []
         # most steps place a single task
         ordered = self._in_order(waiting, of_groups) if of_groups or len(waiting) > 1 else waiting
         for task in ordered:
@@ -207,13 +207,7 @@ class Placement:
                     yield change
                     self._observe_dispatch(change)
                 continue
-            if self._limits.enabled and self._wait_for_limit(task):
-                continue
-            eligible, obstacles = self._find_eligible(task)
-            if eligible:
-                leasing.join(task)
-                licence_waiters.append(task)
-            elif (change := self._set_aside(task, obstacles)) is not None:
+            if (change := self._join_line(task, licence_waiters)) is not None:
                 yield change
         if leasing.transferring:
             leasing.release_untransferred()
@@ -229,12 +223,30 @@ class Placement:
                 self._observe_dispatch(change)
             if task.attempt is None:
                 leasing.leave(task)  # else it would be granted again without end
+            elif self._gates.is_head(task):
+                successor = self._gates.release_next(task.job)
+                if successor is not None:
+                    change = self._join_line(successor, licence_waiters)
+                    if change is not None:
+                        yield change
         for task in licence_waiters:
             obstacle = leasing.licence_obstacle(task, now)
             if obstacle is not None and (change := self._defer(task, [obstacle])) is not None:
                 yield change
         for (job, cluster), (dispatch_id, indices) in self._open_dispatches.items():
             state.outcome.actions.append(Dispatch(job, dispatch_id, cluster, tuple(indices)))
+
+    def _join_line(self, task: Task, licence_waiters: list[Task]) -> StateChange | None:
+        """Let a task wait for its licences, if a cluster accepts it and no limit bars it."""
+        if self._limits.enabled and self._wait_for_limit(task):
+            return None
+        eligible, obstacles = self._find_eligible(task)
+        if not eligible:
+            return self._set_aside(task, obstacles)
+        self._gates.mark_eligible(task)
+        self._leasing.join(task)
+        licence_waiters.append(task)
+        return None
 
     def _in_order(self, waiting: list[Task], of_groups: QueuesOfGroups) -> Iterator[Task]:
         """Yield tasks in the order of the queue; those of groups as late as possible.
@@ -271,7 +283,6 @@ class Placement:
         """Return the eligible clusters of a task, and the obstacles if there are none."""
         cache_key = self._cache_key(task)
         if cache_key is not None and (cached := self._eligible_cache.get(cache_key)):
-            self._gates.mark_eligible(task)
             return cached, []
         if (
             self._obstacles
@@ -289,7 +300,6 @@ class Placement:
         if not eligible:
             self._obstacles[self._group_key(task)] = obstacles
             return eligible, obstacles
-        self._gates.mark_eligible(task)
         if cache_key is not None:
             if len(self._eligible_cache) >= MAX_CACHED_DECISIONS:
                 self._eligible_cache.clear()
@@ -340,6 +350,7 @@ class Placement:
                     self._gates.dispatch_turns.reserved_head = task.task_id
                 reservation_near = late_binding.blocked_by_reservations(task.job, eligible)
                 obstacles = [_RESERVATION_NEAR if reservation_near else _NO_ROOM]
+                self._gates.mark_eligible(task)
         elif task.target in eligible:
             cluster = task.target
         elif len(eligible) == 1:
@@ -485,9 +496,6 @@ class Placement:
                 return change
             verdict = task.reason
         self._gates.set_aside(task, self._group_key(task), verdict, awaited=awaited)
-        if verdict is not None and (remainder := self._gates.copy_reason(task)) is not None:
-            text = _main_obstacle(obstacles).text
-            self._state.record_runs(remainder, remainder.runs, None, State.QUEUED, text)
         return None
 
     def _defer(self, task: Task, obstacles: list[Ineligibility]) -> StateChange | None:
@@ -505,6 +513,9 @@ class Placement:
         if task.reason != main_obstacle.reason:
             task.reason = main_obstacle.reason
             self._state.record_note(task, main_obstacle.text)
+        if (remainder := self._gates.copy_reason(task)) is not None:
+            text, runs = main_obstacle.text, remainder.runs
+            self._state.record_runs(remainder, runs, None, State.QUEUED, text)
         return None
 
 

@@ -65,7 +65,8 @@ class Recovery:
         for remainder in recovered.remainders:
             state.remainders[remainder.job.id] = remainder
         for job_id, summaries in recovered.target_summaries.items():
-            job = state.tasks_of(job_id)[0].job
+            open_job = state.remainders.get(job_id) or state.tasks_of(job_id)[0]
+            job = open_job.job
             self._gates.dependencies.track(job, summaries, state.tasks_of)
 
     def _open(self, task: Task) -> None:
@@ -199,7 +200,7 @@ class Recovery:
                 yield self._state_machine.apply(
                     task, TaskEvent.ABSENT if never_tried else TaskEvent.SILENCE, cause
                 )
-        self._remainders.restart(remainders, event.restored, event.time)
+        yield from self._remainders.restart(remainders, event.restored, event.time)
         for (job, dispatch_id, cluster), indices in untried.items():
             self._state.outcome.actions.append(Dispatch(job, dispatch_id, cluster, tuple(indices)))
         for view in self._state.views.values():

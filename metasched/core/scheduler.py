@@ -84,7 +84,7 @@ from metasched.policies.policy import Policy
 
 # Raise it with every change after which stored events, replayed, would be decided otherwise.
 # A replay begins at the first checkpoint of the present version.
-DECISION_VERSION: Final = 8
+DECISION_VERSION: Final = 9
 
 # Events after which tasks may be released because time has passed
 _TIMED_EVENTS: Final[frozenset[type]] = frozenset(
@@ -122,7 +122,9 @@ class Core:
         self._withdrawals = Withdrawals(
             self.state, self._state_machine, self._leasing, self._placement
         )
-        self._remainders = Remainders(self.state, self._gates, self.limits, remainder_minimum)
+        self._remainders = Remainders(
+            self.state, self._state_machine, self._gates, self.limits, remainder_minimum
+        )
         self._user_requests = UserRequests(
             self.state,
             self._state_machine,
@@ -260,7 +262,7 @@ class Core:
         while True:
             if self._gates.dependencies.changed:
                 never_met = self._gates.resolve_dependencies(self.state.now)
-                self._settle(self._state_machine.report_never_met(never_met))
+                self._settle(self._remainders.report_never_met(never_met))
             self._settle(self._placement.place_tasks())
             if self._gates.settled:
                 return

@@ -167,13 +167,13 @@ class SchedulerState:
     def split(self, remainder: Remainder, indices: Iterable[int]) -> list[Task]:
         """Make tasks of a remainder single tasks; `indices` are ascending.
 
-        If more than `MAX_RUNS` runs would remain, all its tasks become single.
+        Return these. If more than `MAX_RUNS` runs would remain, the tasks of the shortest are
+        among them.
         """
         single = list(indices)
         remainder.remove(single)
         if len(remainder.runs) > MAX_RUNS:
-            single += [index for run in remainder.runs for index in range_of(run)]
-            remainder.runs = []
+            single += [index for run in remainder.keep_longest() for index in range_of(run)]
             single.sort()
         tasks = [_task_of(remainder, index) for index in single]
         for task in tasks:

@@ -90,12 +90,11 @@ class TaskStateMachine:
                 assert attempt.yields_to is not None
                 yield from self.adopt(task, attempt.yields_to, "it replaces the newer attempt")
 
-    def report_never_met(self, tasks: Iterable[tuple[Task, str]]) -> Iterator[StateChange]:
-        """Record dependencies that can never be met; cancel tasks whose owners asked for that."""
-        for task, cause in tasks:
-            self._state.record_note(task, cause)
-            if task.job.kill_on_invalid_dep:
-                yield self.apply(task, TaskEvent.CANCEL, cause)
+    def report_never_met(self, task: Task, cause: str) -> Iterator[StateChange]:
+        """Record a dependency that can never be met; cancel a task whose owner asked for that."""
+        self._state.record_note(task, cause)
+        if task.job.kill_on_invalid_dep:
+            yield self.apply(task, TaskEvent.CANCEL, cause)
 
     def reopen(self, task: Task, last_dispatch: int, cause: str) -> StateChange:
         """Queue an ended task again, and forget rejections by clusters."""

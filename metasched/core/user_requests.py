@@ -51,7 +51,8 @@ class UserRequests:
         self._gates.dependencies.add_job(job)
         if self._limits.enabled:
             self._limits.add_job(job, len(job.indices))
-        if self._remainders.add_array(job, priority, event.time):
+        if self._remainders.takes(job):
+            yield from self._remainders.add_array(job, priority, event.time)
             return
         key = state.queue_key(job, priority)
         tasks = [Task(job, index, priority, key, held=job.held) for index in job.indices]
@@ -73,7 +74,7 @@ class UserRequests:
 
     def apply_request(self, event: UserRequested) -> Iterator[StateChange]:
         """Apply a request to open tasks: at once if queued in metasched, else by their managers."""
-        self._remainders.apply_to_runs(event)
+        yield from self._remainders.apply_to_runs(event)
         for task in self._state.tasks_of(event.job, event.indices):
             by_user = f"by {event.by}" if event.by else ""
             attempt = task.attempt
@@ -190,7 +191,7 @@ class UserRequests:
                 self._leasing.leave(task)
                 status = self._gates.enqueue(task, event.time)
                 if cancel_cause := self._gates.cancel_cause(task, status, event.time):
-                    yield self._state_machine.apply(task, TaskEvent.CANCEL, cancel_cause)
+                    yield from self._remainders.cancel_queued(task, cancel_cause)
             elif attempt is not None and (view := self._state.view_of(task)) is not None:
                 obstacle = self._placement.check_job(job, view)
                 if event.redispatch or (

@@ -271,8 +271,12 @@ class Life(RuleBasedStateMachine):
 
     def restored(self) -> Core:
         """Return a core restored from the state that a database would have."""
-        books, core = self.core.state, Core()
-        tasks, last_sending, facts, drains, ended, leases = copy.deepcopy(
+        return self.restore_from(self.core, Core())
+
+    def restore_from(self, former: Core, core: Core) -> Core:
+        """Restore a fresh core from the state of another, as a database would have it."""
+        books = former.state
+        tasks, last_sending, facts, drains, ended, leases, remainders = copy.deepcopy(
             (
                 *(
                     books.tasks,
@@ -281,7 +285,8 @@ class Life(RuleBasedStateMachine):
                     books.drains,
                     books.ended_tasks,
                 ),
-                self.core.licences.leases,
+                former.licences.leases,
+                books.remainders,
             )
         )
         for task_id, task in tasks.items():  # the database has it, a copy of a struct loses it
@@ -297,12 +302,13 @@ class Life(RuleBasedStateMachine):
             ended=ended,
             target_summaries={
                 id: list(self.fates_of(self.jobs[id]))
-                for id in sorted({id for id, _ in tasks})
+                for id in sorted({id for id, _ in tasks} | remainders.keys())
                 if self.jobs[id].dependency
             },
             leases=sorted(leases.values(), key=lambda lease: (lease.job, lease.index)),
             lingering=self.lingering,
             totals=self.totals,
+            remainders=[rest for _, rest in sorted(remainders.items())],
         )
         core.restore(recovered)
         return core

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from msgspec import structs
 
-from metasched.core.array_remainder import Remainder, range_of, run_length, runs_of
+from metasched.core.array_remainder import MAX_RUNS, Remainder, range_of, run_length, runs_of
 from metasched.core.events import (
     CoreEvent,
     DaemonStarted,
@@ -27,6 +26,7 @@ from metasched.model.job import Job
 from metasched.model.limits import LimitSettings, LimitTable
 from metasched.policies.policy import Policy
 from tests.harness.examples import examples
+from tests.property.core_model import KINDS
 from tests.property.core_rules import BEGINNING, Deeds
 
 indices = st.sets(st.integers(0, 60))
@@ -112,6 +112,9 @@ class Compared(Deeds):
         held=st.sampled_from([False, False, False, True]),
         name=st.sampled_from(["mine", "yours"]),
         licences=st.sampled_from([{}, {}, {}, {"a": 1}]),
+        dependency_type=st.sampled_from([None, None, *KINDS, "aftercorr"]),
+        kill=st.booleans(),
+        data=st.data(),
     )
     def submit_array(
         self,
@@ -121,8 +124,12 @@ class Compared(Deeds):
         held: bool,
         name: str,
         licences: dict[str, int],
+        dependency_type: str | None,
+        kill: bool,
+        data: st.DataObject,
     ) -> None:
-        """Submit an array of more tasks than the managers take."""
+        """Submit an array of more tasks than the managers take; it may depend on another job."""
+        dependency = dependency_type and self.some_term(dependency_type, array, data)
         job = Job(
             id=len(self.jobs) + 1,
             submitted=self.now,
@@ -135,6 +142,8 @@ class Compared(Deeds):
             name=name,
             licences=licences,
             array=array,
+            dependency=dependency,
+            kill_on_invalid_dep=kill,
         )
         self.submit_job(job)
 
@@ -162,13 +171,8 @@ class Compared(Deeds):
         self.step(UserRequested(self.now, action, job, tuple(indices), by="ada"))
 
     def restored(self) -> Core:
-        plain, former = self.core, self.with_remainders
-        self.core = former
-        self.with_remainders = super().restored()
-        remainders = self.with_remainders._remainders
-        remainders._minimum = remainders._min_mean_run = MINIMUM
-        self.with_remainders.remainders.update(copy.deepcopy(former.remainders))
-        self.core = plain
+        former = self.with_remainders
+        self.with_remainders = self.restore_from(former, Core(remainder_minimum=MINIMUM))
         return super().restored()
 
     def decide(self, event: CoreEvent) -> Outcome:
@@ -219,7 +223,13 @@ def test_tasks_of_many_short_runs_become_single() -> None:
     assert not outcome.cancelled_runs
     assert {index for _, index in outcome.tasks} >= set(named)
     assert core.count_open(1) == 1500 - len(named)
-    assert 1 not in core.remainders
+    runs = core.remainders[1].runs
+    assert len(runs) == MAX_RUNS
+    assert {(1, 99, 1), (1001, 1999, 2)} < set(runs)
+    singles = {index for _, index in core.tasks}
+    assert singles | set(expanded(runs)) == set(range(1000)) - set(named) | set(
+        range(1001, 2000, 2)
+    )
 
 
 TestCompared = Compared.TestCase

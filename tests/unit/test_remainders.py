@@ -1,4 +1,4 @@
-"""Arrays that wait for clusters with room stay remainders."""
+"""Arrays that wait stay remainders: for clusters, other jobs, licences and processors."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ from collections import Counter
 
 import pytest
 
+from metasched.core.array_remainder import MAX_RUNS, run_length
+from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
     ClusterDrained,
     ClusterResumed,
     Dispatch,
+    DispatchAccepted,
+    DispatchStarted,
     JobSubmitted,
     TimerExpired,
+    UserRequested,
 )
 from metasched.core.gates import MAX_RELEASED_PER_STEP
 from metasched.core.transitions import LIVE
+from metasched.model.dependencies import DependencyTarget
 from metasched.model.job import Reason, State
-from tests.unit.core_site import NOW, Site, job
+from metasched.model.licence import LicencePool
+from metasched.model.listing import JobStatus
+from metasched.model.tags import tag_of
+from tests.unit.core_site import NOW, Site, facts, job
 
 DEPTH = 10  # tasks of a user that may wait in a cluster's queue
 SIZE = 5_000  # tasks
@@ -67,3 +76,122 @@ def test_single_tasks_of_another_user_leave_a_large_array_its_turns() -> None:
         places[dispatch.job] += len(dispatch.indices)
     assert places.total() == 200
     assert abs(places[1] - places[2]) <= 2
+
+
+# Dependencies
+
+
+def submit_dependent(site: Site, kind: str, target: str = f"1-{SIZE}", **fields: object) -> None:
+    """Submit held job 1, an array or not, and an array, job 2, that depends on it."""
+    site.step(JobSubmitted(NOW, job(1, array=target or None, held=True)))
+    size = len(site.core.open_tasks[1]) + len(site.core.remainders.get(1, ()))
+    summary = TargetSummary(DependencyTarget(1), size, array=bool(target))
+    dependent = job(2, array=f"1-{SIZE}", dependency=f"{kind}:1", **fields)
+    site.step(JobSubmitted(NOW, dependent, (summary,)))
+
+
+def end(site: Site, index: int, state: State, id: int = 1) -> None:
+    """Let a task of job 1 run and end on the left cluster."""
+    site.step(UserRequested(NOW, "release", id, (index,)))
+    [sent] = [action for action in site.out.actions if isinstance(action, Dispatch)]
+    site.step(DispatchStarted(NOW, id, sent.dispatch_id))
+    site.step(DispatchAccepted(NOW, id, sent.dispatch_id, {index: f"7_{index}"}))
+    tag = tag_of("cafe", id, sent.dispatch_id)
+    row = JobStatus(tag, index, f"7_{index}", state, started=NOW, ended=NOW)
+    site.seen(sent.cluster, None, row)
+
+
+def test_an_array_that_waits_for_a_job_is_a_range_before_and_after_its_end() -> None:
+    site = Site(queue_depth=DEPTH)
+    submit_dependent(site, "afterok", target="")
+    assert [(line.index, line.run_last) for line in site.out.changes] == [(1, None), (2, SIZE)]
+    assert {line.cause for line in site.out.changes} == {
+        "submitted; afterok:1 is not met yet: 1 has not started"
+    }
+    assert (len(site.core.tasks), site.core.remainders[2].reason) == (2, Reason.DEPENDENCY)
+    end(site, 0, State.COMPLETED)
+    live = [task for task in site.core.tasks.values() if task.state in LIVE]
+    assert (len(live), len(site.core.tasks)) == (2 * DEPTH, 2 * DEPTH + 1)
+    assert site.core.count_open(2) == SIZE
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_range_whose_dependency_can_never_be_met(kill: bool) -> None:
+    site = Site(queue_depth=DEPTH)
+    submit_dependent(site, "afterok", target="", kill_on_invalid_dep=kill)
+    end(site, 0, State.FAILED)
+    lines = [(line.index, line.run_last) for line in site.out.changes if line.job == 2]
+    assert set(lines) == {(1, None), (2, SIZE)}
+    assert site.core.count_open(2) == (0 if kill else SIZE)
+    assert site.out.cancelled_runs == ([(2, (2, SIZE, 1))] if kill else [])
+
+
+def test_a_dependent_array_released_after_its_target_failed_is_cancelled_as_a_range() -> None:
+    site = Site()
+    submit_dependent(site, "afterok", target="", kill_on_invalid_dep=True, held=True)
+    end(site, 0, State.FAILED)
+    assert site.core.count_open(2) == SIZE
+    site.step(UserRequested(NOW, "release", 2))
+    assert site.core.count_open(2) == 0
+    assert [run_length(run) for _, run in site.out.cancelled_runs] == [SIZE - 2]
+
+
+def test_tasks_that_wait_for_counterparts_leave_the_range_as_these_succeed() -> None:
+    site = Site(queue_depth=DEPTH)
+    submit_dependent(site, "aftercorr")
+    assert len(site.core.open_tasks[2]) == 1
+    end(site, 7, State.COMPLETED)
+    assert set(site.core.open_tasks[2]) == {1, 7}
+    assert site.core.tasks[2, 7].state in LIVE
+    end(site, 9, State.FAILED)
+    assert set(site.core.open_tasks[2]) == {1, 7}
+    assert ("aftercorr:1 can never be met", 9) in {
+        (line.cause.partition(":" + " ")[0], line.index) for line in site.out.changes
+    }
+    # cancelled as a range, the counterparts of others can never be met: these stay a range
+    site.step(UserRequested(NOW, "cancel", 1))
+    assert set(site.core.open_tasks[2]) == {1, 7}
+    assert site.core.count_open(2) == SIZE
+
+
+def test_short_runs_become_single_and_the_longest_stay() -> None:
+    """The runs of tasks whose counterparts have not ended are as many as tasks run at a time."""
+    site = Site(queue_depth=DEPTH)
+    array = ",".join([*(f"{first}-{first + 9}" for first in range(0, 2000, 20)), f"3001-{SIZE}"])
+    site.step(JobSubmitted(NOW, job(1, array=array, held=True)))
+    rest = site.core.remainders[1]
+    assert (len(rest.runs), rest.runs[-1]) == (MAX_RUNS, (3001, SIZE, 1))
+    assert site.core.count_open(1) == 1000 + SIZE - 3000
+    assert len(site.core.tasks) == (101 - MAX_RUNS) * 10
+
+
+# Licences and late binding
+
+FLOATING = (LicencePool(name="a", total=4),)
+
+
+def test_an_array_that_waits_for_licences_has_as_many_tasks_as_there_are_tokens() -> None:
+    site = Site(pools=FLOATING)
+    site.step(JobSubmitted(NOW, job(1, array=f"1-{SIZE}", licences={"a": 1}, time_limit=60.0)))
+    live = [task for task in site.core.tasks.values() if task.state in LIVE]
+    assert (len(live), len(site.core.tasks)) == (4, 5)
+    assert site.core.remainders[1].reason == Reason.LICENCE_BUSY
+    status = site.core.licences.status("a", NOW)
+    assert (status.leased_tokens, status.waiting_tokens, status.requests) == (4, SIZE - 4, SIZE - 4)
+    assert site.core.licences.rho == {"a": (SIZE - 4) / 4}
+    assert site.core.next_due is None
+    # a token that comes back goes to the next task in the same step
+    site.step(UserRequested(NOW, "cancel", 1, (2,)))
+    assert [task.index for task in site.core.tasks.values() if task.state in LIVE] == [1, 3, 4, 5]
+    assert len(site.core.tasks) == 5
+
+
+def test_an_array_that_waits_for_processors_stays_a_range() -> None:
+    site = Site(send="late")
+    site.step(JobSubmitted(NOW, job(1, array=f"1-{SIZE}")))
+    live = [task for task in site.core.tasks.values() if task.state in LIVE]
+    assert (len(live), len(site.core.tasks)) == (12, 13)
+    assert site.core.remainders[1].reason == Reason.PRIORITY
+    site.seen("left", facts(16, 12))
+    live = [task for task in site.core.tasks.values() if task.state in LIVE]
+    assert len(site.core.tasks) == len(live) + 1

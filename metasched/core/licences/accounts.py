@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from metasched.core.licences.lookahead import Lookahead
 from metasched.core.licences.pool import (
@@ -26,11 +27,16 @@ from metasched.model.licence import (
     LingeringTokens,
 )
 
+# requests of tasks, each with the number of tasks
+Followers = Callable[[], Iterable[tuple[Mapping[str, int], int]]]
+
 
 class LicenceAccounts:
     """All licence pools and all leases."""
 
-    def __init__(self) -> None:
+    def __init__(self, followers: Followers = tuple) -> None:
+        """`followers` returns the tasks of ranges that wait behind queued tasks."""
+        self._followers = followers
         self._state = LicenceState()
         self.lookahead = Lookahead(self._state)
         self.leases = self._state.leases
@@ -180,7 +186,13 @@ class LicenceAccounts:
 
     def status(self, name: str, now: float) -> LicenceStatus:
         """Return the status of a licence."""
-        return self._state.pool(name).status(now)
+        status = self._state.pool(name).status(now)
+        waiting = [(n[name], number) for n, number in self._followers() if name in n]
+        return replace(
+            status,
+            waiting_tokens=status.waiting_tokens + sum(count * n for count, n in waiting),
+            requests=status.requests + sum(n for _, n in waiting),
+        )
 
     def statuses(self, now: float) -> list[LicenceStatus]:
         """Return the status of every licence that is configured, leased or requested."""

@@ -28,10 +28,11 @@ again, too.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter, itemgetter
 
-from metasched.core.licences.accounts import LicenceAccounts
+from metasched.core.licences.accounts import Followers, LicenceAccounts
 from metasched.core.licences.pool import (
     NEVER,
     LeaseTerms,
@@ -47,8 +48,8 @@ from metasched.model.licence import Lease, LicencePool, LicenceStatus
 class LicenceQueue(LicenceAccounts):
     """The accounts of all licences, and the queue of tasks that wait for tokens."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, followers: Followers = tuple) -> None:
+        super().__init__(followers)
         self.patience = 0.0  # seconds
         self._groups: dict[RequestedTokens, dict[LeaseTerms, TaskGroup]] = {}
         # requests in `_groups`, by the licence of which they need the most tokens and how many
@@ -88,8 +89,13 @@ class LicenceQueue(LicenceAccounts):
     def rho(self) -> dict[str, float]:
         """`LicenceStatus.rho` of each licence that tasks wait for."""
         pools = self._state.pools.items()
+        requests = Counter({name: pool.requests for name, pool in pools if pool.requests})
+        for request, number in self._followers():
+            requests.update(dict.fromkeys(request, number))
         return {
-            name: pool.requests / pool.total for name, pool in pools if pool.requests and pool.total
+            name: count / total
+            for name, count in requests.items()
+            if (total := self._state.pool(name).total)
         }
 
     def contended(self, task_id: TaskId) -> bool:
@@ -288,7 +294,7 @@ class LicenceQueue(LicenceAccounts):
         for name, count in group.requested.items():
             pool = self._state.pools[name]
             if not self.lookahead.may_take(pool, count, queue_key, group.terms, now):
-                yield self.status(name, now)
+                yield pool.status(now)
 
 
 def _largest(request: RequestedTokens) -> tuple[str, int]:
