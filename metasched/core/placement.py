@@ -224,11 +224,9 @@ class Placement:
             if task.attempt is None:
                 leasing.leave(task)  # else it would be granted again without end
             elif self._gates.is_head(task):
-                successor = self._gates.release_next(task.job)
-                if successor is not None:
-                    change = self._join_line(successor, licence_waiters)
-                    if change is not None:
-                        yield change
+                if (successor := self._gates.release_next(task.job)) is not None:
+                    leasing.join(successor)
+                    licence_waiters.append(successor)
         for task in licence_waiters:
             obstacle = leasing.licence_obstacle(task, now)
             if obstacle is not None and (change := self._defer(task, [obstacle])) is not None:

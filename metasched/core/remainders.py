@@ -211,7 +211,12 @@ class Remainders:
         elif event.action == "hold" and not remainder.held:
             self.hold(remainder, f"held {by_user}")
         elif event.action == "release" and remainder.held:
-            yield from self._release(remainder, f"released {by_user}", event.time)
+            cause, first = f"released {by_user}", remainder.first
+            for task in self._state.tasks_of(event.job, event.indices):
+                if task.index < first and task.state is State.HELD:  # slots go by index
+                    task.held = False
+                    yield self._state_machine.apply(task, TaskEvent.RELEASE, cause)
+            yield from self._release(remainder, cause, event.time)
 
     def _split(self, remainder: Remainder, indices: Sequence[int], now: float) -> None:
         """Make tasks of a remainder single tasks, behind their gates."""

@@ -86,7 +86,7 @@ def submit_dependent(site: Site, kind: str, target: str = f"1-{SIZE}", **fields:
     site.step(JobSubmitted(NOW, job(1, array=target or None, held=True)))
     size = len(site.core.open_tasks[1]) + len(site.core.remainders.get(1, ()))
     summary = TargetSummary(DependencyTarget(1), size, array=bool(target))
-    dependent = job(2, array=f"1-{SIZE}", dependency=f"{kind}:1", **fields)
+    dependent = job(2, 1, array=f"1-{SIZE}", dependency=f"{kind}:1", **fields)
     site.step(JobSubmitted(NOW, dependent, (summary,)))
 
 
@@ -195,3 +195,11 @@ def test_an_array_that_waits_for_processors_stays_a_range() -> None:
     site.seen("left", facts(16, 12))
     live = [task for task in site.core.tasks.values() if task.state in LIVE]
     assert len(site.core.tasks) == len(live) + 1
+
+
+def test_slots_of_a_released_array_go_by_index() -> None:
+    site = Site()
+    site.step(JobSubmitted(NOW, job(1, array=f"1-{SIZE}%2", held=True)))
+    site.step(UserRequested(NOW, "release", 1))
+    live = [task.index for task in site.core.tasks.values() if task.state in LIVE]
+    assert live == [1, 2]
