@@ -65,6 +65,8 @@ class LicenceLeasing:
             _lease_duration(task),
             _has_time_limit(task),
             task.job.reservation,
+            task.job,
+            task.priority,
         )
 
     def _waiting_ranges(self) -> Iterator[tuple[Mapping[str, int], int]]:

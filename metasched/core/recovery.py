@@ -19,6 +19,7 @@ from metasched.core.tasks import Attempt, Intent, StateChange, Task
 from metasched.core.transitions import UNSTARTED, TaskEvent
 from metasched.core.unstarted_index import UnstartedIndex
 from metasched.core.usage_limits import UsageLimits
+from metasched.core.user_turns import UserTurns
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.job import State
 from metasched.model.tags import Instances, is_claim_folder
@@ -146,6 +147,7 @@ class Recovery:
         self._fair_share.configure(event.fair_share, event.clusters, open_tasks)
         share_rank = self._fair_share.rank_of if self._fair_share.enabled else None
         self._gates.rebuild(open_tasks, share_rank)
+        self._leasing.licences.set_turns(UserTurns(share_rank), event.policy.age)
         untried: dict[tuple[int, int, str], list[int]] = {}
         for task in open_tasks:
             self._open(task)

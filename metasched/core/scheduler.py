@@ -275,6 +275,7 @@ class Core:
         if clock_step:
             self.licences.adjust_clock(clock_step)
         self.licences.expire_lingering(event.time)
+        self.licences.rank_anew(event.time)
         if self.fair_share.enabled:
             self.fair_share.pass_time(event.time, clock_step)
         if self.reservations.by_id and not isinstance(event, DaemonStarted):

@@ -19,7 +19,7 @@ from metasched.model.job import Job
 Turn = tuple[float, ...]  # the lowest goes first
 # Rank of a task in a contest: level (negative), turn, queue key, job, index
 Rank = tuple[int, Turn, float, int, int]
-_FIRST_TURN: Turn = (-1.0,)  # before all turns
+FIRST_TURN: Turn = (-1.0,)  # before all turns
 ShareRanking = Callable[[Job], Turn]
 MAX_TURNS = 10_000  # levels of users that are remembered: waits make ever new levels
 
@@ -54,23 +54,12 @@ class UserTurns:
         handled its last task; `used_turn` returns whether that task used a turn of its user. `now`
         (epoch seconds) and `age` (seconds) give the levels.
         """
-        share_rank = self._share_rank
 
         def rank_of(task: Task) -> Rank:
-            job, index = task.task_id
-            user, key = task.job.user, task.queue_key
-            # the queue key is the submission, earlier by `age` for each step above the first
-            waits_since = key + age * (task.priority - 1)
-            served_at = self._served_at.get(user)
-            if served_at is not None and served_at > waits_since:
-                waits_since = served_at
-            level = 0  # without `age`, any wait outweighs all priorities
-            if age:
-                level = task.priority + max(int((now - waits_since) // age), 0)
-            turn = (self._next_turn(level, user),) if share_rank is None else share_rank(task.job)
+            level, turn = self.level_and_turn(task.job, task.priority, task.queue_key, now, age)
             if task.task_id == self.reserved_head:
-                turn = _FIRST_TURN
-            return -level, turn, key, job, index
+                turn = FIRST_TURN
+            return -level, turn, task.queue_key, *task.task_id
 
         heap = []
         for order, queue in enumerate(queues):
@@ -85,11 +74,27 @@ class UserTurns:
                 continue
             yield task
             if used_turn(task):
-                self._use_turn(-rank[0], task.job.user, now)
+                self.use_turn(-rank[0], task.job.user, now)
             if (next_task := next(queue, None)) is not None:
                 heapq.heapreplace(heap, (rank_of(next_task), order, next_task, queue))
             else:
                 heapq.heappop(heap)
+
+    def level_and_turn(
+        self, job: Job, priority: int, queue_key: float, now: float, age: float
+    ) -> tuple[int, Turn]:
+        """Return the level of a job's task with this queue key, and the next turn of its user."""
+        user, level = job.user, 0  # without `age`, any wait outweighs all priorities
+        if age:
+            # the queue key is the submission, earlier by `age` for each step above the first
+            waits_since = queue_key + age * (priority - 1)
+            served_at = self._served_at.get(user)
+            if served_at is not None and served_at > waits_since:
+                waits_since = served_at
+            level = priority + max(int((now - waits_since) // age), 0)
+        if self._share_rank is not None:
+            return level, self._share_rank(job)
+        return level, (self._next_turn(level, user),)
 
     def _next_turn(self, level: int, user: str) -> float:
         """Return the next turn of a user; who did not compete for a while has no turns saved."""
@@ -97,7 +102,8 @@ class UserTurns:
         next_turn = self._next_turns.get((level, user), 0.0)
         return next_turn if next_turn > clock else clock
 
-    def _use_turn(self, level: int, user: str, now: float) -> None:
+    def use_turn(self, level: int, user: str, now: float) -> None:
+        """Count a turn of a user."""
         self._served_at[user] = now
         if self._share_rank is not None:
             return

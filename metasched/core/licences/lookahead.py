@@ -95,7 +95,7 @@ class Lookahead:
     def first_key(self, pool: PoolState) -> QueueKey | None:
         """Return the key of the first task queued for a licence; None: none is."""
         if pool.head_key is None and pool.groups:
-            pool.head_key = min(group.head_key for group in pool.groups)
+            pool.head_key = min(pool.groups, key=self._state.rank_of).head_key
         return pool.head_key
 
     def _time_available(self, pool: PoolState, needed: int, now: float) -> float:

@@ -8,16 +8,19 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from metasched.core.licences.windows import TokenClaim, TokenSlots, TokenWindow
 from metasched.core.tasks import TaskId
+from metasched.core.user_turns import Turn
+from metasched.model.job import Job
 from metasched.model.licence import Lease, LicenceCount, LicencePool, LicenceStatus
 
 # step of patience, -size, queue time, job, index; the smallest goes first
 QueueKey = tuple[float, int, float, int, int]
+LineRank = tuple[int, Turn, QueueKey]  # level (negative), turn, key; the smallest goes first
 RequestedTokens = tuple[tuple[str, int], ...]  # licence, count; sorted
 NEVER = math.inf
 
@@ -25,6 +28,14 @@ NEVER = math.inf
 def unconfigured_pool(name: str) -> LicencePool:
     """Return an empty pool for a licence that the site does not configure (any more)."""
     return LicencePool(name=name, total=0)
+
+
+class QueueOwner(NamedTuple):
+    """Whose turn a queued task uses."""
+
+    user: str = ""
+    priority: int = 1
+    account: str | None = None
 
 
 class LeaseTerms(NamedTuple):
@@ -37,10 +48,12 @@ class LeaseTerms(NamedTuple):
 
 @dataclass(eq=False)
 class TaskGroup:
-    """Queued tasks, at least one, with the same request and the same terms."""
+    """Queued tasks, at least one, with the same request, the same terms and the same owner."""
 
     requested: dict[str, int]  # tokens by licence, of each of its tasks; sorted by licence
     terms: LeaseTerms
+    owner: QueueOwner
+    job: Job | None = None  # of a task; jobs of an owner have the same share
     queue_keys: dict[TaskId, QueueKey] = field(default_factory=dict)  # of its tasks
     heap: list[QueueKey] = field(default_factory=list)  # of `queue_keys`; others may be stale
     head_key: QueueKey = field(init=False)  # of the first task
@@ -200,6 +213,10 @@ class LicenceState:
     windows: dict[int, TokenWindow] = field(default_factory=dict)  # also without any licence
     group_of: dict[TaskId, TaskGroup] = field(default_factory=dict)  # all queued tasks
     version: int = 0  # increases with every change that shadow times depend on
+    # the order of groups with the same users waiting; set by the queue
+    rank_of: Callable[[TaskGroup], LineRank] = field(
+        default=lambda group: (0, (), group.head_key), repr=False
+    )
 
     def pool(self, name: str) -> PoolState:
         """Return the state of a pool; an unknown licence gets an unconfigured pool."""

@@ -30,18 +30,22 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 
 from metasched.core.licences.accounts import Followers, LicenceAccounts
 from metasched.core.licences.pool import (
     NEVER,
     LeaseTerms,
+    LineRank,
     PoolState,
     QueueKey,
+    QueueOwner,
     RequestedTokens,
     TaskGroup,
 )
 from metasched.core.tasks import TaskId
+from metasched.core.user_turns import FIRST_TURN, UserTurns
+from metasched.model.job import Job
 from metasched.model.licence import Lease, LicencePool, LicenceStatus
 
 
@@ -51,7 +55,13 @@ class LicenceQueue(LicenceAccounts):
     def __init__(self, followers: Followers = tuple) -> None:
         super().__init__(followers)
         self.patience = 0.0  # seconds
-        self._groups: dict[RequestedTokens, dict[LeaseTerms, TaskGroup]] = {}
+        self._state.rank_of = self._rank_of
+        self._turns, self._age = UserTurns(), 0.0
+        self._users: Counter[str] = Counter()  # of queued tasks
+        self._ranked_at = 0.0  # epoch seconds; time of the levels
+        # first of their levels, since free tokens are kept for them
+        self._promised: set[TaskId] = set()
+        self._groups: dict[RequestedTokens, dict[tuple[LeaseTerms, QueueOwner], TaskGroup]] = {}
         # requests in `_groups`, by the licence of which they need the most tokens and how many
         self._requests: dict[str, dict[int, set[RequestedTokens]]] = {}
         # as of a state version: every group whose request fits into the free tokens, and others;
@@ -68,11 +78,51 @@ class LicenceQueue(LicenceAccounts):
         """Replace the configuration and empty the queue; see `set_pools`."""
         self.patience = patience
         self._groups, self._requests, self._state.group_of = {}, {}, {}
+        self._users, self._promised = Counter(), set()
         self._fitting, self._fitting_version = [], -1
         for pool in self._state.pools.values():
             pool.waiting_tokens = pool.requests = 0
             pool.groups, pool.head_key = set(), None
         return self.set_pools(pools, clusters)
+
+    # Order
+
+    def set_turns(self, turns: UserTurns, age: float) -> None:
+        """Let users take turns; `age` (seconds): see `UserTurns`."""
+        self._turns, self._age = turns, age
+
+    def _rank_of(self, group: TaskGroup) -> LineRank:
+        """Return the rank of a group's first task; the smallest goes first.
+
+        A single user has the order of the queue. Tokens that are kept for a task stay kept while
+        others get turns.
+        """
+        key = group.head_key
+        if group.job is None or len(self._users) < 2:
+            return 0, (), key
+        level, turn = self._turns.level_and_turn(
+            group.job, group.owner.priority, key[2], self._ranked_at, self._age
+        )
+        return -level, FIRST_TURN if key[3:] in self._promised else turn, key
+
+    def rank_anew(self, now: float) -> None:
+        """Rank all groups anew when they are needed: turns and levels may have changed."""
+        if len(self._users) > 1:
+            self._ranked_at = now
+            self._forget_order()
+
+    def _forget_order(self) -> None:
+        for pool in self._state.pools.values():
+            pool.head_key = None
+
+    def _count_user(self, user: str, change: int) -> None:
+        were_several = len(self._users) > 1
+        self._users[user] += change
+        if not self._users[user]:
+            del self._users[user]
+        if were_several != (len(self._users) > 1):
+            self._state.version += 1
+            self._forget_order()
 
     # Queued tasks
 
@@ -130,11 +180,13 @@ class LicenceQueue(LicenceAccounts):
         duration: float,
         enforced: bool = True,
         reservation: int | None = None,
+        job: Job | None = None,
+        priority: int = 1,
     ) -> None:
         """Queue a task by `queue_time`, the smallest first; a queued task keeps its position.
 
         By its time limit it will hold its licences for `duration` seconds; `enforced`: it is killed
-        then. It will run in `reservation`, if in any.
+        then. It will run in `reservation`, if in any. Users of a `job` take turns.
         """
         if task_id in self._state.group_of:
             return
@@ -144,11 +196,13 @@ class LicenceQueue(LicenceAccounts):
             self._groups[request] = {}
             name, count = _largest(request)
             self._requests.setdefault(name, {}).setdefault(count, set()).add(request)
+        owner = QueueOwner() if job is None else QueueOwner(job.user, priority, job.account)
+        self._count_user(owner.user, 1)
         groups = self._groups[request]
-        group = groups.get(terms)
+        group = groups.get((terms, owner))
         fitting_known = self._fitting_version == self._state.version
         if group is None:
-            group = groups[terms] = TaskGroup(dict(request), terms)
+            group = groups[terms, owner] = TaskGroup(dict(request), terms, owner, job)
             self._fitting.append(group)
         step = queue_time // self.patience if self.patience else queue_time
         queue_key = (step, -sum(requested.values()), queue_time, *task_id)
@@ -171,6 +225,7 @@ class LicenceQueue(LicenceAccounts):
             return
         queue_key, previous_head = group.queue_keys[task_id], group.head_key
         group.remove(task_id)
+        self._count_user(group.owner.user, -1)
         for name, count in group.requested.items():
             self._state.pools[name].waiting_tokens -= count
             self._state.pools[name].requests -= 1
@@ -184,7 +239,7 @@ class LicenceQueue(LicenceAccounts):
         for name in group.requested:
             self._state.pools[name].groups.remove(group)
         request = tuple(group.requested.items())
-        del self._groups[request][group.terms]
+        del self._groups[request][group.terms, group.owner]
         if self._groups[request]:
             return
         del self._groups[request]
@@ -200,7 +255,7 @@ class LicenceQueue(LicenceAccounts):
         self._state.version += 1
         for name in group.requested:
             pool = self._state.pools[name]
-            if pool.head_key is not None and queue_key <= pool.head_key:
+            if pool.head_key is not None and (len(self._users) > 1 or queue_key <= pool.head_key):
                 pool.head_key = None
 
     def take(
@@ -211,6 +266,10 @@ class LicenceQueue(LicenceAccounts):
         For the other arguments see `expect_end`.
         """
         fitting_known = self._fitting_version == self._state.version
+        group = self._state.group_of.get((lease.job, lease.index))
+        if group is not None and len(self._users) > 1:
+            level = -self._rank_of(group)[0]
+            self._turns.use_turn(level, group.owner.user, self._ranked_at)
         self.leave((lease.job, lease.index))
         self._add(lease)
         self.expect_end((lease.job, lease.index), end, enforced, reservation)
@@ -243,9 +302,10 @@ class LicenceQueue(LicenceAccounts):
         """
         if self.settled(now):
             return None
+        self.rank_anew(now)
         kept_pools: set[PoolState] = set()  # whose free tokens a group may not take
         pools, may_take = self._state.pools, self.lookahead.may_take_free
-        self._fitting = sorted(self._fitting_groups(now), key=attrgetter("head_key"))
+        self._fitting = sorted(self._fitting_groups(now), key=self._rank_of)
         self._fitting_version = self._state.version
         for group in self._fitting:
             for name, count in group.requested.items():
@@ -254,6 +314,8 @@ class LicenceQueue(LicenceAccounts):
                     break
             else:
                 return group.head_key[3:]
+        first_keys = map(self.lookahead.first_key, kept_pools)
+        self._promised = {key[3:] for key in first_keys if key is not None}
         self._checked_version, self._checked_at = self._state.version, now
         self._next_change = min(
             (self.lookahead.find_next_change(pool, now) for pool in kept_pools), default=NEVER
