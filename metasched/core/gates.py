@@ -279,22 +279,22 @@ class SchedulingGates:
             if self.is_head(head):
                 if head.attempt is None:
                     return
-                self.release_next(head.job)
+                self.successor_of(head)
             index = self._heads.get(job_id)
             if index is None:
                 return
             head = self._state.tasks[job_id, index]
 
-    def release_next(self, job: Job) -> Task | None:
-        """Return the next task of a remainder if it may be placed in this pass, else None.
+    def successor_of(self, head: Task) -> Task | None:
+        """Return the next task of a dispatched head's remainder if it may be placed in this pass.
 
         The limit of a step is one of its own here: users compete for places by turns.
         """
-        head = self._split_head(job)
-        if head is None or not self._may_follow(head):
+        successor = self._split_head(head.job) if self.is_head(head) else None
+        if successor is None or not self._may_follow(successor):
             return None
-        self._ready[head.task_id] = head
-        return head
+        self._ready[successor.task_id] = successor
+        return successor
 
     def _may_follow(self, head: Task) -> bool:
         """Whether a new head may be placed in this pass, else it waits for a slot or a step."""

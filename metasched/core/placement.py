@@ -223,10 +223,9 @@ class Placement:
                 self._observe_dispatch(change)
             if task.attempt is None:
                 leasing.leave(task)  # else it would be granted again without end
-            elif self._gates.is_head(task):
-                if (successor := self._gates.release_next(task.job)) is not None:
-                    leasing.join(successor)
-                    licence_waiters.append(successor)
+            elif (successor := self._gates.successor_of(task)) is not None:
+                leasing.join(successor)
+                licence_waiters.append(successor)
         for task in licence_waiters:
             obstacle = leasing.licence_obstacle(task, now)
             if obstacle is not None and (change := self._defer(task, [obstacle])) is not None:
