@@ -1,5 +1,5 @@
 # The two commands are `make demo` and `make test`; see README.md. Contributors use `make check`.
-.PHONY: demo test check coverage test-matrix test-clients lint docs compile bench chaos load clean
+.PHONY: demo test check coverage test-matrix test-clients lint docs man compile bench chaos load clean
 
 PYTHON := .venv/bin/python
 
@@ -36,6 +36,10 @@ lint: .venv/stamp
 # the site of the documents, in site/; a warning is an error
 docs: .venv/stamp
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
+
+# the manual pages, from the help of the commands
+man: .venv/stamp
+	$(PYTHON) -m metasched.cli.man_pages man
 
 # an environment of its own with the compiled build
 compile: .venv/stamp

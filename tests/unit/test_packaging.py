@@ -63,7 +63,11 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     info = f"metasched-{version_of(wheel)}.dist-info"
     with ZipFile(wheel) as archive:
         names = archive.namelist()
-    assert {name.split("/")[0] for name in names} == {"metasched", info}
+    data = f"metasched-{version_of(wheel)}.data"
+    assert {name.split("/")[0] for name in names} == {"metasched", info, data}
+    assert {name for name in names if name.startswith(data)} == {
+        f"{data}/data/share/man/man1/{path.name}" for path in (ROOT / "man").iterdir()
+    }
     assert {name for name in names if name.startswith("metasched/")} == sources()
     assert f"{info}/licenses/LICENSE" in names
 
@@ -130,6 +134,7 @@ def test_every_module_imports_from_a_bare_environment(wheel: Path, tmp_path: Pat
     python = bare / "bin" / "python"
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python]
     subprocess.run([*pip, "install", "-q", "--no-deps", "--no-index", wheel], check=True)
+    assert (bare / "share/man/man1/metasched-submit.1").is_file()
     # Python adds the folder named in a .pth file, but does not read the .pth files in it: the
     # dependencies can be imported, the editable install of the tree cannot.
     base = {"base": str(bare), "platbase": str(bare)}
