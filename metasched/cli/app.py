@@ -95,8 +95,9 @@ def run(arguments: Sequence[str]) -> int:
         return fail(
             f"unknown command {quote_for_error(command_name)}, metasched; {remedy}", EXIT_USAGE
         )
-    completing = "_METASCHED_COMPLETE" in os.environ
-    app = build_app([command_name] if command_name in COMMANDS and not completing else COMMANDS)
+    if "_METASCHED_COMPLETE" in os.environ:
+        command_name = _completed_command()
+    app = build_app([command_name] if command_name in COMMANDS else COMMANDS)
     try:
         code = app(list(arguments), prog_name="metasched", standalone_mode=False)
     except typer.Abort:
@@ -107,6 +108,13 @@ def run(arguments: Sequence[str]) -> int:
             raise
         return fail(_usage_message(error, command_name), EXIT_USAGE)
     return code if isinstance(code, int) else 0
+
+
+def _completed_command() -> str:
+    """Return the command whose words a shell completes; "" if it completes the command itself."""
+    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+    words = line.split()
+    return words[1] if len(words) > 2 or (len(words) > 1 and line[-1:].isspace()) else ""
 
 
 def _usage_message(error: Any, command_name: str) -> str:

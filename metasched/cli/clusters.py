@@ -7,12 +7,16 @@ from typing import Annotated, Any
 import typer
 
 from metasched.cli.common_options import ConfigOption, JsonOption, require_value
+from metasched.cli.completion import complete_clusters
 from metasched.cli.connect import connect
 from metasched.cli.explain import format_number
 from metasched.cli.show import format_time, print_table
 
 ClusterArgument = Annotated[
-    str, typer.Argument(metavar="NAME", callback=require_value, show_default=False)
+    str,
+    typer.Argument(
+        metavar="NAME", callback=require_value, show_default=False, autocompletion=complete_clusters
+    ),
 ]
 
 cluster = typer.Typer(

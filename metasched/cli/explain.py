@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from metasched.cli.common_options import ConfigOption, JsonOption
+from metasched.cli.completion import complete_jobs
 from metasched.cli.connect import connect
 from metasched.cli.job_commands import ENDED
 from metasched.cli.job_end import print_end
@@ -14,7 +15,9 @@ from metasched.cli.job_ids import check_job_ids, format_task_id
 from metasched.cli.show import format_memory, format_time, print_table, printable
 from metasched.drop_in.job import format_duration
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", show_default=False)]
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", show_default=False, autocompletion=complete_jobs)
+]
 
 
 def story(job: JobArgument, json: JsonOption = False, config: ConfigOption = None) -> None:

@@ -6,12 +6,18 @@ from typing import Annotated
 import typer
 
 from metasched.cli.common_options import ConfigOption, JsonOption, require_value
+from metasched.cli.completion import complete_clusters, complete_jobs
 from metasched.cli.job_commands import change_jobs, list_jobs, print_output, wait_for_jobs
 from metasched.errors import UserError
 from metasched.units import quote_for_error
 
-JobsArgument = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", show_default=False)]
-RequiredJobs = Annotated[list[str], typer.Argument(metavar="JOB...", show_default=False)]
+JobsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[JOB]...", show_default=False, autocompletion=complete_jobs),
+]
+RequiredJobs = Annotated[
+    list[str], typer.Argument(metavar="JOB...", show_default=False, autocompletion=complete_jobs)
+]
 UserOption = Annotated[
     str | None,
     typer.Option("--user", metavar="U", callback=require_value, help="Jobs of this user."),
@@ -22,7 +28,13 @@ StateOption = Annotated[
 ]
 ClusterOption = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="C", callback=require_value, help="Jobs on this cluster."),
+    typer.Option(
+        "--cluster",
+        metavar="C",
+        callback=require_value,
+        help="Jobs on this cluster.",
+        autocompletion=complete_clusters,
+    ),
 ]
 
 
@@ -159,7 +171,12 @@ requeue = _action_command(
 
 
 def resolve(
-    words: Annotated[list[str], typer.Argument(metavar="[JOB]... lost|ran", show_default=False)],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[JOB]... lost|ran", show_default=False, autocompletion=complete_jobs
+        ),
+    ],
     user: UserOption = None,
     state: StateOption = None,
     cluster: ClusterOption = None,
@@ -203,7 +220,9 @@ def wait(jobs: RequiredJobs, json: JsonOption = False, config: ConfigOption = No
 
 
 def output(
-    job: Annotated[str, typer.Argument(metavar="JOB", show_default=False)],
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", show_default=False, autocompletion=complete_jobs)
+    ],
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the output until the job ends.")
     ] = False,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from metasched.cli.common_options import ConfigOption, JsonOption
+from metasched.cli.completion import complete_jobs, complete_licences
 from metasched.cli.connect import connect
 from metasched.cli.explain import format_number
 from metasched.cli.job_ids import check_job_ids, format_task_id
@@ -66,7 +67,9 @@ def licences(
 
 @licence.command("set")
 def set_total(
-    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", show_default=False, autocompletion=complete_licences)
+    ],
     total: Annotated[str, typer.Argument(metavar="TOTAL", show_default=False)],
     json: JsonOption = False,
     config: ConfigOption = None,
@@ -93,7 +96,10 @@ licence.command()(probe)
 
 @licence.command()
 def release(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", show_default=False)],
+    jobs: Annotated[
+        list[str],
+        typer.Argument(metavar="JOB...", show_default=False, autocompletion=complete_jobs),
+    ],
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from metasched.cli.common_options import ConfigOption, JsonOption, require_value
+from metasched.cli.completion import complete_clusters, complete_licences, complete_reservations
 from metasched.cli.connect import connect
 from metasched.cli.gantt import draw_picture, render_chart
 from metasched.cli.option_class import takes_options
@@ -27,7 +28,9 @@ from metasched.units import (
 )
 
 T = TypeVar("T")
-ReservationArgument = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
+ReservationArgument = Annotated[
+    str, typer.Argument(metavar="ID", show_default=False, autocompletion=complete_reservations)
+]
 
 reservation = typer.Typer(
     help="""Manage advance reservations.
@@ -72,7 +75,13 @@ class ReserveOptions:
         typer.Option("--at-most", metavar="N|DUR", help="Largest useful size or duration."),
     ] = None
     cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="NAME,...", help="Only these clusters.")
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="NAME,...",
+            help="Only these clusters.",
+            autocompletion=complete_clusters,
+        ),
     ] = None
     let_run: Annotated[
         str | None,
@@ -83,7 +92,11 @@ class ReserveOptions:
     licence: Annotated[
         str | None,
         typer.Option(
-            "--licence", "-L", metavar="NAME[:N],...", help="Reserve these licences, too."
+            "--licence",
+            "-L",
+            metavar="NAME[:N],...",
+            help="Reserve these licences, too.",
+            autocompletion=complete_licences,
         ),
     ] = None
     user: Annotated[

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
+from metasched.cli.completion import (
+    complete_clusters,
+    complete_licences,
+    complete_reservations,
+)
 from metasched.client.options import OPTIONS
+
+_COMPLETIONS: dict[str, Callable[..., list[str]]] = {
+    "cluster": complete_clusters,
+    "licence": complete_licences,
+    "reservation": complete_reservations,
+}
 
 
 def submit(**options: Any) -> int:
@@ -47,6 +59,7 @@ def _build_signature() -> inspect.Signature:
                     metavar=option.metavar or None,
                     help=option.help,
                     show_default=False,
+                    autocompletion=_COMPLETIONS.get(option.dest),
                 ),
             ],
         )
