@@ -233,14 +233,24 @@ def print_output(
     try:
         _copy_output(path, is_open)
     except FileNotFoundError:
-        states = ", ".join(sorted({row["state"] for row in client.jobs([job])}))
-        hint = "wait for it with --follow" if not follow else f"see `metasched story {job}`"
-        raise NotFound(f"no output yet, job {job} ({states}), {path}; {hint}") from None
+        raise _no_output(client, job, path, follow) from None
     except OSError as os_error:
         if isinstance(os_error, BrokenPipeError) or os_error.filename is None:
             raise
         return fail(f"{os_error.strerror}, {path}; read it on the host of the job", 1)
     return 0
+
+
+def _no_output(client: Client, job: str, path: str, follow: bool) -> NotFound:
+    """Return the error for a job whose output file is missing."""
+    found = sorted({row["state"] for row in client.jobs([job])})
+    states = ", ".join(found)
+    if ENDED.issuperset(found):
+        return NotFound(
+            f"no output, job {job} has ended ({states}), {path}; see `metasched explain {job}`"
+        )
+    hint = f"see `metasched story {job}`" if follow else "wait for it with --follow"
+    return NotFound(f"no output yet, job {job} ({states}), {path}; {hint}")
 
 
 def _open_job_check(client: Client, job: str) -> Callable[[], bool]:

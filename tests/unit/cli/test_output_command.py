@@ -54,4 +54,6 @@ def test_following_a_job_that_never_wrote(daemon: FakeDaemon, run: Run, home: Pa
     daemon.answer("/jobs", [row(state="cancelled")])
     done = run("output", "17", "--follow")
     assert done.code == 5
-    assert "see `metasched story 17`" in done.err
+    assert "no output, job 17 has ended (cancelled), " in done.err
+    assert done.err.endswith("see `metasched explain 17`\n")
+    assert run("output", "17").err == done.err
