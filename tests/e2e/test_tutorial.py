@@ -1,0 +1,56 @@
+"""The commands of the tutorial print what the page shows."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import COMMAND, Site
+
+PAGE = Path(__file__).parents[2] / "docs/tutorial.md"
+SEPARATOR = "--- next ---"
+
+
+def steps() -> list[tuple[str, str]]:
+    """Return each command with its continuation lines, and what the page shows below it."""
+    found: list[tuple[str, str]] = []
+    for block in re.findall(r"(?ms)^```console\n(.*?)^```$", PAGE.read_text()):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:] + "\n", ""))
+            elif line[:1] == ">":
+                found[-1] = (found[-1][0] + line[2:] + "\n", "")
+            else:
+                found[-1] = (found[-1][0], found[-1][1] + line + "\n")
+    return found
+
+
+def pattern(shown: str) -> str:
+    """Return the regular expression of an output in which `...` stands for any text."""
+    return r".*".join(map(re.escape, shown.split("...")))
+
+
+@pytest.mark.slow
+def test_commands_print_what_the_page_shows(site: Site) -> None:
+    page = steps()
+    assert len(page) > 20
+    script = "".join(f"{command}printf '%s\\n' '{SEPARATOR}'\n" for command, _ in page)
+    environment = site.environment | {"PATH": f"{COMMAND.parent}:{site.environment['PATH']}"}
+    del environment["METASCHED_CONFIG"]
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"trap 'kill $daemon 2>/dev/null' EXIT\nexec 2>&1\n{script}"],
+        env=environment,
+        cwd=site.folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    outputs = done.stdout.split(f"{SEPARATOR}\n")
+    assert len(outputs) == len(page) + 1, done.stdout
+    for (command, shown), output in zip(page, outputs, strict=False):
+        lines = "".join(f"{line.rstrip()}\n" for line in output.splitlines())
+        assert re.fullmatch(pattern(shown), lines, re.DOTALL), f"{command}{shown}=====\n{lines}"
