@@ -1,11 +1,11 @@
 """The whole contract between metasched and a resource manager.
 
 An adapter is one object in one worker process, called by one thread, one call at a time. With
-`concurrent_owners`, other threads call `submit` and `withdraw_all` meanwhile in site mode. A thread
-of its own calls `query_foreign_use` and `read_shares` beside all other calls. An adapter
-keeps no state that matters: after a crash a new adapter of the same instance continues from the
-manager's own records. Every task that it submits carries a tag by which it is found again; native
-ids are never trusted alone, since managers re-issue them.
+`concurrent_owners`, other threads call `submit` and `withdraw_all` meanwhile in site mode. A
+thread of its own calls `query_foreign_use`, `query_usage` and `read_shares` beside all other
+calls. An adapter keeps no state that matters: after a crash a new adapter of the same instance
+continues from the manager's own records. Every task that it submits carries a tag by which it is
+found again; native ids are never trusted alone, since managers re-issue them.
 
 An author implements `Adapter`, registers it under the entry-point group `metasched.adapters`,
 and runs tests/contract against it.
@@ -28,6 +28,7 @@ from metasched.model.cluster import Cluster
 from metasched.model.fair_share import ShareTree
 from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.job import Job, Payload
+from metasched.model.job_usage import EndedRun, RunUsage
 from metasched.model.listing import AccountingAnswer, Listing, MissingTask
 from metasched.model.stored_names import STORED_FIELDS
 from metasched.model.survey import ReservationSpec, Survey
@@ -270,6 +271,14 @@ class Adapter(ABC):
         cannot be read is counted in `set_aside`. Raises Unreachable.
         """
         return UseAnswer(cursor=query.cursor)
+
+    def query_usage(self, ended: Sequence[EndedRun]) -> Mapping[int, RunUsage]:
+        """Return what ended tasks used, by position in `ended`; unknown tasks are left out.
+
+        Called at intervals, only if `ClusterInfo.use_source` is set, for tasks whose use no
+        listing has reported. Raises Unreachable.
+        """
+        return {}
 
     def read_shares(self) -> ShareTree:
         """Return the manager's own tree of shares. Raises Unreachable, Refused if it has none."""

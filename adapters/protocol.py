@@ -11,6 +11,7 @@ from metasched.adapters.base import Submission, Withdrawal
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.fair_share import ShareTree
 from metasched.model.foreign_use import UseAnswer, UseQuery
+from metasched.model.job_usage import EndedRun, RunUsage
 from metasched.model.listing import (
     AccountingAnswer,
     ClaimEnd,
@@ -53,7 +54,8 @@ class WorkerCall(msgspec.Struct, rename=STORED_FIELDS["WorkerCall"], frozen=True
     owner among themselves. Calls of different owners run side by side.
     """
 
-    # `use` and `shares` run beside all other calls; only workers that report a `use_source` have it
+    # `use`, `shares` and `usage` run beside all other calls; only workers that report a
+    # `use_source` have them
     operation: Literal[
         "submit",
         "withdraw",
@@ -65,6 +67,7 @@ class WorkerCall(msgspec.Struct, rename=STORED_FIELDS["WorkerCall"], frozen=True
         "unreserve",
         "use",
         "shares",
+        "usage",
     ]
     submission: Submission | None = None  # of submit
     # Of submit: the call was written before the reply to the previous submit. It is not executed
@@ -82,11 +85,12 @@ class WorkerCall(msgspec.Struct, rename=STORED_FIELDS["WorkerCall"], frozen=True
     reservation: ReservationSpec | None = None  # of reserve
     reservation_name: str = ""  # of unreserve
     use_query: UseQuery | None = None  # of use
+    ended: tuple[EndedRun, ...] = ()  # of usage
     # repeated in the reply; unique in the daemon's process
     number: int = msgspec.field(default_factory=_numbers.__next__)
     # site mode, of submit and withdraw: user whose processes the call may wait for
     owner: str = ""
-    # seconds that it may wait for processes of its owner; of use and shares: for all commands
+    # seconds that it may wait for processes of its owner; of use, shares, usage: for all commands
     time_limit: float | None = None
 
 
@@ -125,6 +129,7 @@ class WorkerReply(msgspec.Struct, rename=STORED_FIELDS["WorkerReply"], frozen=Tr
     survey: Survey | None = None
     use: UseAnswer | None = None
     shares: ShareTree | None = None
+    usage: dict[int, RunUsage] = msgspec.field(default_factory=dict)  # by position in `ended`
     revoked: dict[int, bool] = msgspec.field(default_factory=dict)  # by position in `claims`
     # of revoke, by position in `claims`: ends that the claims record
     ends: dict[int, ClaimEnd] = msgspec.field(default_factory=dict)

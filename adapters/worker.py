@@ -57,7 +57,7 @@ from metasched.model.survey import ReservationSpec
 
 MAX_TRACEBACK_LENGTH = 20_000  # characters
 MAX_SET_ASIDE = 10_000  # rows of a manager with a cursor; each delta repeats them
-USE_OPERATIONS = frozenset({"use", "shares"})  # executed beside the polls
+USE_OPERATIONS = frozenset({"use", "shares", "usage"})  # executed beside the polls
 IDLE_SECONDS = 30.0  # without a call, after which the thread of an owner ends
 
 RowKey = tuple[str, int, str]  # tag, task, owner
@@ -121,6 +121,8 @@ class AdapterHost:
                     return WorkerReply()
                 case WorkerCall(operation="use", use_query=UseQuery() as use_query):
                     return WorkerReply(use=self.adapter.query_foreign_use(use_query))
+                case WorkerCall(operation="usage"):
+                    return WorkerReply(usage=dict(self.adapter.query_usage(call.ended)))
                 case WorkerCall(operation="shares"):
                     return WorkerReply(shares=self.adapter.read_shares())
                 case WorkerCall(operation="unreserve"):

@@ -88,6 +88,7 @@ from metasched.model.arrays import parse_array
 from metasched.model.cluster import ClusterInfo
 from metasched.model.dependencies import DependencyTarget, parse_dependency
 from metasched.model.job import Job, Payload
+from metasched.model.job_usage import EndedRun, RunUsage
 from metasched.model.stored_names import EVENT_KINDS
 
 _OPENING_EVENTS = (TaskEvent.SEND, TaskEvent.RESTART, TaskEvent.ADOPT)  # each opens an attempt
@@ -470,6 +471,31 @@ class Ledger(Writer):
         """Store that the owner of a broken reservation has been notified."""
         with self._write_transaction() as connection:
             reservations.mark_notified(connection, id, now)
+
+    def store_usage(self, usage: Mapping[EndedRun, RunUsage]) -> None:
+        """Store what ended attempts used; what is stored already stays."""
+        statement = (
+            update(attempt)
+            .where(
+                attempt.c.job == bindparam("of_job"),
+                attempt.c.task_index == bindparam("of_task"),
+                attempt.c.number == bindparam("of_attempt"),
+                attempt.c.cpu_seconds.is_(None),
+            )
+            .values(cpu_seconds=bindparam("seconds"), max_memory=bindparam("memory"))
+        )
+        rows = [
+            {
+                "of_job": run.job,
+                "of_task": run.task,
+                "of_attempt": run.attempt,
+                "seconds": used.cpu_seconds,
+                "memory": used.max_memory,
+            }
+            for run, used in usage.items()
+        ]
+        with self._write_transaction() as connection:
+            connection.execute(statement, rows)
 
     # Recovery
     def restore(self, core: Core, window: int) -> None:

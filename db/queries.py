@@ -26,6 +26,7 @@ from metasched.db.schema import attempt, change, digest, epoch, job, task, token
 from metasched.db.store import StorageFailed, driver_message
 from metasched.model.arrays import parse_array
 from metasched.model.job import Job, Payload, State
+from metasched.model.job_usage import EndedRun
 from metasched.model.reservation import Reservation
 
 Value = TypeVar("Value")
@@ -120,6 +121,35 @@ class Queries:
         )
         with self._connect() as connection:
             return {row.native_id: row.sent for row in connection.execute(query)}
+
+    def ended_runs(self, cluster: str, since: float, limit: int) -> list[EndedRun]:
+        """Return the last attempts on a cluster that ran, ended since a time, and lack their use.
+
+        `since` is in epoch seconds. Of more than `limit`, the latest are returned.
+        """
+        query = (
+            select(
+                attempt.c.job,
+                attempt.c.task_index.label("task"),
+                attempt.c.number.label("attempt"),
+                attempt.c.native_id,
+                job.c.user,
+            )
+            .join(task, (task.c.job == attempt.c.job) & (task.c.task_index == attempt.c.task_index))
+            .join(job, job.c.id == attempt.c.job)
+            .where(
+                task.c.ended >= since,
+                task.c.attempts == attempt.c.number,
+                attempt.c.cluster == cluster,
+                attempt.c.native_id.is_not(None),
+                attempt.c.started.is_not(None),
+                attempt.c.cpu_seconds.is_(None),
+            )
+            .order_by(task.c.ended.desc())
+            .limit(limit)
+        )
+        with self._connect() as connection:
+            return [EndedRun(**row._mapping) for row in connection.execute(query)]
 
     def current_job(self, id: int) -> tuple[Job, int]:
         """Return a job as modified so far, and its priority."""

@@ -31,6 +31,7 @@ from metasched.adapters.slurm.associations import AssociationReader
 from metasched.adapters.slurm.cluster_info import build_cluster_info
 from metasched.adapters.slurm.commands import SlurmCommands
 from metasched.adapters.slurm.foreign_use import SlurmForeignUse
+from metasched.adapters.slurm.job_usage import JobRecord, match_usage
 from metasched.adapters.slurm.listing_horizon import ListingHorizon
 from metasched.adapters.slurm.node_reservations import NodeReservations
 from metasched.adapters.slurm.processor_reservations import ProcessorReservations
@@ -39,6 +40,7 @@ from metasched.model.cluster import Cluster, ClusterInfo, ManagerLicences
 from metasched.model.fair_share import ShareTree
 from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.job import Job
+from metasched.model.job_usage import EndedRun, RunUsage
 from metasched.model.listing import AccountingAnswer, Listing, MissingTask
 from metasched.model.survey import ReservationSpec, Survey
 
@@ -325,6 +327,21 @@ class Slurm(Adapter):
 
     def query_foreign_use(self, query: UseQuery) -> UseAnswer:
         return self._foreign_use.query(query)
+
+    def query_usage(self, ended: Sequence[EndedRun]) -> Mapping[int, RunUsage]:
+        jobs: dict[str, JobRecord] = {}
+        for ids in listing.comma_lists(sorted({run.native_id for run in ended})):
+            jobs |= self._commands.usage(ids)
+        return match_usage(ended, jobs, self._user_id)
+
+    def _user_id(self, user: str) -> str:
+        """Return the user id of a job's owner in Slurm; "" if it has no account."""
+        if self._user is not None:
+            return str(self._user)
+        try:
+            return str(uid_of(user))
+        except Refused:
+            return ""
 
     def read_shares(self) -> ShareTree:
         controller = self._commands.controller()

@@ -24,6 +24,7 @@ from metasched.adapters.slurm import (
     accounting_records,
     associations,
     foreign_use,
+    job_usage,
     listing,
     reservation_listing,
     shares,
@@ -258,6 +259,16 @@ class SlurmCommands:
             *("--truncate", "--state=RUNNING"),
             *(f"--starttime={starttime}", f"--endtime={endtime}", f"--delimiter={delimiter}"),
             f"--format={','.join(foreign_use.USE_FIELDS)}",
+        )
+
+    def usage(self, ids: str) -> dict[str, job_usage.JobRecord]:
+        delimiter = _delimiter()
+        return self._query(
+            lambda output: job_usage.parse_usage(output, delimiter),
+            "sacct",
+            *("--noheader", "--parsable", "--noconvert", f"--jobs={ids}"),
+            f"--delimiter={delimiter}",
+            f"--format={','.join(job_usage.USAGE_FIELDS)}",
         )
 
     def slurmdbd(self) -> foreign_use.Slurmdbd:

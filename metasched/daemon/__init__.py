@@ -7,6 +7,7 @@ pending_actions       actions that wait for a cluster
 worker_process        the process that hosts the adapter of a cluster
 reservation_sync      creates and deletes reservations at a cluster's manager
 licence_monitor       queries licence servers at intervals
+usage_collector       asks accounting what ended tasks used, and stores it
 manager_start_times   start times that managers expect for pending tasks
 descriptors           file descriptors, and how many of them connections may take
 repeated_lines        the log, in which repeated lines are counted

@@ -36,6 +36,7 @@ from metasched.daemon.owner_turns import OwnerTurns
 from metasched.daemon.pending_actions import PendingActions
 from metasched.daemon.quarantine import RowFilter, first_error
 from metasched.daemon.reservation_sync import ReservationSync
+from metasched.daemon.usage_collector import UsageCollector
 from metasched.daemon.use_monitor import UseMonitor
 from metasched.daemon.worker_process import WorkerProcess
 from metasched.db.store import StorageFailed
@@ -73,6 +74,9 @@ class ClusterConnection:
         self._forget_calls()
         self.use_monitor = UseMonitor(
             host, settings, self.worker, use_cursor, is_up=lambda: not self.breaker.failures
+        )
+        self.usage_collector = UsageCollector(
+            host, settings, self.worker, is_up=lambda: not self.breaker.failures
         )
         self.row_filter = RowFilter(self.name, host.quarantine)
         self.start_times = ManagerStartTimes(self.name)
@@ -138,6 +142,7 @@ class ClusterConnection:
         """Poll and execute actions; an exception concerns this cluster only."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.use_monitor.run(), name=f"{self.name}: use")
+            group.create_task(self.usage_collector.run(), name=f"{self.name}: usage")
             while True:
                 self._wake.clear()
                 if self.worker.discard_if_dead():

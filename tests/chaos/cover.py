@@ -168,8 +168,14 @@ _BY_CHANCE: set[Step] = {
     (".LicenceMonitor.",),  # the site has no licence server: tests/e2e/test_licence_servers.py
     # the sites share nothing: tests/e2e/test_fair_share.py, and for the commit test_share_uses.py
     (".UseMonitor.",),
-    *_about((), ("use", "shares")),
-    *((".Ledger.mark_notified", f"{side} the commit") for side in ("before", "after")),
+    # the sites have no slurmdbd: tests/real/test_slurm_accounting.py, and test_database_maintenance
+    (".UsageCollector.",),
+    *_about((), ("use", "shares", "usage")),
+    *(
+        (f".Ledger.{method}", f"{side} the commit")
+        for method in ("mark_notified", "store_usage")
+        for side in ("before", "after")
+    ),
 }
 
 

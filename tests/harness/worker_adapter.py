@@ -22,6 +22,7 @@ from metasched.adapters.protocol import FIRST_CURSOR, WorkerBoot, WorkerCall, Wo
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.fair_share import ShareTree
 from metasched.model.foreign_use import UseAnswer, UseQuery
+from metasched.model.job_usage import EndedRun, RunUsage
 from metasched.model.listing import AccountingAnswer, JobStatus, Listing, MissingTask
 from metasched.model.survey import ReservationSpec, Survey
 from tests.harness.reaper import dying_with
@@ -88,6 +89,9 @@ class WorkerAdapter(Adapter):
         answer = self._call(WorkerCall("use", use_query=query)).use
         assert answer is not None
         return answer
+
+    def query_usage(self, ended: Sequence[EndedRun]) -> Mapping[int, RunUsage]:
+        return self._call(WorkerCall("usage", ended=tuple(ended))).usage
 
     def read_shares(self) -> ShareTree:
         answer = self._call(WorkerCall("shares")).shares

@@ -37,6 +37,7 @@ from metasched.db.store import Database, StoreError
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.dependencies import DependencyTarget, parse_dependency
 from metasched.model.job import Job, Payload, State
+from metasched.model.job_usage import RunUsage
 from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
@@ -308,6 +309,29 @@ def test_the_daemon_writes_while_a_thread_prunes(life: Life, database: Database)
         deleting.result(60)
     assert one_pass.deleted["jobs"] == 59
     assert counts(database)["job"] == 30
+
+
+def test_use_of_ended_tasks_is_stored_once_and_passes_the_checks(
+    life: Life, database: Database
+) -> None:
+    for id in (1, 2):
+        life.submit(id, NOW + id)
+    life.run(1, NOW + 10)
+    life.run(2, NOW + 20)
+    second, first = life.ledger.ended_runs("left", NOW, 10)
+    assert (first.job, first.task, first.attempt, first.native_id) == (1, 0, 1, "7")
+    assert life.ledger.ended_runs("left", NOW, 1) == [second]
+    assert life.ledger.ended_runs("left", NOW + 30, 10) == []
+    assert life.ledger.ended_runs("right", NOW, 10) == []
+    life.ledger.store_usage({first: RunUsage(5.0, 70)})
+    life.ledger.store_usage({first: RunUsage(6.0, 80), second: RunUsage(7.0)})
+    assert life.ledger.ended_runs("left", NOW, 10) == []
+    engine = database.open_existing()
+    with engine.connect() as connection:
+        query = select(attempt.c.cpu_seconds, attempt.c.max_memory).order_by(attempt.c.job)
+        assert [tuple(row) for row in connection.execute(query)] == [(5.0, 70), (7.0, None)]
+    engine.dispose()
+    assert [check.check for check in check_database(database) if not check.ok] == []
 
 
 def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, database: Database) -> None:

@@ -22,6 +22,7 @@ from metasched.model.cluster import Cluster
 from metasched.model.fair_share import MIN_WEIGHT
 from metasched.model.foreign_use import UseQuery
 from metasched.model.job import Job, Payload, State
+from metasched.model.job_usage import EndedRun
 from metasched.model.listing import AccountingAnswer, Listing, MissingTask
 from metasched.model.tags import tag_of
 from tests.conftest import require
@@ -38,6 +39,7 @@ LONG_AGO = (
     "ExitCode=0:0 \n"
 )
 FORGETFUL = ("MinJobAge=2",)
+MEASURING = ("JobAcctGatherType=jobacct_gather/linux", "JobAcctGatherFrequency=1")
 
 
 @dataclass
@@ -139,7 +141,7 @@ def with_slurmdbd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmClu
     if (reason := missing() or accounting_missing()) is not None:
         require("slurm", reason)
     folder = tmp_path_factory.mktemp("accounted")
-    spec = ClusterSpec("alpha", "a", nodes=2, cpus=8, settings=FORGETFUL)
+    spec = ClusterSpec("alpha", "a", nodes=2, cpus=8, settings=(*FORGETFUL, *MEASURING))
     with SlurmSite(folder, [spec], accounting=True) as site:
         yield site["alpha"]
 
@@ -258,6 +260,26 @@ def test_each_end_is_reported_as_in_a_listing(client: Client) -> None:
         tag_of(client.instance, 98, 1), 0, "424242", client.boot() - 1, client.boot()
     )
     assert client.adapter.query_accounting([before, acknowledged]) == AccountingAnswer()
+
+
+def test_use_of_ended_jobs(with_slurmdbd: SlurmCluster, tmp_path: Path) -> None:
+    client, user = Client(with_slurmdbd, tmp_path), getpass.getuser()
+    work = "data = bytearray(90 << 20); end = time.process_time() + 0.5"
+    busy = client.submit(
+        f"{sys.executable} -c 'import time; {work}\nwhile time.process_time() < end + 1: pass'"
+    )
+    array = client.submit("true", array="0,2")
+    natives = [client.sent[order.tag][1][task] for order in (busy, array) for task in order.indices]
+    runs = [EndedRun(1, task, 1, native, user) for task, native in enumerate(natives)]
+    runs.append(EndedRun(9, 0, 1, "424242", user))
+    end = time.monotonic() + PATIENCE
+    while len(usage := client.adapter.query_usage(runs)) < 3:
+        assert time.monotonic() < end, usage
+        time.sleep(0.2)
+    assert usage.keys() == {0, 1, 2}
+    assert 1.4 < (usage[0].cpu_seconds or 0.0) < 30
+    assert 80 <= (usage[0].max_memory or 0) < 500
+    assert all((usage[task].cpu_seconds or 0.0) < 1.4 for task in (1, 2))
 
 
 @pytest.mark.parametrize("cluster", ["with_slurmdbd", "with_file"])

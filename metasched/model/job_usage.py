@@ -1,0 +1,22 @@
+"""What ended tasks used: the daemon's question to a manager's accounting, and the answer. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EndedRun(msgspec.Struct, frozen=True):
+    """The last attempt of a task that ended, of which no use is stored."""
+
+    job: int
+    task: int  # index in the array
+    attempt: int
+    native_id: str
+    user: str  # owner of the job
+
+
+class RunUsage(msgspec.Struct, frozen=True):
+    """What a run used; None: its manager does not report it."""
+
+    cpu_seconds: float | None = None
+    max_memory: int | None = None  # MiB

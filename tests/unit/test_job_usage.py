@@ -1,0 +1,120 @@
+"""What ended tasks used: sacct's records, their owners, and the questions of the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from metasched.adapters.protocol import WorkerCall, WorkerReply
+from metasched.adapters.slurm.job_usage import JobRecord, match_usage, parse_usage
+from metasched.config.settings import ClusterSettings
+from metasched.daemon.host import SchedulerHost
+from metasched.daemon.usage_collector import MAX_QUESTIONS, UsageCollector
+from metasched.daemon.worker_process import WorkerProcess
+from metasched.model.cluster import Cluster
+from metasched.model.job_usage import EndedRun, RunUsage
+
+END = "1700000000"
+
+
+def parsed(*records: tuple[str, ...]) -> dict[str, JobRecord]:
+    lines = ("".join(f"{field};;" for field in record) + "\n" for record in records)
+    return parse_usage("".join(lines), ";;")
+
+
+def test_the_steps_of_a_job_count() -> None:
+    jobs = parsed(
+        ("12", "1000", END, "1-02:03:04", ""),
+        ("12.batch", "", END, "00:01.500", "2048K"),
+        ("12.0", "", END, "00:01.500", "1.50G"),
+        ("13_4", "1001", END, "00:01.250", ""),
+        ("14", "1000", "Unknown", "00:00:00", ""),
+    )
+    assert jobs["12"] == JobRecord("1000", True, 93784.0, 1536)
+    assert jobs["13_4"] == JobRecord("1001", True, 1.25, None)
+    assert not jobs["14"].has_ended
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1:00", "1:2:3:4", "00:00:00:00", "9" * 30])
+def test_values_that_cannot_be_read_are_unknown(text: str) -> None:
+    jobs = parsed(("12", "1000", END, text, ""), ("12.batch", "", END, "", f"{text}?"))
+    assert jobs["12"] == JobRecord("1000", True, None, None)
+
+
+def test_a_truncated_output_is_no_answer() -> None:
+    with pytest.raises(ValueError, match="truncated"):
+        parse_usage("12;;1000;;17", ";;")
+
+
+def test_only_records_of_the_owner_that_have_ended() -> None:
+    runs = [EndedRun(1, 0, 1, id, user) for id, user in (("1", "a"), ("2", "a"), ("3", "none"))]
+    runs += [EndedRun(1, 0, 1, "4", "a"), EndedRun(1, 0, 1, "5", "a")]
+    jobs = {
+        "1": JobRecord("1000", True, 1.0, 5),
+        "2": JobRecord("1001", True, 1.0, 5),
+        "3": JobRecord("", True, 1.0, 5),
+        "4": JobRecord("1000", False, 1.0, 5),
+    }
+    used = match_usage(runs, jobs, lambda user: {"a": "1000"}.get(user, ""))
+    assert used == {0: RunUsage(1.0, 5)}
+
+
+class FakeSite:
+    """A ledger with ended runs, and a worker that answers with the use of some."""
+
+    def __init__(self, runs: list[EndedRun], usage: dict[int, RunUsage]) -> None:
+        self.runs, self.usage = runs, usage
+        self.calls: list[WorkerCall] = []
+        self.stored: dict[EndedRun, RunUsage] = {}
+        self.ledger = SimpleNamespace(ended_runs=self._ended_runs, store_usage=self.stored.update)
+        settings = SimpleNamespace(cluster=Cluster(name="c", adapter="slurm"), call_timeout=60.0)
+        self.collector = UsageCollector(
+            cast(SchedulerHost, self),
+            cast(ClusterSettings, settings),
+            cast(WorkerProcess, self),
+            is_up=lambda: True,
+        )
+
+    def _ended_runs(self, cluster: str, since: float, limit: int) -> list[EndedRun]:
+        return [run for run in self.runs if run not in self.stored][:limit]
+
+    async def call(self, call: WorkerCall) -> WorkerReply:
+        self.calls.append(call)
+        return WorkerReply(usage=self.usage)
+
+    def collect(self) -> list[tuple[Any, ...]]:
+        """Ask once; return the runs of each question so far."""
+        asyncio.run(self.collector.collect(1000.0))
+        return [call.ended for call in self.calls]
+
+
+FIRST, SECOND = EndedRun(1, 0, 1, "11", "ada"), EndedRun(2, 3, 2, "12_3", "bob")
+
+
+def test_a_question_names_all_runs_whose_use_is_unknown() -> None:
+    site = FakeSite([FIRST, SECOND], {1: RunUsage(5.0, 7)})
+    assert site.collect() == [(FIRST, SECOND)]
+    assert site.stored == {SECOND: RunUsage(5.0, 7)}
+    site.usage = {}
+    for _ in range(2 * MAX_QUESTIONS):
+        questions = site.collect()
+    assert questions[1:] == [(FIRST,)] * (MAX_QUESTIONS - 1)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {7: RunUsage(1.0, 1)},
+        {-1: RunUsage(1.0, 1)},
+        {0: RunUsage(-1.0, 1)},
+        {0: RunUsage(float("nan"), 1)},
+        {0: RunUsage(1.0, 2**60)},
+    ],
+)
+def test_answers_of_a_lying_worker_are_not_stored(usage: dict[int, RunUsage]) -> None:
+    site = FakeSite([FIRST], usage)
+    site.collect()
+    assert site.stored == {}
