@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import Connection, func, or_, select
 
 from metasched.core.scheduler import Core
 from metasched.core.transitions import FINAL, LIVE, UNSTARTED
@@ -34,7 +34,7 @@ _BAD_ENDS = {State.FAILED, State.TIMEOUT, State.REJECTED, State.CANCELLED}
 
 @dataclass
 class Verdict:
-    """Findings of an audit; all but `waiting` and `ended` are empty if every check passes."""
+    """Findings of an audit; the first three lists are empty if every check passes."""
 
     jobs: int = 0
     lost: list[str] = field(default_factory=list)
@@ -42,6 +42,7 @@ class Verdict:
     wrong: list[str] = field(default_factory=list)  # orphans, counters, stories, ends
     waiting: list[str] = field(default_factory=list)  # open tasks that have not begun
     ended: list[str] = field(default_factory=list)  # tasks ended by the fault, and recorded so
+    restarted: list[str] = field(default_factory=list)  # jobs that their manager started again
 
     @property
     def well(self) -> bool:
@@ -66,7 +67,8 @@ def audit(
     `reserved` are the names of the reservations in the managers.
 
     `may_fail`: the fault may end jobs of its manager, begun or not (a dead node, a reused id). The
-    database must record such an end.
+    database must record such an end. A manager that has lost a start may start that job again;
+    its task is not duplicated, since metasched has submitted the job once.
     """
     verdict = Verdict()
     engine = database.open_existing()
@@ -83,7 +85,9 @@ def audit(
             for name, copies in Counter(name for name, _ in stored).items()
             if copies > 1
         ]
-        _promises(verdict, rows, stream, may_fail)
+        with engine.connect() as reading:
+            reused = _with_reused_ids(reading)
+        _promises(verdict, rows, stream, may_fail, reused)
         tags = [tag for of in natives for tag in of()]
         instance = ledger.identity(0.0).instance
         with engine.connect() as reading:
@@ -99,10 +103,26 @@ def audit(
     return verdict
 
 
+def _with_reused_ids(reading: Connection) -> frozenset[tuple[int, int]]:
+    """Return the tasks (job, index) that were dispatched twice under the same id of a manager."""
+    task_columns = (attempt.c.job, attempt.c.task_index)
+    reused = func.count(attempt.c.sending.distinct()) > 1
+    rows = reading.execute(
+        select(*task_columns)
+        .group_by(*task_columns, attempt.c.cluster, attempt.c.native_id)
+        .having(reused)
+    )
+    return frozenset((job_id, index) for job_id, index in rows)
+
+
 def _promises(
-    verdict: Verdict, rows: dict[str, dict[str, Any]], stream: Stream, may_fail: bool
+    verdict: Verdict,
+    rows: dict[str, dict[str, Any]],
+    stream: Stream,
+    may_fail: bool,
+    reused: Collection[tuple[int, int]],
 ) -> None:
-    began = stream.began()
+    began, native_ids = stream.began(), stream.native_ids()
     verdict.wrong += [f"{name} began and is not stored" for name in began.keys() - rows.keys()]
     verdict.wrong += [
         f"{name} began as uid {uid}, its owner is {promise.owner}"
@@ -118,7 +138,9 @@ def _promises(
         label = f"{name} (job {row['job']}, {row['state']}, {row['reason'] or 'no reason'})"
         requested = promise.cancelled or promise.refused
         if times > 1 + promise.again:
-            verdict.duplicated.append(f"{label} began {times} times")
+            same_job = len(native_ids[name]) == 1 and (row["job"], row["task_index"]) not in reused
+            findings = verdict.restarted if may_fail and same_job else verdict.duplicated
+            findings.append(f"{label} began {times} times")
         elif promise.refused and times:
             verdict.wrong.append(f"{label} began, though its manager refused it")
         elif times == 0 and row["state"] not in FINAL:

@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle
 from pathlib import Path
@@ -22,7 +22,8 @@ from metasched.client.connection import ClientError, DaemonUnreachable, Response
 from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.model.arrays import parse_array
 
-# Each start appends a line, so that a second start shows, and its uid to another file. A payload
+# Each start appends a line, so that a second start shows, and its uid and the manager's id of its
+# job to another file. A payload
 # with licences also records the begin and end of their use, in seconds since boot: no fault steps
 # that clock.
 SCRIPT = """#!/bin/sh
@@ -33,7 +34,7 @@ note() {
   echo "$now $$ $name $1 $licences" >> "$ran.used"
 }
 echo "$name" >> "$ran"
-echo "$name $(id -u)" >> "$ran.owners"
+echo "$name $(id -u) $METASCHED_NATIVE_ID" >> "$ran.owners"
 note begin
 sleep "$seconds"
 note end
@@ -397,8 +398,18 @@ class Stream:
 
     def owners(self) -> set[tuple[str, int]]:
         """Return the name of each task that has begun with the uid of its payload."""
-        lines = Path(f"{self._run_log}.owners").read_text().splitlines()
-        return {(name, int(uid)) for name, uid in map(str.split, lines)}
+        return {(name, int(uid)) for name, uid, _ in self._owners()}
+
+    def native_ids(self) -> dict[str, set[str]]:
+        """Return the managers' ids of the jobs in which each task has begun."""
+        ids: dict[str, set[str]] = {}
+        for name, _, native_id in self._owners():
+            ids.setdefault(name, set()).add(native_id)
+        return ids
+
+    def _owners(self) -> Iterator[list[str]]:
+        for line in Path(f"{self._run_log}.owners").read_text().splitlines():
+            yield line.split(" ")
 
     def began(self) -> Counter[str]:
         """Return how often each task has begun."""

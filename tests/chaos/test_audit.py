@@ -65,8 +65,8 @@ class Ruined:
             [(last,)] = database.execute("SELECT max(attempt) FROM lease WHERE job = ?", (job,))
         return int(last)
 
-    def verdict(self, *tags: str) -> Verdict:
-        return audit(Sqlite(self.database), self.stream, [lambda: tags])
+    def verdict(self, *tags: str, may_fail: bool = False) -> Verdict:
+        return audit(Sqlite(self.database), self.stream, [lambda: tags], may_fail)
 
 
 @pytest.fixture
@@ -84,6 +84,34 @@ def test_a_second_beginning_is_found(after: Ruined) -> None:
     with after.run_log.open("a") as run_log:
         run_log.write("t3\n")
     assert len(after.verdict().duplicated) == 1
+
+
+def test_a_job_that_its_manager_starts_again_is_no_second_submission(after: Ruined) -> None:
+    lines = after.owners.read_text()
+    [line] = [line for line in lines.splitlines() if line.startswith("t3 ")]
+    with after.run_log.open("a") as run_log:
+        run_log.write("t3\n")
+    after.owners.write_text(f"{lines}{line}\n")
+    assert len(after.verdict().duplicated) == 1  # no fault explains it
+    verdict = after.verdict(may_fail=True)
+    assert (len(verdict.restarted), verdict.duplicated) == (1, [])
+    after.owners.write_text(f"{lines}{line}-other\n")
+    assert len(after.verdict(may_fail=True).duplicated) == 1
+
+
+def test_a_second_dispatch_is_no_start_by_the_manager(after: Ruined) -> None:
+    with after.run_log.open("a") as run_log:
+        run_log.write("t3\n")
+    with closing(sqlite3.connect(after.database)) as database, database:
+        database.row_factory = sqlite3.Row
+        [row, *_] = database.execute(
+            "SELECT attempt.* FROM attempt JOIN job ON job.id = attempt.job WHERE name = 't3'"
+        )
+        values = {**row, "number": row["number"] + 100, "sending": row["sending"] + 1}
+        database.execute(
+            f"INSERT INTO attempt VALUES ({', '.join('?' * len(values))})", list(values.values())
+        )
+    assert len(after.verdict(may_fail=True).duplicated) == 1
 
 
 def test_a_start_under_another_account_is_found(after: Ruined) -> None:

@@ -30,9 +30,10 @@ _HEAD = """\
 jobs in site mode, and issue commands meanwhile. The clusters are real: Slurm, Grid Engine and local
 ones. Faults strike. What has not started at the end is cancelled by its owner.
 
-The verdict is on invariants. Every accepted task began once, or was cancelled first. The recorded
-events replay to the stored state. Memory, open files and the write-ahead log do not grow after the
-last submission. No user with waiting tasks has less than half of an equal share of the starts.
+The verdict is on invariants. Every accepted task began once, or was cancelled first. A job that a
+killed slurmctld starts again is counted apart: metasched submitted it once. The recorded events
+replay to the stored state. Memory, open files and the write-ahead log do not grow after the last
+submission. No user with waiting tasks has less than half of an equal share of the starts.
 Latencies are reported, not judged. Managers and payloads run at a lower priority of the processor
 than the daemon and the users, since they have hosts of their own on a real site.
 """
@@ -64,6 +65,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: int  # tasks that never began
     resolved: int  # by an operator
     ended_by_fault: int
+    restarted: int = 0  # tasks whose job a killed slurmctld started again
     outages: int  # calls
     submitted_after: float  # seconds; 0: the submissions did not end
     recoveries: list[tuple[str, float]]  # fault, seconds
@@ -96,6 +98,7 @@ def stored(result: Result, note: str = "") -> Stored:
         cancelled=result.cancelled,
         resolved=result.resolved,
         ended_by_fault=result.ended_by_fault,
+        restarted=result.restarted,
         outages=result.outages,
         submitted_after=result.submitted_after,
         recoveries=result.recoveries,
@@ -158,6 +161,11 @@ def lines(result: Stored) -> Iterator[str]:
         f"- {result.resolved} unknown tasks resolved by an operator, {result.ended_by_fault} ended "
         f"by a fault and recorded so, {result.outages} calls without an answer."
     )
+    if result.restarted:
+        yield (
+            f"- {result.restarted} jobs that the killed slurmctld started again, since it had not "
+            "saved their start. metasched had submitted each of them once."
+        )
     violations = "; ".join(result.violations) or "none"
     yield f"- Violations: {violations}."
     if warm_thirds(result.samples, result.submitted_after) is None:

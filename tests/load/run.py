@@ -101,6 +101,7 @@ class Result:
     cancelled: int = 0  # tasks that never began
     resolved: int = 0  # unknown tasks that an operator had to resolve
     ended_by_fault: int = 0  # recorded so
+    restarted: int = 0  # tasks whose job a killed slurmctld started again
     outages: int = 0  # calls without an answer, or refused since daemon or database was away
     submitted_after: float = 0.0  # seconds until all tasks were accepted
     recoveries: list[tuple[str, float]] = field(default_factory=list)  # fault, s until served
@@ -312,7 +313,7 @@ def _judge(result: Result, users: Sequence[_User], loaded: LoadedSite) -> None:
     may_fail = any(name == "slurmctld killed" for name, _ in result.recoveries)
     database = database_from_url(loaded.site.url, loaded.site.folder)
     verdict = audit(database, stream, [loaded.natives], may_fail)
-    result.ended_by_fault = len(verdict.ended)
+    result.ended_by_fault, result.restarted = len(verdict.ended), len(verdict.restarted)
     began = stream.began()
     for starts, user in zip(result.users, users, strict=True):
         accepted = [
