@@ -52,6 +52,11 @@ SECTIONS = {
         "1,000 jobs to two full clusters. The peer is a bare loop of the same calls in the same "
         "run. Such a loop swings by a factor of three.",
     ),
+    "test_federation": (
+        "Slurm: a federation",
+        "Two clusters of 16 processors, as a Slurm federation and under metasched, by loops of "
+        "`sbatch`. The nodes of the origin have less memory.",
+    ),
     "test_slurm": (
         "Slurm: polls",
         "A whole poll with 20,000 jobs and no news, without slurmctld's own part.",
