@@ -129,8 +129,10 @@ def metasched_site(slurm: SlurmSite, folder: Path) -> Iterator[Front]:
     folder.mkdir()
     site = Site(folder)
     site.before = slurm.inside
+    settings = f'poll_interval = 1\nfence_dir = "{folder}/claims"\n'
+    (folder / "claims").mkdir(mode=0o711)
     site.configure(
-        "".join(cluster.table("poll_interval = 1\n") for cluster in slurm),
+        "".join(cluster.table(settings) for cluster in slurm),
         extra=f"first_id = {FIRST_ID}\n",
     )
     try:
@@ -211,15 +213,16 @@ def test_origin_killed(slurm: SlurmSite, tmp_path: Path, record: Record) -> None
     in_outage, after = {}, {}
     for name, front in FRONTS.items():
         with front(slurm, tmp_path / name) as site:
-            assert site.submit(JOBS, 10) == JOBS
+            assert site.submit(JOBS, 20) == JOBS
+            time.sleep(10)  # slurmctld saves its state every few seconds
             slurm["origin"].kill_controller()
             in_outage[name] = site.wait(JOBS, OUTAGE_SECONDS)
             restart(slurm["origin"])
             after[name] = site.wait(JOBS)
-            time.sleep(10)  # a job that runs twice would end by now
+            time.sleep(25)  # a job that runs twice would end by now
             after[name] = site.ends
     record(
-        f"of {JOBS} jobs of 10 s, ended {OUTAGE_SECONDS:g} s after the origin's controller died",
+        f"of {JOBS} jobs of 20 s, ended {OUTAGE_SECONDS:g} s after the origin's controller died",
         in_outage["metasched"],
         "jobs",
         peers={"federation": in_outage["federation"]},
