@@ -36,10 +36,10 @@ _thread = threading.local()
 
 
 @contextmanager
-def owner_deadline(seconds: float | None) -> Iterator[None]:
-    """Let this thread wait for processes of users no longer than `seconds` in all.
+def call_deadline(seconds: float | None) -> Iterator[None]:
+    """Let this thread wait for commands no longer than `seconds` in all.
 
-    A user may delay each of several commands; the deadline bounds their sum.
+    A user, or a slow manager, may delay each of several commands; the deadline bounds their sum.
     """
     _thread.deadline = None if seconds is None else time.monotonic() + seconds
     try:

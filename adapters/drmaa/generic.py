@@ -22,7 +22,8 @@ from msgspec import structs
 from metasched.adapters.base import Submission, Withdrawal
 from metasched.adapters.drmaa.job_script import build_job_script
 from metasched.adapters.drmaa.session import DrmaaSession, JobExit
-from metasched.adapters.errors import Refused, Unreachable
+from metasched.adapters.errors import Refused
+from metasched.adapters.single_submissions import submit_each
 from metasched.model.cluster import Cluster, ClusterInfo, ManagerLicences, NodeCapacity, Partition
 from metasched.model.job import Job, State
 from metasched.model.listing import JobStatus, Listing
@@ -174,8 +175,8 @@ class GenericDrmaa:
     def submit(self, submission: Submission) -> dict[int, str]:
         """Queue each task as a job of its own; its record is on disk before that."""
         job, tag = submission.job, submission.tag
-        native_ids: dict[int, str] = {}
-        for index in submission.indices:
+
+        def submit(index: int) -> str:
             specification = self._templates.fill(job, tag, submission.options)
             script = build_job_script(submission, index, self._cluster.name, {})
             path = self._write_script(script, tag, index)
@@ -184,15 +185,13 @@ class GenericDrmaa:
             self._store_record(record)
             try:
                 native_id = self._session.submit(str(path), specification, f"{tag}.{index}")
-            except Refused as refusal:
+            except Refused:
                 self._store_record(structs.replace(record, state=State.CANCELLED))
-                if not native_ids:
-                    raise
-                accepted = f"{len(native_ids)} of {len(submission.indices)} tasks were accepted"
-                raise Unreachable(f"{accepted}, then: {refusal.reason}") from None
-            native_ids[index] = native_id
+                raise
             self._store_record(structs.replace(record, native_id=native_id))
-        return native_ids
+            return native_id
+
+        return submit_each(submission.indices, submit, {})
 
     def _write_script(self, script: bytes, tag: str, index: int) -> Path:
         """Write the job script, which all hosts must see. It is removed when the task has ended."""

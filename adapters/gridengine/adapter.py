@@ -22,7 +22,7 @@ from metasched.adapters.base import Submission, Withdrawal
 from metasched.adapters.commands import memory_file
 from metasched.adapters.drmaa.job_script import build_job_script
 from metasched.adapters.drmaa.session import DrmaaSession
-from metasched.adapters.errors import PartlySubmitted, Refused, SiteFault, Unreachable
+from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.gridengine import listing
 from metasched.adapters.gridengine.accounting import AccountingFile
 from metasched.adapters.gridengine.cell_files import cell_folder
@@ -39,7 +39,8 @@ from metasched.adapters.gridengine.reservations import GridEngineReservations
 from metasched.adapters.gridengine.set_aside import SetAsideJobs
 from metasched.adapters.gridengine.submission import native_specification, parse_rejection
 from metasched.adapters.gridengine.withdrawals import Deletion, DeletionLog, JobDeletion
-from metasched.adapters.launcher_client import LauncherClient, TimeBudget
+from metasched.adapters.launcher_client import LauncherClient
+from metasched.adapters.single_submissions import submit_each
 from metasched.model.cluster import Cluster
 from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.job import State
@@ -144,44 +145,31 @@ class GridEngine:
         Raises PartlySubmitted if the time of the call is nearly over, or if a task is rejected or
         gets no answer after others were accepted.
         """
-        settings, native_ids = self._settings, dict[int, str]()
-        name = submission.reservation
+        settings, name = self._settings, submission.reservation
         reservation = self._reservations.find(name) if name else None
-        budget = TimeBudget()
-        for position, index in enumerate(submission.indices):
-            try:
-                budget.start_step()
-            except Unreachable as error:
-                untried = submission.indices[position:]
-                raise PartlySubmitted(error.reason, native_ids, untried) from None
-            try:
-                limited = submission
-                if reservation is not None:
-                    limited = _limit_to_reservation(submission, reservation, time.time())
-                specification = native_specification(
-                    limited,
-                    index,
-                    settings.parallel_environment,
-                    settings.memory,
-                    self._configuration().complexes,
-                    reservation,
+
+        def submit(index: int) -> str:
+            limited = submission
+            if reservation is not None:
+                limited = _limit_to_reservation(submission, reservation, time.time())
+            specification = native_specification(
+                limited,
+                index,
+                settings.parallel_environment,
+                settings.memory,
+                self._configuration().complexes,
+                reservation,
+            )
+            native_id = self._submit_task(submission, index, specification)
+            if reservation is not None:
+                owner = submission.job.user if self._launcher else ""
+                deletion = Deletion(
+                    submission.tag, index, native_id, reservation.end, True, owner=owner
                 )
-                native_ids[index] = self._submit_task(submission, index, specification)
-                if reservation is not None:
-                    owner = submission.job.user if self._launcher else ""
-                    native_id, end = native_ids[index], reservation.end
-                    deletion = Deletion(submission.tag, index, native_id, end, True, owner=owner)
-                    self._deletions.add([deletion])
-            except (Refused, SiteFault) as error:
-                if not native_ids:
-                    raise
-                raise PartlySubmitted(
-                    error.reason, native_ids, submission.indices[position:]
-                ) from None
-            except Unreachable as error:
-                untried = submission.indices[position + 1 :]
-                raise PartlySubmitted(error.reason, native_ids, untried) from None
-        return native_ids
+                self._deletions.add([deletion])
+            return native_id
+
+        return submit_each(submission.indices, submit, {})
 
     def _submit_task(self, submission: Submission, index: int, specification: str) -> str:
         """Queue the job of a task; return its native id.

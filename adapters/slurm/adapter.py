@@ -21,8 +21,9 @@ from typing import Any, ClassVar
 from msgspec import structs
 
 from metasched.adapters.base import CHANGE_VERBS, Adapter, Capabilities, Submission, Withdrawal
-from metasched.adapters.errors import Refused, SiteFault, Unreachable
+from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, uid_of, user_name_of
+from metasched.adapters.single_submissions import submit_each
 from metasched.adapters.slurm import listing, statuses
 from metasched.adapters.slurm.access import SlurmAccess, SlurmOptions
 from metasched.adapters.slurm.access_choice import AccessChoice
@@ -131,8 +132,8 @@ class Slurm(Adapter):
     def submit(self, submission: Submission) -> dict[int, str]:
         """Queue tasks as one array where possible, each other task as a job of its own.
 
-        Raises Unreachable for a refusal after some tasks were accepted: these are found by the
-        tag, the others are proved absent.
+        Raises PartlySubmitted if the time of the call is nearly over, or if a task is rejected or
+        gets no answer after others were accepted.
         """
         self._check_size(submission.job)
         if submission.reservation:
@@ -141,19 +142,11 @@ class Slurm(Adapter):
         access = self._access_as(submission.job.user)
         array_indices = self._array_indices(access, submission)
         native_ids: dict[int, str] = {}
-        try:
-            if array_indices:
-                array_id = access.submit_array(submission, array_indices)
-                native_ids = {index: f"{array_id}_{index}" for index in array_indices}
-            for index in submission.indices:
-                if index not in native_ids:
-                    native_ids[index] = access.submit(submission, index)
-        except (Refused, SiteFault) as error:
-            if not native_ids:
-                raise
-            accepted = f"{len(native_ids)} of {len(submission.indices)} tasks were accepted"
-            raise Unreachable(f"{accepted}, then: {error.reason}") from None
-        return native_ids
+        if array_indices:
+            array_id = access.submit_array(submission, array_indices)
+            native_ids = {index: f"{array_id}_{index}" for index in array_indices}
+        single = [index for index in submission.indices if index not in native_ids]
+        return submit_each(single, lambda index: access.submit(submission, index), native_ids)
 
     def _array_indices(self, access: SlurmAccess, submission: Submission) -> list[int]:
         """Return the indices to submit as an array: those that can be its task ids."""

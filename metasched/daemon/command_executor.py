@@ -36,9 +36,9 @@ log = logging.getLogger("metasched")
 # Dispatches are written to the worker until it holds this many tasks. A poll, or another owner,
 # then waits less than half a second for sbatch, and 32 tasks need two transactions.
 DISPATCH_AHEAD_TASKS = 32
-# Of `call_timeout`: how long a call waits for processes of its owner. The rest is for the manager,
-# so that the worker answers in time and need not be killed, which would harm other owners.
-OWNER_SHARE = 0.5
+# Of `call_timeout`: how long a call waits for commands. The rest is for the manager's library, so
+# that the worker answers in time and need not be killed: that would leave all tasks uncertain.
+COMMAND_SHARE = 0.5
 
 
 class CommandExecutor:
@@ -151,20 +151,21 @@ class CommandExecutor:
                 submission=submission,
                 chained=chained or bool(calls),
                 owner=owner,
-                time_limit=self._time_limit(owner),
+                time_limit=self._time_limit,
             )
             calls.append((dispatch, call))
         return calls
 
-    def _time_limit(self, owner: str) -> float | None:
-        return OWNER_SHARE * self._settings.call_timeout if owner else None
+    @property
+    def _time_limit(self) -> float:
+        return COMMAND_SHARE * self._settings.call_timeout
 
     async def withdraw(self, owner: str) -> str:
         """Withdraw the next batch of tasks."""
         batch = self._pending_actions.next_withdrawals(owner)
         requests = tuple(self._pending_actions.withdrawal_request(pending) for pending in batch)
         call = WorkerCall(
-            "withdraw", withdrawals=requests, owner=owner, time_limit=self._time_limit(owner)
+            "withdraw", withdrawals=requests, owner=owner, time_limit=self._time_limit
         )
         reply = await self._worker.call(call)
         refused_for_good = reply.error == "refused" and not reply.retry_later

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from metasched.adapters.base import Submission, Withdrawal
-from metasched.adapters.errors import Refused, Unreachable
+from metasched.adapters.errors import PartlySubmitted, Refused, Unreachable
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
 from metasched.core.transitions import ATTEMPT_FINAL
 from metasched.model.cluster import Cluster
@@ -315,8 +315,10 @@ def test_a_full_queue_refuses_for_now_and_at_once(tmp_path: Path) -> None:
     with SlurmSite(tmp_path / "site", [tiny]) as site:
         client = Client(site["tiny"], tmp_path)
         first = client.submit("true", options="--hold", indices=(1, 2))
-        with pytest.raises(Unreachable, match="1 of 2 tasks were accepted"):
+        with pytest.raises(PartlySubmitted) as stopped:
             client.submit("true", options="--hold", indices=(1, 2))
+        assert set(stopped.value.native_ids) == {1}
+        assert stopped.value.untried == (2,)
         with pytest.raises(Refused) as refusal:  # sbatch itself would retry until the timeout
             client.submit("true", options="--hold")
         assert refusal.value.retryable

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from metasched.adapters import launcher_client
 from metasched.adapters.base import Adapter, Submission
-from metasched.adapters.errors import PartlySubmitted, Unreachable
-from metasched.adapters.launcher_client import TimeBudget, owner_deadline
+from metasched.adapters.errors import PartlySubmitted, Refused, SiteFault, Unreachable
+from metasched.adapters.launcher_client import TimeBudget, call_deadline
 from metasched.adapters.protocol import WorkerCall, WorkerReply
+from metasched.adapters.single_submissions import submit_each
 from metasched.adapters.worker import AdapterHost
 from metasched.core.events import (
     Dispatch,
@@ -21,7 +24,8 @@ from metasched.core.events import (
     JobSubmitted,
     UserRequested,
 )
-from metasched.daemon.command_executor import _has_failed, _result
+from metasched.daemon.command_executor import CommandExecutor, _has_failed, _result
+from metasched.daemon.dispatches_in_flight import DispatchesInFlight
 from metasched.model.job import State
 from tests.unit.core_site import NOW, Site, job
 
@@ -47,7 +51,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def commands_started(clock: Clock, limit: float | None, seconds: Callable[[int], float]) -> int:
     """Return how many commands a call starts; `seconds` is how long each of them takes."""
-    with owner_deadline(limit):
+    with call_deadline(limit):
         budget = TimeBudget()
         for number in range(50):
             try:
@@ -80,7 +84,7 @@ def test_the_slowest_command_counts(clock: Clock) -> None:
 
 
 def test_nothing_is_started_after_the_deadline(clock: Clock) -> None:
-    with owner_deadline(5.0):
+    with call_deadline(5.0):
         budget = TimeBudget()
         clock.now += 5.0
         with pytest.raises(Unreachable, match="over after 0 commands"):
@@ -166,3 +170,83 @@ def test_an_untried_task_that_is_to_be_cancelled_ends() -> None:
     site.step(DispatchAccepted(NOW + 5, 1, 1, {0: "7", 1: "8"}, untried=(2, 3), reason="too slow"))
     assert (1, 2) not in site.core.tasks
     assert site.core.tasks[1, 3].state is State.DISPATCHING
+
+
+@pytest.mark.parametrize("owner", ["", "ada"])
+def test_every_submission_and_withdrawal_has_a_time(owner: str) -> None:
+    """In personal mode too: a worker that is killed leaves all tasks of its calls uncertain."""
+    calls: list[WorkerCall] = []
+
+    class Worker:
+        async def call(self, call: WorkerCall) -> WorkerReply:
+            calls.append(call)
+            return WorkerReply()
+
+    pending = SimpleNamespace(
+        build_submission=lambda dispatch, payload: SUBMISSION,
+        next_withdrawals=lambda owner: [],
+        remove_withdrawals=lambda batch: None,
+    )
+    executor = CommandExecutor(
+        host=cast(Any, SimpleNamespace(ledger=SimpleNamespace(payloads=lambda jobs: {1: None}))),
+        settings=cast(Any, SimpleNamespace(call_timeout=60.0)),
+        worker=cast(Any, Worker()),
+        pending_actions=cast(Any, pending),
+        in_flight=DispatchesInFlight(),
+        on_site_fault=cast(Any, None),
+    )
+    calls += [call for _, call in executor._prepare_calls(owner, [DISPATCH], [], chained=False)]
+    asyncio.run(executor.withdraw(owner))
+    assert [(call.operation, call.time_limit) for call in calls] == [
+        ("submit", 30.0),
+        ("withdraw", 30.0),
+    ]
+
+
+class Answers:
+    """Answers of a manager to the submission of each task."""
+
+    def __init__(self, *answers: str | Exception) -> None:
+        self.answers, self.tried = iter(answers), list[int]()
+
+    def submit(self, index: int) -> str:
+        self.tried.append(index)
+        answer = next(self.answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "untried"),
+    [
+        (Refused("full", retryable=True), (2, 3)),
+        (SiteFault("no program"), (2, 3)),
+        (Unreachable("no answer"), (3,)),  # task 2 may be queued
+    ],
+)
+def test_tasks_after_the_first_that_fails_are_not_tried(
+    answer: Exception, untried: tuple[int, ...]
+) -> None:
+    answers = Answers("17", answer)
+    with pytest.raises(PartlySubmitted) as stopped:
+        submit_each((1, 2, 3), answers.submit, {0: "16"})
+    assert stopped.value.native_ids == {0: "16", 1: "17"}
+    assert stopped.value.untried == untried
+    assert answers.tried == [1, 2]
+
+
+@pytest.mark.parametrize("answer", [Refused("full"), SiteFault("no program")])
+def test_a_refusal_of_the_first_task_refuses_all(answer: Exception) -> None:
+    with pytest.raises(type(answer)):
+        submit_each((1, 2), Answers(answer).submit, {})
+
+
+def test_tasks_for_which_no_time_is_left_are_not_tried(clock: Clock) -> None:
+    def submit(index: int) -> str:
+        clock.now += 4.0
+        return str(index)
+
+    with call_deadline(10.0), pytest.raises(PartlySubmitted) as stopped:
+        submit_each((1, 2, 3), submit, {})
+    assert (stopped.value.native_ids, stopped.value.untried) == ({1: "1"}, (2, 3))

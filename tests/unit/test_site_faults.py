@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from metasched.adapters.base import Adapter, Submission
-from metasched.adapters.errors import SiteFault, Unreachable
+from metasched.adapters.errors import PartlySubmitted, SiteFault
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.adapters.slurm.access import SlurmOptions
@@ -67,7 +67,7 @@ def test_a_dispatch_that_met_a_fault_of_the_site_is_queued_again() -> None:
     assert isinstance(_result(dispatch, silent, only_user=True), DispatchUncertain)
 
 
-def test_a_fault_after_an_accepted_task_is_uncertain(
+def test_a_fault_after_an_accepted_task_leaves_that_task_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the worker reported it as certainly not executed, the accepted task would run twice."""
@@ -81,6 +81,6 @@ def test_a_fault_after_an_accepted_task_is_uncertain(
     options = SlurmOptions(config="/etc/slurm.conf")
     adapter = Slurm(Cluster(name="alpha", adapter="slurm"), options, "0123abcd", tmp_path)
     monkeypatch.setattr(adapter, "_access_as", lambda user: cast(Any, Access()))
-    with pytest.raises(Unreachable, match="1 of 2 tasks were accepted, then: no program") as error:
+    with pytest.raises(PartlySubmitted, match="no program") as error:
         adapter.submit(SUBMISSION)
-    assert not isinstance(error.value, SiteFault)
+    assert (error.value.native_ids, error.value.untried) == ({0: "17"}, (1,))
