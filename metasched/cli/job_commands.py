@@ -13,6 +13,7 @@ import time
 from metasched.cli.connect import connect
 from metasched.cli.job_ids import check_job_ids, fold_array_rows
 from metasched.cli.messages import fail
+from metasched.cli.regular_files import NotRegularError, open_regular
 from metasched.cli.show import print_table
 from metasched.client.connection import DaemonUnreachable, NotFound, ResponseLost
 from metasched.errors import ParseError, UserError
@@ -229,11 +230,15 @@ def print_output(
         print(json.dumps(paths))
         return 0
     path = (error and paths["error"]) or paths["output"]
+    if path == os.devnull:
+        return 0
     is_open = _open_job_check(client, job) if follow else lambda: False
     try:
         _copy_output(path, is_open)
     except FileNotFoundError:
         raise _no_output(client, job, path, follow) from None
+    except NotRegularError as error_of_file:
+        return fail(f"{error_of_file.strerror}, {path}; give the job a file by --output", 1)
     except OSError as os_error:
         if isinstance(os_error, BrokenPipeError) or os_error.filename is None:
             raise
@@ -273,7 +278,7 @@ def _copy_output(path: str, is_open: Callable[[], bool]) -> None:
     while job_open and not os.path.exists(path):
         time.sleep(FOLLOW_INTERVAL)
         job_open = is_open()
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while True:
             # queried before reading: the last round then includes the job's last output
             job_open = is_open()

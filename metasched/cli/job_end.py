@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
-from typing import BinaryIO
 
 from metasched.cli.job_commands import ENDED
+from metasched.cli.regular_files import open_regular
 from metasched.cli.show import printable
 from metasched.client.client import Client
 from metasched.client.connection import ClientError
@@ -49,18 +48,3 @@ def last_lines(path: str) -> list[str]:
         file.seek(max(os.fstat(file.fileno()).st_size - TAIL_BYTES, 0))
         text = file.read(TAIL_BYTES).decode(errors="replace")
     return text.splitlines()[-TAIL_LINES:]
-
-
-def open_regular(path: str) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError, also for other files.
-
-    The owner of a job chose the path, and another may look: to open a FIFO would block, and to open
-    a device would have effects. So the file is opened once it is known to be neither.
-    """
-    place = os.open(path, os.O_PATH)
-    try:
-        if not stat.S_ISREG(os.fstat(place).st_mode):
-            raise OSError("not a regular file")
-        return open(f"/proc/self/fd/{place}", "rb")
-    finally:
-        os.close(place)

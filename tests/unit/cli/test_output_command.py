@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tests.unit.cli.fake_daemon import FakeDaemon, Run, answer_paths, row, started
@@ -28,6 +29,23 @@ def test_missing_output(daemon: FakeDaemon, run: Run, home: Path) -> None:
     answer_paths(daemon, home)
     done = run("output", "17")
     assert (done.code, done.err.count("\n")) == (1, 1)
+
+
+def test_only_regular_files_are_opened(daemon: FakeDaemon, run: Run, home: Path) -> None:
+    """To open a FIFO waits for a writer; the owner of a job may make one for an operator."""
+    os.mkfifo(home / "fifo")
+    (home / "link").symlink_to(home / "fifo")
+    daemon.answer("/jobs", [row(state="running")])
+    for path in (home / "fifo", home / "link", Path("/dev/zero"), home):
+        answer_paths(daemon, path)
+        for options in ((), ("--follow",)):
+            done = run("output", "17", *options)
+            assert done.code == 1
+            assert done.err == (
+                f"metasched: error: not a regular file, {path}; give the job a file by --output\n"
+            )
+    answer_paths(daemon, Path(os.devnull))
+    assert run("output", "17").code == 0
 
 
 def test_output_follows_until_the_job_has_ended(daemon: FakeDaemon, home: Path) -> None:
