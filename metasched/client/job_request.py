@@ -197,7 +197,7 @@ def _output_pattern(values: OptionValues, dest: str) -> str | None:
 
     pattern = _parse_option(values, dest, checked)
     if pattern is not None:
-        problem = output_problem(os.path.join(_working_directory(values), pattern))
+        problem = output_problem(_working_directory(values), pattern)
         if problem:
             raise InvalidSubmission(
                 f"{problem} {quote_for_error(pattern)}, {_locate(values, dest)}; "

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 
 
-def output_problem(pattern: str) -> str:
-    """Return why no job of the caller can write to an absolute path; "": none is known.
+def output_problem(directory: str, pattern: str) -> str:
+    """Return why no job of the caller can write to `pattern`; "": none is known.
 
-    A directory with fields such as %a, and one of a file system that this host does not mount, are
-    not judged.
+    Only outputs within the job's working directory are judged. Elsewhere this host may have an
+    empty mount point, a local folder, or a read-only mount where the nodes have a file system.
     """
-    folder, name = os.path.split(pattern)
-    if "%" in folder:
+    path = os.path.join(directory, pattern)
+    folder, name = os.path.split(path)
+    home, place = os.path.realpath(directory), os.path.realpath(folder)
+    if "%" in folder or os.path.commonpath((home, place)) != home:
         return ""
     if os.path.isdir(folder):
-        if "%" not in name and os.path.exists(pattern):
-            return "" if os.access(pattern, os.W_OK) else "no permission to write"
+        if os.statvfs(folder).f_flag & os.ST_RDONLY:
+            return ""
+        if "%" not in name and os.path.exists(path):
+            return "" if os.access(path, os.W_OK) else "no permission to write"
         return "" if os.access(folder, os.W_OK | os.X_OK) else "no permission to create"
-    while not os.path.lexists(folder):
-        folder = os.path.dirname(folder)
-    return "" if folder == "/" else "no directory of"
+    return "no directory of"
