@@ -19,6 +19,7 @@ import msgspec
 from msgspec import structs
 from sqlalchemy import Engine, bindparam, delete, insert, select, update
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
@@ -58,6 +59,7 @@ from metasched.db.job_rows import (
     task_row,
 )
 from metasched.db.pruning import PruningPass, lock_epoch
+from metasched.db.queries import ALL_IN_USE
 from metasched.db.schema import (
     attempt,
     change,
@@ -584,3 +586,5 @@ class Ledger(Writer):
             return pruning.prune_portion(self._engine)
         except DBAPIError as error:
             raise StorageFailed(driver_message(error)) from error
+        except PoolTimeout as error:
+            raise StorageFailed(ALL_IN_USE) from error

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from sqlalchemy import Connection, Engine, and_, func, or_, select, tuple_
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from metasched.core.events import CoreEvent, RequeuedTask
 from metasched.core.tasks import TaskId
@@ -32,6 +33,7 @@ from metasched.model.reservation import Reservation
 Value = TypeVar("Value")
 
 ALL_TASKS = TaskFilter()
+ALL_IN_USE = "all connections to it are in use"
 STORY_PORTION = 1_000  # lines of a story that are in memory
 
 
@@ -48,6 +50,8 @@ class Queries:
                 yield connection
         except DBAPIError as error:
             raise StorageFailed(driver_message(error)) from error
+        except PoolTimeout as error:
+            raise StorageFailed(ALL_IN_USE) from error
 
     def status(self, wanted: TaskFilter = ALL_TASKS) -> list[dict[str, Any]]:
         """Return all rows of `status --json` (times in epoch seconds), by job and task."""
