@@ -44,6 +44,7 @@ class Readers:
     def __init__(self, throttle: Throttle) -> None:
         self._throttle = throttle
         self._turns: defaultdict[tuple[ReadingKind, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._holders: dict[tuple[ReadingKind, str], Request] = {}  # whose turn it is
         self._readers = {kind: asyncio.Semaphore(MAX_READERS) for kind in ReadingKind}
         self._queued: Counter[str] = Counter()  # by user
 
@@ -81,9 +82,14 @@ class Readers:
     async def _read(
         self, request: Request, kind: ReadingKind, read: Callable[[], Result]
     ) -> Result:
-        """Call `read` in a thread once the caller's use of time allows it."""
+        """Call `read` in a thread once the caller's use of time allows it.
+
+        A selection has waited at the begin of its turn: its client, which changes something, must
+        get an answer in time.
+        """
         reader = request.state.caller.user, kind.value
-        await self._throttle.wait(reader)
+        if kind is not ReadingKind.SELECTION:
+            await self._throttle.wait(reader)
         _check_connected(request)
         seconds = 0.0
 
@@ -104,13 +110,19 @@ class Readers:
     async def _take_turn(
         self, request: Request, kind: ReadingKind, stack: contextlib.AsyncExitStack
     ) -> None:
-        """Wait for the turn of the caller; it ends with `stack`."""
+        """Wait for the turn of the caller, unless the request has it; it ends with `stack`."""
         caller: Caller = request.state.caller
+        turn = kind, caller.user
+        if self._holders.get(turn) is request:
+            return
         if self._queued[caller.user] >= MAX_QUEUED:
             raise ApiError(503, "too many requests of yours wait; nothing changed, try again soon")
         self._queued[caller.user] += 1
         stack.callback(self._leave, caller.user)
-        await stack.enter_async_context(self._turns[kind, caller.user])
+        await stack.enter_async_context(self._turns[turn])
+        self._holders[turn] = request
+        stack.callback(self._holders.pop, turn)
+        await self._throttle.wait((caller.user, kind.value))
         _check_connected(request)
 
     def _leave(self, user: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from fastapi import Request
@@ -64,24 +65,20 @@ async def select_tasks(
     if not (selection.jobs or selection.user or selection.state or selection.cluster):
         raise ApiError(422, f"nothing to {action}; name jobs, --user, --state or --cluster")
 
-    def read() -> tuple[list[SelectedTasks], list[SelectedTasks]]:
+    def read() -> Iterator[list[SelectedTasks]]:
         ledger, wanted = service.ledger, _task_filter(service.ledger, caller, action, selection)
         # the runs first: a task that leaves its run meanwhile is in both
-        runs = [
+        yield [
             _selected(run.row, indices, True)
             for run in ledger.selected_runs(wanted)
             for indices in run.ranges()
         ]
-        single = [
-            _selected(row, _single(row["task_index"]), False)
-            for page in ledger.status_pages(wanted, with_runs=False)
-            for row in page.rows
-        ]
-        return single, runs
+        for page in ledger.status_pages(wanted, with_runs=False):
+            yield [_selected(row, _single(row["task_index"]), False) for row in page.rows]
 
     for _ in range(MAX_READS):
-        single, runs = await readers.run(request, ReadingKind.SELECTION, read)
-        selected = _with_present_states(service.core, single, runs)
+        runs, *pages = await readers.run_portions(request, ReadingKind.SELECTION, read())
+        selected = _with_present_states(service.core, list(chain(*pages)), runs)
         if selected is not None:
             break
         service.store_group()  # what has ended since is read now
