@@ -23,6 +23,7 @@ from metasched.api.identity import (
     authenticate,
 )
 from metasched.api.job_tokens import JobTokens
+from metasched.api.lookups import Lookups
 from metasched.api.throttle import Throttle
 from metasched.daemon.service import RESTART_DELAY, Daemon
 from metasched.db.store import StorageFailed
@@ -77,10 +78,10 @@ class BodyMemory:
 class Admission:
     """Middleware that authenticates callers, and reads the bodies of those that may call."""
 
-    def __init__(self, app: ASGIApp, daemon: Daemon, throttle: Throttle) -> None:
+    def __init__(self, app: ASGIApp, daemon: Daemon, throttle: Throttle, accounts: Lookups) -> None:
         self._app, self._daemon, self._throttle = app, daemon, throttle
         self._large_bodies: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by user
-        self._callers, self._job_tokens = Callers(daemon.settings), JobTokens(daemon)
+        self._callers, self._job_tokens = Callers(daemon.settings, accounts), JobTokens(daemon)
         self._memory = BodyMemory(BODY_MEMORY, daemon.settings.requests.max_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

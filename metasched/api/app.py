@@ -40,6 +40,7 @@ from metasched.api.admission import Admission, error_response
 from metasched.api.clusters import breaker_row
 from metasched.api.connections import OpenConnections, Refusal
 from metasched.api.identity import Caller, ForbiddenError
+from metasched.api.lookups import Lookups
 from metasched.api.readers import Readers
 from metasched.api.request import CurrentCaller, CurrentService, request_source
 from metasched.api.struct_body import HALF_A_CHARACTER
@@ -78,7 +79,10 @@ def create_app(daemon: Daemon) -> FastAPI:
     )
     app.state.daemon = daemon
     throttle = Throttle()
-    app.add_middleware(Admission, daemon=daemon, throttle=throttle)
+    app.state.account_lookups = Lookups("account")
+    app.add_middleware(
+        Admission, daemon=daemon, throttle=throttle, accounts=app.state.account_lookups
+    )
     app.add_middleware(VersionExchange)  # outside the former
     app.state.readers = Readers(throttle)
     app.state.listeners = []  # their open connections

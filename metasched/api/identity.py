@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import os
 import pwd
@@ -12,12 +11,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from fastapi import Request
 
 from metasched.adapters.launcher_client import user_name_of
 from metasched.api.job_tokens import JobTokens
+from metasched.api.lookups import Lookups
 from metasched.client.credentials import MUNGE_TIMEOUT, daemon_name, request_digest
 from metasched.config.settings import Settings
 from metasched.config.tables import TcpTable
@@ -47,6 +47,8 @@ class Caller:
     operator: bool = False  # may see and change the jobs of all users
     sees_all: bool = False  # may list the jobs of all users
     by_token: bool = False  # authenticated by a token
+    user_class: str = "regular"
+    limited_groups: tuple[str, ...] = ()  # the user's groups that have limits
 
     def require_operator(self, action: str) -> None:
         """ForbiddenError unless the caller is an operator."""
@@ -72,8 +74,9 @@ class Caller:
 class Callers:
     """The callers of the last seconds: a directory service is not asked for each request."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, accounts: Lookups) -> None:
         self._settings = settings
+        self.accounts, self.credentials = accounts, Lookups("credential")
         # by user id and whether by token: the caller, and monotonic seconds of its look-up
         self._resolved: dict[tuple[int, bool], tuple[Caller, float]] = {}
 
@@ -82,7 +85,9 @@ class Callers:
         now, key = time.monotonic(), (uid, by_token)
         caller, since = self._resolved.get(key, (None, 0.0))
         if caller is None or now - since > CALLER_LIFETIME:
-            caller = await asyncio.to_thread(_resolve_caller, uid, by_token, self._settings)
+            caller = await self.accounts.run(
+                key, partial(_resolve_caller, uid, by_token, self._settings)
+            )
             if len(self._resolved) >= MAX_CALLERS:
                 self._resolved.clear()
             self._resolved[key] = (caller, now)
@@ -105,7 +110,9 @@ async def authenticate(
     """
     uid, by_token, check = request.scope["state"]["connection"].uid, False, None
     if uid is None:
-        uid, by_token, check = await _authenticate_remote(request, settings, get_ledger, job_tokens)
+        uid, by_token, check = await _authenticate_remote(
+            request, settings, callers, get_ledger, job_tokens
+        )
     return await callers.resolve(uid, by_token), check
 
 
@@ -115,36 +122,41 @@ def _resolve_caller(uid: int, by_token: bool, settings: Settings) -> Caller:
     if settings.site is None:
         if uid != os.geteuid():
             raise ForbiddenError(f"user id {uid} may not use this personal daemon; start your own")
-        return Caller(user, operator=True, sees_all=True, by_token=by_token)
+        return Caller(user, True, True, by_token, *settings.memberships_of(user))
     if user == str(uid):
         raise ForbiddenError(
             f"there is no account with user id {uid} on the daemon's host; ask the site"
         )
     # a token is easily copied: it gives no rights on the jobs of other users
     operator = settings.is_operator(user) and not by_token
-    return Caller(user, operator, operator or settings.site.others_jobs == "listed", by_token)
+    sees_all = operator or settings.site.others_jobs == "listed"
+    return Caller(user, operator, sees_all, by_token, *settings.memberships_of(user))
 
 
 async def _authenticate_remote(
     request: Request,
     settings: Settings,
+    callers: Callers,
     get_ledger: Callable[[], Ledger],
     job_tokens: JobTokens,
 ) -> tuple[int, bool, BodyCheck | None]:
     """Return the user id of a caller on another host, whether by token, and the body's check."""
     assert settings.tcp is not None
+    look_up = callers.credentials.run
     scheme, _, credential = request.headers.get("authorization", "").partition(" ")
     if scheme == "Bearer" and settings.tcp.tokens:
         if is_job_token(credential):
             user = await job_tokens.user_of(credential)
             problem = "the token is of no running job, for it ends with its job; log in yourself"
         else:
-            user = await asyncio.to_thread(get_ledger().token_user, credential, time.time())
+            find_user = partial(get_ledger().token_user, credential, time.time())
+            user = await look_up(credential, find_user)
             problem = "the token is unknown, expired or revoked; make a new one"
         if user is None:
             raise UnauthenticatedError(problem)
         try:
-            return pwd.getpwnam(user).pw_uid, True, None
+            account = await callers.accounts.run(user, partial(pwd.getpwnam, user))
+            return account.pw_uid, True, None
         except KeyError:
             problem = f"there is no account {user} any more"
             raise UnauthenticatedError(f"{problem}; ask the site") from None
@@ -152,9 +164,11 @@ async def _authenticate_remote(
         target = request.scope["raw_path"].decode("ascii")
         if query := request.scope["query_string"]:
             target += "?" + query.decode("ascii")
-        uid, digest = await asyncio.to_thread(_decode_munge, credential, settings.tcp)
+        # a key of its own: munged accepts a credential once, and so must we
+        uid, digest = await look_up(object(), partial(_decode_munge, credential, settings.tcp))
         address, port = request.scope["server"]
-        names = await asyncio.to_thread(_accepted_daemon_names, settings.tcp, address, port)
+        find_names = partial(_accepted_daemon_names, settings.tcp, address, port)
+        names = await look_up((address, port), find_names)
 
         def check(body: bytes) -> None:
             if all(request_digest(name, request.method, target, body) != digest for name in names):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
 
 from metasched.api.identity import ForbiddenError
+from metasched.api.lookups import AccountLookups
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.model.limits import LimitScope, ScopeKind
 
@@ -16,7 +17,10 @@ router = APIRouter()
 
 @router.get("/limits")
 async def limits(
-    caller: CurrentCaller, service: CurrentService, user: str | None = None
+    caller: CurrentCaller,
+    service: CurrentService,
+    accounts: AccountLookups,
+    user: str | None = None,
 ) -> list[dict[str, Any]]:
     """List the limits that count a user's tasks.
 
@@ -31,9 +35,10 @@ async def limits(
         user = caller.user
     scopes: set[LimitScope] | None = None
     if user is not None:
-        # in a thread: a directory service may be slow
-        groups = await asyncio.to_thread(service.settings.limited_groups_of, user)
-        user_class = await asyncio.to_thread(service.settings.class_of, user)
+        settings = service.settings
+        user_class, groups = await accounts.run(
+            ("class", user), partial(settings.memberships_of, user)
+        )
         scopes = {
             LimitScope(ScopeKind.ALL, ""),
             LimitScope(ScopeKind.USER, user),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pwd
 import time
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request, Response
 
 from metasched.api.identity import ForbiddenError
+from metasched.api.lookups import AccountLookups
 from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
@@ -53,13 +55,16 @@ async def reservations(
 
 @router.post("/reservations")
 async def create(
-    caller: CurrentCaller, service: CurrentService, body: Annotated[ReservationTerms, Body()]
+    caller: CurrentCaller,
+    service: CurrentService,
+    accounts: AccountLookups,
+    body: Annotated[ReservationTerms, Body()],
 ) -> dict[str, Any]:
     user = caller.user if body.user is None else body.user
     if user != caller.user:
         caller.require_operator("reserve for others")
         try:
-            pwd.getpwnam(user)
+            await accounts.run(user, partial(pwd.getpwnam, user))
         except (KeyError, ValueError):
             raise ApiError(404, f"there is no account {user[:63]!r}; name another user") from None
     if body.dry_run:

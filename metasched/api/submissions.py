@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
@@ -18,6 +18,7 @@ from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.api.answers import encoded
 from metasched.api.explanations import cluster_verdicts
+from metasched.api.identity import Caller
 from metasched.api.modifications import MAX_EPOCH
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.slurm_options import apply_slurm_options
@@ -58,14 +59,6 @@ _LIMITED_ELSEWHERE = {"arguments", "array", "comment", "dependency", "name"}
 MAX_DIRECTORY_CHECKS = 32
 
 
-class Owner(NamedTuple):
-    """Who submits, and what is looked up of him."""
-
-    user: str
-    user_class: str
-    groups: tuple[str, ...]  # those with limits
-
-
 @router.post("/jobs")
 async def submit(
     request: Request,
@@ -93,10 +86,6 @@ async def submit(
     if not submission.jobs:
         raise ApiError(422, "no job in the request; send one or more")
     now = time.time()
-    settings = service.settings
-    owner = Owner(
-        caller.user, settings.class_of(caller.user), settings.limited_groups_of(caller.user)
-    )
     for job in submission.jobs:
         _check_size(job)
     requests, passed_on = zip(
@@ -106,7 +95,7 @@ async def submit(
     texts |= {name: encode(variables) for name, variables in submission.environments.items()}
     sizes = {client_digest: len(text.encode()) for client_digest, text in texts.items()}
     with service.ledger.kept_ids():
-        accepted = [_accept(service, owner, job, submission, sizes, now) for job in requests]
+        accepted = [_accept(service, caller, job, submission, sizes, now) for job in requests]
         new_tasks = [(stored.job, len(stored.job.indices)) for stored in accepted]
         if (refusal := service.core.limits.admission_refusal(new_tasks)) is not None:
             raise ApiError(403, refusal)
@@ -177,7 +166,7 @@ def _check_may_submit(launcher: LauncherClient, user: str, submission: SubmitReq
 
 def _accept(
     service: SchedulerService,
-    owner: Owner,
+    owner: Caller,
     request: JobRequest,
     submission: SubmitRequest,
     sizes: Mapping[str, int],
@@ -233,7 +222,7 @@ def _accept(
             cpus=request.tasks * request.cpus_per_task,
             user=user,
             user_class=owner.user_class,
-            groups=owner.groups,
+            groups=owner.limited_groups,
             owner_priority=request.urgency,
             writes=(output_path, error_path) if error_path else (output_path,),
             stored_bytes=sizes[request.script]

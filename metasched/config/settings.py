@@ -118,6 +118,10 @@ class Settings:
         """Return the limits of a user's reservations."""
         return self.quotas.get(self.class_of(user), self.quotas[""])
 
+    def memberships_of(self, user: str) -> tuple[str, tuple[str, ...]]:
+        """Return a user's class, and those of the user's groups that have limits."""
+        return self.class_of(user), self.limited_groups_of(user)
+
     def limited_groups_of(self, user: str) -> tuple[str, ...]:
         """Return those groups of a user that have limits."""
         if not self.limits.groups:

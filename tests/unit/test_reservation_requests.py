@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from metasched.api.licences import _licence_row as licence_row
+from metasched.api.lookups import Lookups
 from metasched.api.request import CurrentCaller
 from metasched.api.reservations import create
 from metasched.core.events import CoreEvent, DaemonStarted, ListingReceived, Outcome
@@ -91,7 +92,9 @@ class Desk:
             dry_run=dry_run,
         )
         caller = cast(CurrentCaller, SimpleNamespace(user="ada"))
-        return asyncio.run(create(caller, cast(SchedulerService, self), request))
+        return asyncio.run(
+            create(caller, cast(SchedulerService, self), Lookups("account"), request)
+        )
 
 
 def test_a_window_has_its_licences_and_the_next_request_learns_the_holder() -> None:
