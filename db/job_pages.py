@@ -49,7 +49,7 @@ _job_id, _index = task.c.job, task.c.task_index
 # sorted: else SQLite would walk all tasks in this order rather than sort those that ended
 _unindexed = (_job_id + 0, _index + 0)
 # PostgreSQL's planner misjudges how few rows a LIMIT leaves, and would read whole tables
-_PLAN_BY_INDEX = select(
+PLAN_BY_INDEX = select(
     *(
         func.set_config(name, "off", True)
         for name in ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit")
@@ -110,7 +110,7 @@ def read_page(
     `with_runs`: also those of tasks in runs; see `read_runs`.
     """
     if connection.dialect.name == "postgresql":
-        connection.execute(_PLAN_BY_INDEX)  # for this transaction
+        connection.execute(PLAN_BY_INDEX)  # for this transaction
     if wanted.named is None:
         runs, until = _page_of_runs(connection, wanted, after, limit) if with_runs else ([], None)
         page = _read_from(connection, wanted, _indexed_tasks(wanted, after), limit)

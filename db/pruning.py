@@ -2,8 +2,7 @@
 
 A pass walks the index of ended tasks, then reservations, keys and events, each by a cursor: a row
 that is kept is examined once in a pass. So its cost grows with the rows that have become old, and
-neither with their square nor with the whole history. Portions shrink while they take longer than
-others should wait for them.
+neither with their square nor with the whole history. `PortionSize` bounds for how long others wait.
 """
 
 from __future__ import annotations
@@ -12,10 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, delete, func, select, tuple_
+from sqlalchemy import Connection, Engine, and_, delete, func, select, tuple_
 from sqlalchemy.exc import DBAPIError
 
 from metasched.db import reservations, submission_keys, task_runs
+from metasched.db.job_pages import PLAN_BY_INDEX
+from metasched.db.portion_size import PortionSize
 from metasched.db.schema import (
     attempt,
     change,
@@ -36,8 +37,6 @@ TASKS_PER_PORTION = 200  # examined, and deleted
 CHANGES_PER_PORTION = 2000  # of a larger job
 EVENTS_PER_PORTION = 2000
 RESERVATIONS_PER_PORTION = 100
-PORTION_SECONDS = 0.05  # for which a portion may exclude other writers
-SMALLEST_PORTION = 1 / 64  # of these rows
 PRUNED_KINDS = ("jobs", "reservations", "events")
 PAUSE = 0.01  # seconds between transactions, for others to write
 MARGINS_KEPT = 1000  # recent jobs with a deadline are kept: later priorities depend on them
@@ -91,10 +90,11 @@ class PruningPass:
         `clock` returns seconds.
         """
         self._clock = clock
-        self._part = 1.0  # of the rows of a portion
+        self._size = PortionSize()
         self._before, self._keys_before = before, keys_before
         self.deleted = dict.fromkeys(PRUNED_KINDS, 0)
         self._last_task = (0.0, 0)  # end and job of the last task examined
+        self._last_reservation = 0  # the last one examined
         self._last_event = -1  # the last event examined
         self._newest_job: int | None = None  # at the first portion
         self._oldest_margin = 0  # the oldest job that is kept for its deadline, 0: all are
@@ -112,28 +112,19 @@ class PruningPass:
                 if connection.dialect.name == "sqlite":
                     connection.exec_driver_sql("BEGIN IMMEDIATE")
                 else:
+                    connection.execute(PLAN_BY_INDEX)
                     lock_epoch(connection)
                 begun = self._clock()
                 more = self._phases[0](connection)
-            self._adapt(self._clock() - begun)
+            self._size.note(self._clock() - begun)
             if more:
                 return True
             del self._phases[0]
         return False
 
-    def _adapt(self, seconds: float) -> None:
-        """Make the next portions smaller if one took too long, larger if it was quick."""
-        if seconds > PORTION_SECONDS:
-            self._part = max(self._part / 2, SMALLEST_PORTION)
-        elif seconds < PORTION_SECONDS / 4:
-            self._part = min(self._part * 2, 1.0)
-
-    def _rows(self, most: int) -> int:
-        return max(int(most * self._part), 1)
-
     def _prune_jobs(self, connection: Connection) -> bool:
         """Delete jobs whose tasks ended before the time; return False at the end of the index."""
-        most, position = self._rows(TASKS_PER_PORTION), tuple_(task.c.ended, task.c.job)
+        most, position = self._size.rows(TASKS_PER_PORTION), tuple_(task.c.ended, task.c.job)
         ended = connection.execute(
             select(task.c.ended, task.c.job)
             .where(task.c.ended < self._before, position > self._last_task)
@@ -148,7 +139,7 @@ class PruningPass:
             size += 1 if row.array is None else len(_first_tasks(connection, row.id, most + 1))
             if size > most:
                 if not planned:
-                    _delete_part(connection, row.id, most, self._rows(CHANGES_PER_PORTION))
+                    _delete_part(connection, row.id, most, self._size.rows(CHANGES_PER_PORTION))
                     return True
                 examined = next(n for n, end in enumerate(ended) if end.job == row.id)
                 break
@@ -191,11 +182,15 @@ class PruningPass:
         return sorted(rows, key=lambda row: order[row.id])
 
     def _prune_reservations(self, connection: Connection) -> bool:
-        count = reservations.prune_batch(
-            connection, self._before, self._rows(RESERVATIONS_PER_PORTION)
+        last, count = reservations.prune_batch(
+            connection,
+            self._before,
+            self._last_reservation,
+            self._size.rows(RESERVATIONS_PER_PORTION),
         )
         self.deleted["reservations"] += count
-        return count > 0
+        self._last_reservation = last or self._last_reservation
+        return last is not None
 
     def _prune_keys(self, connection: Connection) -> bool:
         if self._keys_before is None:
@@ -214,7 +209,7 @@ class PruningPass:
             select(event.c.id)
             .where(event.c.id > self._last_event, event.c.id < newest_checkpoint)
             .order_by(event.c.id)
-            .limit(self._rows(EVENTS_PER_PORTION))
+            .limit(self._size.rows(EVENTS_PER_PORTION))
         ).scalars()
         ids = list(examined)
         if not ids:
@@ -242,10 +237,13 @@ def _delete_jobs(connection: Connection, rows: Sequence[Any]) -> None:
     ):
         connection.execute(delete(table).where(column.in_(ids)))
     texts = {text for row in rows for text in (row.script, row.environment)}
-    used = select(job.c.id).where(
-        (job.c.script == content.c.digest) | (job.c.environment == content.c.digest)
-    )
-    connection.execute(delete(content).where(content.c.digest.in_(texts), ~used.exists()))
+    # each by its index: PostgreSQL would scan the table for either of two columns
+    users = [
+        select(job.c.id).where(column == content.c.digest).exists()
+        for column in (job.c.script, job.c.environment)
+    ]
+    unused = and_(*(~user for user in users))
+    connection.execute(delete(content).where(content.c.digest.in_(texts), unused))
 
 
 def _first_tasks(connection: Connection, job_id: int, most: int) -> Sequence[int]:

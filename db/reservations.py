@@ -152,17 +152,25 @@ def find(connection: Connection, id: int) -> Reservation | None:
     return None if row is None else _decode_row(row)
 
 
-def prune_batch(connection: Connection, before: float, limit: int) -> int:
-    """Delete up to `limit` reservations closed before a time; return their number.
+def prune_batch(
+    connection: Connection, before: float, after: int, limit: int
+) -> tuple[int | None, int]:
+    """Delete those of the next `limit` reservations that closed before a time.
 
-    The newest is kept, since ids continue from it.
+    `after` is the last id examined before. Return the last id examined now (None: there was none)
+    and the number deleted. The newest is kept, since ids continue from it.
     """
     columns = reservation.c
+    following = select(columns.id).where(columns.id > after).order_by(columns.id).limit(limit)
+    ids = list(connection.execute(following).scalars())
+    if not ids:
+        return None, 0
     newest = select(func.max(columns.id)).scalar_subquery()
-    prunable = select(columns.id).where(columns.closed < before, ~columns.held, columns.id < newest)
-    ids = list(connection.execute(prunable.limit(limit)).scalars())
-    connection.execute(delete(reservation).where(columns.id.in_(ids)))
-    return len(ids)
+    examined = columns.id.between(ids[0], ids[-1])
+    prunable = delete(reservation).where(
+        examined, columns.closed < before, ~columns.held, columns.id < newest
+    )
+    return ids[-1], connection.execute(prunable).rowcount
 
 
 def highest_id(connection: Connection) -> int:
