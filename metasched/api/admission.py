@@ -24,7 +24,9 @@ from metasched.api.identity import (
 )
 from metasched.api.job_tokens import JobTokens
 from metasched.api.lookups import Lookups
-from metasched.api.throttle import Throttle
+from metasched.api.request import READING_METHODS
+from metasched.api.throttle import WHOLE_REQUEST, Throttle
+from metasched.api.timed_call import TimedCall
 from metasched.daemon.service import RESTART_DELAY, Daemon
 from metasched.db.store import StorageFailed
 from metasched.errors import ApiError
@@ -38,6 +40,8 @@ BODY_MEMORY = 256 << 20  # bytes of all other bodies; of a user's bodies a quart
 MAX_OTHER_BODY = 4 << 20  # bytes of the body of any request but a submission
 MAX_NESTED_VALUES = 1000  # lists and objects there; each costs far more memory than its text
 PORTION = 1 << 20  # bytes of a response that are sent before the client has read the last ones
+CONNECTION_SECONDS = 0.0005  # of the event loop, for what happens outside of the application
+MAX_WAITING = 256  # readings of a user that are throttled; their clients may be gone
 RETRY_AFTER = {"Retry-After": f"{2 * RESTART_DELAY:.0f}"}
 
 
@@ -81,6 +85,7 @@ class Admission:
     def __init__(self, app: ASGIApp, daemon: Daemon, throttle: Throttle, accounts: Lookups) -> None:
         self._app, self._daemon, self._throttle = app, daemon, throttle
         self._large_bodies: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by user
+        self._waiting: Counter[str] = Counter()  # readings of a user that are throttled
         self._callers, self._job_tokens = Callers(daemon.settings, accounts), JobTokens(daemon)
         self._memory = BodyMemory(BODY_MEMORY, daemon.settings.requests.max_bytes)
 
@@ -91,6 +96,7 @@ class Admission:
             scope["state"]["until_answered"] = stack
             try:
                 caller, check = await self._authenticate(request)
+                await self._wait_for_turn(request, caller)
                 limit = self._check_size(request)
                 size = min(_content_length(request), limit)
                 if size > LARGE_BODY:
@@ -103,7 +109,33 @@ class Admission:
             except ClientDisconnect:
                 pass
             else:
-                await self._app(scope, _replay(body, receive), _in_portions(send))
+                await self._answer(request, caller, _replay(body, receive), _in_portions(send))
+
+    async def _answer(self, request: Request, caller: Caller, receive: Receive, send: Send) -> None:
+        """Call the application; charge the caller with the time of a request that only reads."""
+        call = TimedCall(self._app(request.scope, receive, send))
+        try:
+            await call
+        finally:
+            if request.method in READING_METHODS:
+                seconds = call.seconds + CONNECTION_SECONDS
+                self._throttle.charge((caller.user, WHOLE_REQUEST), seconds)
+
+    async def _wait_for_turn(self, request: Request, caller: Caller) -> None:
+        """Wait while the caller's readings take too much time. ApiError if too many wait."""
+        if request.method not in READING_METHODS:
+            return
+        if self._waiting[caller.user] >= MAX_WAITING:
+            raise ApiError(503, "too many requests of yours wait; nothing changed, try again soon")
+        self._waiting[caller.user] += 1
+        try:
+            await self._throttle.wait((caller.user, WHOLE_REQUEST))
+        finally:
+            self._waiting[caller.user] -= 1
+            if not self._waiting[caller.user]:
+                del self._waiting[caller.user]
+        if request.scope["state"]["connection"].is_closed:
+            raise ApiError(503, "the client has gone; nothing changed")
 
     def _take_memory(
         self, request: Request, stack: contextlib.AsyncExitStack, caller: Caller, size: float

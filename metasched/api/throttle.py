@@ -1,7 +1,8 @@
-"""Throttling: while others call, an account whose listings take much of the daemon's time waits.
+"""Throttling: while others call, an account whose readings take much of the daemon's time waits.
 
-Slurm's slurmctld counts the requests of each user in a token bucket (`rl_enable`). Listings differ
-in cost by a factor of a thousand, so the processor time of the threads that read them counts.
+Slurm's slurmctld counts the requests of each user in a token bucket (`rl_enable`). Readings differ
+in cost by a factor of a thousand, so processor time counts: of the threads that list, and of the
+event loop and short readings for each request that changes nothing (`WHOLE_REQUEST`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ log = logging.getLogger("metasched")
 
 WINDOW = 5.0  # seconds; time constant of the decayed use of an account
 SHARE = 0.1  # of a processor, for what an account reads of a kind while others call
+REQUEST_SHARE = 0.1  # the same for short readings and all that happens in the event loop
+WHOLE_REQUEST = "request"  # kind of these
 MAX_USE = 1.0  # of a processor; so a reading waits at most WINDOW * log(MAX_USE / SHARE), 11.5 s
 QUIET = 5.0  # seconds after a request for which its account counts as one that calls
 SHORTEST = 0.001  # seconds of a wait
@@ -89,17 +92,18 @@ class Throttle:
     def delay(self, reader: Reader) -> float:
         """Return the seconds that a reading of an account has to wait from now on; mostly 0."""
         use, now = self._uses.get(reader), self._clock()
-        if use is None or use.decay(now) <= SHARE:
+        share = REQUEST_SHARE if reader[1] == WHOLE_REQUEST else SHARE
+        if use is None or use.decay(now) <= share:
             return 0.0
         other = self._last_other if reader[0] == self._last_call[0] else self._last_call
-        return WINDOW * math.log(use.share / SHARE) if now - other[1] < QUIET else 0.0
+        return WINDOW * math.log(use.share / share) if now - other[1] < QUIET else 0.0
 
     async def wait(self, reader: Reader) -> None:
         """Return when a reading of the account may start; its readings keep their order."""
         if not self._waiting[reader] and not self.delay(reader):
             return
         log.info(
-            "listings of %s wait: they take much of the daemon's time while others call",
+            "readings of %s wait: they take much of the daemon's time while others call",
             reader[0],
             extra={"repeat_key": f"throttled {reader[0]}"},
         )

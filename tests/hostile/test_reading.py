@@ -129,7 +129,7 @@ def test_listings_wait_while_another_account_calls(common_folder: Path) -> None:
             assert other.stdout is not None
             try:
                 assert flood.stdout.readline() == "sent\n"
-                site.until(lambda: f"listings of {A} wait" in site.log_tail())
+                site.until(lambda: f"readings of {A} wait" in site.log_tail())
                 # neither another account nor a request about named jobs waits
                 job = site.by(B).submit("--hold", "-o", "/dev/null", "--wrap", "true")
                 assert site.by(B).row(job)["state"] == "held"

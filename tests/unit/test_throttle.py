@@ -74,6 +74,13 @@ def test_a_reading_of_another_kind_does_not_wait(throttle: Throttle) -> None:
     assert throttle.delay(("a", "named")) == 0
 
 
+def test_all_requests_of_an_account_have_a_share_of_the_event_loop(throttle: Throttle) -> None:
+    throttle.charge(("a", module.WHOLE_REQUEST), WINDOW)
+    throttle.note_call("b")
+    assert throttle.delay(("a", module.WHOLE_REQUEST)) == pytest.approx(LONGEST)
+    assert throttle.delay(("b", module.WHOLE_REQUEST)) == 0
+
+
 def test_a_long_listing_delays_the_next_for_seconds_at_most(throttle: Throttle) -> None:
     throttle.note_call("b")
     throttle.charge(("a", LISTING), 1000)
