@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Connection, Engine, and_, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Engine, and_, func, or_, select, tuple_
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -34,7 +35,9 @@ Value = TypeVar("Value")
 
 ALL_TASKS = TaskFilter()
 ALL_IN_USE = "all connections to it are in use"
-STORY_PORTION = 1_000  # lines of a story that are in memory
+STORY_PORTION = 1_000  # lines of a story, or reservations, that are in memory
+StoryPosition = tuple[int, int]  # id of a change, and index of a task in it
+BEFORE_STORY: StoryPosition = (0, -1)
 
 
 class Queries:
@@ -226,32 +229,52 @@ class Queries:
         self, id: int, index: int | None = None
     ) -> Iterator[tuple[dict[str, Any], ...]]:
         """Yield the changes of a job, or of its task `index`, in portions, oldest first."""
-        lines = (line for row in self._story_rows(id, index) for line in _lines_of(row, index))
+        lines = self._story_lines(id, index, BEFORE_STORY)
         while portion := tuple(islice(lines, STORY_PORTION)):
             yield portion
 
-    def _story_rows(self, id: int, index: int | None) -> Iterator[dict[str, Any]]:
+    def story_page(
+        self, id: int, index: int | None, after: StoryPosition, limit: int
+    ) -> tuple[list[dict[str, Any]], StoryPosition | None]:
+        """Return the first `limit` lines of a story after a position.
+
+        The second value is where the next page begins; None: there is none.
+        """
+        lines = list(islice(self._story_lines(id, index, after), limit + 1))
+        if len(lines) <= limit:
+            return lines, None
+        return lines[:limit], (lines[limit - 1]["id"], lines[limit - 1]["task_index"])
+
+    def last_cause(self, id: int, index: int) -> str:
+        """Return the cause of the last change of a task; "" if there is none."""
+        query = select(change.c.cause).where(change.c.job == id, *_concerned(index))
+        with self._connect() as connection:
+            return connection.execute(query.order_by(change.c.id.desc()).limit(1)).scalar() or ""
+
+    def _story_lines(
+        self, id: int, index: int | None, after: StoryPosition
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the lines of a story after a position."""
+        for row in self._story_rows(id, index, after[0] - 1):
+            last_index = after[1] if row["id"] == after[0] else -1
+            yield from _lines_of(row, index, last_index)
+
+    def _story_rows(self, id: int, index: int | None, after: int) -> Iterator[dict[str, Any]]:
         """Yield the stored lines of a story, each portion read in a transaction of its own."""
-        concerned = []
-        if index is not None:
-            last, step = change.c.run_last, func.coalesce(change.c.run_step, 1)
-            in_run = and_(change.c.task_index <= index, last >= index)
-            in_step = (index - change.c.task_index) % step == 0
-            concerned = [or_(change.c.task_index == index, and_(in_run, in_step))]
         query = (
             select(change, job.c.array)
             .join(job, job.c.id == change.c.job)
-            .where(change.c.job == id, *concerned)
+            .where(change.c.job == id, *([] if index is None else _concerned(index)))
             .order_by(change.c.id)
             .limit(STORY_PORTION)
         )
-        after, is_last = 0, False
+        is_last = False
         while not is_last:
             with self._connect() as connection:
                 rows = connection.execute(query.where(change.c.id > after)).mappings().all()
             yield from map(dict, rows)
             is_last = len(rows) < STORY_PORTION
-            after = 0 if is_last else rows[-1]["id"]
+            after = rows[-1]["id"] if rows else after
 
     def nodes(self, id: int, index: int) -> list[str]:
         """Return the nodes of each attempt of a task, in the manager's notation, oldest first."""
@@ -272,6 +295,14 @@ class Queries:
         """Return reservations of all or of a user, open at or after `since` (epoch), by start."""
         with self._connect() as connection:
             return reservations.open_since(connection, since, user)
+
+    def reservation_portions(self, since: float, user: str | None) -> Iterator[list[Reservation]]:
+        """Yield these reservations, by start, in portions."""
+        with self._connect() as connection:
+            ids = reservations.ids_open_since(connection, since, user)
+        for portion in _in_portions(ids, STORY_PORTION):
+            with self._connect() as connection:
+                yield reservations.with_ids(connection, portion)
 
     def reservation_page(
         self, since: float, user: str | None, after: int, limit: int
@@ -298,12 +329,10 @@ class Queries:
         with self._connect() as connection:
             return connection.execute(query).scalar()
 
-    def tokens(
-        self, user: str | None = None, after: int = 0, limit: int | None = None
-    ) -> list[dict[str, Any]]:
-        """Return all tokens, or the tokens of a user, without their hashes, by id.
+    def tokens(self, user: str | None, after: int, limit: int) -> list[dict[str, Any]]:
+        """Return the first `limit` tokens with ids above `after`, without their hashes, by id.
 
-        At most `limit` (None: any number), with ids above `after`.
+        `user` None: of all users.
         """
         columns = [column for column in token.c if column.name != "digest"]
         query = select(*columns).where(token.c.id > after).order_by(token.c.id).limit(limit)
@@ -324,17 +353,28 @@ class Queries:
             yield from recovery.recorded_events(connection, since)
 
 
-def _lines_of(row: dict[str, Any], index: int | None) -> Iterator[dict[str, Any]]:
-    """Yield the line of a story, or those of the tasks in its run; of one task, if it is named."""
-    last, step = row.pop("run_last"), row.pop("run_step")
-    if last is None:
-        yield row
-        return
-    for listed in range(row["task_index"], last + 1, step) if index is None else (index,):
-        yield {**row, "task_index": listed}
+def _concerned(index: int) -> list[ColumnElement[bool]]:
+    """Return the conditions of changes of a task, also within a run."""
+    last, step = change.c.run_last, func.coalesce(change.c.run_step, 1)
+    in_run = and_(change.c.task_index <= index, last >= index)
+    in_step = (index - change.c.task_index) % step == 0
+    return [or_(change.c.task_index == index, and_(in_run, in_step))]
 
 
-def _in_portions(ids: Sequence[Value]) -> Iterator[Sequence[Value]]:
+def _lines_of(row: dict[str, Any], index: int | None, after: int) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the tasks in a stored line, of tasks with indices above `after`.
+
+    `index`: of this task alone; None: of all.
+    """
+    first, last, step = row["task_index"], row.pop("run_last"), row.pop("run_step")
+    listed = range(first, first + 1) if last is None else range(first, last + 1, step)
+    if index is not None:
+        listed = range(index, index + 1)
+    for task_index in listed[bisect_right(listed, after) :]:
+        yield {**row, "task_index": task_index}
+
+
+def _in_portions(ids: Sequence[Value], size: int = 10_000) -> Iterator[Sequence[Value]]:
     """Yield ids, or pairs, in portions that fit into the parameters of a statement."""
-    for first in range(0, len(ids), 10_000):
-        yield ids[first : first + 10_000]
+    for first in range(0, len(ids), size):
+        yield ids[first : first + size]

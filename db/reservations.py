@@ -6,7 +6,7 @@ so a check for overlaps still holds when the reservation is stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -114,6 +114,19 @@ def open_since(connection: Connection, since: float, user: str | None = None) ->
     """
     ordered = _open_since(since, user).order_by(reservation.c.start, reservation.c.id)
     return [_decode_row(row) for row in connection.execute(ordered)]
+
+
+def ids_open_since(connection: Connection, since: float, user: str | None) -> list[int]:
+    """Return the ids of these reservations, by start."""
+    query = _open_since(since, user).order_by(reservation.c.start, reservation.c.id)
+    return list(connection.execute(query.with_only_columns(reservation.c.id)).scalars())
+
+
+def with_ids(connection: Connection, ids: Sequence[int]) -> list[Reservation]:
+    """Return the reservations with these ids, in their order; some may have been pruned."""
+    rows = connection.execute(select(reservation).where(reservation.c.id.in_(ids)))
+    by_id = {row.id: _decode_row(row) for row in rows}
+    return [by_id[id] for id in ids if id in by_id]
 
 
 def page_open_since(

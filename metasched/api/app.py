@@ -84,7 +84,7 @@ def create_app(daemon: Daemon) -> FastAPI:
         Admission, daemon=daemon, throttle=throttle, accounts=app.state.account_lookups
     )
     app.add_middleware(VersionExchange)  # outside the former
-    app.state.readers = Readers(throttle)
+    app.state.readers = Readers(throttle, daemon.settings.requests.max_answers)
     app.state.listeners = []  # their open connections
     app.state.launcher_locks = defaultdict(asyncio.Lock)  # by user
     app.state.directory_checks = ThreadPoolExecutor(

@@ -6,11 +6,15 @@ import time
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter, Body, Request
+from fastapi.responses import Response
 
+from metasched.api.pages import RequestedPage
+from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.selection import find_cluster
 from metasched.api.slurm_options import SLURM_ADAPTER
+from metasched.api.whole_answers import live_answer
 from metasched.client.options import MAX_NAME_LENGTH
 from metasched.config.settings import ClusterSettings
 from metasched.core.events import ClusterDrained, ClusterResumed
@@ -32,11 +36,18 @@ class DrainOptions:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 
-@router.get("/clusters")
-async def clusters(_: CurrentCaller, service: CurrentService) -> list[dict[str, Any]]:
-    return [
-        _cluster_row(service, cluster.name, cluster.adapter) for cluster in service.core.clusters
-    ]
+@router.get("/clusters", response_model=list[dict[str, Any]])
+async def clusters(
+    request: Request,
+    _: CurrentCaller,
+    service: CurrentService,
+    readers: CurrentReaders,
+    page: RequestedPage,
+) -> Response:
+    """List clusters in the order of the configuration."""
+    clusters = service.core.clusters
+    rows = (_cluster_row(service, cluster.name, cluster.adapter) for cluster in clusters)
+    return await live_answer(request, readers, rows, page)
 
 
 @router.post("/clusters/{name}/drain")

@@ -56,7 +56,7 @@ async def explain(
             counts[run.row["state"]] += len(run.indices)
             candidates.append({**run.row, "task_index": run.indices[0]})
         row = min(candidates, key=_order_of_explanation)
-        cause = daemon.ledger.story(job_id, row["task_index"])[-1]["cause"]
+        cause = daemon.ledger.last_cause(job_id, row["task_index"])
         return job_row, row, counts, cause
 
     job_row, row, counts, cause = await readers.run(request, ReadingKind.NAMED, read)

@@ -37,6 +37,7 @@ from metasched.api.whole_answers import joined, whole_answer
 from metasched.core.tasks import TaskId
 from metasched.daemon.service import Daemon, SchedulerService
 from metasched.db.job_pages import BEFORE_ALL, JobPage, TaskFilter, TaskSelector
+from metasched.db.queries import BEFORE_STORY
 from metasched.errors import ApiError
 from metasched.model.job import State
 from metasched.model.output_paths import expand_task_fields, first_node, varies_by_task
@@ -225,7 +226,25 @@ async def story(
     caller: CurrentCaller,
     readers: CurrentReaders,
     job: str,
+    limit: PageLimit = None,
+    cursor: PageCursor = None,
 ) -> Response:
+    """List the events of a job. Pages as of GET /jobs."""
+    after = BEFORE_STORY if cursor is None else decode_cursor(cursor, 2)
+
+    def read_page() -> Response:
+        job_id, index = find_visible_job(daemon.ledger, caller, job)
+        lines, next_after = daemon.ledger.story_page(
+            job_id, index, (after[0], after[1]), limit or MAX_PAGE
+        )
+        answer = encoded({"job": job_id, "events": list(map(_event_row, lines))})
+        if next_after is not None:
+            answer.headers[NEXT_CURSOR_HEADER] = encode_cursor(*next_after)
+        return answer
+
+    if limit is not None or cursor is not None:
+        return await readers.run(request, ReadingKind.LISTING, read_page)
+
     def events() -> Iterator[bytes]:
         job_id, index = find_visible_job(daemon.ledger, caller, job)
         portions = (

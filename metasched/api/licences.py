@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
+from fastapi.responses import Response
 
 from metasched.api.clusters import breaker_row
 from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.selection import JobSelection, select_tasks
+from metasched.api.whole_answers import live_answer
 from metasched.core.events import LicenceSet, LicencesReleased
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Task
@@ -25,6 +28,8 @@ from metasched.units import iso
 
 router = APIRouter()
 
+MAX_HOLDERS = 50  # of a licence, in an explanation
+
 
 @dataclass(frozen=True)
 class LicenceTotal:
@@ -34,10 +39,13 @@ class LicenceTotal:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 
-@router.get("/licences")
-async def licences(_: CurrentCaller, service: CurrentService) -> list[dict[str, Any]]:
+@router.get("/licences", response_model=list[dict[str, Any]])
+async def licences(
+    request: Request, _: CurrentCaller, service: CurrentService, readers: CurrentReaders
+) -> Response:
     statuses = service.core.licences.statuses(time.time())
-    return [_licence_row(service, status) for status in statuses]
+    rows = (_licence_row(service, status) for status in statuses)
+    return await live_answer(request, readers, rows)
 
 
 @router.get("/licences/servers")
@@ -199,6 +207,7 @@ def licence_holders(
 ) -> list[dict[str, Any]]:
     """Return the holders of each licence that a task waits for, with their expected end.
 
+    At most `MAX_HOLDERS` of a licence, the oldest leases first; `more_holders` counts the others.
     The job and user of a holder are omitted unless `is_visible(user)`.
     """
     return [
@@ -208,9 +217,9 @@ def licence_holders(
             "windows": list(_reserved_windows(core, status.licence)),
             "holders": [
                 _holder_row(core, lease, status.licence, is_visible)
-                for lease in core.licences.leases.values()
-                if status.licence in lease.tokens
+                for lease in islice(core.licences.leases_of(status.licence), MAX_HOLDERS)
             ],
+            "more_holders": max(core.licences.count_leases(status.licence) - MAX_HOLDERS, 0),
             **_token_counts(status),
         }
         for status in core.missing_licences(task, now)
@@ -247,6 +256,8 @@ def describe_holders(shortages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             )
             expected_return = f", expected back at {entry['expected']}" if entry["expected"] else ""
             yield f"{entry['count']} of {shortage['licence']} with {holder}{expected_return}"
+        if shortage["more_holders"]:
+            yield f"{shortage['licence']} with {shortage['more_holders']} more jobs"
         for entry in shortage["windows"]:
             reservation = (
                 f"reservation {entry['reservation']} from {entry['start']} to {entry['end']}"

@@ -5,23 +5,28 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
 from metasched.api.identity import ForbiddenError
 from metasched.api.lookups import AccountLookups
+from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentService
+from metasched.api.whole_answers import live_answer
 from metasched.model.limits import LimitScope, ScopeKind
 
 router = APIRouter()
 
 
-@router.get("/limits")
+@router.get("/limits", response_model=list[dict[str, Any]])
 async def limits(
+    request: Request,
     caller: CurrentCaller,
     service: CurrentService,
     accounts: AccountLookups,
+    readers: CurrentReaders,
     user: str | None = None,
-) -> list[dict[str, Any]]:
+) -> Response:
     """List the limits that count a user's tasks.
 
     None: all limits for those who may see all jobs, else the caller's own.
@@ -45,7 +50,7 @@ async def limits(
             LimitScope(ScopeKind.CLASS, user_class),
             *(LimitScope(ScopeKind.GROUP, group) for group in groups),
         }
-    return [
+    rows = (
         {
             "scope": use.scope.kind,
             "name": use.scope.name or None,
@@ -54,4 +59,5 @@ async def limits(
             "maximum": use.maximum,
         }
         for use in sorted(service.core.limits.uses_of(scopes))
-    ]
+    )
+    return await live_answer(request, readers, rows)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from fastapi import Depends, Query
 from fastapi.responses import Response
 
+from metasched.api.answers import encoded
 from metasched.db.job_pages import MAX_EXAMINED
 from metasched.errors import ApiError, quote_for_error
 from metasched.paths import NEXT_CURSOR_HEADER
@@ -33,12 +34,12 @@ class IdPage(NamedTuple):
     size: int  # rows
     requested: bool  # False: the request wants all rows in one answer
 
-    def cut(self, rows: list[Row], id_name: str, response: Response) -> list[Row]:
-        """Return the rows of the page, of up to `size + 1` rows; announce the next page."""
+    def answer(self, rows: list[Row], id_name: str) -> Response:
+        """Encode the rows of the page, of up to `size + 1` rows; announce the next page."""
+        answer = encoded(rows[: self.size])
         if len(rows) > self.size:
-            rows = rows[: self.size]
-            response.headers[NEXT_CURSOR_HEADER] = encode_cursor(rows[-1][id_name])
-        return rows
+            answer.headers[NEXT_CURSOR_HEADER] = encode_cursor(rows[self.size - 1][id_name])
+        return answer
 
 
 async def _read_id_page(limit: PageLimit = None, cursor: PageCursor = None) -> IdPage:

@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
+from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentService
+from metasched.api.whole_answers import live_answer
 from metasched.daemon.service import SchedulerService
 from metasched.model.cluster import Cluster, NodeCapacity, Partition
 
 router = APIRouter()
 
 
-@router.get("/partitions")
-async def partitions(_: CurrentCaller, service: CurrentService) -> list[dict[str, Any]]:
+@router.get("/partitions", response_model=list[dict[str, Any]])
+async def partitions(
+    request: Request, _: CurrentCaller, service: CurrentService, readers: CurrentReaders
+) -> Response:
     """List partitions by the names that jobs request, each cluster on its own."""
-    return [row for cluster in service.core.clusters for row in _rows(service, cluster)]
+    rows = (row for cluster in service.core.clusters for row in _rows(service, cluster))
+    return await live_answer(request, readers, rows)
 
 
 def _rows(service: SchedulerService, cluster: Cluster) -> Iterator[dict[str, Any]]:

@@ -19,9 +19,11 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
+from metasched.api.answer_room import AnswerRoom
 from metasched.api.connections import Connection
 from metasched.api.identity import Caller
-from metasched.api.throttle import Throttle
+from metasched.api.throttle import WHOLE_REQUEST, Reader, Throttle
+from metasched.config.settings import RequestLimits
 from metasched.errors import ApiError
 
 MAX_READERS = 3  # of a kind at a time, over all users: each has a thread and a database connection
@@ -36,13 +38,16 @@ class ReadingKind(StrEnum):
     LISTING = "listing"  # of any number of jobs or reservations
     NAMED = "named"  # of jobs that the request names
     SELECTION = "selection"  # of the tasks to change
+    LIVE = "live"  # of the scheduler's state, in its thread
 
 
 class Readers:
     """Turns of all users."""
 
-    def __init__(self, throttle: Throttle) -> None:
+    def __init__(self, throttle: Throttle, max_answers: int = RequestLimits.max_answers) -> None:
+        """`max_answers`: most bytes of answers in files."""
         self._throttle = throttle
+        self.answer_room = AnswerRoom(max_answers)
         self._turns: defaultdict[tuple[ReadingKind, str], asyncio.Lock] = defaultdict(asyncio.Lock)
         self._holders: dict[tuple[ReadingKind, str], Request] = {}  # whose turn it is
         self._readers = {kind: asyncio.Semaphore(MAX_READERS) for kind in ReadingKind}
@@ -79,6 +84,16 @@ class Readers:
             read += portion
         return read
 
+    async def run_in_loop(self, request: Request, portions: Iterator[object]) -> None:
+        """Iterate over `portions` in this thread, within a turn of the caller; others go between.
+
+        `Throttle` counts the time of the whole request.
+        """
+        await self._take_turn(request, ReadingKind.LIVE, request.state.until_answered)
+        for _ in portions:
+            await asyncio.sleep(0)
+            _check_connected(request)
+
     async def _read(
         self, request: Request, kind: ReadingKind, read: Callable[[], Result]
     ) -> Result:
@@ -87,7 +102,7 @@ class Readers:
         A selection has waited at the begin of its turn: its client, which changes something, must
         get an answer in time.
         """
-        reader = request.state.caller.user, kind.value
+        reader = _reader(request, kind)
         if kind is not ReadingKind.SELECTION:
             await self._throttle.wait(reader)
         _check_connected(request)
@@ -122,13 +137,19 @@ class Readers:
         await stack.enter_async_context(self._turns[turn])
         self._holders[turn] = request
         stack.callback(self._holders.pop, turn)
-        await self._throttle.wait((caller.user, kind.value))
+        await self._throttle.wait(_reader(request, kind))
         _check_connected(request)
 
     def _leave(self, user: str) -> None:
         self._queued[user] -= 1
         if not self._queued[user]:
             del self._queued[user]
+
+
+def _reader(request: Request, kind: ReadingKind) -> Reader:
+    """Return whose use of time counts a reading: short ones count with their whole requests."""
+    is_short = kind in (ReadingKind.NAMED, ReadingKind.LIVE)
+    return request.state.caller.user, WHOLE_REQUEST if is_short else kind.value
 
 
 def _check_connected(request: Request) -> None:

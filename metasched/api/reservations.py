@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pwd
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Request, Response
+import msgspec
+from fastapi import APIRouter, Body, Request
+from fastapi.responses import Response
 
 from metasched.api.identity import ForbiddenError
 from metasched.api.lookups import AccountLookups
@@ -15,6 +18,7 @@ from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.api.selection import RECENTLY_ENDED
+from metasched.api.whole_answers import joined, whole_answer
 from metasched.core.reservations.events import ReservationCancelled
 from metasched.daemon.reservation_requests import (
     ReservationTerms,
@@ -30,27 +34,31 @@ from metasched.units import iso
 router = APIRouter()
 
 
-@router.get("/reservations")
+@router.get("/reservations", response_model=list[dict[str, Any]])
 async def reservations(
     request: Request,
     daemon: CurrentDaemon,
     caller: CurrentCaller,
     readers: CurrentReaders,
-    response: Response,
     page: RequestedPage,
     all: bool = False,
-) -> list[dict[str, Any]]:
+) -> Response:
     """List reservations by start; in pages, by id."""
+    since = 0.0 if all else time.time() - RECENTLY_ENDED
+    user = None if caller.sees_all else caller.user
 
-    def list_reservations() -> list[dict[str, Any]]:
-        since = 0.0 if all else time.time() - RECENTLY_ENDED
-        user = None if caller.sees_all else caller.user
-        if not page.requested:
-            return list(map(_reservation_row, daemon.ledger.reservations_open_since(since, user)))
+    def list_page() -> Response:
         stored = daemon.ledger.reservation_page(since, user, page.after, page.size + 1)
-        return page.cut(list(map(_reservation_row, stored)), "reservation", response)
+        return page.answer(list(map(_reservation_row, stored)), "reservation")
 
-    return await readers.run(request, ReadingKind.LISTING, list_reservations)
+    def list_all() -> Iterator[bytes]:
+        portions = daemon.ledger.reservation_portions(since, user)
+        encode = msgspec.json.encode
+        yield from joined(b"[", (encode(list(map(_reservation_row, p))) for p in portions), b"]")
+
+    if page.requested:
+        return await readers.run(request, ReadingKind.LISTING, list_page)
+    return await whole_answer(request, readers, ReadingKind.LISTING, list_all)
 
 
 @router.post("/reservations")

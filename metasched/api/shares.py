@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
 from metasched.api.identity import ForbiddenError
+from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentService
+from metasched.api.whole_answers import live_answer
 from metasched.core.fair_share import Standing
 
 router = APIRouter()
 
 
-@router.get("/shares")
+@router.get("/shares", response_model=list[dict[str, Any]])
 async def shares(
-    caller: CurrentCaller, service: CurrentService, user: str | None = None
-) -> list[dict[str, Any]]:
+    request: Request,
+    caller: CurrentCaller,
+    service: CurrentService,
+    readers: CurrentReaders,
+    user: str | None = None,
+) -> Response:
     """List where a user stands in the tree of shares, with the accounts above him.
 
     None: the whole tree for those who may see all jobs, else where the caller stands.
@@ -30,7 +37,7 @@ async def shares(
         user = caller.user
     fair_share = service.core.fair_share
     rows = fair_share.standings() if user is None else fair_share.standings_of(user)
-    return [standing_row(row) for row in rows]
+    return await live_answer(request, readers, map(standing_row, rows))
 
 
 def standing_row(standing: Standing) -> dict[str, Any]:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Request, Response
+import msgspec
+from fastapi import APIRouter, Body, Request
+from fastapi.responses import Response
 
 from metasched.api.identity import ForbiddenError
 from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
+from metasched.api.whole_answers import joined, whole_answer
 from metasched.errors import ApiError
 from metasched.units import iso
 
+PORTION = 1_000  # tokens that are read at a time
+TIME_FIELDS = ("created", "expires", "revoked")
 MAX_LIFETIME = 366 * 86400.0  # seconds
 
 router = APIRouter()
@@ -50,25 +56,37 @@ async def create_token(
     return {"id": token_id, "token": secret, "expires": iso(now + lifetime.seconds)}
 
 
-@router.get("/tokens")
+@router.get("/tokens", response_model=list[dict[str, Any]])
 async def tokens(
     request: Request,
     daemon: CurrentDaemon,
     caller: CurrentCaller,
     readers: CurrentReaders,
-    response: Response,
     page: RequestedPage,
-) -> list[dict[str, Any]]:
-    time_fields = ("created", "expires", "revoked")
+) -> Response:
+    """List tokens by id, without their secrets: those of the caller; all to an operator."""
+    user = None if caller.operator else caller.user
 
-    def list_tokens() -> list[dict[str, Any]]:
-        user = None if caller.operator else caller.user
-        limit = page.size + 1 if page.requested else None
-        stored = daemon.ledger.tokens(user, page.after, limit)
-        rows = [row | {name: iso(row[name]) for name in time_fields} for row in stored]
-        return page.cut(rows, "id", response) if page.requested else rows
+    def read(after: int, limit: int) -> list[dict[str, Any]]:
+        stored = daemon.ledger.tokens(user, after, limit)
+        return [row | {name: iso(row[name]) for name in TIME_FIELDS} for row in stored]
 
-    return await readers.run(request, ReadingKind.LISTING, list_tokens)
+    def list_all() -> Iterator[bytes]:
+        def portions() -> Iterator[bytes]:
+            after = 0
+            while rows := read(after, PORTION):
+                yield msgspec.json.encode(rows)
+                after = rows[-1]["id"]
+
+        yield from joined(b"[", portions(), b"]")
+
+    if page.requested:
+        return await readers.run(
+            request,
+            ReadingKind.LISTING,
+            lambda: page.answer(read(page.after, page.size + 1), "id"),
+        )
+    return await whole_answer(request, readers, ReadingKind.LISTING, list_all)
 
 
 @router.post("/tokens/{id}/revoke")

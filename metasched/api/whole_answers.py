@@ -1,24 +1,76 @@
-"""Whole answers of any size: readers write the text to a file, which is sent as the client reads.
+"""Whole answers of any size: their text goes to a file, which is sent as the client reads.
 
 So few rows are in memory, a slow client holds neither a thread nor the database, and a failure of
-the database comes before the first byte. Clients need the length of an answer.
+the database comes before the first byte. Clients need the length of an answer. The files have no
+name, so they vanish with the daemon, and all of them together have an `AnswerRoom`.
 """
 
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO
+from itertools import islice
 
+import msgspec
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
+from metasched.api.answer_room import AnswerRoom
+from metasched.api.pages import IdPage, encode_cursor
 from metasched.api.readers import Readers, ReadingKind
 from metasched.errors import ApiError
+from metasched.paths import NEXT_CURSOR_HEADER
 
 MEMORY = 1 << 20  # bytes of an answer that stay in memory; a longer one is in a temporary file
 PORTION = 1 << 18  # bytes sent at a time
+LIVE_SECONDS = 0.005  # for which rows of the scheduler's state are read before others are served
 _JSON = "application/json"
+
+
+class AnswerFile:
+    """The text of an answer: in memory, or in a file without a name if it is long."""
+
+    def __init__(self, room: AnswerRoom, user: str) -> None:
+        self._room, self._user = room, user
+        self._text = tempfile.SpooledTemporaryFile(max_size=MEMORY)  # noqa: SIM115 - see `close`
+        self._taken = 0  # bytes of the room
+        self.length = 0  # bytes
+
+    def write(self, part: bytes) -> None:
+        """Append a part. ApiError if there is no room."""
+        length = self.length + len(part)
+        if length > MEMORY:
+            self._room.take(self._user, length - self._taken)
+            self._taken = length
+        try:
+            self._text.write(part)
+        except OSError as error:
+            raise ApiError(
+                503,
+                f"no room for the answer ({error.strerror}), {tempfile.gettempdir()}; "
+                "request pages by limit and cursor, or free space there",
+            ) from None
+        self.length = length
+
+    def answer(self, media_type: str = _JSON) -> Response:
+        """Return the response that sends the text."""
+        self._text.seek(0)
+        if self.length <= MEMORY:
+            return Response(self._text.read(), media_type=media_type)
+        headers = {"Content-Length": str(self.length)}
+        return StreamingResponse(self._portions(), headers=headers, media_type=media_type)
+
+    def _portions(self) -> Iterator[bytes]:
+        """Yield the file in portions; the server calls this in a thread for each."""
+        while portion := self._text.read(PORTION):
+            yield portion
+
+    def close(self) -> None:
+        """Remove the file and give back its room."""
+        self._text.close()
+        self._room.give_back(self._user, self._taken)
+        self._taken = 0
 
 
 async def whole_answer(
@@ -28,19 +80,59 @@ async def whole_answer(
 
     ApiError if there is no room for the file.
     """
-    text = tempfile.SpooledTemporaryFile(max_size=MEMORY)  # noqa: SIM115 - closed when it is sent
-    request.state.until_answered.callback(text.close)
+    file = _new_file(request, readers)
 
-    def store() -> Iterator[int]:
+    def store() -> Iterator[bool]:
         for part in write():
-            yield _store(text, part)
+            file.write(part)
+            yield True
 
-    length = sum(await readers.run_portions(request, kind, store()))
-    text.seek(0)
-    if length <= MEMORY:
-        return Response(text.read(), media_type=_JSON)
-    headers = {"Content-Length": str(length)}
-    return StreamingResponse(_portions(text), headers=headers, media_type=_JSON)
+    await readers.run_portions(request, kind, store())
+    return file.answer()
+
+
+async def live_answer(
+    request: Request, readers: Readers, rows: Iterable[object], page: IdPage | None = None
+) -> Response:
+    """Answer with rows of the scheduler's state, which its own thread reads a few at a time.
+
+    A page is a part of the rows by their positions; so these must not change.
+    """
+    file, more = _new_file(request, readers), iter(rows)
+    if page is not None and page.requested:
+        rows = islice(islice(more, page.after, None), page.size)
+    else:
+        rows, more = more, iter(())
+
+    def store() -> Iterator[bool]:
+        for part in joined(b"[", _encoded_in_portions(rows), b"]"):
+            file.write(part)
+            yield True
+
+    await readers.run_in_loop(request, store())
+    answer = file.answer()
+    if page is not None and next(more, None) is not None:
+        answer.headers[NEXT_CURSOR_HEADER] = encode_cursor(page.after + page.size)
+    return answer
+
+
+def _encoded_in_portions(rows: Iterable[object]) -> Iterator[bytes]:
+    """Yield lists of rows, each of which took the time of a portion."""
+    portion: list[object] = []
+    until = time.perf_counter() + LIVE_SECONDS
+    for row in rows:
+        portion.append(row)
+        if time.perf_counter() > until:
+            yield msgspec.json.encode(portion)
+            portion, until = [], time.perf_counter() + LIVE_SECONDS
+    yield msgspec.json.encode(portion)
+
+
+def _new_file(request: Request, readers: Readers) -> AnswerFile:
+    """Return a file that is closed when the request is answered."""
+    file = AnswerFile(readers.answer_room, request.state.caller.user)
+    request.state.until_answered.callback(file.close)
+    return file
 
 
 def joined(head: bytes, lists: Iterable[bytes], tail: bytes) -> Iterator[bytes]:
@@ -55,21 +147,3 @@ def joined(head: bytes, lists: Iterable[bytes], tail: bytes) -> Iterator[bytes]:
         text += separator + encoded[1:-1]
         separator = b","
     yield text + tail
-
-
-def _store(text: IO[bytes], part: bytes) -> int:
-    """Write a part of an answer; return its length."""
-    try:
-        return text.write(part)
-    except OSError as error:
-        raise ApiError(
-            503,
-            f"no room for the answer ({error.strerror}), {tempfile.gettempdir()}; request pages, "
-            "or free space there",
-        ) from None
-
-
-def _portions(text: IO[bytes]) -> Iterator[bytes]:
-    """Yield a file in portions; the server calls this in a thread for each."""
-    while portion := text.read(PORTION):
-        yield portion

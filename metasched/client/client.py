@@ -162,9 +162,7 @@ class Client:
 
     def story(self, job: str) -> list[dict[str, Any]]:
         """Return the events of a job, oldest first."""
-        return self._parse_rows(
-            self._request("GET", f"/jobs/{percent_encode(job)}/story"), "events"
-        )
+        return self._all_pages(f"/jobs/{percent_encode(job)}/story", {}, "events")
 
     def explain(self, job: str) -> dict[str, Any]:
         """Return the state of a job with its reason, priority and eligible clusters."""
@@ -175,7 +173,7 @@ class Client:
         return self._parse_object(self._request("GET", f"/jobs/{percent_encode(job)}/output"))
 
     def clusters(self) -> list[dict[str, Any]]:
-        return self._parse_rows(self._request("GET", "/clusters"))
+        return self._all_pages("/clusters", {})
 
     def licence_servers(self) -> list[dict[str, Any]]:
         return self._parse_rows(self._request("GET", "/licences/servers"))
@@ -241,16 +239,19 @@ class Client:
     def health(self) -> dict[str, Any]:
         return self._parse_object(self._request("GET", "/health"))
 
-    def _all_pages(self, path: str, query: Mapping[str, object]) -> list[dict[str, Any]]:
+    def _all_pages(
+        self, path: str, query: Mapping[str, object], key: str | None = None
+    ) -> list[dict[str, Any]]:
         """Return the rows of all pages of a listing, in the order of the pages.
 
+        `key`: of the rows in an answer; None: the answer is the list of rows.
         A daemon of an earlier release sends all rows as one page.
         """
         rows: list[dict[str, Any]] = []
         page = {**query, "limit": PAGE_SIZE}
         while True:
             answer, fields = self._connection.request("GET", path, page)
-            rows += self._parse_rows(answer)
+            rows += self._parse_rows(answer, key)
             if (cursor := fields.get(NEXT_CURSOR_HEADER.lower())) is None:
                 return rows
             page["cursor"] = cursor

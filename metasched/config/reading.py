@@ -101,7 +101,11 @@ def load_settings(path: Path | None) -> Settings:
         max_array_tasks=daemon.max_array_tasks,
         first_id=daemon.first_id,
         requests=RequestLimits(
-            daemon.connections, daemon.head_timeout, daemon.body_timeout, daemon.max_request
+            daemon.connections,
+            daemon.head_timeout,
+            daemon.body_timeout,
+            daemon.max_request,
+            daemon.max_answers,
         ),
         site=site,
         tcp=tcp,

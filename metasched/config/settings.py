@@ -67,6 +67,7 @@ class RequestLimits:
     # seconds from the end of the head to that of the body; also to read a response
     body_timeout: float = _DAEMON.body_timeout
     max_bytes: int = _DAEMON.max_request  # of a request's body
+    max_answers: int = _DAEMON.max_answers  # bytes of the temporary files of all answers
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ class DaemonTable(_Table):
     connections: Annotated[int, Field(ge=16, le=65536)] = 1024
     head_timeout: Seconds = 10.0
     body_timeout: Seconds = 60.0
+    max_answers: Annotated[int, Field(ge=16 << 20)] = 4 << 30
     max_request: Annotated[int, Field(ge=1 << 20, le=MAX_REQUEST_BYTES)] = MAX_REQUEST_BYTES
 
 

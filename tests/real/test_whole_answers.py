@@ -13,14 +13,18 @@ from typing import Any
 import pytest
 from fastapi.responses import Response, StreamingResponse
 
+from metasched.api import whole_answers
 from metasched.api.jobs import _whole_listing
+from metasched.api.pages import IdPage
 from metasched.api.readers import Readers, ReadingKind
 from metasched.api.throttle import Throttle
-from metasched.api.whole_answers import MEMORY, PORTION, joined, whole_answer
+from metasched.api.whole_answers import MEMORY, PORTION, joined, live_answer, whole_answer
 from metasched.core.events import UserRequested
 from metasched.db.job_pages import TaskFilter
+from metasched.db.queries import BEFORE_STORY, StoryPosition
 from metasched.db.store import Database
 from metasched.errors import ApiError
+from metasched.paths import NEXT_CURSOR_HEADER
 from tests.real.test_database_maintenance import NOW, Life
 
 ARRAY = 12_000  # tasks, more than a page has
@@ -108,6 +112,58 @@ def test_the_story_of_a_whole_array_has_a_line_for_each_task(life: Life) -> None
     assert len(lines) == ARRAY
     assert {tuple(states) for states in lines.values()} == {("held", "cancelled")}
     assert [line["after"] for line in life.ledger.story(1, 7_777)] == ["held", "cancelled"]
+
+
+def test_pages_of_a_story_have_each_line_once(life: Life) -> None:
+    """Lines of a run are listed singly: a page may end within a run."""
+    life.take(UserRequested(NOW + 1, "cancel", 1, (7,), by="ada"))
+    life.take(UserRequested(NOW + 2, "release", 1, by="ada"))
+    life.take(UserRequested(NOW + 3, "cancel", 1, by="ada"))
+    for index in (None, 7, 8_000):
+        lines: list[dict[str, Any]] = []
+        after: StoryPosition | None = BEFORE_STORY
+        while after is not None:
+            page, after = life.ledger.story_page(1, index, after, 777)
+            assert len(page) <= 777
+            lines += page
+        assert lines == life.ledger.story(1, index)
+        if index is not None:
+            assert life.ledger.last_cause(1, index) == lines[-1]["cause"] != ""
+
+
+def test_rows_of_the_scheduler_are_read_in_portions_and_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(whole_answers, "LIVE_SECONDS", 0.0)
+    served: list[int] = []
+
+    def rows() -> Iterator[dict[str, int]]:
+        for number in range(100):
+            served.append(other_steps)
+            yield {"n": number}
+
+    other_steps = 0
+
+    async def others() -> None:
+        nonlocal other_steps
+        while True:
+            other_steps += 1
+            await asyncio.sleep(0)
+
+    async def call(page: IdPage) -> tuple[list[int], str | None]:
+        request = request_of("ada")
+        other = asyncio.create_task(others())
+        async with request.state.until_answered:
+            answer = await live_answer(request, Readers(Throttle()), rows(), page)
+            text = await text_of(answer)
+        other.cancel()
+        return [row["n"] for row in json.loads(text)], answer.headers.get(NEXT_CURSOR_HEADER)
+
+    assert asyncio.run(call(IdPage(0, 10_000, False))) == (list(range(100)), None)
+    assert served[-1] - served[0] > 50  # others had their turns in between
+    assert asyncio.run(call(IdPage(0, 60, True))) == (list(range(60)), "60")
+    assert asyncio.run(call(IdPage(60, 60, True))) == (list(range(60, 100)), None)
+    assert asyncio.run(call(IdPage(60, 40, True))) == (list(range(60, 100)), None)
 
 
 def test_a_client_that_does_not_read_delays_no_other() -> None:

@@ -202,6 +202,14 @@ class LicenceAccounts:
             if pool.configured or pool.leased_tokens or pool.waiting_tokens or pool.windows
         ]
 
+    def leases_of(self, name: str) -> Iterable[Lease]:
+        """Return the leases of a licence, in the order in which they began."""
+        return map(self.leases.__getitem__, self._state.pool(name).leased_by_task)
+
+    def count_leases(self, name: str) -> int:
+        """Return how many tasks have leases of a licence."""
+        return len(self._state.pool(name).leased_by_task)
+
     def configured_pool(self, name: str) -> LicencePool | None:
         """Return the configuration of a licence; None: not configured."""
         pool = self._state.pools.get(name)
