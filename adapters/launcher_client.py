@@ -36,7 +36,7 @@ _thread = threading.local()
 
 
 @contextmanager
-def call_deadline(seconds: float | None) -> Iterator[None]:
+def owner_deadline(seconds: float | None) -> Iterator[None]:
     """Let this thread wait for commands no longer than `seconds` in all.
 
     A user, or a slow manager, may delay each of several commands; the deadline bounds their sum.

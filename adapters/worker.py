@@ -33,7 +33,7 @@ from metasched.adapters.claims import (
     revoke_claim,
 )
 from metasched.adapters.errors import PartlySubmitted, Refused, SiteFault, Unreachable
-from metasched.adapters.launcher_client import LauncherClient, call_deadline, requests_for
+from metasched.adapters.launcher_client import LauncherClient, owner_deadline, requests_for
 from metasched.adapters.protocol import (
     WORKER_PROTOCOL,
     ListingDelta,
@@ -83,7 +83,7 @@ class AdapterHost:
         if call.chained and call.owner in self._broken_chains:
             reply = WorkerReply("untried")
         else:
-            with call_deadline(call.time_limit), requests_for(_tags_of(call)):
+            with owner_deadline(call.time_limit), requests_for(_tags_of(call)):
                 reply = self._execute(call)
         if call.operation == "submit":
             if reply.retry_later or _has_lost_tasks(call, reply):

@@ -32,6 +32,12 @@ WATCH_INTERVAL = 5.0  # seconds between two listings
 ENDED = frozenset({"completed", "failed", "timeout", "cancelled", "rejected"})  # final states
 
 
+class NotRegularFile(UserError):
+    """The output of a job is a FIFO, a device or a directory."""
+
+    exit_code = 1
+
+
 def list_jobs(
     jobs: Sequence[str] = (),
     as_json: bool = False,
@@ -237,8 +243,6 @@ def print_output(
         _copy_output(path, is_open)
     except FileNotFoundError:
         raise _no_output(client, job, path, follow) from None
-    except NotRegularError as error_of_file:
-        return fail(f"{error_of_file.strerror}, {path}; give the job a file by --output", 1)
     except OSError as os_error:
         if isinstance(os_error, BrokenPipeError) or os_error.filename is None:
             raise
@@ -278,7 +282,7 @@ def _copy_output(path: str, is_open: Callable[[], bool]) -> None:
     while job_open and not os.path.exists(path):
         time.sleep(FOLLOW_INTERVAL)
         job_open = is_open()
-    with open_regular(path) as file:
+    with _open_output(path) as file:
         while True:
             # queried before reading: the last round then includes the job's last output
             job_open = is_open()
@@ -294,3 +298,11 @@ def _copy_available(file: BinaryIO) -> None:
     while block := file.read(1 << 16):
         sys.stdout.buffer.write(block)
     sys.stdout.buffer.flush()
+
+
+def _open_output(path: str) -> BinaryIO:
+    """Open an output. NotRegularFile if it is another file."""
+    try:
+        return open_regular(path)
+    except NotRegularError as error:
+        raise NotRegularFile(f"{error.strerror}, {path}; give the job a file by --output") from None

@@ -12,7 +12,7 @@ import pytest
 
 from metasched.adapters.base import Adapter, Submission, Withdrawal
 from metasched.adapters.errors import Unreachable
-from metasched.adapters.launcher_client import call_deadline, remaining_seconds
+from metasched.adapters.launcher_client import owner_deadline, remaining_seconds
 from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.adapters.worker import AdapterHost, serve
 from metasched.core.events import (
@@ -121,12 +121,12 @@ def test_a_broken_chain_is_its_owners_alone() -> None:
 
 
 def test_the_waits_of_a_call_for_its_owner_share_a_deadline() -> None:
-    with call_deadline(None):
+    with owner_deadline(None):
         assert remaining_seconds(10.0) == 10.0
-    with call_deadline(60.0):
+    with owner_deadline(60.0):
         assert remaining_seconds(10.0) == 10.0
         assert 0 < remaining_seconds(100.0) <= 60.0
-    with call_deadline(0.0), pytest.raises(Unreachable, match="took too long"):
+    with owner_deadline(0.0), pytest.raises(Unreachable, match="took too long"):
         remaining_seconds(10.0)
     assert remaining_seconds(10.0) == 10.0
 

@@ -12,7 +12,7 @@ import pytest
 from metasched.adapters import launcher_client
 from metasched.adapters.base import Adapter, Submission
 from metasched.adapters.errors import PartlySubmitted, Refused, SiteFault, Unreachable
-from metasched.adapters.launcher_client import TimeBudget, call_deadline
+from metasched.adapters.launcher_client import TimeBudget, owner_deadline
 from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.adapters.single_submissions import submit_each
 from metasched.adapters.worker import AdapterHost
@@ -51,7 +51,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def commands_started(clock: Clock, limit: float | None, seconds: Callable[[int], float]) -> int:
     """Return how many commands a call starts; `seconds` is how long each of them takes."""
-    with call_deadline(limit):
+    with owner_deadline(limit):
         budget = TimeBudget()
         for number in range(50):
             try:
@@ -84,7 +84,7 @@ def test_the_slowest_command_counts(clock: Clock) -> None:
 
 
 def test_nothing_is_started_after_the_deadline(clock: Clock) -> None:
-    with call_deadline(5.0):
+    with owner_deadline(5.0):
         budget = TimeBudget()
         clock.now += 5.0
         with pytest.raises(Unreachable, match="over after 0 commands"):
@@ -247,6 +247,6 @@ def test_tasks_for_which_no_time_is_left_are_not_tried(clock: Clock) -> None:
         clock.now += 4.0
         return str(index)
 
-    with call_deadline(10.0), pytest.raises(PartlySubmitted) as stopped:
+    with owner_deadline(10.0), pytest.raises(PartlySubmitted) as stopped:
         submit_each((1, 2, 3), submit, {})
     assert (stopped.value.native_ids, stopped.value.untried) == ({1: "1"}, (2, 3))
