@@ -454,10 +454,11 @@ class Placement:
             observed_at_dispatch=view.observed_seconds(state.observed_seconds),
             fence=view.cluster.fence_dir,
         )
+        cause = "load and ordering"
         if task.target == cluster:
+            cause = "moved"
             view.pulls.record_dispatch(task, task.attempt)
-        cause = "moved" if task.target == cluster else "load and ordering"
-        task.target = None
+        self._forget_target(task)
         if self._leasing.needs_lease(task):
             cause += f", with {self._leasing.take_lease(task)}"
         return self._state_machine.apply(task, TaskEvent.SEND, cause)
@@ -472,7 +473,8 @@ class Placement:
             return False
         self._leasing.leave(task)
         if task.reason != shortage.reason or task.target is not None:
-            task.reason, task.target = shortage.reason, None
+            task.reason = shortage.reason
+            self._forget_target(task)
             self._state.store(task)
         self._gates.set_aside(task, self._group_key(task), task.reason, shortage.use)
         self._gates.copy_reason(task)
@@ -495,13 +497,17 @@ class Placement:
         self._gates.set_aside(task, self._group_key(task), verdict, awaited=awaited)
         return None
 
+    def _forget_target(self, task: Task) -> None:
+        """Let a task have no target any more: it was dispatched, or has to wait."""
+        if (view := self._state.views.get(task.target or "")) is not None:
+            view.pulls.drop(task)
+        task.target = None
+
     def _defer(self, task: Task, obstacles: list[Ineligibility]) -> StateChange | None:
         """Set the reason of a task that is not dispatched, or reject it permanently."""
         main_obstacle = _main_obstacle(obstacles)
         if task.target is not None:
-            if (target_view := self._state.views.get(task.target)) is not None:
-                target_view.pulls.drop(task)
-            task.target = None
+            self._forget_target(task)
             self._state.store(task)
         if task.rejected_by and main_obstacle.reason in PERMANENT_REASONS:
             change = self._state_machine.apply(task, TaskEvent.REJECT, main_obstacle.text)

@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 
 from metasched.core.events import (
+    ClusterDrained,
     ClusterUnreachable,
     DaemonStarted,
+    Dispatch,
     DispatchAccepted,
     DispatchStarted,
     JobSubmitted,
+    UserRequested,
     Withdraw,
 )
-from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
+from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, State
 from metasched.policies.policy import Policy
 from metasched.policies.pull_evidence import (
@@ -415,3 +418,54 @@ def test_no_job_is_pulled_behind_a_job_that_no_other_may_overtake(
     fields: dict[str, Any] = {"running_jobs": ((NOW + 9000, 3),), "queue_head": head}
     info = facts(4, free=1, in_order=in_order, pending_jobs=pending, **fields)
     assert pulled(site, NOW + 6, info) == withdrawn
+
+
+def small_site() -> Site:
+    """Job 3 of left was pulled to right; the pull is stored, but job 3 has not left yet.
+
+    Each cluster takes two dispatches without answer, and two jobs that wait. Job 1 is held.
+    """
+    site = Site()
+    clusters = tuple(
+        Cluster(name=name, adapter="local", max_unanswered=2, queue_depth=2)
+        for name in ("left", "right")
+    )
+    site.step(DaemonStarted(NOW, "cafe", Policy(pull_after=5.0), clusters))
+    site.seen("left", facts(8))
+    site.step(JobSubmitted(NOW, job(1, held=True)))
+    site.step(ClusterUnreachable(NOW, "right", "no answer"))
+    site.step(JobSubmitted(NOW, job(3)))
+    site.sent(3, native="3")
+    full = facts(8, free=0, running_jobs=((NOW + 9000, 8),), pending_jobs=1, queue_head=(1, 99))
+    site.seen("left", full, site.row(State.PENDING, 3))
+    assert pulled(site, NOW + 6, facts(4)) == [3]
+    return site
+
+
+def test_a_pulled_task_keeps_its_place_before_an_equal_task_without_one() -> None:
+    """Jobs 4 and 5 take both places on right; their answers let job 3 follow, but not job 1."""
+    site = small_site()
+    site.step(ClusterDrained(NOW + 6, "left", keep_pending=True))
+    for number in (4, 5):
+        assert len(site.step(JobSubmitted(NOW + 6, job(number)))) == 1
+    site.step(UserRequested(NOW + 6, "release", 1))
+    gone = site.row(State.CANCELLED, 3, ended=NOW + 7)
+    assert site.seen("left", None, gone, at=NOW + 7) == []
+    dispatched = []
+    for number in (4, 5):
+        site.step(DispatchStarted(NOW + 8, number, 1))
+        dispatched += site.step(DispatchAccepted(NOW + 8, number, 1, {0: f"r{number}"}))
+    assert dispatched == [Dispatch(3, 2, "right", (0,))]
+
+
+def test_a_pulled_task_that_goes_elsewhere_is_no_pull_when_it_returns() -> None:
+    """Right has no answers left for job 3, so left takes it again."""
+    site = small_site()
+    for number in (4, 5):
+        job_there = job(number, clusters=("right",))
+        assert len(site.step(JobSubmitted(NOW + 6, job_there))) == 1
+    gone = site.row(State.CANCELLED, 3, ended=NOW + 7)
+    assert site.seen("left", None, gone, at=NOW + 7) == [Dispatch(3, 2, "left", (0,))]
+    right = site.core.state.views["right"].pulls
+    right.record_dispatch(site.core.tasks[3, 0], site.core.tasks[3, 0].live_attempt)
+    assert site.core.pull_counts("right") == (0, 0)
