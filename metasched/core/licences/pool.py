@@ -57,12 +57,13 @@ class TaskGroup:
     queue_keys: dict[TaskId, QueueKey] = field(default_factory=dict)  # of its tasks
     heap: list[QueueKey] = field(default_factory=list)  # of `queue_keys`; others may be stale
     head_key: QueueKey = field(init=False)  # of the first task
+    rank: LineRank | None = None  # of the first task; None: computed on demand
 
     def add(self, task_id: TaskId, queue_key: QueueKey) -> None:
         """Add a task."""
         self.queue_keys[task_id] = queue_key
         heapq.heappush(self.heap, queue_key)
-        self.head_key = self.heap[0]
+        self.head_key, self.rank = self.heap[0], None
 
     def remove(self, task_id: TaskId) -> None:
         """Remove a task; O(log n) amortised."""
@@ -70,7 +71,7 @@ class TaskGroup:
         while self.heap and self.queue_keys.get(self.heap[0][3:]) != self.heap[0]:
             heapq.heappop(self.heap)
         if self.heap:
-            self.head_key = self.heap[0]
+            self.head_key, self.rank = self.heap[0], None
 
 
 @dataclass(eq=False)

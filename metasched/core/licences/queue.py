@@ -59,6 +59,7 @@ class LicenceQueue(LicenceAccounts):
         self._turns, self._age = UserTurns(), 0.0
         self._users: Counter[str] = Counter()  # of queued tasks
         self._ranked_at = 0.0  # epoch seconds; time of the levels
+        self._ranked: list[TaskGroup] = []  # groups whose `rank` is known
         # first of their levels, since free tokens are kept for them
         self._promised: set[TaskId] = set()
         self._groups: dict[RequestedTokens, dict[tuple[LeaseTerms, QueueOwner], TaskGroup]] = {}
@@ -100,10 +101,13 @@ class LicenceQueue(LicenceAccounts):
         key = group.head_key
         if group.job is None or len(self._users) < 2:
             return 0, (), key
-        level, turn = self._turns.level_and_turn(
-            group.job, group.owner.priority, key[2], self._ranked_at, self._age
-        )
-        return -level, FIRST_TURN if key[3:] in self._promised else turn, key
+        if group.rank is None:
+            level, turn = self._turns.level_and_turn(
+                group.job, group.owner.priority, key[2], self._ranked_at, self._age
+            )
+            group.rank = -level, FIRST_TURN if key[3:] in self._promised else turn, key
+            self._ranked.append(group)
+        return group.rank
 
     def rank_anew(self, now: float) -> None:
         """Rank all groups anew when they are needed: turns and levels may have changed."""
@@ -114,6 +118,9 @@ class LicenceQueue(LicenceAccounts):
     def _forget_order(self) -> None:
         for pool in self._state.pools.values():
             pool.head_key = None
+        for group in self._ranked:
+            group.rank = None
+        self._ranked.clear()
 
     def _count_user(self, user: str, change: int) -> None:
         were_several = len(self._users) > 1
