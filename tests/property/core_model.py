@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis.stateful import RuleBasedStateMachine
 
+from metasched.core.array_remainder import REMAINDER_MINIMUM, range_of
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import Action, CoreEvent, DaemonStarted, Dispatch, Outcome
 from metasched.core.recovered_state import RecoveredState
@@ -69,6 +70,10 @@ class Life(RuleBasedStateMachine):
     """The core, its managers, and a record of both that is kept independently of the core."""
 
     binds_late = False  # whether clusters bind reservations late
+    remainder_minimum = REMAINDER_MINIMUM  # tasks of an array that has a remainder
+
+    def new_core(self) -> Core:
+        return Core(self.remainder_minimum)
 
     def begin(self, policy: Policy, fences: Sequence[str]) -> None:
         """Start with an empty state; the clusters of `fences` use claims."""
@@ -77,7 +82,7 @@ class Life(RuleBasedStateMachine):
         self.managers = {
             name: Manager(cpus, "/fence" if name in fences else "") for name, cpus in SIZES.items()
         }
-        self.core = Core()
+        self.core = self.new_core()
         self.configured = sorted(SIZES)
         self.described: tuple[LicencePool, ...] = POOLS
         self.events: list[CoreEvent] = []
@@ -156,13 +161,30 @@ class Life(RuleBasedStateMachine):
                 self.begun_at[task_id] = started
             else:
                 self.begun_at.pop(task_id, None)
-        for task_id, task in self.core.tasks.items():
+        for job_id, run in out.cancelled_runs:
+            for index in range_of(run):
+                assert (job_id, index) not in self.final
+                self.final[job_id, index] = State.CANCELLED
+                self.begun_at[job_id, index] = event.time
+        for task_id, task in self.open_tasks().items():
             if not task.attempts and task.job.dependency and self.has_come(task.job, task.index):
                 self.came.add(task_id)
         for action in out.actions:
             if isinstance(action, Dispatch) and not isinstance(event, DaemonStarted):
                 for index in action.indices:
                     self.may_be_sent(self.core.tasks[action.job, index])
+
+    def open_tasks(self) -> dict[Place, Task]:
+        """Return all open tasks; those of remainders as single tasks."""
+        tasks = dict(self.core.tasks)
+        for job_id, remainder in self.core.remainders.items():
+            for run in remainder.runs:
+                for index in range_of(run):
+                    assert (job_id, index) not in tasks
+                    task = self.core.find_task((job_id, index))
+                    assert task is not None
+                    tasks[job_id, index] = task
+        return tasks
 
     def check_dispatch(self, action: Dispatch) -> None:
         """Check that a dispatch sends its tasks, and only these, to the cluster of their attempts.
@@ -271,7 +293,7 @@ class Life(RuleBasedStateMachine):
 
     def restored(self) -> Core:
         """Return a core restored from the state that a database would have."""
-        return self.restore_from(self.core, Core())
+        return self.restore_from(self.core, self.new_core())
 
     def restore_from(self, former: Core, core: Core) -> Core:
         """Restore a fresh core from the state of another, as a database would have it."""

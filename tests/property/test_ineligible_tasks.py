@@ -35,7 +35,7 @@ class Compared(Deeds):
 
     def begin(self, policy: Policy, fences: Sequence[str]) -> None:
         super().begin(policy, fences)
-        self.plain = without_groups(Core())
+        self.plain = without_groups(self.new_core())
 
     def restored(self) -> Core:
         self.plain = without_groups(super().restored())

@@ -94,7 +94,7 @@ class Restored(World):
         self.steps: list[tuple[CoreEvent, Outcome]] = []
         self.stored: list[StoredJob] = []
         self.life, self.replayed_events = 1, 0  # its first event; its events sent to `other`
-        self.other = Core()
+        self.other = self.new_core()
         self.ledger.restore(Core(), 100)
         super().boot(pull, load, send, sizes, fences)
 
@@ -170,7 +170,7 @@ class Restored(World):
     def restored(self) -> Core:
         self.store()
         self.catch_up()
-        core = Core()
+        core = self.new_core()
         with patch.object(ledgers, "CHECKPOINT_AFTER", 0):
             self.ledger.restore(core, self.policy.window)
         self.life, self.replayed_events = self.ledger._next_event, 0
@@ -300,7 +300,7 @@ class Restored(World):
         with self.engine.connect() as connection:
             rows = connection.execute(select(checkpoint).order_by(checkpoint.c.event)).all()
         for row in rows[:3]:
-            core = Core()
+            core = self.new_core()
             core.restore(RecoveredState.unpack(row.data))
             for number, event in enumerate(self.ledger.events(row.event), row.event - 1):
                 same(core.step(event), self.outcomes[number], event)

@@ -97,13 +97,27 @@ class Compared(Deeds):
         )
         return structs.replace(event, clusters=clusters, limits=self.limits)
 
-    @initialize(**BEGINNING, dispatched=st.sampled_from([None, 2, 5]))
-    def boot(self, dispatched: int | None, **beginning: Any) -> None:
-        """Count the tasks of each user; admission limits are never reached."""
+    @initialize(
+        **BEGINNING,
+        dispatched=st.sampled_from([None, 2, 5]),
+        waiting=st.lists(st.sampled_from([{}, {}, {"a": 1}, {"c": 1}]), max_size=3),
+    )
+    def boot(
+        self, dispatched: int | None, waiting: list[dict[str, int]], **beginning: Any
+    ) -> None:
+        """Submit an array for each of `waiting`, of both users in turn, with these licences.
+
+        Count the tasks of each user; admission limits are never reached.
+        """
         self.limited = dispatched is not None
         table = LimitTable(open_tasks=10_000, queued=10_000, dispatched=dispatched)
         self.limits = LimitSettings(each_user=table)
         super().boot(**beginning)
+        for number, licences in enumerate(waiting):
+            name = ("mine", "yours")[number % 2]
+            self.submit_array("0-29", 1, None, False, name, licences, None, False, None)
+        while self.actions:
+            self.act(None, "done")
 
     @rule(
         array=st.sampled_from(["0-29", "1-20:2", "1-9,11-19,30", "1-15%2", "3-30:3%5"]),
@@ -126,7 +140,7 @@ class Compared(Deeds):
         licences: dict[str, int],
         dependency_type: str | None,
         kill: bool,
-        data: st.DataObject,
+        data: Any,
     ) -> None:
         """Submit an array of more tasks than the managers take; it may depend on another job."""
         dependency = dependency_type and self.some_term(dependency_type, array, data)

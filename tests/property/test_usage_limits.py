@@ -12,6 +12,7 @@ from metasched.core.events import CoreEvent, DaemonStarted, JobModified, JobSubm
 from metasched.core.scheduler import Core
 from metasched.core.transitions import LIVE, QUEUED_OR_HELD
 from metasched.db import limit_uses
+from metasched.model.dependencies import parse_dependency
 from metasched.model.job import Job, Reason, State
 from metasched.model.limits import LimitScope, LimitSettings, LimitTable, ScopeKind
 from tests.harness.examples import examples
@@ -52,6 +53,12 @@ class WithLimits:
         clusters = tuple(structs.replace(cluster, maps=maps) for cluster in event.clusters)
         chosen = LIMITS[(self.starts + event.policy.pull) % len(LIMITS)]
         return structs.replace(event, clusters=clusters, limits=chosen)
+
+    def submit_job(self, job: Job) -> None:
+        """Refuse a job that depends on a refused job."""
+        targets = parse_dependency(job.dependency).targets if job.dependency else ()
+        if all(target.job in self.jobs for target in targets):  # type: ignore[attr-defined]
+            super().submit_job(job)  # type: ignore[misc]
 
     def step(self, event: CoreEvent) -> None:
         """Refuse what the API refuses; a modification may charge another account."""
