@@ -83,6 +83,7 @@ class SchedulingGates:
             # the slots exceed the limit if a manager lists a lost attempt again
             self.take_slot_again(task)
         elif after in FINAL or after is State.HELD:
+            was_ready = task.task_id in self._ready
             if change.before in QUEUED_OR_HELD:
                 self._leave_group(task)
                 self.remove(task)
@@ -90,7 +91,10 @@ class SchedulingGates:
             if not job_is_open:
                 self.remove_job(task.job)
             elif self.is_head(task):
-                self.choose_head(task.job, now)
+                if was_ready:  # all that it stood for have passed the gates
+                    self._release_successor(task)
+                else:
+                    self.choose_head(task.job, now)
         elif change.follow_up is None:
             if change.event is TaskEvent.REQUEUE:
                 self.dependencies.add_job(task.job)
@@ -295,6 +299,14 @@ class SchedulingGates:
             return None
         self._ready[successor.task_id] = successor
         return successor
+
+    def _release_successor(self, head: Task) -> None:
+        """Let the next task of a remainder wait as its former head did: for licences, processors.
+
+        It is examined in the next pass.
+        """
+        if (successor := self.successor_of(head)) is not None:
+            self._newly_ready[successor.task_id] = successor
 
     def _may_follow(self, head: Task) -> bool:
         """Whether a new head may be placed in this pass, else it waits for a slot or a step."""

@@ -15,7 +15,7 @@ from metasched.core.reservations.book import ReservationBook
 from metasched.core.state import SchedulerState
 from metasched.core.task_groups import GroupOwner, QueuesOfGroups, SortKey, owner_of
 from metasched.core.task_state_machine import TaskStateMachine
-from metasched.core.tasks import Attempt, StateChange, Task
+from metasched.core.tasks import Attempt, StateChange, Task, TaskId
 from metasched.core.transitions import UNSTARTED, TaskEvent
 from metasched.core.usage_limits import UsageLimits
 from metasched.model.job import Job, Reason, State
@@ -195,7 +195,7 @@ class Placement:
         if len(state.views) > 1 and (licences.has_waiting or self._gates.has_ready):
             state.observe_loads()
         self._open_dispatches, self._obstacles = {}, {}
-        licence_waiters: list[Task] = []
+        licence_waiters: dict[TaskId, Task] = {}  # that have joined the queue in this pass
         # most steps place a single task
         ordered = self._in_order(waiting, of_groups) if of_groups or len(waiting) > 1 else waiting
         for task in ordered:
@@ -225,15 +225,16 @@ class Placement:
                 leasing.leave(task)  # else it would be granted again without end
             elif (successor := self._gates.successor_of(task)) is not None:
                 leasing.join(successor)
-                licence_waiters.append(successor)
-        for task in licence_waiters:
+                if granted in licence_waiters:
+                    licence_waiters[successor.task_id] = successor
+        for task in licence_waiters.values():
             obstacle = leasing.licence_obstacle(task, now)
             if obstacle is not None and (change := self._defer(task, [obstacle])) is not None:
                 yield change
         for (job, cluster), (dispatch_id, indices) in self._open_dispatches.items():
             state.outcome.actions.append(Dispatch(job, dispatch_id, cluster, tuple(indices)))
 
-    def _join_line(self, task: Task, licence_waiters: list[Task]) -> StateChange | None:
+    def _join_line(self, task: Task, licence_waiters: dict[TaskId, Task]) -> StateChange | None:
         """Let a task wait for its licences, if a cluster accepts it and no limit bars it."""
         if self._limits.enabled and self._wait_for_limit(task):
             return None
@@ -242,7 +243,7 @@ class Placement:
             return self._set_aside(task, obstacles)
         self._gates.mark_eligible(task)
         self._leasing.join(task)
-        licence_waiters.append(task)
+        licence_waiters[task.task_id] = task
         return None
 
     def _in_order(self, waiting: list[Task], of_groups: QueuesOfGroups) -> Iterator[Task]:

@@ -229,13 +229,14 @@ class World(Scenarios):
             return not self.has_come(task.job, task.index) and self.core.next_due is None
         if task.reason == Reason.LICENCE_BUSY:
             return bool(self.held)  # by an unknown task
-        unknown = [
+        with_slot = [
             t
             for t in self.core.tasks_of(task.job.id)
-            if t.state is State.UNKNOWN and not (t.attempt and t.attempt.lease_expired)
+            if (t.state is State.UNKNOWN and not (t.attempt and t.attempt.lease_expired))
+            or (t.reason == Reason.LICENCE_BUSY and self.stuck(t))
         ]
         limit = task.job.parsed_array.limit if task.job.parsed_array else None
-        return task.reason == Reason.LIMIT_ARRAY and limit is not None and len(unknown) >= limit
+        return task.reason == Reason.LIMIT_ARRAY and limit is not None and len(with_slot) >= limit
 
 
 TestWorld = World.TestCase

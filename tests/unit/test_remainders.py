@@ -186,6 +186,16 @@ def test_an_array_that_waits_for_licences_has_as_many_tasks_as_there_are_tokens(
     assert len(site.core.tasks) == 5
 
 
+def test_the_next_task_waits_for_licences_in_place_of_a_cancelled_head() -> None:
+    site = Site(pools=FLOATING)
+    site.step(JobSubmitted(NOW, job(1, array=f"1-{SIZE}", licences={"a": 1}, time_limit=60.0)))
+    site.step(UserRequested(NOW, "cancel", 1, (5,)))
+    assert sorted(site.core.open_tasks[1]) == [1, 2, 3, 4, 6]
+    assert site.core.licences.status("a", NOW).waiting_tokens == SIZE - 5
+    site.step(UserRequested(NOW, "cancel", 1, (1,)))
+    assert site.core.tasks[1, 6].state in LIVE
+
+
 def test_an_array_that_waits_for_processors_stays_a_range() -> None:
     site = Site(send="late")
     site.step(JobSubmitted(NOW, job(1, array=f"1-{SIZE}")))
