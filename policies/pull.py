@@ -40,14 +40,10 @@ class BackfillCapacity:
         self._head: tuple[int, float] | None = None
         self._fits: dict[Hashable, bool] = {}  # on the free nodes, by requirements of a job
         self._shadows = list(self.info.upcoming_windows)  # (shadow time, extra processors)
-        head = self.info.queue_head
+        if self.info.queue_head is not None:
+            self.reserve_head(*self.info.queue_head)
         for cpus, seconds in self.incoming:
-            if head is None and cpus <= self.free_cpus:
-                self._use(cpus, seconds)
-            elif head is None:
-                head = (cpus, seconds)
-        if head is not None:
-            self.reserve_head(*head)
+            self._expect(cpus, seconds)
 
     @property
     def has_head(self) -> bool:
@@ -62,6 +58,13 @@ class BackfillCapacity:
         """Reserve for a job that does not fit now: no job admitted later delays it."""
         self._head = (cpus, seconds)
         self._shadows.append(earliest_fit(cpus, self.free_cpus, self._releases, self.now))
+
+    def _expect(self, cpus: int, seconds: float) -> None:
+        """Count a job on its way: it starts, or is the head, or queues behind the head."""
+        if self._head is None and cpus <= self.free_cpus:
+            self._use(cpus, seconds)
+        elif self._head is None:
+            self.reserve_head(cpus, seconds)
 
     def _use(self, cpus: int, seconds: float) -> None:
         end = self.now + seconds
@@ -116,17 +119,19 @@ class PullCapacity(BackfillCapacity):
     manager reports it.
     """
 
-    expected_jobs: Sequence[Job] = ()  # on their way, in the order of dispatch
     node_licences: Set[str] = frozenset()  # licences that only some nodes have
 
     def __post_init__(self) -> None:
-        self.incoming = [(job.cpus, job.time_limit or job.estimated) for job in self.expected_jobs]
         super().__post_init__()
         self._free_now = _FreeNodes(self.info.partitions, self.info.free_licences)
         self._free_later: _FreeNodes | None = None  # once a job would still run at the head's start
-        self._placed: list[Job] = []
-        for job in self.expected_jobs[:MAX_PLACED]:
-            self._place(job)
+        self._placed: list[Job] = []  # jobs that take nodes and licences from those that follow
+
+    def expect(self, jobs: Sequence[Job]) -> None:
+        """Count jobs on their way, in the order of dispatch."""
+        for job in jobs:
+            self._expect(job.cpus, job.time_limit or job.estimated)
+        self._placed += jobs[:MAX_PLACED]
 
     def can_start(self, job: Job, seconds: float | None = None) -> bool:
         """Whether the job would start now and delay no head; `seconds` replace its time limit."""
@@ -147,12 +152,12 @@ class PullCapacity(BackfillCapacity):
             return True
         if self._free_later is None:
             self._free_later = _FreeNodes(plan.partitions, plan.licences)
-            for placed in self._placed:
-                self._take(self._free_later, placed)
         return self._hold(self._free_later, job)
 
     def _hold(self, free: _FreeNodes, job: Job) -> bool:
         """Whether licences and nodes are free for a job. Nodes are checked once for equal needs."""
+        for placed in self._placed[free.taken :]:
+            self._take(free, placed)
         if not free.has_licences(job):
             return False
         needs = job.node_requirements
@@ -166,16 +171,10 @@ class PullCapacity(BackfillCapacity):
     def record_start(self, job: Job) -> None:
         """Record a start of the job on this cluster in this pass."""
         super().record_start(job)
-        self._place(job)
-
-    def _place(self, job: Job) -> None:
-        """Take the nodes and licences of a job from those that follow."""
         self._placed.append(job)
-        self._take(self._free_now, job)
-        if self._free_later is not None:
-            self._take(self._free_later, job)
 
     def _take(self, free: _FreeNodes, job: Job) -> None:
+        free.taken += 1
         free.take_licences(job)
         if (translated := self._translate_needs(job)) is not None:
             free.take(translated, self.info)
@@ -196,6 +195,7 @@ class _FreeNodes:
     def __init__(self, partitions: Iterable[Partition], licences: Mapping[str, int]) -> None:
         self._partitions = {partition.name: partition for partition in partitions}
         self._licences = licences
+        self.taken = 0  # jobs whose nodes and licences have been taken
         self.fits: dict[Hashable, bool] = {}  # results of `hold` by the needs of a job
 
     def has_licences(self, job: Job) -> bool:

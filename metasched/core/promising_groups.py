@@ -7,11 +7,13 @@ something else: time alone frees nothing.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Set
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from metasched.core.unstarted_index import UnstartedGroup, UnstartedIndex
-from metasched.model.cluster import ClusterInfo, NodeCapacity
+from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
+from metasched.model.job import Job
 from metasched.policies.pull import PullCapacity
 
 
@@ -22,37 +24,14 @@ class _Limits(NamedTuple):
     lacking: Set[str]  # licences of which no copy is free
 
     @classmethod
-    def of(cls, free_cpus: Iterable[int], licences: Mapping[str, int]) -> _Limits:
-        """`free_cpus`: of each node."""
+    def of(cls, partitions: Iterable[Partition], licences: Mapping[str, int]) -> _Limits:
+        nodes = [group for partition in partitions for group in partition.nodes]
         lacking = {name for name, count in licences.items() if count <= 0}
-        return cls(max(free_cpus, default=0), lacking)
-
-
-class _Free(NamedTuple):
-    """What a listing shows as free."""
-
-    cpus: int
-    nodes: Mapping[Hashable, int]  # processors that are free on a node; by all facts of a group
-    licences: Mapping[str, int]
-    limits: _Limits
-
-    @classmethod
-    def of(cls, info: ClusterInfo) -> _Free:
-        nodes: dict[Hashable, int] = {}
-        for position, partition in enumerate(info.partitions):
-            facts = position, partition.name, partition.default, partition.max_nodes
-            for group in partition.nodes:
-                nodes[facts, _key(group)] = group.free_cpus if group.up else 0
-        return cls(
-            info.cpus - info.used_cpus,
-            nodes,
-            info.free_licences,
-            _Limits.of(nodes.values(), info.free_licences),
-        )
+        return cls(max([group.free_cpus for group in nodes if group.up], default=0), lacking)
 
     def select(self, groups: Iterable[UnstartedGroup], cluster: str) -> list[UnstartedGroup]:
         """Return the groups of other clusters that may fit, in O(1) for each."""
-        largest, lacking = self.limits
+        largest, lacking = self
         return [
             group
             for group in groups
@@ -62,49 +41,102 @@ class _Free(NamedTuple):
             and group.tasks
         ]
 
-    def select_newly(
-        self, groups: Iterable[UnstartedGroup], cluster: str, before: _Free
-    ) -> list[UnstartedGroup]:
-        """Return of these the groups that could not start before: they need what has changed."""
-        changed = self.nodes.keys() - before.nodes.keys()
-        largest = max([self.nodes[key] for key in changed], default=0)
+
+class _Gain(NamedTuple):
+    """What is free in a listing and was not free before: nothing else can start newly."""
+
+    least: float  # processors of the smallest task for which there is more room on nodes
+    most: float  # of the largest; 0: there is none
+    total: float  # processors of the cluster that were free before; inf: no fewer than now
+    licences: Mapping[str, int]  # free copies before, of licences with more free copies now
+
+    @classmethod
+    def of(cls, info: ClusterInfo, before: ClusterInfo) -> _Gain:
+        now = info.free_licences
         licences = {
-            name for name, count in self.licences.items() if count > before.licences.get(name, 0)
-        } | (before.licences.keys() - self.licences.keys())
-        if not (largest or licences or self.cpus > before.cpus):
+            name: copies
+            for name, copies in before.free_licences.items()
+            if copies < now.get(name, math.inf)
+        }
+        total = before.cpus - before.used_cpus
+        least, most = _gained_room(info.partitions, before.partitions)
+        has_more = info.cpus - info.used_cpus > total
+        return cls(least, most, total if has_more else math.inf, licences)
+
+    def select(self, groups: Iterable[UnstartedGroup]) -> list[UnstartedGroup]:
+        """Return the groups that need what has been gained."""
+        least, most, total, licences = self
+        if not (most or licences or total < math.inf):
             return []
+        lacked = {name for name, copies in licences.items() if copies <= 0}
+        fewest = min([copies for copies in licences.values() if copies > 0], default=math.inf)
         return [
             group
-            for group in self.select(groups, cluster)
-            if group.cpus_per_task <= largest
-            or group.job.cpus > before.cpus
-            or not licences.isdisjoint(group.job.licences)
+            for group in groups
+            if (least <= group.cpus_per_task <= most)
+            or (group.job.tasks > 1 and group.cpus_per_task <= most)  # more tasks fit on a node
+            or group.job.cpus > total
+            or not lacked.isdisjoint(group.job.licences)
+            or (group.most_copies > fewest and self._includes_licence_of(group.job))
         ]
 
+    def _includes_licence_of(self, job: Job) -> bool:
+        """Whether a job could not have its licences before."""
+        licences = self.licences
+        return any(count > licences.get(name, count) for name, count in job.licences.items())
 
-def _key(group: NodeCapacity) -> Hashable:
-    """Return all facts of a group of nodes."""
-    amounts = (group.memory, group.free_memory, *group.gres.items(), None, *group.free_gres.items())
-    return group.count, group.cpus, group.free_cpus, group.up, group.features, amounts
+
+def _gained_room(now: Sequence[Partition], before: Sequence[Partition]) -> tuple[float, float]:
+    """Return the processors of the smallest and the largest task for which there is more room.
+
+    Nodes are compared with nodes that differ in free processors only.
+    """
+    if list(map(_facts, now)) != list(map(_facts, before)):
+        return 0, math.inf
+    least, most = math.inf, 0
+    for partition, partition_before in zip(now, before, strict=True):
+        if partition is partition_before:
+            continue
+        changes: dict[Hashable, dict[int, int]] = {}  # in numbers of nodes, by free processors
+        _count_others(partition.nodes, partition_before.nodes, 1, changes)
+        _count_others(partition_before.nodes, partition.nodes, -1, changes)
+        for counts in changes.values():
+            gained, levels = 0, sorted(counts, reverse=True)
+            for level, lower in zip(levels, [*levels[1:], 0], strict=True):
+                gained += counts[level]
+                if gained > 0:  # nodes with at least as many free processors
+                    least, most = min(least, lower + 1), max(most, level)
+    return least, most
+
+
+def _facts(partition: Partition) -> Hashable:
+    return partition.name, partition.default, partition.max_nodes
+
+
+def _count_others(
+    nodes: Iterable[NodeCapacity],
+    others: Iterable[NodeCapacity],
+    sign: int,
+    changes: dict[Hashable, dict[int, int]],
+) -> None:
+    """Count nodes that are up, except those that others are the very same objects as."""
+    same = set(map(id, others))
+    for group in nodes:
+        if id(group) not in same and group.up:
+            amounts = (*group.gres.items(), None, *group.free_gres.items())
+            key = group.cpus, group.memory, group.free_memory, group.features, amounts
+            counts = changes.setdefault(key, {})
+            counts[group.free_cpus] = counts.get(group.free_cpus, 0) + sign * group.count
 
 
 class GroupCheck(NamedTuple):
     """A check of all groups: what it found, or before it, what it may find."""
 
     info: ClusterInfo
-    free: _Free
+    limits: _Limits
     promising: list[UnstartedGroup]  # groups that may start
     delaying: list[UnstartedGroup]  # groups that may fit, but would delay the head
     position: int  # in the log of groups, up to which they were checked
-
-    def has_same_free(self, info: ClusterInfo) -> bool:
-        """Whether the same is free now."""
-        before = self.info
-        return before is info or (
-            before.used_cpus == info.used_cpus
-            and before.partitions == info.partitions
-            and before.free_licences == info.free_licences
-        )
 
     def has_same_head(self, info: ClusterInfo) -> bool:
         """Whether a group that would have delayed the head still would."""
@@ -123,8 +155,7 @@ class PromisingGroups:
 
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
-        # the last check while nothing was on its way to the cluster
-        self._last: GroupCheck | None = None
+        self._last: GroupCheck | None = None  # the last check
 
     def plan_check(self, info: ClusterInfo, index: UnstartedIndex) -> GroupCheck | None:
         """Return the check to be made with these facts; None: it would find no group.
@@ -133,27 +164,30 @@ class PromisingGroups:
         """
         last, delaying = self._last, list[UnstartedGroup]()
         if last is None:
-            free = _Free.of(info)
-            groups = free.select(index.groups, self._cluster)
+            limits = _Limits.of(info.partitions, info.free_licences)
+            groups = limits.select(index.groups, self._cluster)
         else:
-            free, newly = last.free, list[UnstartedGroup]()
-            if not last.has_same_free(info):
-                free = _Free.of(info)
-                newly = free.select_newly(index.groups, self._cluster, last.free)
-            added = free.select(index.groups_since(last.position), self._cluster)
-            groups = [*last.promising, *newly, *added]
+            limits, newly = last.limits, list[UnstartedGroup]()
+            if info is not last.info:
+                limits = _Limits.of(info.partitions, info.free_licences)
+                newly = _Gain.of(info, last.info).select(index.groups)
+            groups = [*newly, *index.groups_since(last.position)]
             if info is last.info or last.has_same_head(info):
                 delaying = last.delaying
             else:
-                groups += free.select(last.delaying, self._cluster)
-        planned = GroupCheck(info, free, groups, delaying, index.position)
+                groups += last.delaying
+            groups = [*last.promising, *limits.select(groups, self._cluster)]
+        planned = GroupCheck(info, limits, groups, delaying, index.position)
         if any(group.tasks for group in groups):
             return planned
         self._last = planned
         return None
 
     def check(self, planned: GroupCheck, capacity: PullCapacity) -> list[UnstartedGroup]:
-        """Return the groups of which a task may start in this capacity."""
+        """Return the groups of which a task may start there while no other is on its way.
+
+        `capacity` is that of the planned facts, without expected jobs.
+        """
         promising, delaying = list[UnstartedGroup](), dict.fromkeys(planned.delaying)
         candidates = dict.fromkeys([group for group in planned.promising if group.tasks])
         held_up = _select_held_up(candidates, capacity)
@@ -165,8 +199,7 @@ class PromisingGroups:
                     promising.append(group)
                     continue
             delaying[group] = None
-        if not capacity.expected_jobs:
-            self._last = planned._replace(promising=promising, delaying=list(delaying))
+        self._last = planned._replace(promising=promising, delaying=list(delaying))
         return promising
 
 
@@ -176,8 +209,7 @@ def _select_held_up(
     """Return the groups that exceed what the head leaves, in O(1) for each: most of them."""
     if (plan := capacity.info.head_plan) is None:
         return frozenset()
-    nodes = (group for partition in plan.partitions for group in partition.nodes)
-    largest, lacking = _Limits.of((group.free_cpus for group in nodes if group.up), plan.licences)
+    largest, lacking = _Limits.of(plan.partitions, plan.licences)
     now, start = capacity.now, plan.start
     return {
         group

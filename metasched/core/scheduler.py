@@ -427,11 +427,9 @@ class Core:
             return True
         return bool(self.state.views_with_unstarted)
 
-    def may_pull(self, cluster: str, now: float) -> bool:
-        """Whether an unchanged listing may let a task be pulled there; no cluster may be down."""
-        if not self.policy.pull_enabled:
-            return False
-        return self._withdrawals.may_pull(self.state.views[cluster], now)
+    def may_pull(self, cluster: str, info: ClusterInfo, now: float) -> bool:
+        """Whether a listing with these facts may let a task be pulled there, all clusters up."""
+        return self._withdrawals.may_pull(self.state.views[cluster], info, now)
 
     def pull_counts(self, cluster: str) -> tuple[int, int]:
         """Return the number of pulls to a cluster, and of those that started at once.

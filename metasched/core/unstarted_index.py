@@ -24,6 +24,7 @@ class UnstartedGroup:
     cluster: str
     job: Job  # of some task
     cpus_per_task: int
+    most_copies: int  # of a licence
     shortest: float  # seconds; no task has a lower limit
     tasks: list[tuple[float, TaskId, Task]] = field(default_factory=list)  # by queue key and id
 
@@ -45,7 +46,9 @@ class UnstartedIndex:
         self._keys[task.task_id] = key
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = UnstartedGroup(cluster, job, job.cpus_per_task, seconds)
+            group = self._groups[key] = UnstartedGroup(
+                cluster, job, job.cpus_per_task, max(job.licences.values(), default=0), seconds
+            )
             self._log.append(group)
         elif seconds < group.shortest:
             group.shortest = seconds

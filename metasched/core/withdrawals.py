@@ -11,11 +11,12 @@ from metasched.core.cluster_view import ClusterView
 from metasched.core.events import ClusterDrained, ClusterResumed
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.placement import Placement
-from metasched.core.promising_groups import GroupCheck
 from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import Intent, Task
 from metasched.core.transitions import UNSTARTED
+from metasched.core.unstarted_index import UnstartedGroup
+from metasched.model.cluster import ClusterInfo
 from metasched.model.job import State
 from metasched.model.reservation import FINAL_STATES, Reservation
 from metasched.policies.eligible import PERMANENT_REASONS
@@ -199,9 +200,10 @@ class Withdrawals:
         record.judge(self._state.now, info.cpus - info.used_cpus, view.live_tasks.values())
         if not info.may_start_jobs or not self._has_unstarted_elsewhere(view):
             return
-        planned = record.promising_groups.plan_check(info, self._state.unstarted_index)
-        if planned is None:
+        found = self._find_promising(view, info, self._state.now)
+        if found is None:
             return
+        groups, capacity = found
         on_their_way = [
             task.job
             for task in view.needs_attention.values()
@@ -219,17 +221,10 @@ class Withdrawals:
         room = evidence.trust.window - under_way.total()
         if room <= 0:
             return
-        expected = (*on_their_way, *withdrawing, *record.arriving)
-        capacity = PullCapacity(
-            info,
-            self._state.now,
-            translate=view.translate_job,
-            expected_jobs=expected,
-            node_licences=view.cluster.licence_features.keys(),
-        )
+        capacity.expect((*on_their_way, *withdrawing, *record.arriving))
         if evidence.limits:
             evidence.set_use(chain((task.job for task in view.live_tasks.values()), withdrawing))
-        for task in self._pullable(view, planned, capacity):
+        for task in self._pullable(groups, capacity):
             job = task.job
             if (
                 not evidence.allows_pull(job.user, under_way[job.user])
@@ -251,17 +246,31 @@ class Withdrawals:
     def _has_unstarted_elsewhere(self, view: ClusterView) -> bool:
         return any(other is not view for other in self._state.views_with_unstarted.values())
 
-    def _pullable(
-        self, view: ClusterView, planned: GroupCheck, capacity: PullCapacity
-    ) -> Iterator[Task]:
-        """Yield tasks of other clusters that may start in the capacity, in order of their keys.
+    def _find_promising(
+        self, view: ClusterView, info: ClusterInfo, now: float
+    ) -> tuple[list[UnstartedGroup], PullCapacity] | None:
+        """Return the groups of which a task would start on a cluster with these facts, or None.
+
+        Also the capacity of the cluster. Neither counts jobs on their way.
+        """
+        kept = view.pulls.promising_groups
+        planned = kept.plan_check(info, self._state.unstarted_index)
+        if planned is None:
+            return None
+        licences = view.cluster.licence_features.keys()
+        capacity = PullCapacity(info, now, translate=view.translate_job, node_licences=licences)
+        groups = kept.check(planned, capacity)
+        return (groups, capacity) if groups else None
+
+    def _pullable(self, groups: Iterable[UnstartedGroup], capacity: PullCapacity) -> Iterator[Task]:
+        """Yield tasks that may start in the capacity, in order of their keys.
 
         There may be thousands at every listing: only tasks of groups that would start are checked.
         """
         queues = [
             group.tasks
-            for group in view.pulls.promising_groups.check(planned, capacity)
-            if self._state.views[group.cluster].up
+            for group in groups
+            if self._state.views[group.cluster].up and capacity.can_start(group.job, group.shortest)
         ]
         for _, _, task in heapq.merge(*queues) if len(queues) > 1 else chain(*queues):
             if self._may_be_pulled(task):
@@ -287,16 +296,22 @@ class Withdrawals:
         waited = observed - attempt.observed_at_dispatch
         return waited + later >= self._state.policy.pull_after * 2.0**task.moves
 
-    def may_pull(self, view: ClusterView, now: float) -> bool:
-        """Whether a task may be pulled there by a listing without changes, all clusters up."""
-        groups, index = view.pulls.promising_groups, self._state.unstarted_index
-        if view.info is None or not view.info.may_start_jobs:
+    def may_pull(self, view: ClusterView, info: ClusterInfo, now: float) -> bool:
+        """Whether a listing with these facts may let a task be pulled there, all clusters up.
+
+        Tasks may have started since the last listing of their cluster.
+        """
+        if not info.may_start_jobs or not self._has_unstarted_elsewhere(view):
             return False
-        if groups.plan_check(view.info, index) is None:
+        found = self._find_promising(view, info, now)
+        if found is None:
             return False
+        groups, capacity = found
+        later = now - self._state.now
         return any(
-            task.live_attempt.intent is None and self._has_waited(task, now - self._state.now)
-            for other_view in self._state.views_with_unstarted.values()
-            if other_view is not view
-            for task in other_view.unstarted_tasks.values()
+            task.live_attempt.intent is None
+            and self._has_waited(task, later)
+            and capacity.can_start(task.job)
+            for group in groups
+            for _, _, task in group.tasks
         )

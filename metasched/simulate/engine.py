@@ -5,12 +5,13 @@ The steps at one time, in this order:
 2. arriving jobs are submitted to the core, which dispatches them to a manager;
 3. every manager whose state changed runs one pass of its local policy;
 4. starts and endings are reported to the core, as a poll of that manager would; actions of the
-   core (a pull) are executed at once, and 3 and 4 repeat until there are none. As in the daemon, a
-   listing without changes is reported only where the core may act on it.
+   core (a pull) are executed at once, and 3 and 4 repeat until there are none.
 
-Without pull the core decides nothing between two submissions. Then a listing is reported before
-the next submission if there are several clusters to choose from, else after every
-`UPDATES_PER_LISTING` changes. It has each job once, in its current state.
+A listing is reported at once where the core may act on it: if a task may be pulled, if a pulled
+task has left its cluster or did not start, with leases, limits and bounded queues always. Else it
+is reported before the next listing that the core may act on, or before the next submission. With
+one cluster there is no choice to make, and it is reported after every `UPDATES_PER_LISTING`
+changes. It has each job once, in its current state.
 
 The core decides everything that the daemon's core does, from the same events. The engine draws no
 random numbers: the same workload, clusters and policy give the same run. Jobs that bypass metasched
@@ -21,7 +22,7 @@ of other users' jobs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -144,8 +145,8 @@ class Simulation:
         self._reports_info = (
             self._pulling or refills or (policy.load == "observed" and self._multiple_clusters)
         )
-        # pulls, returned licences and tasks that follow others follow from a listing
-        self._reports_every_pass = self._pulling or self._leasing or refills or self._limited
+        # returned licences, and tasks that follow others, follow from a listing
+        self._reports_every_pass = self._leasing or refills or self._limited
         # late-bound jobs wait in `_late_queue`; the core gets them when they can start
         self._policy = replace(policy, send="at_once", pull=policy.pull_enabled)
         self._progress, self._late_binding = progress, scheme.late_binding or policy.send == "late"
@@ -173,6 +174,7 @@ class Simulation:
         self._reported_info: list[ClusterInfo | None] = [None] * len(clusters)
         self._needs_pass: set[int] = set()  # clusters changed since their last pass
         self._unreported: set[int] = set()  # clusters changed since the last report to the core
+        self._pull_waits = False  # whether an unreported change ends a withdrawal, or fails a pull
         self._has_periodic_policy = any(manager.policy.period > 0 for manager in self._managers)
         self._ticks: dict[int, float] = {}  # next pass of clusters with a periodic policy
         self._tags: dict[int, str] = {}  # of dispatched jobs
@@ -261,7 +263,7 @@ class Simulation:
             self._run_policies(now, polled)
             if self._leasing or self._limited:
                 timer = self._next_timer(now)
-        self._report_to_core(now, sorted(self._unreported))
+        self._report_to_core(now, self._unreported)
         pulls_by_cluster = [self.core.pull_counts(cluster.name) for cluster in self.clusters]
         return Schedule(
             clusters=self.clusters,
@@ -372,6 +374,7 @@ class Simulation:
                 case Withdraw() if action.job in manager.queue:
                     manager.withdraw(action.job)
                     self._updates[index][action.job] = "", State.CANCELLED, None, event.time, None
+                    self._pull_waits = True
 
     def _end_job(self, now: float, job_id: int, index: int) -> None:
         self._managers[index].end_job(job_id)
@@ -386,23 +389,33 @@ class Simulation:
         """Run local policies and report to the core until no manager changes."""
         needs_pass = self._needs_pass
         while needs_pass or polled or self._submit_startable(now):
-            reported = set[int]() if self._reports_every_pass else self._unreported
+            changed = set[int]()
             while needs_pass:
                 index = min(needs_pass)
                 needs_pass.remove(index)
-                reported.add(index)
+                changed.add(index)
                 if not self._has_periodic_policy or self._policy_is_due(index, now):
                     self._run_policy(index, now)
-            if polled:
-                # with leases also full clusters: pending jobs there may have to return licences
-                reported.update(
-                    index
-                    for index, manager in enumerate(self._managers)
-                    if self._leasing or manager.free_cpus > 0
-                )
-                polled = False
-            if self._reports_every_pass:
-                self._report_to_core(now, sorted(reported))
+            self._unreported |= changed
+            if polled and self._leasing:  # pending jobs anywhere may have to return licences
+                self._unreported.update(range(len(self._managers)))
+            pulling = self._find_pulling(now, range(len(self._managers)) if polled else changed)
+            polled = False
+            if self._reports_every_pass or pulling or self._pull_waits:
+                self._report_to_core(now, self._unreported | pulling, pulling)
+
+    def _find_pulling(self, now: float, indexes: Iterable[int]) -> Set[int]:
+        """Return the clusters among these whose listing may let tasks be pulled there."""
+        if not self._pulling:
+            return frozenset()
+        self._list_pending(now)
+        managers, may_pull = self._managers, self.core.may_pull
+        return {
+            index
+            for index in indexes
+            if managers[index].free_cpus > 0
+            and may_pull(managers[index].cluster.name, managers[index].cluster_info(), now)
+        }
 
     def _submit_startable(self, now: float) -> bool:
         """Submit the late-bound jobs that start at once; return whether there were any."""
@@ -462,19 +475,27 @@ class Simulation:
 
     def _report_before_submission(self, now: float) -> None:
         """Before a submission, report all that its dispatch may depend on."""
-        if self._reports_every_pass:  # only the current endings are unreported
-            self._report_to_core(now, sorted(self._needs_pass))
-        elif self._multiple_clusters or len(self._updates[0]) >= UPDATES_PER_LISTING:
-            self._report_to_core(now, sorted(self._unreported | self._needs_pass))
-            self._unreported.clear()
+        if (
+            self._reports_every_pass
+            or self._multiple_clusters
+            or len(self._updates[0]) >= UPDATES_PER_LISTING
+        ):
+            self._report_to_core(now, self._unreported | self._needs_pass)
 
-    def _report_to_core(self, now: float, indexes: Sequence[int]) -> None:
-        """Report to the core what polls of these managers would show now."""
+    def _report_to_core(
+        self, now: float, indexes: Set[int], pulling: Set[int] = frozenset()
+    ) -> None:
+        """Report to the core what polls of these managers would show now.
+
+        Those that may pull come last, so that tasks that have started elsewhere are known. Of
+        unchanged managers only those are reported, but with leases all.
+        """
+        self._unreported, self._pull_waits = set(), False
         if not indexes:
             return
         if self._multiple_clusters or self._leasing:
             self._list_pending(now)
-        for index in indexes:
+        for index in [*sorted(indexes - pulling), *sorted(pulling)]:
             manager, updates = self._managers[index], self._updates[index]
             if not (updates or self._reports_info):
                 continue
@@ -482,7 +503,7 @@ class Simulation:
             if (
                 not (updates or self._leasing)
                 and info is self._reported_info[index]
-                and not self.core.may_pull(manager.cluster.name, now)
+                and index not in pulling
             ):
                 continue
             self._updates[index], self._reported_info[index] = {}, info
@@ -504,4 +525,5 @@ class Simulation:
                     heappush(self._poll_times, now + self.core.recall_wait(task))
                 if self._pulling:
                     heappush(self._poll_times, now + self._policy.pull_after * 2.0**task.moves)
+                    self._pull_waits |= task.moves > 0
         self._unlisted.clear()

@@ -56,6 +56,7 @@ class SimulatedManager:
         self._free_by_machine = list(self._machine_sizes) if cluster.machines else None
         # machines of each shape: (processors, free processors)
         self._shapes = Counter(zip(self._machine_sizes, self._machine_sizes, strict=True))
+        self._nodes = {shape: _make_nodes(count, *shape) for shape, count in self._shapes.items()}
         self._releases: list[tuple[float, int]] = []  # (estimated end, processors) of running jobs
         self._true_run_times: dict[int, float] = {}  # seconds, of queued jobs
         self._true_ends: dict[int, float] = {}  # of running jobs
@@ -209,8 +210,9 @@ class SimulatedManager:
         assert self._free_by_machine is not None
         size, free = self._machine_sizes[machine], self._free_by_machine[machine]
         self._free_by_machine[machine] = free + cpus
-        self._shapes[size, free] -= 1
-        self._shapes[size, free + cpus] += 1
+        for shape, change in ((size, free), -1), ((size, free + cpus), 1):
+            self._shapes[shape] += change
+            self._nodes[shape] = _make_nodes(self._shapes[shape], *shape)
 
     def _free_resources(self) -> FreeResources:
         return FreeResources(
@@ -262,7 +264,11 @@ class SimulatedManager:
 
     def _build_info(self) -> ClusterInfo:
         if self._partition_now is None:
-            self._partition_now = self._partition(self.free_cpus, self._shapes)
+            self._partition_now = (
+                Partition("all", tuple([n for n in self._nodes.values() if n.count]), default=True)
+                if self._nodes
+                else self._partition(self.free_cpus, self._shapes)
+            )
         first = next(iter(self.queue.values()), None)
         plan: HeadPlan | None = None
         if self._plans_head and first is not None and self.free_cpus > 0:
