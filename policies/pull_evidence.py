@@ -14,7 +14,7 @@ or there are hardly any pulls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -55,14 +55,11 @@ class PullBar:
     free_cpus: int  # of the cluster, when the failure was seen
     until: float  # epoch seconds
     ends_left: int = 1  # of such jobs, until the bar is lifted
-    user: str | None = None  # whose jobs are barred; None: everybody's
 
     def covers(self, job: Job) -> bool:
         """Whether the failure speaks against another job: it needs no less."""
-        return (
-            self.user in (None, job.user)
-            and job.estimated * _COMPARABLE_TIME > self.job.estimated
-            and needs_at_least(job, self.job)
+        return job.estimated * _COMPARABLE_TIME > self.job.estimated and needs_at_least(
+            job, self.job
         )
 
     def lifted_by_end(self, job: Job) -> bool:
@@ -117,46 +114,25 @@ class Trust:
 
 
 @dataclass
-class PullEvidence:
-    """Bars of a cluster, and the trust in pulls to it."""
+class FailedPulls:
+    """Failures that speak against the same users: their bars, and the trust that is left."""
 
     bars: list[PullBar] = field(default_factory=list)
     limits: list[LimitBar] = field(default_factory=list)
     trust: Trust = field(default_factory=Trust)
-    user_trust: dict[str, Trust] = field(default_factory=dict)  # users with failures of their own
 
-    def record_success(self, user: str) -> None:
-        """Record a pull that started at once."""
-        self.trust.record_success()
-        if (trust := self.user_trust.get(user)) is not None:
-            trust.record_success()
-            if trust.restored:
-                del self.user_trust[user]
-
-    def record_failure(
-        self, job: Job, manager_reason: str, free_cpus: int, now: float, started: Iterable[Job]
-    ) -> None:
-        """Bar jobs like this one, which did not start at once; `started` are all that did there."""
-        own = _concerns_user(job, manager_reason)
-        trust = self.user_trust.setdefault(job.user, Trust()) if own else self.trust
-        trust.window, ends = 1, 2 ** int(trust.distrust)
-        if scope := _limited_scope(job, manager_reason):
-            most = sum_up_uses(started, {scope})[scope]
-            self._add_limit(
-                LimitBar(job, scope, _limited_amount(manager_reason), most, now + BAR_SECONDS)
-            )
-            return
-        trust.distrust = min(trust.distrust + 1.0, MAX_DISTRUST)
+    def record_failure(self, job: Job, free_cpus: int, now: float, max_bars: int) -> None:
+        """Bar jobs like this one, which did not start at once."""
+        ends = 2 ** int(self.trust.distrust)
+        self.trust.distrust = min(self.trust.distrust + 1.0, MAX_DISTRUST)
         if any(bar.covers(job) for bar in self.bars):
             return
-        user = job.user if own else None
         until = now + min(BAR_SECONDS * ends, MAX_BAR_SECONDS)
-        new = PullBar(job, free_cpus, until, ends, user)
-        others = [bar for bar in self.bars if bar.user != user]
-        kept = [bar for bar in self.bars if bar.user == user and not new.covers(bar.job)]
-        self.bars = [*others, *kept[1 - (MAX_OWN_BARS if own else MAX_BARS) :], new]
+        new = PullBar(job, free_cpus, until, ends)
+        kept = [bar for bar in self.bars if not new.covers(bar.job)]
+        self.bars = [*kept[1 - max_bars :], new]
 
-    def _add_limit(self, new: LimitBar) -> None:
+    def add_limit(self, new: LimitBar) -> None:
         """Add a bar in the place of older bars for the same jobs."""
         others = [bar for bar in self.limits if bar.scope != new.scope]
         kept = [
@@ -166,22 +142,11 @@ class PullEvidence:
         ]
         self.limits = [*others[-MAX_BARS:], *kept[1 - MAX_OWN_BARS :], new]
 
-    def allows_pull(self, user: str, under_way: int) -> bool:
-        """Whether a user may have another pull under way besides so many of his."""
-        trust = self.user_trust.get(user)
-        return trust is None or under_way < trust.window
-
     def bars_job(self, job: Job) -> bool:
-        """Whether the job would not start at once, by earlier pulls."""
+        """Whether the job would not start at once, by these failures."""
         return any(bar.covers(job) for bar in self.bars) or any(
             bar.covers(job) for bar in self.limits
         )
-
-    def set_use(self, jobs: Iterable[Job]) -> None:
-        """Count what jobs of metasched use that are on the cluster or on their way to it."""
-        uses = sum_up_uses(jobs, {bar.scope for bar in self.limits})
-        for bar in self.limits:
-            bar.used = uses[bar.scope]
 
     def add_use(self, job: Job) -> None:
         """Count a job that is pulled."""
@@ -198,10 +163,99 @@ class PullEvidence:
         self.bars = [bar for bar in self.bars if not bar.lifted_by_time(now, free_cpus)]
         self.limits = [bar for bar in self.limits if now < bar.until]
 
+    @property
+    def forgotten(self) -> bool:
+        """Whether these failures do not matter any more."""
+        return self.trust.restored and not (self.bars or self.limits)
+
+
+@dataclass
+class PullEvidence:
+    """Failed pulls to a cluster. A job is compared with those of everybody and of its user."""
+
+    shared: FailedPulls = field(default_factory=FailedPulls)
+    of_users: dict[str, FailedPulls] = field(default_factory=dict)  # for reasons of their own
+
+    @property
+    def trust(self) -> Trust:
+        """How many pulls of all users are tried at a time."""
+        return self.shared.trust
+
+    @property
+    def has_bars(self) -> bool:
+        return bool(self.shared.bars or self.shared.limits or self.of_users)
+
+    @property
+    def limits(self) -> list[LimitBar]:
+        """All bars for limits that jobs share."""
+        own = (bar for failed in self.of_users.values() for bar in failed.limits)
+        return [*self.shared.limits, *own]
+
+    def _concerning(self, user: str) -> Iterator[FailedPulls]:
+        """Yield the failures that concern the jobs of a user."""
+        yield self.shared
+        if (own := self.of_users.get(user)) is not None:
+            yield own
+
+    def record_success(self, user: str) -> None:
+        """Record a pull that started at once."""
+        for failed in self._concerning(user):
+            failed.trust.record_success()
+        if user in self.of_users and self.of_users[user].forgotten:
+            del self.of_users[user]
+
+    def record_failure(
+        self, job: Job, manager_reason: str, free_cpus: int, now: float, started: Iterable[Job]
+    ) -> None:
+        """Bar jobs like this one, which did not start at once; `started` are all that did there."""
+        own = _concerns_user(job, manager_reason)
+        failed = self.of_users.setdefault(job.user, FailedPulls()) if own else self.shared
+        failed.trust.window = 1
+        if not (scope := _limited_scope(job, manager_reason)):
+            failed.record_failure(job, free_cpus, now, MAX_OWN_BARS if own else MAX_BARS)
+            return
+        most = sum_up_uses(started, {scope})[scope]
+        failed.add_limit(
+            LimitBar(job, scope, _limited_amount(manager_reason), most, now + BAR_SECONDS)
+        )
+
+    def allows_pull(self, user: str, under_way: int) -> bool:
+        """Whether a user may have another pull under way besides so many of his."""
+        own = self.of_users.get(user)
+        return own is None or under_way < own.trust.window
+
+    def bars_job(self, job: Job) -> bool:
+        """Whether the job would not start at once, by earlier pulls."""
+        return any(failed.bars_job(job) for failed in self._concerning(job.user))
+
+    def set_use(self, jobs: Iterable[Job]) -> None:
+        """Count what jobs of metasched use that are on the cluster or on their way to it."""
+        limits = self.limits
+        uses = sum_up_uses(jobs, {bar.scope for bar in limits})
+        for bar in limits:
+            bar.used = uses[bar.scope]
+
+    def add_use(self, job: Job) -> None:
+        """Count a job that is pulled."""
+        for failed in self._concerning(job.user):
+            failed.add_use(job)
+
+    def record_end(self, job: Job) -> None:
+        """Lift the bars for which the end of a job leaves room: everybody's, and its user's."""
+        for failed in self._concerning(job.user):
+            failed.record_end(job)
+
+    def pass_time(self, now: float, free_cpus: int) -> None:
+        """Lift the bars that time or other users' ends have lifted."""
+        for failed in (self.shared, *self.of_users.values()):
+            failed.pass_time(now, free_cpus)
+        self.of_users = {u: failed for u, failed in self.of_users.items() if not failed.forgotten}
+
     def clear(self) -> None:
         """Lift all bars: the facts of the cluster have changed."""
-        self.bars.clear()
-        self.limits.clear()
+        for failed in (self.shared, *self.of_users.values()):
+            failed.bars.clear()
+            failed.limits.clear()
 
 
 def sum_up_uses(jobs: Iterable[Job], scopes: Set[Scope]) -> dict[Scope, LimitUse]:

@@ -62,7 +62,7 @@ class PullRecord:
 
         `live_tasks` are all of the cluster.
         """
-        if self.evidence.bars or self.evidence.limits:
+        if self.evidence.has_bars:
             self.evidence.pass_time(now, free_cpus)
         for task_id, (task, attempt) in list(self._arriving.items()):
             dispatched = attempt.dispatched if attempt.accepted is None else attempt.accepted
@@ -89,5 +89,5 @@ class PullRecord:
 
     def record_end(self, job: Job) -> None:
         """Lift the bars for which the end of a started job leaves room."""
-        if self.evidence.bars:
+        if self.evidence.has_bars:
             self.evidence.record_end(job)

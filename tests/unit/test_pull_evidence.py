@@ -153,7 +153,7 @@ def test_a_bar_lasts_a_day_at_most() -> None:
     evidence = failed()
     for hour in range(1, 50):
         evidence.record_failure(job(1, cpus=1), "Resources", 4, NOW + hour, [])
-        evidence.bars.clear()
+        evidence.shared.bars.clear()
     evidence.record_failure(job(1, cpus=1), "Resources", 4, NOW, [])
     evidence.pass_time(NOW + MAX_BAR_SECONDS - 1, 4)
     assert barred(evidence, cpus=1)
@@ -188,7 +188,9 @@ def test_a_failure_of_a_user_costs_no_trust_in_the_jobs_of_others(reason: str) -
     assert not evidence.allows_pull("eve", 1)
     for _ in range(20):
         evidence.record_success("eve")
-    assert evidence.user_trust == {}
+    assert list(evidence.of_users) == ["eve"]  # a bar of hers is left
+    evidence.pass_time(NOW + MAX_BAR_SECONDS, 4)
+    assert evidence.of_users == {}
 
 
 def test_a_user_crowds_out_no_bars_of_others() -> None:
@@ -201,19 +203,41 @@ def test_a_user_crowds_out_no_bars_of_others() -> None:
             evidence.record_failure(request, reason, 4, NOW, [])
     assert barred(evidence, cpus=2, user="ada")
     assert barred(evidence, cpus=1, user="bob")
-    assert len(evidence.bars) == MAX_OWN_BARS + 1
+    assert len(evidence.of_users["eve"].bars) == MAX_OWN_BARS
     assert len(evidence.limits) == MAX_OWN_BARS + 1
+
+
+def test_only_the_bars_of_everybody_and_of_its_user_are_looked_at_for_a_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Failures of 50 users, ten bars each, cost others nothing when their jobs end or move."""
+    evidence = failed(cpus=4)
+    for number in range(500):
+        request = job(number, user=f"user{number % 50}", licences={f"l{number // 50}": 1})
+        evidence.record_failure(request, "Priority", 4, NOW, [])
+    compared = []
+
+    def count(job: Job, other: Job) -> bool:
+        compared.append(other)
+        return needs_at_least(job, other)
+
+    monkeypatch.setattr("metasched.policies.pull_evidence.needs_at_least", count)
+    assert not barred(evidence, cpus=2, user="bob")
+    evidence.record_end(job(9, cpus=2, user="bob"))
+    assert len(compared) == 2
+    evidence.record_end(job(9, cpus=2, user="user7"))
+    assert len(compared) == 2 + 1 + MAX_OWN_BARS
 
 
 def test_the_bars_are_the_least_requests_and_their_number_is_bounded() -> None:
     evidence = failed(cpus=8)
     evidence.record_failure(job(2, cpus=3), "Resources", 4, NOW, [])
     evidence.record_failure(job(3, cpus=5), "Resources", 4, NOW, [])
-    assert [bar.job.id for bar in evidence.bars] == [2]
+    assert [bar.job.id for bar in evidence.shared.bars] == [2]
     for number in range(2 * MAX_BARS):
         licences = {f"l{number}": 1}
         evidence.record_failure(job(number, cpus=1, licences=licences), "Licenses", 4, NOW, [])
-    assert len(evidence.bars) == MAX_BARS
+    assert len(evidence.shared.bars) == MAX_BARS
 
 
 def test_the_window_doubles_with_each_start_and_closes_with_a_failure() -> None:
