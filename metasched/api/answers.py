@@ -5,7 +5,7 @@ Routes return them encoded: FastAPI would check and encode each row anew, in the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ class JobDetails(JobRow):
     """A task with what it asks for, where it runs, and what it used. Durations are in seconds."""
 
     number: int  # of the task alone, among all jobs and tasks
+    clusters: Sequence[str]  # on which alone it may run; empty: any
     cpus: int  # processors of all `tasks` together
     tasks: int
     nodes: int | None  # None: any number
@@ -78,6 +79,7 @@ def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Paylo
     return JobDetails(
         **asdict(row),
         number=job.task_number(stored["task_index"]),
+        clusters=job.clusters,
         cpus=job.cpus,
         tasks=job.tasks,
         nodes=job.nodes,

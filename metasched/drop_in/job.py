@@ -82,6 +82,16 @@ class Job:
         limit = self.row["array"].partition("%")[2]
         self.tasks, self.is_folded = indices + (f"%{limit}" if limit else ""), True
 
+    def cluster_among(self, names: Sequence[str]) -> str | None:
+        """Return which of the clusters has the job; None if it is on another.
+
+        A job that waits, or ended before a cluster had it, is on the first where it may run.
+        """
+        if self.row["cluster"] is not None:
+            return self.row["cluster"] if self.row["cluster"] in names else None
+        eligible = self.row.get("clusters")  # absent: of a daemon of an earlier release
+        return next((name for name in names if not eligible or name in eligible), None)
+
     @property
     def array_id(self) -> str:
         """The id as squeue lists it: `17`, `17_3` for a task, `17_[4-9]` for a folded line."""

@@ -197,7 +197,7 @@ def main(arguments: Sequence[str]) -> int:
     native_ids = [word for word in ids if clusters.is_native(word)]
     if native_ids and len(native_ids) == len(ids) and chosen is None:
         exec_real("sacct", real_arguments(OPTIONS, parsed, []))
-    own_ids = [word for word in ids if word not in native_ids]
+    own_ids = [word for word in ids if not clusters.is_native(word)]
     default = _BRIEF_FORMAT if "brief" in options else _DEFAULT_FORMAT
     columns = [_parse_column(word) for word in words_of(options["format"] or default)]
     asked: Sequence[NativeCluster | None] = ()
@@ -270,7 +270,8 @@ def _selected(
     latest = _parse_time(options.get("endtime"), time.time())
     wanted = {key: words_of(options.get(key, "")) for key in ("name", "account", "partition")}
     if chosen is not None and "all" not in words_of(options["cluster"]):
-        wanted["cluster"] = [cluster.name for cluster in chosen]
+        names = [cluster.name for cluster in chosen]
+        jobs = [job for job in jobs if job.cluster_among(names)]
     return [
         job
         for job in fold_waiting(jobs)

@@ -158,10 +158,19 @@ def _selected(
         "qos": options.get("qos"),
     }
     names = None if chosen is None else [cluster.name for cluster in chosen]
+
+    def is_there(job: Job) -> bool:
+        if names is None:
+            return True
+        # a filter selects no waiting job that may run elsewhere, too
+        elsewhere = set(job.row.get("clusters") or ()) - set(names)
+        is_sure = bool(ids or job.row["cluster"] or (job.row.get("clusters") and not elsewhere))
+        return is_sure and job.cluster_among(names) is not None
+
     return [
         job.array_id
         for job in map(Job, listed_tasks(connection, query))
         if (not codes or job.code in codes)
         and all(value is None or job.row[key] in words_of(value) for key, value in wanted.items())
-        and (names is None or job.row["cluster"] in names)
+        and is_there(job)
     ]

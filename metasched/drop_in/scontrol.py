@@ -131,7 +131,7 @@ def _show_jobs(names: Sequence[str], one_line: bool, real: _Real) -> int:
     if any(not is_job_id(word) for word in ids):
         raise CommandError("slurm_load_jobs error: Invalid job id specified")
     native_ids = [word for word in ids if real.clusters.is_native(word)]
-    own_ids = [word for word in ids if word not in native_ids]
+    own_ids = [word for word in ids if not real.clusters.is_native(word)]
     code = 0
     if own_ids or not ids:
         try:
@@ -151,7 +151,7 @@ def _show_own_jobs(ids: Sequence[str], one_line: bool, real: _Real) -> None:
     jobs = [Job(row) for row in listed_tasks(connect(), query)]
     if (chosen := real.chosen) is not None:
         names = [cluster.name for cluster in chosen]
-        jobs = [job for job in jobs if job.row["cluster"] in names]
+        jobs = [job for job in jobs if job.cluster_among(names)]
     if ids and not jobs:
         raise CommandError("slurm_load_jobs error: Invalid job id specified")
     if not jobs:
@@ -229,7 +229,7 @@ def _change(verb: str, names: Sequence[str], real: _Real) -> int:
     ids = [word.rpartition("=")[2] for name in names for word in words_of(name)]
     native_ids = [id for id in ids if is_job_id(id) and real.clusters.is_native(id)]
     for id in ids:
-        if id in native_ids:
+        if is_job_id(id) and real.clusters.is_native(id):
             continue
         try:
             connection.request("POST", f"/jobs/{action}", body={"jobs": [id]})

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
     native_ids = [word for word in ids if clusters.is_native(word)]
     if native_ids and len(native_ids) == len(ids) and chosen is None:
         exec_real("squeue", real_arguments(OPTIONS, parsed, []))
-    own_ids = [word for word in ids if word not in native_ids]
+    own_ids = [word for word in ids if not clusters.is_native(word)]
     format = _parse_format(options, dict(parsed))
     codes = parse_codes("squeue", options["states"]) if options.get("states") else OPEN_CODES
     asked: Sequence[NativeCluster | None] = ()
@@ -115,7 +115,8 @@ def main(arguments: Sequence[str]) -> int:
         from metasched.drop_in.native_queue import NativeQueue  # the others start more quickly
 
         queue = NativeQueue(asked, format, options, native_ids, clusters.tag_prefixes)
-    jobs = [] if ids and not own_ids else _selected(connection, options, codes, own_ids)
+    names = None if chosen is None else [cluster.name for cluster in chosen]
+    jobs = [] if ids and not own_ids else _selected(connection, options, codes, own_ids, names)
     jobs = sorted(jobs if "array" in options else fold_waiting(jobs), key=_order)
     native: dict[str, list[str]] = {}
     code = 0
@@ -125,7 +126,7 @@ def main(arguments: Sequence[str]) -> int:
         if code and ids and not own_ids:
             return code  # nothing is no listing
     is_single = bool(options.get("format") or options.get("Format") or native_ids)
-    lines = [(job.row["cluster"], format.line(job)) for job in jobs]
+    lines = [(job.cluster_among(names or ()), format.line(job)) for job in jobs]
     _print_tables(format, _tables(lines, native, chosen, is_single), options)
     return code
 
@@ -183,9 +184,13 @@ def _print_tables(
 
 
 def _selected(
-    connection: Connection, options: Mapping[str, str], codes: frozenset[str], ids: Sequence[str]
+    connection: Connection,
+    options: Mapping[str, str],
+    codes: frozenset[str],
+    ids: Sequence[str],
+    clusters: Sequence[str] | None,
 ) -> list[Job]:
-    """Return the tasks of metasched that pass the filters of the options."""
+    """Return the tasks of metasched on these clusters that pass the filters of the options."""
     users = words_of(options.get("user", ""))
     if "me" in options:
         users = [str(os.getuid())]
@@ -199,6 +204,8 @@ def _selected(
         jobs = [Job(row) for row in listed_tasks(connection, query)]
     except PermissionDenied:  # jobs of others, which the site hides: none are shown
         jobs = []
+    if clusters is not None:
+        jobs = [job for job in jobs if job.cluster_among(clusters)]
     if len(set(ids)) == 1 and not jobs:
         raise CommandError("slurm_load_jobs error: Invalid job id specified")
     accepted = {

@@ -285,6 +285,31 @@ def test_commands_of_a_cluster(clusters: Clusters) -> None:
         assert done.stderr == UNKNOWN.replace("squeue", name)
 
 
+def test_a_job_that_waits_for_a_cluster_is_listed_and_cancelled(clusters: Clusters) -> None:
+    """Tools take a job that an empty listing with exit code 0 leaves out for completed."""
+    [pinned] = clusters.lines("sbatch", "--parsable", "-H", "-M", "beta", *SLEEP)
+    [free] = clusters.lines("sbatch", "--parsable", "-H", *SLEEP)
+    for cluster in ("south", "all"):
+        for ids in ([], ["-j", pinned]):
+            squeue = clusters.lines("squeue", "-h", "-M", cluster, *ids, "-o", "%i")
+            assert pinned in squeue
+            sacct = clusters.lines("sacct", "-n", "-X", "-P", "-M", cluster, *ids, "-o", "jobid")
+            assert pinned in sacct
+    everywhere = clusters.lines("squeue", "-h", "-M", "north,south", "-o", "%i")
+    assert sorted(everywhere) == [pinned, free]
+    assert clusters.lines("scontrol", "-o", "-M", "south", "show", "job", free) != []
+    elsewhere = clusters.call("squeue", "-h", "-M", "north", "-j", pinned)
+    assert (elsewhere.returncode, elsewhere.stdout) == (1, "")
+    assert clusters.lines("scancel", "-M", "north", pinned) == []
+    assert clusters.lines("scancel", "-M", "south", "--me") == []
+    clusters.site.until_ended(int(pinned))
+    assert clusters.site.rows(int(free))[0]["state"] == "held"
+    shown = clusters.lines("sacct", "-n", "-X", "-P", "-M", "south", "-j", pinned, "-o", "state")
+    assert shown == ["CANCELLED"]
+    assert clusters.lines("scancel", "-M", "south", free) == []
+    clusters.site.until_ended(int(free))
+
+
 def test_tools_go_to_the_cluster_of_a_job(clusters: Clusters) -> None:
     held = clusters.site.submit("--hold", *SLEEP)
     waiting = native(clusters.alpha, "a")
