@@ -193,7 +193,7 @@ def has_registered(claim: TaskClaim, digest: str) -> bool:
     Raises FenceError if that cannot be told.
     """
     owner = _owner_uid(claim)
-    with _claim_errors(_fence_dir(claim)), _claim_folder(claim) as folder:
+    with _claim_errors(fence_dir_of(claim)), _claim_folder(claim) as folder:
         name = f"{_TOKEN_STEM}.{claim.task}.{digest}"
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -211,7 +211,7 @@ def revoke_claim(claim: TaskClaim) -> bool:
     filesystem is not mounted, so it is created only for a dispatch that was never confirmed.
     """
     name, owner = _claim_name(claim), _owner_uid(claim)
-    with _claim_errors(_fence_dir(claim)), _claim_folder(claim) as folder:
+    with _claim_errors(fence_dir_of(claim)), _claim_folder(claim) as folder:
         draft = f".{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(draft, flags, 0o644, dir_fd=folder)
@@ -237,7 +237,7 @@ def read_end(claim: TaskClaim) -> ClaimEnd | None:
     """
     name, owner = _claim_name(claim), _owner_uid(claim)
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with _claim_errors(_fence_dir(claim)), _claim_folder(claim) as folder:
+    with _claim_errors(fence_dir_of(claim)), _claim_folder(claim) as folder:
         try:
             descriptor = os.open(name, flags, dir_fd=folder)
         except (FileNotFoundError, PermissionError):
@@ -297,7 +297,8 @@ def _is_revoked(folder: int, name: str, tag: str, owner: int) -> bool:
     return False
 
 
-def _fence_dir(claim: TaskClaim) -> Path:
+def fence_dir_of(claim: TaskClaim) -> Path:
+    """Return the `fence_dir` of a claim; nothing is opened."""
     path = Path(claim.fence)
     return path.parent.parent if is_claim_folder(claim.fence) else path
 
@@ -305,7 +306,7 @@ def _fence_dir(claim: TaskClaim) -> Path:
 @contextmanager
 def _claim_folder(claim: TaskClaim) -> Iterator[int]:
     """Open the folder of a claim; it and its parents must be the daemon's."""
-    fence_dir, path = _fence_dir(claim), Path(claim.fence)
+    fence_dir, path = fence_dir_of(claim), Path(claim.fence)
     if is_claim_folder(claim.fence):
         if not claim.accepted:
             _create_claim_folder(path)

@@ -156,10 +156,10 @@ async def _authenticate_remote(
             raise UnauthenticatedError(problem)
         try:
             account = await callers.accounts.run(user, partial(pwd.getpwnam, user))
-            return account.pw_uid, True, None
         except KeyError:
             problem = f"there is no account {user} any more"
             raise UnauthenticatedError(f"{problem}; ask the site") from None
+        return account.pw_uid, True, None
     if scheme == "MUNGE" and settings.tcp.munge:
         target = request.scope["raw_path"].decode("ascii")
         if query := request.scope["query_string"]:

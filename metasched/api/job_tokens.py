@@ -8,10 +8,13 @@ after a restart of the daemon, which stores nothing of it.
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
 from secrets import compare_digest
+from threading import Thread
 
-from metasched.adapters.claims import FenceError, has_registered
+from metasched.adapters.claims import FenceError, fence_dir_of, has_registered
 from metasched.core.tasks import Task
 from metasched.daemon.service import Daemon, SchedulerService
 from metasched.errors import ApiError
@@ -19,8 +22,46 @@ from metasched.model.job_token import JobToken, key_of, parse_job_token
 from metasched.model.listing import TaskClaim
 
 CLAIM_TIMEOUT = 10.0  # seconds for a look at the shared filesystem
-CLAIM_THREADS = 4  # a filesystem that hangs stops new tokens only
+CLAIM_THREADS = 4  # of each filesystem: one that hangs stops its own new tokens only
 MAX_REGISTERED = 10_000  # tokens that are remembered
+
+
+class ClaimThreads:
+    """Threads that look at claims. One that hangs delays no other filesystem, and no end."""
+
+    def __init__(self) -> None:
+        self._free: defaultdict[Path, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(CLAIM_THREADS)
+        )
+
+    async def has_registered(self, claim: TaskClaim, digest: str) -> bool:
+        """As that of claims. A caller that is cancelled leaves the thread to its filesystem."""
+        free = self._free[fence_dir_of(claim)]
+        await free.acquire()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[bool] = loop.create_future()
+
+        def finish(found: bool, error: Exception | None) -> None:
+            free.release()
+            if answer.done():
+                return
+            if error is None:
+                answer.set_result(found)
+            else:
+                answer.set_exception(error)
+
+        def look() -> None:
+            found, problem = False, None
+            try:
+                found = has_registered(claim, digest)
+            except Exception as error:  # it is raised in the caller
+                problem = error
+            with suppress(RuntimeError):  # the daemon has ended
+                loop.call_soon_threadsafe(finish, found, problem)
+
+        # an executor would wait for its threads at the end of the process
+        Thread(target=look, name="job-token", daemon=True).start()
+        return await answer
 
 
 class JobTokens:
@@ -29,7 +70,7 @@ class JobTokens:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._registered: set[JobToken] = set()  # found registered; each is good for a live attempt
-        self._threads = ThreadPoolExecutor(CLAIM_THREADS, "job-token")
+        self._threads = ClaimThreads()
 
     async def user_of(self, text: str) -> str | None:
         """Return the owner of the job that has made a token; None unless it is live and registered.
@@ -54,12 +95,9 @@ class JobTokens:
     async def _is_registered(self, task: Task, token: JobToken) -> bool:
         user = "" if self._daemon.settings.launcher is None else task.job.user
         claim = TaskClaim(task.live_attempt.fence, token.tag, token.task, user=user)
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CLAIM_TIMEOUT):
-                return await loop.run_in_executor(
-                    self._threads, has_registered, claim, token.digest
-                )
+                return await self._threads.has_registered(claim, token.digest)
         except (FenceError, TimeoutError):  # its cause is not for unknown callers
             problem = "the folder of claims does not answer"
             raise ApiError(503, f"{problem}; nothing changed, try again soon") from None
@@ -70,11 +108,6 @@ def _find_task(service: SchedulerService, token: JobToken) -> Task | None:
 
     Only who knows the key can make the daemon look at the shared filesystem.
     """
-    dispatch = service.core.instances.parse_tag(token.tag)
-    if dispatch is None:
-        return None
-    for task in service.core.tasks_of_dispatch(*dispatch):
-        if task.index == token.task:
-            key = key_of(task.live_attempt.fence)
-            return task if key and compare_digest(key, token.key) else None
-    return None
+    task = service.core.state.task_by_tag(token.tag, token.task)
+    key = "" if task is None else key_of(task.live_attempt.fence)
+    return task if key and compare_digest(key, token.key) else None

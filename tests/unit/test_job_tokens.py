@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 import subprocess
+import sys
+import textwrap
+import threading
 from pathlib import Path
 
 import pytest
 
 from metasched.adapters.base import Submission
 from metasched.adapters.claims import apply_fence, has_registered, new_claim_folder
+from metasched.api import job_tokens
 from metasched.model.job import Job, Payload
 from metasched.model.job_token import JobToken, is_job_token, key_of, parse_job_token
 from metasched.model.listing import TaskClaim
@@ -128,3 +133,44 @@ def test_a_token_does_not_show_its_key() -> None:
     token = parse_job_token(f"{TAG}.3.{'a' * 32}.{'b' * 64}")
     assert "a" * 32 not in repr(token)
     assert key_of("/shared/claims") == ""
+
+
+def test_a_filesystem_that_hangs_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_back = threading.Event()
+
+    def look(claim: TaskClaim, digest: str) -> bool:
+        return not claim.fence.startswith("/dead") or is_back.wait()
+
+    monkeypatch.setattr(job_tokens, "has_registered", look)
+    dead = TaskClaim(new_claim_folder("/dead", 17), TAG, 3)
+    live = TaskClaim(new_claim_folder("/live", 17), TAG, 3)
+
+    async def ask() -> None:
+        threads = job_tokens.ClaimThreads()
+        asked = [asyncio.create_task(threads.has_registered(dead, "")) for _ in range(20)]
+        async with asyncio.timeout(30):
+            assert await threads.has_registered(live, "")
+        asked[0].cancel()
+        is_back.set()
+        async with asyncio.timeout(30):
+            assert await asyncio.gather(*asked[1:]) == [True] * 19
+
+    asyncio.run(ask())
+
+
+def test_a_filesystem_that_hangs_does_not_keep_the_daemon_from_ending() -> None:
+    program = """
+        import asyncio, contextlib, threading
+        from metasched.api import job_tokens
+        from metasched.model.listing import TaskClaim
+
+        job_tokens.has_registered = lambda claim, digest: threading.Event().wait()
+
+        async def ask():
+            async with asyncio.timeout(0.1):
+                await job_tokens.ClaimThreads().has_registered(TaskClaim("/dead", "", 0), "")
+
+        with contextlib.suppress(TimeoutError):
+            asyncio.run(ask())
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
