@@ -89,8 +89,12 @@ def _bearer(path: str, daemon: str, private: bool) -> str:
 
 
 def _read_token(path: str) -> str:
-    with open(path, encoding="ascii", errors="replace") as file:
-        file_status = os.fstat(file.fileno())
+    # another account may have made a FIFO where the token of an ended job was
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, encoding="ascii", errors="replace") as file:
+        file_status = os.fstat(descriptor)
+        if not stat.S_ISREG(file_status.st_mode):
+            raise NoCredential(f"no regular file, token file {path}; create a new token")
         if file_status.st_uid != os.geteuid() or stat.S_IMODE(file_status.st_mode) & 0o077:
             raise NoCredential(f"other users can read or write it, token file {path}; chmod 600 it")
         token = file.read(1000).strip()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from metasched.client.unix_socket import connect_unix, peer_uid
-from metasched.paths import MAX_SOCKET_PATH_BYTES
+from metasched.paths import JOB_TOKEN_VARIABLE, MAX_SOCKET_PATH_BYTES
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def job_variables(url: str, fingerprint: str, uid: int, socket_path: str) -> dic
         "METASCHED_SOCKET": url,
         _VARIABLE: f"{url} {fingerprint or _ANY_CERTIFICATE} {uid} {socket_path}",
         "METASCHED_CONFIG": "",  # that of the submission would come first
+        JOB_TOKEN_VARIABLE: "",  # a job that makes no token has not that of the job that submits it
     }
 
 
@@ -43,6 +44,9 @@ class JobDaemon:
         if len(self._socket_path.encode(errors="surrogateescape")) > MAX_SOCKET_PATH_BYTES:
             return None
         try:
+            # another account's listener could keep this process waiting
+            if os.stat(self._socket_path).st_uid != self._uid:
+                return None
             connection = connect_unix(self._socket_path, timeout)
         except OSError:
             return None
