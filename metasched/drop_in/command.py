@@ -110,7 +110,8 @@ def find_real(name: str, folders: Sequence[str]) -> str | None:
     """
     for folder in folders:
         path = os.path.join(folder, name)
-        if folder[:1] == "/" and os.access(path, os.X_OK) and _FOLDER not in os.path.realpath(path):
+        is_program = folder[:1] == "/" and os.path.isfile(path) and os.access(path, os.X_OK)
+        if is_program and _FOLDER not in os.path.realpath(path):
             return path
     return None
 

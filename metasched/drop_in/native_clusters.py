@@ -98,7 +98,9 @@ class NativeClusters:
         for word in words:
             # a name of metasched comes before the same name in Slurm
             for key in ("name", "manager_name"):
-                found = [c for c in self.clusters if getattr(c, key).lower() == word.lower()]
+                found = [
+                    c for c in self.clusters if word and getattr(c, key).lower() == word.lower()
+                ]
                 if found:
                     chosen.append(found[0])
                     break

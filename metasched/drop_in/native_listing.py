@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from metasched.drop_in.native_clusters import NativeCluster
 
+MAX_OUTPUT = 256 << 20  # bytes that are read of a command: some hundred thousand jobs
 _READ_AS_OPTIONS = ("SQUEUE_", "SACCT_")  # variables of the user
 
 
@@ -60,11 +61,16 @@ class Listing:
         self.pipes = (self._process.stdout, self._process.stderr)
         self.contents = (bytearray(), bytearray())  # read from the pipes
 
+    def stop(self) -> None:
+        """End the command at once."""
+        self._process.kill()
+
     def records(self, has_ended: bool) -> list[list[str]]:
         """Return the fields of each job. Raises NoListing, also if the command has not ended."""
         if not has_ended:
-            self._process.kill()
-            raise NoListing("no answer in time")
+            self.stop()
+            is_long = max(map(len, self.contents)) > MAX_OUTPUT
+            raise NoListing(f"more than {MAX_OUTPUT} bytes" if is_long else "no answer in time")
         output, errors = (content.decode(errors="replace") for content in self.contents)
         if (code := self._process.wait()) != 0:
             lines = errors.strip().splitlines()
@@ -102,8 +108,12 @@ def collect(
 
 
 def _read(listings: Sequence[Listing], seconds: float) -> list[Listing]:
-    """Read what the commands print. Return those that have closed their pipes in time."""
+    """Read what the commands print. Return those that have closed their pipes in time.
+
+    Of one that prints too much no more is read.
+    """
     deadline = time.monotonic() + seconds
+    late = []
     with selectors.DefaultSelector() as selector:
         for listing in listings:
             for pipe, content in zip(listing.pipes, listing.contents):
@@ -114,7 +124,11 @@ def _read(listings: Sequence[Listing], seconds: float) -> list[Listing]:
                 key.data[1].extend(part)
                 if not part:
                     selector.unregister(key.fileobj)
-        late = [key.data[0] for key in selector.get_map().values()]
+                elif len(key.data[1]) > MAX_OUTPUT:
+                    selector.unregister(key.fileobj)
+                    late.append(key.data[0])
+                    key.data[0].stop()  # its other pipe ends with it
+        late += [key.data[0] for key in selector.get_map().values()]
     return [listing for listing in listings if listing not in late]
 
 

@@ -1,0 +1,67 @@
+"""The clusters' own commands, as the drop-in commands find, choose and read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from metasched.drop_in import native_listing
+from metasched.drop_in.command import CommandError
+from metasched.drop_in.native_clusters import NativeCluster, NativeClusters
+
+
+def cluster(folder: Path, **values: object) -> NativeCluster:
+    """A cluster with the commands of a folder."""
+    config = folder / "slurm.conf"
+    config.touch()
+    row = {
+        "cluster": "north",
+        "manager_name": "alpha",
+        "up": True,
+        "accounting": True,
+        "config": str(config),
+        "bin_dir": str(folder / "bin"),
+        "tag_field": "comment",
+        "native_jobs": True,
+    }
+    return NativeCluster({**row, **values})
+
+
+def command(folder: Path, name: str, script: str) -> None:
+    path = folder / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_no_name_is_that_of_a_cluster_whose_manager_is_unknown(tmp_path: Path) -> None:
+    clusters = NativeClusters({"first_id": 100, "instances": [], "clusters": []})
+    clusters.clusters = [cluster(tmp_path, manager_name="")]
+    for names in ("", " ", ","):
+        with pytest.raises(CommandError, match="No cluster"):
+            clusters.choose("squeue", names)
+    assert clusters.choose("squeue", "NORTH,") == clusters.clusters
+
+
+def test_a_folder_is_no_command(tmp_path: Path) -> None:
+    (tmp_path / "bin/squeue").mkdir(parents=True)
+    assert cluster(tmp_path).program("squeue") is None
+    command(tmp_path, "sacct", "true")
+    assert cluster(tmp_path).program("sacct") == str(tmp_path / "bin/sacct")
+
+
+def test_an_endless_listing_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(native_listing, "MAX_OUTPUT", 1 << 20)
+    command(tmp_path, "squeue", "exec yes")
+    endless = native_listing.Listing("squeue", cluster(tmp_path), lambda _: [], 1)
+    other = tmp_path / "other"
+    other.mkdir()
+    command(other, "squeue", 'printf "17%s" "$1"')
+    short = native_listing.Listing("squeue", cluster(other), lambda end: [end], 1)
+    answers, code = native_listing.collect("squeue", [endless, short], 60, is_required=False)
+    assert (answers, code) == ([(short.cluster, [["17"]])], 0)
+    assert len(endless.contents[0]) < 2 << 20
+    assert "cluster north: more than 1048576 bytes" in capfd.readouterr().err
