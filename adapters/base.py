@@ -79,6 +79,7 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
     # by which commands in the tasks find the daemon; empty: they have those of the submission
     daemon_variables: Mapping[str, str] = msgspec.field(default_factory=dict)
     makes_token: bool = False  # with a fence: each task makes a token for calls of the daemon
+    dialect: str = "slurm"  # whose variables the script expects: slurm, gridengine or pbs
 
     def environment(self, index: int, cluster: str) -> dict[str, str]:
         """Return the whole environment of a task on `cluster`; metasched's variables win.

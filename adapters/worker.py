@@ -34,6 +34,7 @@ from metasched.adapters.claims import (
 )
 from metasched.adapters.errors import PartlySubmitted, Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, owner_deadline, requests_for
+from metasched.adapters.other_dialects import with_dialect_variables
 from metasched.adapters.protocol import (
     WORKER_PROTOCOL,
     ListingDelta,
@@ -103,7 +104,7 @@ class AdapterHost:
         try:
             match call:
                 case WorkerCall(operation="submit", submission=Submission() as submission):
-                    return WorkerReply(native_ids=self.adapter.submit(apply_fence(submission)))
+                    return self._submit(submission)
                 case WorkerCall(operation="withdraw"):
                     self.adapter.withdraw_all(call.withdrawals)
                     return WorkerReply()
@@ -167,6 +168,11 @@ class AdapterHost:
         delta = self._delta(listing)
         self._position = listing.cursor
         return WorkerReply(delta=delta)
+
+    def _submit(self, submission: Submission) -> WorkerReply:
+        bin_dir = getattr(self.adapter.options, "bin_dir", None) or ""
+        submission = with_dialect_variables(submission, self.adapter.cluster.name, bin_dir)
+        return WorkerReply(native_ids=self.adapter.submit(apply_fence(submission)))
 
     @staticmethod
     def _revoke(claims: Sequence[TaskClaim]) -> WorkerReply:

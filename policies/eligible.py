@@ -158,6 +158,8 @@ def count_tasks(job: Job, nodes: NodeCapacity, only_free: bool) -> int:
             return 0
         if job.memory_per_cpu is not None:
             tasks = min(tasks, memory // (job.memory_per_cpu * job.cpus_per_task))
+    if job.tasks_per_node is not None:
+        tasks = min(tasks, job.tasks_per_node)
     return tasks
 
 

@@ -93,6 +93,7 @@ class PyslurmAccess(SlurmCommands):
             "is_requeueable": job.requeue,
             "ntasks": job.tasks,
             "cpus_per_task": job.cpus_per_task,
+            "ntasks_per_node": job.tasks_per_node,
             # by default pyslurm requests one node, and Slurm takes the maximum of a range
             "nodes": {"min": job.nodes or 1, "max": job.nodes or job.tasks},
             "use_min_nodes": job.nodes is None,

@@ -119,6 +119,8 @@ def _resource_options(job: Job) -> dict[str, str | None]:
     options: dict[str, str | None] = {}
     if job.nodes is not None:
         options["nodes"] = str(job.nodes)
+    if job.tasks_per_node is not None:
+        options["ntasks-per-node"] = str(job.tasks_per_node)
     if job.memory is not None:
         options["mem"] = f"{job.memory}M"
     if job.memory_per_cpu is not None:

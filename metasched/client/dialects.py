@@ -76,11 +76,6 @@ def _split(text: str, location: str) -> list[str]:
         raise DirectiveError(str(error).lower(), location, "close it") from None
 
 
-def is_foreign_dialect(script: str) -> bool:
-    """Return whether a script has `#$` or `#PBS` lines, and no `#SBATCH` line."""
-    return script_dialect(script) != "slurm"
-
-
 def script_dialect(script: str) -> str:
     """Return the dialect of a script: `gridengine`, `pbs`, else `slurm`."""
     lines = dialect_lines(script)

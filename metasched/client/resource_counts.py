@@ -32,7 +32,7 @@ def complete_counts(
     gres: Mapping[str, int],
     gpus: Mapping[str, Mapping[str, int]],
 ) -> dict[str, Any]:
-    """Return `tasks`, `cpus_per_task`, `nodes` and `gres` of a request; None: not given.
+    """Return `tasks`, `cpus_per_task`, `nodes`, `tasks_per_node` and `gres`; None: not given.
 
     `nodes` alone gives a task per node. `tasks_per_node` gives the tasks for a number of nodes, or
     the nodes for a number of tasks. `gpus` are the counts of generic resources by the option of
@@ -82,4 +82,10 @@ def complete_counts(
                     f"ask for a multiple of {nodes}",
                 )
             counts[name] = total // (nodes or 1)
-    return {"tasks": tasks, "cpus_per_task": cpus, "nodes": nodes, "gres": counts}
+    return {
+        "tasks": tasks,
+        "cpus_per_task": cpus,
+        "nodes": nodes,
+        "tasks_per_node": tasks_per_node,
+        "gres": counts,
+    }

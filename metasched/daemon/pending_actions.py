@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from metasched.adapters.base import Submission, Withdrawal
-from metasched.client.dialects import is_foreign_dialect
+from metasched.client.dialects import script_dialect
 from metasched.config.settings import ClusterSettings
 from metasched.core.events import Action, Dispatch, QueryAccounting, Revoke, Withdraw
 from metasched.daemon.circuit_breaker import CircuitBreaker
@@ -122,6 +122,7 @@ class PendingActions:
         if not attempts or core.decided_before_refusal(tasks[0]):
             return None
         info, _ = core.cluster_status(name)
+        dialect, first_id = script_dialect(payload.script), self._settings.exports_ids_from
         job = translate_job(tasks[0].job, self._settings.cluster, info)
         return Submission(
             tag=core.instances.tag_of(dispatch.job, dispatch.dispatch_id),
@@ -134,14 +135,11 @@ class PendingActions:
             reservation=manager_name(core.instance, job.reservation) if job.reservation else "",
             leased_licences=tuple(tasks[0].job.licences),
             waits_since=core.waits_since(tasks[0]),
-            exports_job_id=self._exports_job_id(job.id, payload.script),
             daemon_variables=self._host.settings.job_variables,
             makes_token=self._host.settings.jobs_make_tokens,
+            exports_job_id=dialect == "slurm" and first_id is not None and job.id >= first_id,
+            dialect=dialect,
         )
-
-    def _exports_job_id(self, job_id: int, script: str) -> bool:
-        first_id = self._settings.exports_ids_from
-        return first_id is not None and job_id >= first_id and not is_foreign_dialect(script)
 
     # Withdrawals
 

@@ -89,6 +89,7 @@ _NODE_REQUIREMENTS: Final = (
     "cpus",
     "tasks",
     "nodes",
+    "tasks_per_node",
     "exclusive",
     "memory",
     "memory_per_cpu",
@@ -107,6 +108,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     tasks: int = 1  # processes of the job, as in `sbatch --ntasks`
     nodes: int | None = None
+    tasks_per_node: int | None = None  # at most
     memory: int | None = None  # MiB per node
     memory_per_cpu: int | None = None  # MiB per processor
     gres: Mapping[str, int] = msgspec.field(default_factory=dict)  # per node: "gpu", "gpu:a100"
@@ -176,6 +178,8 @@ class Job(JobSpec, frozen=True, kw_only=True):
             require_at_least("nodes", self.nodes)
             if self.nodes > self.tasks:
                 raise ValueError(f"{self.tasks} tasks cannot fill {self.nodes} nodes")
+        if self.tasks_per_node is not None:
+            require_at_least("tasks per node", self.tasks_per_node)
         if self.time_limit is not None:
             require_positive("time limit", self.time_limit)
         if self.memory is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,11 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasched.adapters.base import Submission
+from metasched.adapters.other_dialects import with_dialect_variables
 from metasched.client import gridengine_directives, pbs_directives
 from metasched.client.dialects import read_dialects, script_dialect
 from metasched.client.directive_values import DirectiveError
 from metasched.client.options import SBATCH_OPTIONS
 from metasched.drop_in.sbatch_options import OPTIONS
+from metasched.model.job import Job, Payload
 
 PAGE = (Path(__file__).parents[2] / "docs/directives.md").read_text()
 
@@ -40,7 +45,8 @@ def test_the_page_shows_the_tables() -> None:
         )
         for name, (*_, effect, remark) in table.items()
     ]
-    assert [line for line in PAGE.splitlines() if line.startswith("| `")] == rows
+    tables = PAGE.partition("## Variables")[0].splitlines()
+    assert [line for line in tables if line.startswith("| `")] == rows
 
 
 @pytest.mark.parametrize(
@@ -196,3 +202,62 @@ def test_warnings_name_line_and_reason() -> None:
 )
 def test_dialect(lines: str, dialect: str) -> None:
     assert script_dialect(f"#!/bin/sh\n{lines}\n") == dialect
+
+
+def run_wrapped(script: str, tmp_path: Path, cpus: int, **variables: str) -> list[str]:
+    """Run a script as on a cluster that sets `variables`; return its words."""
+    tools = tmp_path / "bin"
+    tools.mkdir(exist_ok=True)
+    scontrol = tools / "scontrol"
+    scontrol.write_text(
+        '#!/bin/sh\n[ "$*" = "show hostnames n[1-3]" ] && printf "n1\\nn2\\nn3\\n"\n'
+    )
+    scontrol.chmod(0o755)
+    job = Job(
+        id=17, submitted=1.0, estimated=1.0, cpus=cpus, tasks=cpus // 2, name="it's", user="ada"
+    )
+    payload = Payload(script=f"#!/bin/sh\n{script}\n", directory="/x y")
+    dialect = "pbs" if "PBS" in script else "gridengine"
+    submission = Submission(tag="t", job=job, payload=payload, dialect=dialect)
+    wrapped = with_dialect_variables(submission, "alpha", str(tools)).payload.script
+    environment = {"PATH": "/usr/bin:/bin", "METASCHED_JOB_ID": "17", "METASCHED_TASK": "0"}
+    done = subprocess.run(
+        ["/bin/sh", "-s"],
+        input=wrapped,
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_hosts_are_those_of_the_job(tmp_path: Path) -> None:
+    on_slurm = {
+        "SLURM_JOB_NODELIST": "n[1-3]",
+        "SLURM_TASKS_PER_NODE": "2(x2),1",
+        "SLURM_JOB_CPUS_PER_NODE": "4(x2),2",
+    }
+    nodes = "cat $PBS_NODEFILE; echo $PBS_NUM_NODES $PBS_NUM_PPN $NCPUS $PBS_O_WORKDIR $PBS_JOBNAME"
+    printed = run_wrapped(nodes, tmp_path, 10, **on_slurm)
+    assert printed == ["n1", "n1", "n2", "n2", "n3", "3", "2", "4", "/x", "y", "it's"]
+    printed = run_wrapped("cat $PE_HOSTFILE; echo $NHOSTS $NSLOTS", tmp_path, 10, **on_slurm)
+    hosts = [f"n{i} {slots} alpha@n{i} UNDEFINED" for i, slots in ((1, 4), (2, 4), (3, 2))]
+    assert printed == [*" ".join(hosts).split(), "3", "10"]
+    host = os.uname().nodename
+    assert run_wrapped("cat $PBS_NODEFILE", tmp_path, 4) == [host, host]
+    (tmp_path / "pe").write_text("a 4 q@a U\nb 2 q@b U\n")
+    on_gridengine = {"SGE_JOB_SPOOL_DIR": "/s", "PE_HOSTFILE": str(tmp_path / "pe"), "JOB_ID": "5"}
+    assert run_wrapped("cat $PBS_NODEFILE", tmp_path, 6, **on_gridengine) == ["a", "a", "b"]
+    own = run_wrapped("echo $JOB_ID $PE_HOSTFILE", tmp_path, 6, **on_gridengine)
+    assert own == ["5", str(tmp_path / "pe")]
+
+
+def test_inherited_variables_of_another_job_do_not_count(tmp_path: Path) -> None:
+    inherited = {"JOB_ID": "5", "NSLOTS": "9", "PE_HOSTFILE": "/nowhere", "RESTARTED": "1"}
+    printed = run_wrapped(
+        "echo $JOB_ID $NSLOTS $RESTARTED; cat $PE_HOSTFILE", tmp_path, 2, **inherited
+    )
+    host = os.uname().nodename
+    assert printed == ["17", "2", "0", host, "2", f"alpha@{host}", "UNDEFINED"]

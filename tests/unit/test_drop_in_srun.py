@@ -14,7 +14,6 @@ from msgspec import structs
 from metasched.adapters.base import Submission
 from metasched.adapters.slurm import batch_script
 from metasched.adapters.slurm_dialect import batch_variables
-from metasched.client.dialects import is_foreign_dialect
 from metasched.drop_in import srun
 from metasched.drop_in.command import CommandError
 from metasched.drop_in.srun import own_options, own_pattern
@@ -187,19 +186,6 @@ def test_a_node_without_the_drop_ins_keeps_slurms_id(monkeypatch: pytest.MonkeyP
     """Its srun could start no step otherwise."""
     monkeypatch.setattr(batch_script, "drop_in_folder", lambda: "/nowhere")
     assert run(batch_script.task_script(order(), 7, "alpha", None))[:2] == ["17", "17"]
-
-
-@pytest.mark.parametrize(
-    ("lines", "is_foreign"),
-    [
-        ("#$ -t 1-3\ntrue", True),
-        ("#PBS -J 1-3\ntrue", True),
-        ("#$ -t 1-3\n#SBATCH -n 2\ntrue", False),
-        ("# a comment\ntrue\n#$ -t 1", False),
-    ],
-)
-def test_dialect_of_a_script(lines: str, is_foreign: bool) -> None:
-    assert is_foreign_dialect(f"#!/bin/sh\n{lines}\n") == is_foreign
 
 
 def test_there_must_be_a_real_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,6 +171,7 @@ ASKED: dict[str, Any] = {
     "cpus": 8,
     "tasks": 2,
     "nodes": 1,
+    "tasks_per_node": 1,
     "memory": 10,
     "memory_per_cpu": 10,
     "exclusive": True,
@@ -194,6 +195,13 @@ def test_the_needs_of_a_job_are_all_that_its_clusters_depend_on() -> None:
     assert len({job(cpus=4).requirements, *requested}) == len(ASKED) + 1
     other = Job(id=2, submitted=1.0, estimated=2.0, cpus=4, user="ada", deadline=9.0)
     assert other.requirements == job(cpus=4).requirements
+
+
+def test_tasks_per_node_bound_what_a_node_holds() -> None:
+    whole = Partition("main", (NodeCapacity(2, 8, 8),))
+    assert fits_partition(job(cpus=6, tasks=6, nodes=2, tasks_per_node=3), whole)
+    assert fits_partition(job(cpus=6, tasks=6, tasks_per_node=3), whole)
+    assert not fits_partition(job(cpus=6, tasks=6, tasks_per_node=2), whole)
 
 
 def test_a_licence_and_a_gres_of_the_same_name_are_different_requirements() -> None:
