@@ -64,7 +64,7 @@ class TaskStateMachine:
             self._close_attempt(task, attempt)
         if after in FINAL:
             task.ended = attempt.ended if attempt is not None else state.now
-        follow_up = _follow_up(task, attempt)
+        follow_up = self._follow_up(task, attempt)
         last_dispatch = state.last_dispatch.get(task.job.id, 0) if follow_up is not None else 0
         return StateChange(task, event, before, after, attempt, follow_up, last_dispatch)
 
@@ -78,7 +78,9 @@ class TaskStateMachine:
             yield self.apply(task, TaskEvent.CANCEL, cancel_cause)
         match change.follow_up:
             case TaskEvent.REQUEUE:
-                yield self.reopen(task, change.last_dispatch, "requeued as requested")
+                by_user = attempt is None or attempt.intent is Intent.REQUEUE
+                cause = "requeued as requested" if by_user else "preempted, and it may run again"
+                yield self.reopen(task, change.last_dispatch, cause)
             case TaskEvent.CANCEL:
                 yield self.apply(task, TaskEvent.CANCEL, "cancelled as requested")
             case TaskEvent.HOLD:
@@ -89,6 +91,30 @@ class TaskStateMachine:
                 assert attempt is not None
                 assert attempt.yields_to is not None
                 yield from self.adopt(task, attempt.yields_to, "it replaces the newer attempt")
+
+    def _follow_up(self, task: Task, attempt: Attempt | None) -> TaskEvent | None:
+        """Return what users requested, or an older attempt requires, now that an attempt has ended.
+
+        A preempted task goes back to the queue if its owner allows that: its manager has ended it
+        for certain. An attempt of a former instance is left alone: another daemon may requeue it.
+        """
+        if task.state in FINAL:
+            if attempt is None:
+                return None
+            preempted = (
+                attempt.state is State.PREEMPTED
+                and attempt.intent is None
+                and task.job.requeue
+                and not self._is_former(attempt)
+            )
+            return TaskEvent.REQUEUE if preempted or attempt.intent is Intent.REQUEUE else None
+        if task.state is State.HELD:
+            return None
+        if attempt is not None and attempt.intent is Intent.CANCEL:
+            return TaskEvent.CANCEL
+        if attempt is not None and attempt.yields_to in task.past_attempts:
+            return TaskEvent.ADOPT
+        return TaskEvent.HOLD if task.held else None
 
     def report_never_met(self, task: Task, cause: str) -> Iterator[StateChange]:
         """Record a dependency that can never be met; cancel a task whose owner asked for that."""
@@ -335,20 +361,6 @@ class TaskStateMachine:
             claims.append(TaskClaim(attempt.fence, tag, task.index, accepted, started=started))
         if claims:
             self._state.outcome.actions.append(Revoke(view.name, tuple(claims)))
-
-
-def _follow_up(task: Task, attempt: Attempt | None) -> TaskEvent | None:
-    """Return what users requested, or an older attempt requires, now that an attempt has ended."""
-    if task.state in FINAL:
-        requeued = attempt is not None and attempt.intent is Intent.REQUEUE
-        return TaskEvent.REQUEUE if requeued else None
-    if task.state is State.HELD:
-        return None
-    if attempt is not None and attempt.intent is Intent.CANCEL:
-        return TaskEvent.CANCEL
-    if attempt is not None and attempt.yields_to in task.past_attempts:
-        return TaskEvent.ADOPT
-    return TaskEvent.HOLD if task.held else None
 
 
 def _was_restarted(attempt: Attempt, status: JobStatus) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
     Action,
     Dispatch,
@@ -18,8 +19,10 @@ from metasched.core.events import (
     UserRequested,
     Withdraw,
 )
+from metasched.model.dependencies import DependencyTarget
 from metasched.model.job import State
-from tests.unit.core_site import NOW, Site, job
+from metasched.model.listing import JobStatus
+from tests.unit.core_site import NOW, Site, facts, job
 
 
 def test_cancel_before_the_send_was_tried_needs_no_manager() -> None:
@@ -101,6 +104,50 @@ def test_a_running_task_that_is_requeued_is_ended_and_begins_again() -> None:
     assert [c.event for c in site.out.changes] == ["kill", "requeue", "send"]
     [(_, attempt)] = site.out.closed_attempts
     assert attempt.state is State.CANCELLED
+
+
+def preempted(site: Site) -> JobStatus:
+    return site.row(State.PREEMPTED, started=NOW, ended=NOW + 1)
+
+
+def test_a_preempted_task_that_may_run_again_is_queued_again_and_goes_elsewhere() -> None:
+    site = Site()
+    waits = job(2, dependency="afterok:1", kill_on_invalid_dep=True)
+    site.step(JobSubmitted(NOW, job(cpus=4, requeue=True)))
+    site.sent()
+    site.step(JobSubmitted(NOW, waits, (TargetSummary(DependencyTarget(1), 1),)))
+    site.seen("left", None, site.row(State.RUNNING, started=NOW))
+    full = facts(8, 0, owed_by_others=9999.0)  # as is the cluster that preempted it
+    assert site.seen("left", full, preempted(site), at=NOW + 2) == [Dispatch(1, 2, "right", (0,))]
+    assert [c.event for c in site.out.changes] == ["preempt", "requeue", "send"]
+    assert site.out.changes[1].cause == "preempted, and it may run again"
+    [(_, attempt)] = site.out.closed_attempts
+    assert attempt.state is State.PREEMPTED
+    assert (site.state(), site.state(2)) == (State.DISPATCHING, State.QUEUED)
+    # its former manager still lists the end
+    assert site.seen("left", full, preempted(site), at=NOW + 3) == []
+
+
+def test_a_preempted_task_that_must_not_run_again_has_failed() -> None:
+    site = Site()
+    site.step(JobSubmitted(NOW, job()))
+    site.sent()
+    site.seen("left", None, site.row(State.RUNNING, started=NOW))
+    assert site.seen("left", None, preempted(site)) == []
+    assert (1, 0) not in site.core.tasks
+    [(task, _)] = site.out.closed_attempts
+    assert task.state is State.FAILED
+
+
+def test_a_cancel_of_a_preempted_task_counts() -> None:
+    site = Site()
+    site.step(JobSubmitted(NOW, job(requeue=True)))
+    site.sent()
+    site.seen("left", None, site.row(State.RUNNING, started=NOW))
+    site.step(UserRequested(NOW, "cancel", 1, by="ada"))
+    assert site.seen("left", None, preempted(site)) == []
+    [(task, _)] = site.out.closed_attempts
+    assert task.state is State.FAILED
 
 
 def test_an_ended_task_is_requeued_with_a_sending_never_used() -> None:
