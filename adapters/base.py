@@ -79,6 +79,7 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
     # by which commands in the tasks find the daemon; empty: they have those of the submission
     daemon_variables: Mapping[str, str] = msgspec.field(default_factory=dict)
     makes_token: bool = False  # with a fence: each task makes a token for calls of the daemon
+    prologue: str = ""  # of the site, lines of sh that run before the script
     dialect: str = "slurm"  # whose variables the script expects: slurm, gridengine or pbs
 
     def environment(self, index: int, cluster: str) -> dict[str, str]:
@@ -210,8 +211,8 @@ class Adapter(ABC):
 
         On return the manager has stored all tasks as durably as it can. Raises Refused if no task
         is queued, PartlySubmitted if some certainly are not, otherwise Unreachable if some may be
-        (search for the tag). The manager must not restart a task by itself unless
-        `submission.job.requeue`.
+        (search for the tag). The manager must not restart a task by itself
+        if `submission.job.requeue` is false; None leaves it to the manager's own default.
         """
 
     @abstractmethod

@@ -35,6 +35,7 @@ from metasched.adapters.claims import (
 from metasched.adapters.errors import PartlySubmitted, Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, owner_deadline, requests_for
 from metasched.adapters.other_dialects import with_dialect_variables
+from metasched.adapters.prologue import with_prologue
 from metasched.adapters.protocol import (
     WORKER_PROTOCOL,
     ListingDelta,
@@ -171,6 +172,7 @@ class AdapterHost:
 
     def _submit(self, submission: Submission) -> WorkerReply:
         bin_dir = getattr(self.adapter.options, "bin_dir", None) or ""
+        submission = with_prologue(submission)
         submission = with_dialect_variables(submission, self.adapter.cluster.name, bin_dir)
         return WorkerReply(native_ids=self.adapter.submit(apply_fence(submission)))
 

@@ -85,11 +85,12 @@ def sbatch_arguments(
         "input": "/dev/null",
         "output": output_path(payload.output, index),
         "open-mode": "truncate",
-        "requeue" if job.requeue else "no-requeue": None,
         "ntasks": str(job.tasks),
         "cpus-per-task": str(job.cpus_per_task),
         **_resource_options(job),
     }
+    if job.requeue is not None:
+        options["requeue" if job.requeue else "no-requeue"] = None
     if tag_field != "name":
         options["job-name"] = job_name(job.name) or submission.tag
     if tag_field != "comment":

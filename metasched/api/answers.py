@@ -97,7 +97,7 @@ def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Paylo
         comment=job.comment,
         licences=job.licences,
         dependency=job.dependency,
-        requeue=job.requeue,
+        requeue=bool(job.requeue),
         reservation=job.reservation,
         directory=payload.directory,
         output=payload.output,

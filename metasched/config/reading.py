@@ -396,6 +396,7 @@ def _cluster_settings(
         names_nodes=capabilities.reserves_named_nodes,
         owner_calls=table.calls if config.site and adapter_type.concurrent_owners else 0,
         exports_ids_from=_exports_ids_from(table, config.daemon.first_id, location),
+        prologue=table.job.prologue,
     )
 
 

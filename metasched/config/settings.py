@@ -43,6 +43,7 @@ class ClusterSettings:
     owner_calls: int = 0
     # lowest id of a job whose script sees it in Slurm's variables; None: all see the manager's
     exports_ids_from: int | None = None
+    prologue: str = ""  # lines of sh that run before each script
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,12 @@ def _require_absolute(path: str) -> str:
     return path
 
 
+def _require_shell_text(text: str) -> str:
+    if "\0" in text or "\r" in text or len(text) > MAX_PROLOGUE:
+        raise ValueError(f"write lines of sh, at most {MAX_PROLOGUE} characters, no NUL or CR")
+    return text
+
+
 def _require_feature(name: str) -> str:
     if not FEATURE.fullmatch(name):
         raise ValueError("write the feature of those machines")
@@ -37,6 +43,7 @@ def _require_feature(name: str) -> str:
 
 
 MAP_NAMES = ("partition", "account", "qos", "feature", "licence")  # tables of [cluster.map]
+MAX_PROLOGUE = 65536  # characters
 MAX_QUEUE_DEPTH = 1_000_000  # tasks
 MAX_FIRST_ID = 10**15  # ids above it stay exact in JSON, and fit into columns of other tools
 MAX_SECONDS = 10 * 366 * 86400.0  # ten years; sums of longer durations exceed the range of times
@@ -121,6 +128,7 @@ class ClusterJobTable(_Table):
     """[cluster.job]: what the scripts of jobs see on a cluster."""
 
     job_id: Literal["metasched", "native"] | None = None
+    prologue: Annotated[str, AfterValidator(_require_shell_text)] = ""
 
 
 class ClusterTable(BaseModel):

@@ -139,6 +139,7 @@ class PendingActions:
             makes_token=self._host.settings.jobs_make_tokens,
             exports_job_id=dialect == "slurm" and first_id is not None and job.id >= first_id,
             dialect=dialect,
+            prologue=self._settings.prologue,
         )
 
     # Withdrawals

@@ -137,7 +137,13 @@ singleton; `,` or `?`, not both",
     yield "network", VALUE, SLURM, "SBATCH_NETWORK", ""
     yield "nice", OPTIONAL, SLURM, "", "lowers the priority in Slurm's queue"
     yield "no-kill k", OPTIONAL, SLURM, "SBATCH_NO_KILL", ""
-    yield "no-requeue", FLAG, MAPPED, "SBATCH_NO_REQUEUE", "the default"
+    yield (
+        "no-requeue",
+        FLAG,
+        MAPPED,
+        "SBATCH_NO_REQUEUE",
+        "the default on clusters without `fence_dir`",
+    )
     yield "nodefile F", VALUE, REFUSED, "", "write its nodes after `--nodelist`"
     yield "nodelist w", VALUE, SLURM_ONLY, "", ""
     yield "nodes N", VALUE, MAPPED, "", "of a range, the minimum"

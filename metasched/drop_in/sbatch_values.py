@@ -104,7 +104,7 @@ class Conversion:
             **self._paths(),
             **self._names(),
             "held": "hold" in values,
-            "requeue": "requeue" in values,
+            "requeue": True if "requeue" in values else False if "no-requeue" in values else None,
         }
         if self.slurm_options:
             self.fields["slurm_options"] = self.slurm_options

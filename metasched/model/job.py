@@ -117,7 +117,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     begin: float | None = None  # epoch seconds; earliest start
     deadline: float | None = None  # epoch seconds
     held: bool = False
-    requeue: bool = False
+    requeue: bool | None = False  # whether it may run again; None: as its manager does by default
     account: str | None = None
     partition: str | None = None
     qos: str | None = None

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import metasched
 from tests.e2e.conftest import Site
 from tests.harness.slurm import SlurmCluster, SlurmSite
 
 pytestmark = pytest.mark.slow
+
+DROP_IN_SBATCH = Path(metasched.__file__).parent / "drop_in/slurm/sbatch"
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +30,10 @@ def beta(over_slurm: Site, slurm_site: SlurmSite) -> SlurmCluster:
     cluster.run("sbatch", "--job-name=others", "-N3", "--exclusive", "--wrap", "sleep 600")
     over_slurm.until(lambda: "RUNNING" in state(cluster, "--name=others"))
     return cluster
+
+
+def native_id(site: Site, job: int) -> str:
+    return site.row(job)["native_id"] or ""
 
 
 def state(cluster: SlurmCluster, *which: str) -> str:
@@ -151,6 +161,27 @@ def test_what_the_controller_lost_is_sent_again_and_can_never_begin_twice(
     behind_fence.until(lambda: state(beta, "--name=again") == "FAILED")
     assert "this attempt must not start" in (beta.folder / "again.out").read_text()
     assert run_log.read_text() == "x\n"
+
+
+def test_jobs_of_the_drop_in_sbatch_have_the_default_of_their_cluster(
+    behind_fence: Site, slurm_site: SlurmSite
+) -> None:
+    """Slurm's JobRequeue is 1 unless its slurm.conf has another."""
+    requeued = {}
+    for option in ((), ("--no-requeue",), ("--requeue",)):
+        done = subprocess.run(
+            [DROP_IN_SBATCH, "--parsable", "-M", "beta", "-t", "5", *option, "--wrap", "sleep 60"],
+            env=behind_fence.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        job = int(done.stdout)
+        native = behind_fence.until(partial(native_id, behind_fence, job))
+        shown = slurm_site["beta"].run("scontrol", "show", "job", native)
+        requeued[option] = re.findall(r"Requeue=(\d)", shown)
+        behind_fence.run("cancel", str(job))
+    assert requeued == {(): ["1"], ("--no-requeue",): ["0"], ("--requeue",): ["1"]}
 
 
 def test_a_rerun_against_a_request_does_not_begin_again(

@@ -46,7 +46,7 @@ from tests.unit.core_site import NOW, Site, facts, job
 TAG = tag_of("cafe", 17, 1)
 
 
-def order(fence: Path | str, script: str, requeue: bool = False) -> Submission:
+def order(fence: Path | str, script: str, requeue: bool | None = False) -> Submission:
     """Build a submission that claims its tasks in the folder `fence`."""
     made = Job(id=17, submitted=0.0, estimated=1.0, requeue=requeue)
     return apply_fence(
@@ -85,6 +85,13 @@ def test_a_payload_begins_once_and_each_task_by_itself(fence: str) -> None:
 def test_what_its_manager_may_rerun_begins_again(fence: str) -> None:
     sent = order(fence, "#!/bin/sh\necho begun\n", requeue=True)
     assert [run(sent).stdout for _ in range(2)] == [b"begun\n", b"begun\n"]
+
+
+def test_the_default_of_the_manager_counts_with_claims_alone(fence: str) -> None:
+    sent = order(fence, "#!/bin/sh\necho begun\n", requeue=None)
+    assert [run(sent).stdout for _ in range(2)] == [b"begun\n", b"begun\n"]
+    assert sent.job.requeue is None
+    assert order("", "#!/bin/sh\n", requeue=None).job.requeue is False
 
 
 @pytest.mark.parametrize("requeue", [False, True])
