@@ -28,11 +28,11 @@ _COUNTS = (
 def with_dialect_variables(submission: Submission, cluster: str, bin_dir: str) -> Submission:
     """Return the submission with a script that sets the variables of its dialect, then runs it.
 
+    Slurm's own dialect needs no such script (`slurm_dialect`).
+
     `bin_dir` has the commands of the cluster's manager; "": they are on PATH. A script that a
     manager of its dialect runs keeps what that manager sets.
     """
-    if submission.dialect == "slurm":
-        return submission
     variables = _gridengine_lines if submission.dialect == "gridengine" else _pbs_lines
     payload = submission.payload
     lines = ["#!/bin/sh", *variables(submission, cluster, bin_dir), *exec_lines(payload.script), ""]

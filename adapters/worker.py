@@ -171,9 +171,10 @@ class AdapterHost:
         return WorkerReply(delta=delta)
 
     def _submit(self, submission: Submission) -> WorkerReply:
-        bin_dir = getattr(self.adapter.options, "bin_dir", None) or ""
         submission = with_prologue(submission)
-        submission = with_dialect_variables(submission, self.adapter.cluster.name, bin_dir)
+        if submission.dialect != "slurm":
+            bin_dir = getattr(self.adapter.options, "bin_dir", None) or ""
+            submission = with_dialect_variables(submission, self.adapter.cluster.name, bin_dir)
         return WorkerReply(native_ids=self.adapter.submit(apply_fence(submission)))
 
     @staticmethod
