@@ -103,14 +103,11 @@ def new_claim_folder(fence_dir: str, job_id: int) -> str:
 def apply_fence(submission: Submission) -> Submission:
     """Return the submission without its fence; if it had one, the script claims the task first.
 
-    Without a claim the user must ask for restarts: the manager's default does not count. The fence
-    is a path from `new_claim_folder`. Raises Refused, retryable, if no claim can be created in it.
+    The fence is a path from `new_claim_folder`. Raises Refused, retryable, if no claim can be
+    created in it.
     """
-    job = submission.job
     if not submission.fence:
-        if job.requeue is None:
-            job = structs.replace(job, requeue=False)
-        return structs.replace(submission, job=job)
+        return submission
     try:
         _create_claim_folder(Path(submission.fence))
     except FenceError as error:
@@ -118,7 +115,7 @@ def apply_fence(submission: Submission) -> Submission:
     payload = submission.payload
     claim_path = str(Path(submission.fence, _CLAIM_STEM))
     token_lines = _token_lines(submission) if submission.makes_token else ()
-    restartable = job.requeue is not False
+    restartable = submission.job.requeue is not False
     script = claiming_script(payload.script, claim_path, restartable, token_lines)
     return structs.replace(submission, payload=replace(payload, script=script), fence="")
 

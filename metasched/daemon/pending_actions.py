@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from metasched.adapters.base import Submission, Withdrawal
 from metasched.client.dialects import script_dialect
 from metasched.config.settings import ClusterSettings
@@ -124,6 +126,9 @@ class PendingActions:
         info, _ = core.cluster_status(name)
         dialect, first_id = script_dialect(payload.script), self._settings.exports_ids_from
         job = translate_job(tasks[0].job, self._settings.cluster, info)
+        if job.requeue is None and not attempts[0].fence:
+            # without a claim its user must ask for restarts: the manager's default does not count
+            job = structs.replace(job, requeue=False)
         return Submission(
             tag=core.instances.tag_of(dispatch.job, dispatch.dispatch_id),
             job=job,

@@ -87,11 +87,9 @@ def test_what_its_manager_may_rerun_begins_again(fence: str) -> None:
     assert [run(sent).stdout for _ in range(2)] == [b"begun\n", b"begun\n"]
 
 
-def test_the_default_of_the_manager_counts_with_claims_alone(fence: str) -> None:
+def test_what_its_manager_reruns_by_default_begins_again(fence: str) -> None:
     sent = order(fence, "#!/bin/sh\necho begun\n", requeue=None)
     assert [run(sent).stdout for _ in range(2)] == [b"begun\n", b"begun\n"]
-    assert sent.job.requeue is None
-    assert order("", "#!/bin/sh\n", requeue=None).job.requeue is False
 
 
 @pytest.mark.parametrize("requeue", [False, True])
