@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
@@ -22,6 +22,8 @@ from metasched.model.job import Job, Reason
 
 # Reasons that remain until the site or the cluster is reconfigured.
 PERMANENT_REASONS = frozenset({Reason.NO_CLUSTER_FITS, Reason.NO_MAPPING, Reason.FILESYSTEM})
+# alternatives of features that are all required, without brackets and counts
+_SIMPLE_ALTERNATIVES = re.compile(r"[\w.:\-]+(?:[&|][\w.:\-]+)*", re.ASCII)
 FEATURE = re.compile(r"[A-Za-z0-9_.:\-]+")
 # a native option that may choose another account or partition
 _ACCOUNT_OPTION = re.compile(r"""(?:^|\s)["']?(?:-[Ap]|--acc|--par)""")
@@ -45,6 +47,10 @@ def translate_job(job: Job, cluster: Cluster, info: ClusterInfo | None) -> Job:
     A partition or feature that the cluster itself has under that name needs no mapping. Licences
     that the cluster's manager does not count are removed; a licence that only some machines can use
     becomes a requested feature of these machines.
+
+    Of several partitions (`a,b`) and of alternative features (`a|b`) those remain that have a
+    mapping. Those with which the job fits come first, in the order of the request: the first
+    decides on eligibility, and the manager may use all.
     """
     if not (job.partition or job.account or job.qos or job.constraint or job.licences):
         return job
@@ -63,22 +69,77 @@ def translate_job(job: Job, cluster: Cluster, info: ClusterInfo | None) -> Job:
             return name
         raise UnmappedNameError(f'{category} "{name}" has no mapping on the cluster')
 
-    constraint = job.constraint
-    if constraint is not None:
-        constraint = FEATURE.sub(
+    def map_features(constraint: str) -> str:
+        return FEATURE.sub(
             lambda m: map_name("feature", m.group(), cluster_features) or "", constraint
         )
+
+    constraint, partition = job.constraint, job.partition
+    if constraint is not None:
+        if _SIMPLE_ALTERNATIVES.fullmatch(constraint):
+            constraint = "|".join(_map_alternatives(constraint.split("|"), map_features))
+        else:
+            constraint = map_features(constraint)
+    if partition is not None:
+        names = _map_alternatives(
+            partition.split(","), lambda name: map_name("partition", name, cluster_partitions) or ""
+        )
+        partition = ",".join(dict.fromkeys(names))
     licence_features = {
         cluster.licence_features[name] for name in job.licences if name in cluster.licence_features
     }
-    return structs.replace(
+    translated = structs.replace(
         job,
-        partition=map_name("partition", job.partition, cluster_partitions),
+        partition=partition,
         account=map_name("account", job.account),
         qos=map_name("qos", job.qos),
         constraint=_add_features(constraint, sorted(licence_features)),
         licences=_counted_licences(job, cluster, info) if info and info.licences else {},
     )
+    return translated if info is None else _fitting_first(translated, info)
+
+
+def _map_alternatives(names: Sequence[str], translate: Callable[[str], str]) -> list[str]:
+    """Translate alternatives; leave out those without a mapping. UnmappedNameError if none has."""
+    translated, errors = [], []
+    for name in names:
+        try:
+            translated.append(translate(name))
+        except UnmappedNameError as error:
+            errors.append(error)
+    if not translated:
+        raise errors[0]
+    return translated
+
+
+def _fitting_first(job: Job, info: ClusterInfo) -> Job:
+    """Return a translated job with its partitions and alternative features, those that fit first.
+
+    A partition fits if it is up and can hold the job.
+    """
+    if job.partition is not None and "," in job.partition:
+
+        def rejects(name: str) -> bool:
+            candidate = info.partition(name)
+            if candidate is None or not candidate.up:
+                return True
+            return describe_size_excess(job, candidate) is not None
+
+        # sorting is stable: the order of the request remains
+        job = structs.replace(
+            job, partition=",".join(sorted(job.partition.split(","), key=rejects))
+        )
+    if job.constraint is not None and "|" in job.constraint:
+        partition = info.partition(job.partition)
+        if partition is not None and _SIMPLE_ALTERNATIVES.fullmatch(job.constraint):
+            first_partition = partition
+
+            def lacks(group: str) -> bool:
+                return not fits_partition(structs.replace(job, constraint=group), first_partition)
+
+            alternatives = sorted(job.constraint.split("|"), key=lacks)
+            job = structs.replace(job, constraint="|".join(alternatives))
+    return job
 
 
 def find_charged_account(job: Job, cluster: Cluster, info: ClusterInfo | None) -> str | None:

@@ -117,9 +117,8 @@ def _resource_requests(
         except ValueError as error:
             raise Refused(str(error)) from None
     if job.constraint is not None:
-        if "|" in job.constraint:
-            raise Refused(f"constraint {job.constraint!r}: Grid Engine has no `or`")
-        requests += job.constraint.split("&")
+        # Grid Engine has no `or`: the first alternative is the preferred one that fits
+        requests += job.constraint.partition("|")[0].split("&")
     return requests
 
 

@@ -75,9 +75,9 @@ OPTIONS = (
     Option("--urgency", "0..3", "Urgency as judged by the owner [0].", scope="metasched"),
     Option("--cluster", "NAME,...", "Only these clusters.", scope="metasched"),
     Option("--account -A", "NAME", "Account to charge."),
-    Option("--partition -p", "NAME", "Partition or queue."),
+    Option("--partition -p", "NAME", "Partition or queue; a,b: those that a cluster has."),
     Option("--qos -q", "NAME", "Quality of service."),
-    Option("--constraint -C", "FEATURES", "Required node features."),
+    Option("--constraint -C", "FEATURES", "Required node features: a, a&b, or a|b."),
     Option(
         "--native",
         "CLUSTER:'ARGS'",

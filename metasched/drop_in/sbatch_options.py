@@ -61,7 +61,13 @@ def _rows() -> Iterator[tuple[str, ...]]:
         "of metasched or Slurm, or `all`",
     )
     yield "comment", VALUE, MAPPED, "", ""
-    yield "constraint C", VALUE, MAPPED, "SBATCH_CONSTRAINT", ""
+    yield (
+        "constraint C",
+        VALUE,
+        MAPPED,
+        "SBATCH_CONSTRAINT",
+        "of alternatives those that a cluster has",
+    )
     yield "container", VALUE, SLURM_ONLY, "SBATCH_CONTAINER", ""
     yield "container-id", VALUE, SLURM_ONLY, "SBATCH_CONTAINER_ID", ""
     yield "context", VALUE, SLURM, "", ""
@@ -165,7 +171,7 @@ singleton; `,` or `?`, not both",
     yield "overcommit O", FLAG, SLURM_ONLY, "SBATCH_OVERCOMMIT", ""
     yield "oversubscribe s", FLAG, SLURM, "", ""
     yield "parsable", FLAG, MAPPED, "", "prints the bare id"
-    yield "partition p", VALUE, MAPPED, "SBATCH_PARTITION", ""
+    yield "partition p", VALUE, MAPPED, "SBATCH_PARTITION", "of `a,b` those that a cluster has"
     yield "power", VALUE, SLURM, "SBATCH_POWER", ""
     yield "prefer", VALUE, SLURM, "", ""
     yield "priority", VALUE, SLURM, "", "that in Slurm's queue"

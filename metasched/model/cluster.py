@@ -198,10 +198,14 @@ class ClusterInfo(msgspec.Struct, rename=STORED_FIELDS["ClusterInfo"]):
         )
 
     def partition(self, name: str | None) -> Partition | None:
-        """Return the partition of that name; for None the default partition, else the first."""
+        """Return the partition of that name; for None the default partition, else the first.
+
+        Of a comma list the first name counts.
+        """
         if name is not None:
+            first_name = name.partition(",")[0]
             return next(
-                (partition for partition in self.partitions if partition.name == name), None
+                (partition for partition in self.partitions if partition.name == first_name), None
             )
         first = self.partitions[0] if self.partitions else None
         return next((partition for partition in self.partitions if partition.default), first)

@@ -232,3 +232,57 @@ def test_node_locked_licences_ask_for_the_machines_that_have_them(
 def test_without_licences_machines_are_not_asked_for() -> None:
     site = cluster(licence_features={"nx": "cad"})
     assert translate_job(job(licences={"matlab": 1}), site, facts()).constraint is None
+
+
+TWO_PARTITIONS = ClusterInfo(
+    cpus=24,
+    used_cpus=0,
+    partitions=(
+        Partition("small", (NodeCapacity(1, 8, 8, features=("old",)),), default=True),
+        Partition("big", (NodeCapacity(1, 16, 16, features=("new", "fast")),)),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("partition", "cpus", "expected"),
+    [
+        ("small,big", 4, "small,big"),
+        ("small,big", 12, "big,small"),  # what fits decides on eligibility
+        ("other,big,theirs", 4, "big"),
+        ("long,small", 4, "big,small"),  # mapped
+        ("long,big", 4, "big"),
+        ("big,small", 20, "big,small"),
+    ],
+)
+def test_of_several_partitions_those_that_fit_come_first(
+    partition: str, cpus: int, expected: str
+) -> None:
+    site = cluster(maps={"partition": {"long": "big"}})
+    translated = translate_job(job(cpus=cpus, partition=partition), site, TWO_PARTITIONS)
+    assert translated.partition == expected
+    fits = find_ineligibility(job(cpus=cpus, partition=partition), site, TWO_PARTITIONS) is None
+    assert fits == (cpus <= (8 if expected == "small" else 16))
+
+
+def test_no_partition_of_several_exists() -> None:
+    refusal = find_ineligibility(job(partition="a,b"), cluster(), TWO_PARTITIONS)
+    assert refusal is not None
+    assert (refusal.reason, refusal.text) == (
+        Reason.NO_MAPPING,
+        'partition "a" has no mapping on the cluster',
+    )
+
+
+@pytest.mark.parametrize(
+    ("constraint", "expected"),
+    [
+        ("gpu|new", "new"),  # gpu does not exist there
+        ("old|new", "new|old"),  # the partition has no node with the first
+        ("fast&new|old", "fast&new|old"),
+        ("[old|new]", "[old|new]"),  # Slurm's own forms stay as they are
+    ],
+)
+def test_of_alternative_features_those_that_fit_come_first(constraint: str, expected: str) -> None:
+    requested = job(constraint=constraint, partition="big")
+    assert translate_job(requested, cluster(), TWO_PARTITIONS).constraint == expected

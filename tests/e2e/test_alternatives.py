@@ -1,0 +1,55 @@
+"""Several partitions and alternative features: each cluster takes those that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import require
+from tests.e2e.conftest import ONE_LOCAL, Site
+from tests.harness import slurm
+from tests.harness.slurm import ClusterSpec, SlurmSite
+
+
+@pytest.fixture(scope="module")
+def two_clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmSite]:
+    if reason := slurm.missing():
+        require("slurm", reason)
+    specs = [
+        ClusterSpec("alpha", "a", nodes=1, cpus=4, features="old"),
+        ClusterSpec("beta", "b", nodes=1, cpus=4, features="new"),
+    ]
+    with SlurmSite(tmp_path_factory.mktemp("alternatives"), specs) as site:
+        yield site
+
+
+def test_each_cluster_takes_the_alternatives_that_it_has(
+    site: Site, two_clusters: SlurmSite
+) -> None:
+    tables = []
+    for cluster in two_clusters:
+        cluster.empty()
+        tables.append(cluster.table("poll_interval = 0.5\n"))
+    site.configure("".join(tables) + ONE_LOCAL)
+    site.start()
+
+    def placed(*options: str) -> tuple[str, str]:
+        """Return cluster and partition of a job that runs."""
+        job = site.submit(*options, "--wrap", "sleep 300")
+        site.until(lambda: site.row(job)["state"] == "running")
+        row = site.row(job)
+        line = two_clusters[row["cluster"]].run(
+            "squeue", "-h", "-j", row["native_id"], "-o", "%P %f"
+        )
+        site.run("cancel", str(job))
+        site.until_ended(job)
+        return row["cluster"], line.strip()
+
+    # 40 min are too long for short
+    assert placed("-p", "nosuch,short,main", "-C", "old", "-t", "40") == ("alpha", "main old")
+    assert placed("-p", "nosuch,short", "-C", "gpu|new", "-t", "5") == ("beta", "short new")
+    refused = site.run("submit", "-p", "nosuch,other", "--wrap", "true", code=3)
+    assert 'alpha: partition "nosuch" has no mapping on the cluster' in refused.stderr
+    assert site.stop() == 0
+    site.replayed()
