@@ -80,22 +80,27 @@ def run_step(step: Step) -> int:
     Signals are passed on to the tasks. CommandError if the program cannot be started.
     """
     processes: list[subprocess.Popen[bytes]] = []
+    received: list[int] = []  # signals, until each task that has started is in `processes`
 
-    def forward(number: int, _: FrameType | None) -> None:
+    def forward(number: int, _: FrameType | None = None) -> None:
         for process in processes:
             process.send_signal(number)
 
     for number in _FORWARDED:
-        signal.signal(number, forward)
+        signal.signal(number, lambda number, _: received.append(number))
     opened: set[str] = set()  # paths of output, which begin empty
     try:
         for task in range(step.tasks):
             processes.append(_start(step, task, opened))
     except OSError as problem:
-        forward(signal.SIGTERM, None)
+        forward(signal.SIGTERM)
         raise CommandError(
             f"srun: error: {problem.filename or step.program[0]}: {problem.strerror}"
         ) from None
+    for number in _FORWARDED:
+        signal.signal(number, forward)
+    for missed in received:
+        forward(missed)
     codes = [process.wait() for process in processes]
     return max(128 - code if code < 0 else code for code in codes)
 

@@ -285,3 +285,20 @@ def test_variables_of_a_batch_job_without_slurm() -> None:
     assert variables.items() >= expected.items()
     assert "SLURM_JOB_ACCOUNT" not in variables
     assert batch_variables(structs.replace(submission, exports_job_id=False), "desk", 6) == {}
+
+
+def test_a_signal_while_tasks_start_reaches_all_of_them() -> None:
+    program = (
+        "import os, signal\n"
+        "from metasched.drop_in import step\n"
+        "start = step._start\n"
+        "def start_and_signal(*arguments):\n"
+        "    process = start(*arguments)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return process\n"
+        "step._start = start_and_signal\n"
+        "print(step.run_step(step.Step(['sleep', '60'], 2, os.environ, '', ['', '', ''])))\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.stdout, done.stderr) == ("143\n", "")  # 128 + SIGTERM
