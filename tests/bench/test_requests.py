@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -17,9 +20,11 @@ import pytest
 from metasched.client.client import Client
 from tests.bench.conftest import Record
 from tests.bench.test_daemon import submission
-from tests.e2e.conftest import Site
+from tests.conftest import require
+from tests.e2e.conftest import ONE_LOCAL, Site
 from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite, running_site
 from tests.harness.accounts import A, B, as_
+from tests.harness.postgresql import Server, missing
 
 ONE_BY_ONE, ROUNDS, CLIENTS = 200, 5, 10
 FEW, MANY, BATCH = 1_000, 100_000, 1_000
@@ -234,4 +239,108 @@ def test_submissions_beside_a_client_that_reads_in_a_loop(
             share_of_calm(two_users.state / "ms.sock", path),
             "of calm",
             target="at least 0.8",
+        )
+
+
+# A daemon in which each request has a commit of its own.
+UNGROUPED = """
+import sys
+from metasched.daemon import commit_group
+from metasched.cli import main
+commit_group.MAX_MEMBERS = 1
+sys.argv = sys.argv[1:]
+sys.exit(main())
+"""
+
+
+def disk_waits(site: Site) -> Callable[[Callable[[], None]], float]:
+    """Return a function that counts the fsyncs of the daemon while it calls another."""
+
+    def count(work: Callable[[], None]) -> float:
+        report = site.folder / "fsyncs"
+        calls = ("-e", "trace=fsync,fdatasync", "-o", str(report), "-p", str(site.pid))
+        with subprocess.Popen(
+            ["strace", "-f", "-qq", *calls], stderr=subprocess.PIPE, text=True
+        ) as tracer:
+            site.until(lambda: _is_traced(site.pid))
+            work()
+            tracer.send_signal(signal.SIGINT)
+        # a call that another thread interrupts has a second line, which begins otherwise
+        return sum(bool(re.search(r"\bf(data)?sync\(", line)) for line in report.open())
+
+    return count
+
+
+def _is_traced(pid: int) -> bool:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return all("TracerPid:\t0\n" not in (task / "status").read_text() for task in tasks)
+
+
+def commits(server: Server) -> Callable[[Callable[[], None]], float]:
+    """Return a function that counts the transactions of the database while it calls another."""
+
+    def stored() -> int:
+        time.sleep(12)  # a backend without work reports its statistics after ten seconds
+        query = "SELECT xact_commit FROM pg_stat_database WHERE datname = 'ms1'"
+        return int(server.sql(query))
+
+    def count(work: Callable[[], None]) -> float:
+        before = stored()
+        work()
+        return stored() - before
+
+    return count
+
+
+def waits_per_submission(
+    site: Site, count: Callable[[Callable[[], None]], float], clients: int
+) -> float:
+    """Return what `count` counts for a submission, while so many clients submit at a time."""
+    held = submission(site.folder, held=True)
+
+    def work() -> None:
+        for process in processes:
+            start(process)
+        for process in processes:
+            calls_per_second(process)
+
+    with ExitStack() as stack:
+        number = ONE_BY_ONE // 2
+        processes = [
+            looping(stack, site.folder / "ms.sock", held, number=number) for _ in range(clients)
+        ]
+        return count(work) / (number * clients)
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["SQLite", "PostgreSQL"])
+def test_commits_of_submissions(kind: str, site: Site, common_folder: Path, record: Record) -> None:
+    """Requests that arrive during a commit share the next one."""
+    ungrouped = site.folder / "ungrouped.py"
+    ungrouped.write_text(UNGROUPED)
+    figures: list[list[float]] = []
+    with ExitStack() as stack:
+        if kind == "PostgreSQL":
+            if (reason := missing()) is not None:
+                require("postgresql", reason)
+            server = stack.enter_context(Server(common_folder / "pg-group", settings=()))
+            site.url = server.create()
+            count, what = commits(server), "transactions"
+        elif shutil.which("strace") is None:
+            require("strace", "strace not found; apt-get install strace")
+        else:
+            count, what = disk_waits(site), "fsyncs"
+        site.configure(ONE_LOCAL)
+        for before in ((), (sys.executable, str(ungrouped))):
+            site.before = before
+            site.start()
+            figures.append([waits_per_submission(site, count, n) for n in (1, CLIENTS)])
+            site.stop()
+    for position, clients in enumerate((1, CLIENTS)):
+        record(
+            f"{what} of a submission, {clients} clients, {kind}",
+            figures[0][position],
+            "each",
+            peers={"a commit for each request": figures[1][position]},
         )
