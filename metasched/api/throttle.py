@@ -20,9 +20,11 @@ log = logging.getLogger("metasched")
 
 WINDOW = 5.0  # seconds; time constant of the decayed use of an account
 SHARE = 0.1  # of a processor, for what an account reads of a kind while others call
-REQUEST_SHARE = 0.1  # the same for short readings and all that happens in the event loop
+# The same for short readings and all that happens in the event loop; less, since each takes the
+# interpreter from the scheduler for up to 5 ms.
+REQUEST_SHARE = 0.05
 WHOLE_REQUEST = "request"  # kind of these
-MAX_USE = 1.0  # of a processor; so a reading waits at most WINDOW * log(MAX_USE / SHARE), 11.5 s
+MAX_USE = 1.0  # of a processor; so a reading waits at most WINDOW * log(MAX_USE / share), 15 s
 QUIET = 5.0  # seconds after a request for which its account counts as one that calls
 SHORTEST = 0.001  # seconds of a wait
 RECHECK = 1.0  # seconds after which a waiting request looks whether others still call
