@@ -1,8 +1,13 @@
-"""Speed of whole `metasched simulate` commands: CPU seconds, peak MiB, reported jobs/s."""
+"""Speed of whole `metasched simulate` commands: CPU seconds, peak MiB, reported jobs/s.
+
+Also what pulls cost: CPU seconds of a simulation with and without them, in turn.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -97,3 +102,48 @@ def test_simulate(
         target = f"{bound} {targets[figure]}" if figure in targets else ""
         if figure == TIME or target:
             record(about, figures[figure], unit, target=target)
+
+
+ROUNDS = 3  # of simulations with pull and without
+# runs in a process of its own; prints CPU seconds without start-up and reading
+ALONE = """
+import sys, time
+from metasched.experiments.catalogue import EXPERIMENTS
+name, row, column, seed = sys.argv[1:]
+(case,) = [case for case in EXPERIMENTS[name].cases() if (case.row, case.column) == (row, column)]
+case.scenario(int(seed))  # the trace is read once
+started = time.process_time()
+case.run(int(seed))
+print(time.process_time() - started)
+"""
+
+
+@pytest.mark.bench
+@pytest.mark.cpu
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("experiment", "row"),
+    [
+        ("better-table6", "inter-arrival 5"),
+        ("better-table6", "inter-arrival 10"),
+        ("better", "SP2 0.85"),
+        ("better", "CERIT 0.85"),
+        ("better", "LCG 0.85"),
+    ],
+)
+def test_pulls(experiment: str, row: str, record: Record) -> None:
+    """The traces are read and the machines drawn before the time is taken."""
+    for name in (SDSC, "KTH-SP2.swf.gz", "CERIT-wagap-2013.swf.gz", LCG):
+        folder = trace(name).parent
+    environment = {**os.environ, "METASCHED_TRACES": str(folder)}
+    seconds: dict[str, list[float]] = {"observed": [], "observed+pull": []}
+    for _ in range(ROUNDS):
+        for column, figures in seconds.items():
+            command = [sys.executable, "-P", "-c", ALONE, experiment, row, column, "1"]
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, env=environment
+            )
+            figures.append(float(done.stdout))
+    without, with_pull = map(statistics.median, seconds.values())
+    peers = {"without pull": without}
+    record(f"{experiment}, {row}, with pull", with_pull, "s of CPU", peers=peers)
