@@ -20,7 +20,8 @@ from metasched.drop_in.native_clusters import read_clusters, run_native
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
 
     from metasched.client.connection import Connection
     from metasched.drop_in.native_clusters import NativeCluster
@@ -75,16 +76,19 @@ def native_places(
     """
     places: dict[str, list[str]] = {}
     missing = []
-    for word in words:
-        id, dot, step = word.partition(".")
+    ids = [word.partition(".")[0] for word in words]
+    for word, id in zip(words, ids):
+        step = word.partition(".")[2]
         if not is_job_id(id) or (not step.replace("+", "").isalnum() and step):
             raise CommandError(f"{command}: error: Invalid job id {word}")
+    by_id = _rows_by_id(connection, [id for id in ids if "[" not in id])
+    for word, id in zip(words, ids):
         is_placed = False
-        for row in listed_tasks(connection, {"job": [id], "skip_missing": "true"}):
+        for row in _rows(connection, [id]) if "[" in id else by_id.get(id, ()):
             native_id = row["native_id"] or ""
             if is_job_id(native_id):
                 is_placed = True
-                places.setdefault(row["cluster"], []).append(f"{native_id}{dot}{step}")
+                places.setdefault(row["cluster"], []).append(f"{native_id}{word[len(id) :]}")
         if not is_placed:
             missing.append(f"{command}: error: job {id} is on no cluster")
     if not places:
@@ -92,3 +96,16 @@ def native_places(
     for line in missing:
         print(line, file=sys.stderr)
     return places
+
+
+def _rows_by_id(connection: Connection, ids: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of tasks by each id that they have: `17`, `17_3`, and their own number."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in _rows(connection, ids) if ids else ():
+        for id in {str(row["job"]), f"{row['job']}_{row['task']}", str(row["number"])}:
+            rows.setdefault(id, []).append(row)
+    return rows
+
+
+def _rows(connection: Connection, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+    return listed_tasks(connection, {"job": list(ids), "skip_missing": "true"})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from metasched.drop_in import native_listing
+from metasched.drop_in import job_tools, native_listing
 from metasched.drop_in.command import CommandError
 from metasched.drop_in.native_clusters import NativeCluster, NativeClusters
 
@@ -65,3 +66,25 @@ def test_an_endless_listing_is_cut_off(
     assert (answers, code) == ([(short.cluster, [["17"]])], 0)
     assert len(endless.contents[0]) < 2 << 20
     assert "cluster north: more than 1048576 bytes" in capfd.readouterr().err
+
+
+def test_many_jobs_of_a_tool_are_looked_up_together(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = []
+
+    def listed(_: object, query: dict[str, Any]) -> list[dict[str, Any]]:
+        requests.append(query["job"])
+        array = [(200, 1, 200, "8_1"), (200, 2, 201, "8_2")]
+        jobs = [(number, None, number, str(number - 50)) for number in range(300, 10_000)]
+        names = ("job", "task", "number", "native_id")
+        return [dict(zip(names, row, strict=True), cluster="north") for row in [*array, *jobs]]
+
+    monkeypatch.setattr(job_tools, "listed_tasks", listed)
+    connection: Any = None
+    words = ["200", "201.0", "200_1.batch", "150", *map(str, range(300, 10_000))]
+    places = job_tools.native_places("sstat", connection, words)
+    assert places["north"][:5] == ["8_1", "8_2", "8_2.0", "8_1.batch", "250"]
+    assert len(places["north"]) == 4 + 9_700
+    assert len(requests) == 1
+    assert capsys.readouterr().err == "sstat: error: job 150 is on no cluster\n"
