@@ -82,10 +82,7 @@ def complete_counts(
                     f"ask for a multiple of {nodes}",
                 )
             counts[name] = total // (nodes or 1)
-    return {
-        "tasks": tasks,
-        "cpus_per_task": cpus,
-        "nodes": nodes,
-        "tasks_per_node": tasks_per_node,
-        "gres": counts,
-    }
+    values = {"tasks": tasks, "cpus_per_task": cpus, "nodes": nodes, "gres": counts}
+    if tasks_per_node is not None:  # daemons of earlier releases do not know it
+        values["tasks_per_node"] = tasks_per_node
+    return values
