@@ -80,6 +80,7 @@ class LicenceQueue(LicenceAccounts):
         self.patience = patience
         self._groups, self._requests, self._state.group_of = {}, {}, {}
         self._users, self._promised = Counter(), set()
+        self._ranked, self._ranked_at = [], 0.0
         self._fitting, self._fitting_version = [], -1
         for pool in self._state.pools.values():
             pool.waiting_tokens = pool.requests = 0
