@@ -22,7 +22,7 @@ TASKS = 66_000  # of an array; its rows have 22 MB, nearly half of the room
 FEW = 5_000  # of another account: a file of more than a mebibyte
 # A requests whole listings and stories, and reads nothing of the answers but the status.
 HOARD = """
-import socket, sys
+import socket, sys, time
 peers = []
 for path in sys.argv[2:]:
     peer = socket.socket(socket.AF_UNIX)
@@ -35,7 +35,7 @@ for path in sys.argv[2:]:
         head += peer.recv(1)
     body = peer.recv(300) if b" 503 " in head else b""
     print(head.decode().replace("\\r\\n", "|"), body.decode(), flush=True)
-sys.stdin.readline()
+time.sleep(600)
 """
 
 WHOLE = """
