@@ -349,6 +349,7 @@ def test_jobs_learn_the_url_of_the_daemon(tmp_path: Path) -> None:
         "METASCHED_SOCKET": "https://Proxy.example.org",
         "METASCHED_DAEMON": f"https://Proxy.example.org - {os.geteuid()} {tmp_path}/ms.sock",
         "METASCHED_CONFIG": "",
+        "METASCHED_JOB_TOKEN_FILE": "",  # not that of the submitting job
     }
     assert settings.tcp is not None
     assert settings.tcp.names == ("proxy.example.org:443",)
