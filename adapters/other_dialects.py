@@ -64,15 +64,18 @@ def _host_lines(submission: Submission, bin_dir: str, unit: str) -> list[str]:
 def _file_lines(variable: str, program: str) -> list[str]:
     """Return lines that write a file of hosts by an awk program, and name it in a variable.
 
-    The file is unlinked: nothing remains to clean up. The script's process holds it open, so all
-    processes of the user on the node can read it by that path.
+    Grid Engine removes TMPDIR with the job, and the file with it. Elsewhere it is unlinked: the
+    script's process holds it open, so all processes of the user on the node can read it by that
+    path.
     """
     return [
         '_ms_file=$(mktemp "${TMPDIR:-/tmp}/metasched.XXXXXX") || exit 1',
         'exec 7<"$_ms_file" || exit 1',
         f'printf "%s\\n" "$_ms_hosts" | awk {quote(program)} >"$_ms_file" || exit 1',
-        'rm -f "$_ms_file"',
-        f"export {variable}=/proc/$$/fd/7",
+        'if [ -z "$SGE_JOB_SPOOL_DIR" ]; then',
+        '  rm -f "$_ms_file"; _ms_file=/proc/$$/fd/7',
+        "fi",
+        f"export {variable}=$_ms_file",
     ]
 
 
