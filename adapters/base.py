@@ -53,6 +53,7 @@ class Capabilities:
     estimates_starts: bool = False  # estimates the start of pending tasks (`JobStatus.expected`)
     reservations: bool = False  # advance reservations: survey, reserve, delete_reservation
     reserves_named_nodes: bool = False  # metasched names the nodes; else the manager chooses them
+    job_options: tuple[str, ...] = ()  # those of `manager_options` that it honours
 
 
 class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True, kw_only=True):
@@ -81,6 +82,7 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
     makes_token: bool = False  # with a fence: each task makes a token for calls of the daemon
     prologue: str = ""  # of the site, lines of sh that run before the script
     dialect: str = "slurm"  # whose variables the script expects: slurm, gridengine or pbs
+    runs_as_child: bool = False  # the script waits for the user's script, a child (see `claims`)
 
     def environment(self, index: int, cluster: str) -> dict[str, str]:
         """Return the whole environment of a task on `cluster`; metasched's variables win.

@@ -117,7 +117,9 @@ def apply_fence(submission: Submission) -> Submission:
     token_lines = _token_lines(submission) if submission.makes_token else ()
     restartable = submission.job.requeue is not False
     script = claiming_script(payload.script, claim_path, restartable, token_lines)
-    return structs.replace(submission, payload=replace(payload, script=script), fence="")
+    return structs.replace(
+        submission, payload=replace(payload, script=script), fence="", runs_as_child=True
+    )
 
 
 def claiming_script(

@@ -22,6 +22,7 @@ from metasched.adapters.launcher_client import LauncherClient
 from metasched.model.cluster import Cluster
 from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.listing import Listing
+from metasched.model.manager_options import APPEND, EXCLUDE, NICE, NODELIST, SIGNAL, UNLIMITED
 from metasched.model.survey import ReservationSpec, Survey
 
 
@@ -132,9 +133,14 @@ class Drmaa(Adapter):
     @classmethod
     def capabilities_for(cls, options: DrmaaOptions) -> Capabilities:
         if options.profile == "generic":
-            return Capabilities(licences=bool(options.licences), proves_absence=False)
+            return Capabilities(
+                licences=bool(options.licences),
+                proves_absence=False,
+                job_options=(SIGNAL, APPEND),
+            )
         return Capabilities(
             gres=True,
+            job_options=(SIGNAL, APPEND, NICE, NODELIST, EXCLUDE, UNLIMITED),
             licences=True,
             memory=options.memory is not None,
             reservations=True,

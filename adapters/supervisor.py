@@ -10,7 +10,8 @@ a dead supervisor left. The reply to both is "0 0".
 
 The adapter writes the file `spec` of a job's folder: NUL-separated `key=value` fields (`argument`,
 `environment`, `directory`, `output`, `error`, `umask`, `limit` and `kill_wait` in seconds,
-`memory` in MiB, `devices`), two NULs, the script. A supervisor writes
+`memory` in MiB, `devices`, `append`, `early_signal`: a signal, the seconds before the limit at
+which it is sent, and its target), two NULs, the script. A supervisor writes
 
 1. `claim`, by link(2), so that exactly one of several processes succeeds; the others exit without
    a trace. It is on disk before the payload starts: a task without a claim never started.
@@ -180,6 +181,11 @@ class TaskSpec:
         self.kill_wait = float(fields[b"kill_wait"])
         self.limit = float(fields[b"limit"]) if b"limit" in fields else None
         self.memory = int(fields[b"memory"]) * 2**20 if b"memory" in fields else None
+        self.appends = b"append" in fields
+        self.early_signal, self.early_seconds, self.early_target = 0, 0, b""
+        if b"early_signal" in fields:
+            number, seconds, self.early_target = fields[b"early_signal"].split(b" ")
+            self.early_signal, self.early_seconds = int(number), int(seconds)
         self.umask = int(fields[b"umask"]) if b"umask" in fields else None
 
 
@@ -223,7 +229,8 @@ class Supervisor:
                 os.umask(self.spec.umask)
             target = os.fsdecode(self.spec.directory)
             os.chdir(self.spec.directory)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            flags = os.O_WRONLY | os.O_CREAT
+            flags |= os.O_APPEND if self.spec.appends else os.O_TRUNC
             target = os.fsdecode(self.spec.output)
             os.dup2(os.open(self.spec.output, flags, 0o666), 1)
             if self.spec.error == self.spec.output:
@@ -252,6 +259,9 @@ class Supervisor:
         """
         now = time.monotonic()
         expiry = None if self.spec.limit is None else now + self.spec.limit
+        signal_at: float | None = None
+        if expiry is not None and self.spec.early_signal:
+            signal_at = max(expiry - self.spec.early_seconds, now)
         kill_at: float | None = None
         memory_check_at = None if self.spec.memory is None else now + MEMORY_INTERVAL
         pause = KILL_INTERVAL[0]
@@ -262,6 +272,9 @@ class Supervisor:
             now = time.monotonic()
             if self.wait_status is not None and kill_at is None:
                 kill_at = now
+            if signal_at is not None and now >= signal_at and kill_at is None:
+                signal_at = None
+                self._send_early_signal()
             if expiry is not None and now >= expiry and kill_at is None:
                 kill_at = self._terminate("timeout", "over its time limit")
             if memory_check_at is not None and now >= memory_check_at and kill_at is None:
@@ -277,7 +290,9 @@ class Supervisor:
                 kill_at = now + pause
                 pause = min(2 * pause, KILL_INTERVAL[1])
             deadlines = (
-                [kill_at] if kill_at is not None else [t for t in (expiry, memory_check_at) if t]
+                [kill_at]
+                if kill_at is not None
+                else [t for t in (expiry, memory_check_at, signal_at) if t]
             )
             received = _wait_for_signal(min(deadlines) - time.monotonic() if deadlines else None)
             if kill_at is None and received == CANCEL_SIGNAL:
@@ -286,6 +301,22 @@ class Supervisor:
                 kill_at = self._terminate(
                     "node_fail", f"its supervisor got {signal.Signals(received).name}"
                 )
+
+    def _send_early_signal(self) -> None:
+        """Send the signal before the limit to the script alone, or to the tasks of steps alone.
+
+        A script that is the only child of the main process (`child`) was begun by a shell that
+        waits for it. Steps are known by a variable that the drop-in srun sets.
+        """
+        if self.spec.early_target == b"script":
+            targets = [self.main_pid]
+        elif self.spec.early_target == b"child":
+            targets = _children(self.main_pid)
+        else:
+            targets = [pid for pid in descendants(os.getpid()) if _is_in_step(pid)]
+        for pid in targets:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, self.spec.early_signal)
 
     def _terminate(self, state: str, message: str) -> float:
         self.imposed_state, self.message = state, message
@@ -411,6 +442,10 @@ def sweep(folder: str) -> None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(descendant, signal.SIGKILL)
         time.sleep(0.01)
+
+
+def _is_in_step(pid: int) -> bool:
+    return any(entry.startswith(b"SLURM_STEP_ID=") for entry in _environment_of(pid))
 
 
 def _environment_of(pid: int) -> set[bytes]:

@@ -18,6 +18,7 @@ from metasched.model.cluster import (
     NodeCapacity,
     Partition,
 )
+from metasched.model.host_lists import expand_hosts
 from metasched.model.job import Job, Reason
 
 # Reasons that remain until the site or the cluster is reconfigured.
@@ -346,7 +347,11 @@ def find_ineligibility(
         and (text := _describe_missing_association(job, cluster, info.associations, partition.name))
     ):
         return Ineligibility(Reason.NO_MAPPING, text)
-    excess = describe_size_excess(job, partition) or _describe_licence_excess(job, info)
+    excess = (
+        _describe_unsupported_option(job, cluster, info, partition)
+        or describe_size_excess(job, partition)
+        or _describe_licence_excess(job, info)
+    )
     if excess is not None:
         return Ineligibility(Reason.NO_CLUSTER_FITS, excess)
     if not partition.up:
@@ -361,6 +366,23 @@ def find_ineligibility(
         if count > total - used:
             message = f"its manager counts {used} of {total} {name} as used"
             return Ineligibility(Reason.LICENCE_BUSY, message)
+    return None
+
+
+def _describe_unsupported_option(
+    job: Job, cluster: Cluster, info: ClusterInfo, partition: Partition
+) -> str | None:
+    """Return a message if the cluster cannot honour an option of the job."""
+    if (options := job.manager_options) is None:
+        return None
+    for name in options.needed(job.time_limit is not None):
+        if name not in cluster.job_options:
+            return f"{name} has no equivalent on the cluster"
+    if options.unlimited and partition.max_time is not None:
+        return f"the partition's time limit is {partition.max_time:g} s, the job requests none"
+    for name in expand_hosts(options.nodelist):
+        if info.find_node(name) is None:
+            return f"the cluster has no node {name}"
     return None
 
 

@@ -8,6 +8,7 @@ with a special meaning for the manager are replaced by otherwise unused signals.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 
@@ -15,6 +16,7 @@ from metasched.adapters.base import Submission
 from metasched.adapters.errors import Refused
 from metasched.adapters.interpreter import exec_lines
 from metasched.adapters.slurm_dialect import batch_variables
+from metasched.model.manager_options import EarlySignal, ManagerOptions
 from metasched.model.output_paths import split_at_node
 
 # Variables set by Grid Engine for the job; they override the values of the submit host.
@@ -47,20 +49,25 @@ def build_job_script(
         f'"METASCHED_NATIVE_ID={_NATIVE_ID}"',
         *(['"SLURM_JOB_NODELIST=$(uname -n)"'] if batch else []),
     ]
+    requested = submission.job.manager_options or ManagerOptions()
+    write = ">>" if requested.append_output else ">"
     output = _shell_path(payload.output, index)
-    error = "2>&1" if payload.error is None else f"2>{_shell_path(payload.error, index)}"
+    error = "2>&1" if payload.error is None else f"2{write}{_shell_path(payload.error, index)}"
+    timer = _timer_lines(submission, index, requested.signal)
     lines = [
         "#!/bin/sh",
         f"umask {payload.umask:04o}",
-        f"exec </dev/null >{output} {error} || exit 1",
+        f"exec </dev/null {write}{output} {error} || exit 1",
         f"cd {quote(payload.directory)} || exit 1",
         " ".join(["set --", *map(quote, payload.arguments)]),
         # caught, not ignored: the payload starts with default actions
         "trap : HUP INT TERM USR1 USR2 XCPU",
+        *timer,
         "(",
         *exec_lines(payload.script, environment),
         ")",
         "code=$?",
+        *(["kill $_ms_timer 2>/dev/null"] if timer else []),
         "trap - HUP INT TERM USR1 USR2 XCPU",
         "ulimit -c 0",
         "case $code in",
@@ -76,6 +83,49 @@ def build_job_script(
         raise Refused("the script, a path or an argument holds a NUL character")
     # lines of the user's script that begin with #$ must not act as directives of Grid Engine
     return text.replace("\n#$", "\n''#$").encode("utf-8", "surrogateescape")
+
+
+# Runs as a child of the wrapper, with its own pid as $$: a signal for all children spares it.
+_TIMER = (
+    "trap 'kill \"$sleep\" 2>/dev/null; exit' TERM",
+    'sleep "$1" & sleep=$!; wait "$sleep"; trap - TERM',
+    'grep -q "^PPid:[[:space:]]*$PPID$" /proc/$$/status || exit',  # the wrapper lives
+    'children() { cat "/proc/$1/task/$1/children"; }',
+)
+_SIGNAL_SCRIPT = (
+    "for pid in $(children $PPID); do",
+    '  [ "$pid" = $$ ] || kill -"$2" $pid',
+    "done",
+)
+_SIGNAL_CHILD_SCRIPT = (  # of the shell that waits for it
+    "for shell in $(children $PPID); do",
+    '  [ "$shell" = $$ ] || kill -"$2" $(children $shell)',
+    "done",
+)
+_SIGNAL_STEPS = (
+    'for file in $(grep -lszFx "METASCHED_TAG=$3" /proc/[0-9]*/environ); do',
+    '  grep -qszFx "METASCHED_TASK=$4" "$file" || continue',
+    '  grep -qsz "^SLURM_STEP_ID=" "$file" || continue',
+    '  pid=${file#/proc/}; kill -"$2" "${pid%/environ}"',
+    "done",
+)
+
+
+def _timer_lines(submission: Submission, index: int, early: EarlySignal | None) -> list[str]:
+    """Return a command in the background that sends the signal before the time limit, if any.
+
+    It runs on the first node of the job; steps outside Slurm run there, too (`drop_in/step`).
+    """
+    if early is None or submission.job.time_limit is None:
+        return []
+    delay = max(math.ceil(submission.job.time_limit) - early.seconds, 0)
+    send: tuple[str, ...] = _SIGNAL_STEPS
+    if early.batch_only:
+        send = _SIGNAL_CHILD_SCRIPT if submission.runs_as_child else _SIGNAL_SCRIPT
+    program = "\n".join((*_TIMER, *send))
+    arguments = (str(delay), str(early.number), submission.tag, str(index))
+    words = " ".join(map(shlex.quote, ("/bin/sh", "-c", program, "timer", *arguments)))
+    return [f"{words} >/dev/null 2>&1 &", "_ms_timer=$!"]
 
 
 def _shell_path(path: str, index: int) -> str:

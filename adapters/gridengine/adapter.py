@@ -43,6 +43,7 @@ from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.single_submissions import submit_each
 from metasched.model.cluster import Cluster
 from metasched.model.foreign_use import UseAnswer, UseQuery
+from metasched.model.host_lists import compress_hosts, find_host
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, Listing
 from metasched.model.survey import ReservationSpec, Survey
@@ -129,6 +130,7 @@ class GridEngine:
         self._missing_since: dict[listing.TaskKey, float] = {}  # time of the first qstat without it
         self._accounting_lines: dict[listing.TaskKey, listing.AccountingLine] = {}
         self._set_aside = SetAsideJobs(self._own_jobs, settings.keep)
+        self._hosts: frozenset[str] = frozenset()  # names of all hosts, of the last poll
         self._host_totals: dict[str, Mapping[str, float]] = {}  # by host, the oldest first
         self._listing_times: deque[float] = deque()  # of past listings by qstat
 
@@ -159,8 +161,9 @@ class GridEngine:
                 settings.memory,
                 self._configuration().complexes,
                 reservation,
+                self._find_node,
             )
-            native_id = self._submit_task(submission, index, specification)
+            native_id = self._submit_task(limited, index, specification)
             if reservation is not None:
                 owner = submission.job.user if self._launcher else ""
                 deletion = Deletion(
@@ -170,6 +173,10 @@ class GridEngine:
             return native_id
 
         return submit_each(submission.indices, submit, {})
+
+    def _find_node(self, name: str) -> str | None:
+        """Return the name of a host of the cell; None: it has no such host."""
+        return find_host(name, self._hosts) if self._hosts else name
 
     def _submit_task(self, submission: Submission, index: int, specification: str) -> str:
         """Queue the job of a task; return its native id.
@@ -230,6 +237,7 @@ class GridEngine:
             "-q",
             "-F",
         )
+        self._hosts = frozenset(host.name for host in hosts)
         for line in self._accounting.read_new():
             key = self._own_jobs.key(line.name, line.owner)
             if key is not None and line.started:
@@ -261,6 +269,7 @@ class GridEngine:
             info=structs.replace(
                 info,
                 licences=global_licences,
+                hosts=compress_hosts(self._hosts),
                 upcoming_windows=unreserved.coming,
                 use_source="" if self._accounting.since is None else "accounting file",
             ),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from metasched.adapters.base import Submission
 from metasched.adapters.errors import Refused
 from metasched.adapters.gridengine.listing import ComplexAttribute, job_name
 from metasched.adapters.gridengine.reservation_listing import AdvanceReservation
+from metasched.model.host_lists import expand_hosts
 from metasched.model.job import Job
+from metasched.model.manager_options import ManagerOptions
 from metasched.model.refusal_scope import RefusalScope
 
 # Options that a user must not give: metasched identifies, finds and ends tasks by them. A job
@@ -36,6 +38,8 @@ _VALUE_COUNTS = {
     **dict.fromkeys(_TWO_VALUES, 2),
 }
 
+MAX_DELAY = 1023  # of -p: the lowest priority of a job is -1023
+
 # Rejections that pass, with the limits of sge_conf(5) that cause them: max_u_jobs, max_jobs
 _PASSING_REJECTIONS: tuple[tuple[re.Pattern[str], RefusalScope], ...] = (
     (re.compile(r"only \d+ jobs? (is|are) allowed per user"), "user"),
@@ -58,13 +62,15 @@ def native_specification(
     memory: str | None,
     complexes: Mapping[str, ComplexAttribute],
     reservation: AdvanceReservation | None = None,
+    find_node: Callable[[str], str | None] = str,
 ) -> str:
     """Return the native specification of a task, in an advance reservation if given.
 
-    `memory` is the consumable that counts memory, if any. Raises Refused if the cell cannot
-    provide a requested resource.
+    `memory` is the consumable that counts memory, if any. `find_node` returns the cell's name of a
+    host. Raises Refused if the cell cannot provide a requested resource.
     """
     job = submission.job
+    requested = job.manager_options or ManagerOptions()
     _check_options(submission.options)
     has_own_pe = "-pe" in submission.options
     if job.nodes is not None and job.nodes > 1 and not has_own_pe:
@@ -79,7 +85,13 @@ def native_specification(
         options += ["-r", "y" if job.requeue else "n"]
     if job.cpus > 1 and not has_own_pe:
         options += ["-pe", parallel_environment, str(job.cpus)]
-    if requests := _resource_requests(job, memory, complexes):
+    if requested.nice > 0:
+        options += ["-p", str(-min(requested.nice, MAX_DELAY))]
+    requests = [
+        *_resource_requests(job, memory, complexes),
+        *_option_requests(requested, find_node),
+    ]
+    if requests:
         options += ["-l", ",".join(requests)]
     if job.partition is not None:
         options += ["-q", job.partition]
@@ -120,6 +132,17 @@ def _resource_requests(
         # Grid Engine has no `or`: the first alternative is the preferred one that fits
         requests += job.constraint.partition("|")[0].split("&")
     return requests
+
+
+def _option_requests(
+    requested: ManagerOptions, find_node: Callable[[str], str | None]
+) -> list[str]:
+    """Return the values of -l for options of the job that not every manager has."""
+    requests = ["h_rt=INFINITY"] if requested.unlimited else []
+    hosts = [node for name in expand_hosts(requested.nodelist) if (node := find_node(name))]
+    excluded = [node for name in expand_hosts(requested.exclude) if (node := find_node(name))]
+    conditions = [*hosts, *(f"!{host}" for host in excluded)]
+    return [*requests, f"hostname={'&'.join(conditions)}"] if conditions else requests
 
 
 def _check_fits_reservation(

@@ -16,6 +16,7 @@ import fcntl
 import math
 import os
 import re
+import socket
 import sqlite3
 import threading
 import time
@@ -36,12 +37,24 @@ from metasched.adapters.local.scheduler import LocalScheduler
 from metasched.adapters.local.spec import shared_header
 from metasched.adapters.local.task_table import MEMORY_RESOURCE, LocalTask, TaskTable
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
+from metasched.model.host_lists import expand_hosts, find_host
 from metasched.model.listing import Listing
+from metasched.model.manager_options import (
+    APPEND,
+    EXCLUDE,
+    NICE,
+    NODELIST,
+    SIGNAL,
+    SIGNAL_AT_DEFAULT,
+    UNLIMITED,
+    ManagerOptions,
+)
 from metasched.policies.local.registry import keeps_order
 
 __all__ = ["Local", "LocalOptions"]
 
 PARTITION_NAME = "local"
+NICE_PER_PRIORITY = 100  # --nice that weighs as much as a step of priority
 ENDS_AT_ONCE = 10_000  # in a listing after a cursor: a reply of about 3 MB
 ALL_ENDS = 2**62
 
@@ -78,7 +91,11 @@ class Local(Adapter):
 
     @classmethod
     def capabilities_for(cls, options: LocalOptions) -> Capabilities:
-        return Capabilities(gres=bool(options.gres), memory=options.memory is not None)
+        return Capabilities(
+            gres=bool(options.gres),
+            memory=options.memory is not None,
+            job_options=(SIGNAL, SIGNAL_AT_DEFAULT, APPEND, NICE, NODELIST, EXCLUDE, UNLIMITED),
+        )
 
     def submit(self, submission: Submission) -> dict[int, str]:
         with self._open_scheduler() as scheduler:
@@ -249,6 +266,9 @@ class Local(Adapter):
             raise Refused(f"native options {options_text!r}: a local cluster takes none")
         if job.nodes is not None and job.nodes > 1:
             raise Refused(f"{job.nodes} nodes requested; a local cluster has 1")
+        requested = job.manager_options or ManagerOptions()
+        if find_host(socket.gethostname(), expand_hosts(requested.exclude)) is not None:
+            raise Refused(f"node {socket.gethostname()} is excluded; a local cluster has no other")
         counts = dict(job.gres)
         memory = job.memory or (job.memory_per_cpu or 0) * job.cpus
         if memory and options.memory is not None:
@@ -273,7 +293,8 @@ class Local(Adapter):
             counts=counts,
             estimated=job.time_limit or min(options.default_time, limit or math.inf),
             limit=limit,
-            key=(submission.waits_since or job.submitted) - options.age * (submission.priority - 1),
+            key=(submission.waits_since or job.submitted)
+            - options.age * (submission.priority - 1 - requested.nice / NICE_PER_PRIORITY),
             priority=submission.priority,
             deadline=job.deadline,
             user=job.user,
@@ -314,6 +335,7 @@ class Local(Adapter):
             pending_jobs=len(table.queue),
             queue_head=None if head is None else (head.cpus, head.estimated),
             in_order=keeps_order(options.policy),
+            hosts=socket.gethostname(),
         )
 
 

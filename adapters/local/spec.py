@@ -15,6 +15,7 @@ from metasched.adapters.base import Submission, task_variables
 from metasched.adapters.local.queue_store import Requirements
 from metasched.adapters.slurm_dialect import batch_variables
 from metasched.model.arrays import parse_array
+from metasched.model.manager_options import ManagerOptions
 from metasched.model.output_paths import expand_task_fields, first_node
 
 
@@ -59,6 +60,15 @@ def shared_header(
     if memory:
         fields.append(spec_field("memory", str(memory)))
     fields.append(spec_field("kill_wait", repr(kill_wait)))
+    requested = job.manager_options or ManagerOptions()
+    if requested.append_output:
+        fields.append(b"append=1")
+    if requested.signal is not None:
+        target = "steps" if not requested.signal.batch_only else "script"
+        if target == "script" and submission.runs_as_child:
+            target = "child"
+        number, seconds = requested.signal.number, requested.signal.seconds
+        fields.append(spec_field("early_signal", f"{number} {seconds} {target}"))
     return b"\0".join(fields)
 
 

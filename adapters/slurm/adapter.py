@@ -40,9 +40,11 @@ from metasched.adapters.slurm.submission import can_be_array
 from metasched.model.cluster import Cluster, ClusterInfo, ManagerLicences
 from metasched.model.fair_share import ShareTree
 from metasched.model.foreign_use import UseAnswer, UseQuery
+from metasched.model.host_lists import compress_hosts, expand_hosts
 from metasched.model.job import Job
 from metasched.model.job_usage import EndedRun, RunUsage
 from metasched.model.listing import AccountingAnswer, Listing, MissingTask
+from metasched.model.manager_options import ALL_OPTIONS
 from metasched.model.survey import ReservationSpec, Survey
 
 __all__ = ["Slurm", "SlurmOptions"]
@@ -70,6 +72,7 @@ class Slurm(Adapter):
         estimates_starts=True,
         reservations=True,
         reserves_named_nodes=True,
+        job_options=ALL_OPTIONS,
     )
 
     def __init__(
@@ -88,6 +91,7 @@ class Slurm(Adapter):
         self._next_licence_query = 0.0
         self._is_federated, self._next_federation_query = False, 0.0
         self._max_array_size: int | None = None
+        self._hosts: tuple[frozenset[str], str] = frozenset(), ""  # nodes, and their list
         self._access_choice = AccessChoice(options, cluster.name)
         # the only access to accounting and to reservations
         commands = SlurmCommands(options, cluster.name)
@@ -136,6 +140,7 @@ class Slurm(Adapter):
         gets no answer after others were accepted.
         """
         self._check_size(submission.job)
+        submission = self._without_unknown_nodes(submission)
         if submission.reservation:
             name = self._reservations.current_name(submission.reservation)
             submission = structs.replace(submission, reservation=name)
@@ -147,6 +152,16 @@ class Slurm(Adapter):
             native_ids = {index: f"{array_id}_{index}" for index in array_indices}
         single = [index for index in submission.indices if index not in native_ids]
         return submit_each(single, lambda index: access.submit(submission, index), native_ids)
+
+    def _without_unknown_nodes(self, submission: Submission) -> Submission:
+        """Exclude only nodes of this cluster: Slurm refuses a list with another name."""
+        job, info = submission.job, self._cluster_info
+        if info is None or job.manager_options is None or not job.manager_options.exclude:
+            return submission
+        names = expand_hosts(job.manager_options.exclude)
+        known = compress_hosts([node for name in names if (node := info.find_node(name))])
+        options = structs.replace(job.manager_options, exclude=known)
+        return structs.replace(submission, job=structs.replace(job, manager_options=options))
 
     def _array_indices(self, access: SlurmAccess, submission: Submission) -> list[int]:
         """Return the indices to submit as an array: those that can be its task ids."""
@@ -274,6 +289,7 @@ class Slurm(Adapter):
             max_native_id=self._max_native_id(controller),
             in_order=controller.in_order,
             manager_name=controller.cluster,
+            hosts=self._node_names(node_lines),
         )
         self._max_array_size = controller.array_size
         return Listing(
@@ -298,6 +314,13 @@ class Slurm(Adapter):
         info = build_cluster_info(lines, nodes, taken_at, own_ids)
         windows = self._reservations.upcoming(lines, nodes, taken_at)
         return structs.replace(info, upcoming_windows=windows)
+
+    def _node_names(self, node_lines: Sequence[listing.NodeLine]) -> str:
+        """Return the names of all nodes in a list; it is kept, since they seldom change."""
+        names = frozenset(line.name for line in node_lines)
+        if names != self._hosts[0]:
+            self._hosts = names, compress_hosts(names)
+        return self._hosts[1]
 
     def _query_licences(self) -> Mapping[str, ManagerLicences]:
         """Return the licences that Slurm counts; while there are none, query at intervals."""

@@ -17,12 +17,12 @@ from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.slurm import listing
 from metasched.adapters.slurm.cluster_info import usable_cpus
 from metasched.adapters.slurm.commands import SlurmCommands
-from metasched.adapters.slurm.hosts import expand_hosts
 from metasched.adapters.slurm.listing import UNUSABLE_FLAGS, NodeLine, QueueLine
 from metasched.adapters.slurm.reservation_listing import (
     SlurmReservation,
     upcoming_windows,
 )
+from metasched.model.host_lists import expand_hosts
 from metasched.model.reservation import reservation_id
 from metasched.model.survey import ManagerReservation, NodeUsage, ReservationSpec, Span, Survey
 

@@ -237,6 +237,7 @@ def _needs_sbatch(submission: Submission) -> bool:
     payload = submission.payload
     return (
         bool(submission.options or submission.job.licences or submission.reservation)
+        or submission.job.manager_options is not None
         or not all(payload.arguments)
         or "\r" in payload.script
         or any("\0" in text for text in (payload.script, payload.directory, *payload.arguments))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from metasched.adapters.slurm import listing
-from metasched.adapters.slurm.hosts import expand_hosts
 from metasched.adapters.slurm.records import EMPTY_VALUES, parse_int, split_records
+from metasched.model.host_lists import expand_hosts
 from metasched.model.reservation import reservation_id
 from metasched.model.survey import ManagerReservation, ProcessorPool
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from metasched.adapters.slurm.hosts import expand_hosts
 from metasched.adapters.slurm.listing import (
     HAS_STATUS,
     HOLDS_PROCESSORS,
@@ -21,6 +20,7 @@ from metasched.adapters.slurm.listing import (
     task_count,
 )
 from metasched.adapters.slurm.records import EMPTY_VALUES, parse_int
+from metasched.model.host_lists import expand_hosts
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, QuarantinedRow
 from metasched.model.tags import parse_number, parse_tag

@@ -11,6 +11,7 @@ from metasched.adapters.errors import Refused
 from metasched.adapters.slurm.listing import format_mark
 from metasched.model.arrays import format_indices
 from metasched.model.job import Job
+from metasched.model.manager_options import ManagerOptions
 from metasched.model.output_paths import split_at_node
 from metasched.model.refusal_scope import RefusalScope
 
@@ -74,6 +75,7 @@ def sbatch_arguments(
     express the request.
     """
     job, payload = submission.job, submission.payload
+    requested = job.manager_options or ManagerOptions()
     label = format_mark(submission.tag, index)
     options: dict[str, str | None] = {  # None: the option has no value
         # first: accounting is searched for its first occurrence in the command line
@@ -84,11 +86,14 @@ def sbatch_arguments(
         "chdir": payload.directory,
         "input": "/dev/null",
         "output": output_path(payload.output, index),
-        "open-mode": "truncate",
+        "open-mode": "append" if requested.append_output else "truncate",
         "ntasks": str(job.tasks),
         "cpus-per-task": str(job.cpus_per_task),
         **_resource_options(job),
+        **_manager_options(requested),
     }
+    if requested.wckey and tag_field != "wckey":
+        options["wckey"] = requested.wckey
     if job.requeue is not None:
         options["requeue" if job.requeue else "no-requeue"] = None
     if tag_field != "name":
@@ -132,6 +137,22 @@ def _resource_options(job: Job) -> dict[str, str | None]:
         options["gres"] = ",".join(f"{gres_name}:{count}" for gres_name, count in job.gres.items())
     if job.exclusive:
         options["exclusive"] = None
+    return options
+
+
+def _manager_options(requested: ManagerOptions) -> dict[str, str | None]:
+    options: dict[str, str | None] = {}
+    if (signal := requested.signal) is not None:
+        target = f"{'R' * signal.may_overlap}{'B' * signal.batch_only}"
+        options["signal"] = f"{target and f'{target}:'}{signal.number}@{signal.seconds}"
+    if requested.nice:
+        options["nice"] = str(requested.nice)
+    if requested.nodelist:
+        options["nodelist"] = requested.nodelist
+    if requested.exclude:
+        options["exclude"] = requested.exclude
+    if requested.unlimited:
+        options["time"] = "0"
     return options
 
 

@@ -13,6 +13,7 @@ import msgspec
 from fastapi.responses import Response
 
 from metasched.model.job import Job, Payload
+from metasched.model.manager_options import ManagerOptions
 from metasched.units import iso
 
 
@@ -58,6 +59,10 @@ class JobDetails(JobRow):
     qos: str | None
     constraint: str | None
     comment: str | None
+    wckey: str
+    nice: int  # in the queue of its cluster
+    nodelist: str  # nodes that it must get, as in n[1-3]
+    exclude: str  # nodes that it must not get
     licences: Mapping[str, int]
     dependency: str | None
     requeue: bool
@@ -76,6 +81,7 @@ class JobDetails(JobRow):
 
 def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Payload) -> JobDetails:
     """Return the details of a task from its row of `status`, and what is stored of it."""
+    options = job.manager_options or ManagerOptions()
     return JobDetails(
         **asdict(row),
         number=job.task_number(stored["task_index"]),
@@ -95,6 +101,10 @@ def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Paylo
         qos=job.qos,
         constraint=job.constraint,
         comment=job.comment,
+        wckey=options.wckey,
+        nice=options.nice,
+        nodelist=options.nodelist,
+        exclude=options.exclude,
         licences=job.licences,
         dependency=job.dependency,
         requeue=bool(job.requeue),

@@ -52,6 +52,8 @@ class JobChanges(BaseModel):
             values["owner_priority"] = values.pop("urgency")
         if "time_limit" in values:
             values["estimated"] = self.time_limit or default_time
+            if job.manager_options is not None and job.manager_options.unlimited:
+                values["manager_options"] = structs.replace(job.manager_options, unlimited=False)
         return structs.replace(job, **values)
 
 

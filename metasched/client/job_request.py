@@ -14,6 +14,12 @@ from metasched.client.directives import (
     wrap_command,
 )
 from metasched.client.environment import current_umask, exported_environment, is_utf8
+from metasched.client.manager_options import (
+    parse_nice,
+    parse_nodes_by_name,
+    parse_open_mode,
+    parse_signal,
+)
 from metasched.client.options import COMMAND_LINE, MAX_NAME_LENGTH, InvalidSubmission
 from metasched.client.output_folder import output_problem
 from metasched.client.resource_counts import GPU_OPTIONS, ResourceConflict, complete_counts
@@ -81,9 +87,7 @@ def prepare_submission(
         "name": _job_name(values, name),
         **_resource_counts(values, warnings),
         "exclusive": "exclusive" in values,
-        "time_limit": _parse_option(
-            values, "time", lambda text: parse_duration(text, bare_unit=60)
-        ),
+        "time_limit": _parse_option(values, "time", _parse_time_limit) or None,
         "begin": _parse_option(values, "begin", lambda text: parse_moment(text, now)),
         "deadline": _parse_option(values, "deadline", lambda text: parse_moment(text, now)),
         "urgency": _parse_option(values, "urgency", _parse_urgency) or 0,
@@ -102,6 +106,8 @@ def prepare_submission(
         "dependency": _parse_option(values, "dependency", _check_dependency),
         "kill_on_invalid_dep": _parse_option(values, "kill_on_invalid_dep", _parse_yes_no) or False,
         "reservation": _parse_option(values, "reservation", parse_count),
+        "comment": _text_option(values, "comment"),
+        **_manager_options(values),
     }
     return {
         "jobs": [request],
@@ -224,6 +230,32 @@ def _parse_yes_no(text: str) -> bool:
     if text not in ("yes", "no"):
         raise ParseError(f"{quote_for_error(text)} is neither yes nor no", "write yes or no")
     return text == "yes"
+
+
+def _parse_time_limit(text: str) -> float:
+    """Return seconds; 0: no limit."""
+    if text.strip().lower() in ("0", "unlimited", "infinite", "-1"):
+        return 0.0
+    return parse_duration(text, bare_unit=60)
+
+
+def _manager_options(values: OptionValues) -> dict[str, Any]:
+    """Return the options that managers honour; daemons of earlier releases do not know them."""
+    options = {
+        field: _parse_option(values, dest, parse)
+        for dest, field, parse in (
+            ("signal", "signal", parse_signal),
+            ("open_mode", "append_output", parse_open_mode),
+            ("nice", "nice", parse_nice),
+            ("nodelist", "nodelist", parse_nodes_by_name),
+            ("exclude", "exclude", parse_nodes_by_name),
+            ("wckey", "wckey", _check_text),
+        )
+        if dest in values
+    }
+    if _parse_option(values, "time", _parse_time_limit) == 0:
+        options["unlimited"] = True
+    return {"manager_options": options} if options else {}
 
 
 def _parse_urgency(text: str) -> int:

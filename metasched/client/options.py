@@ -6,8 +6,10 @@ nothing slow: see `option_words`.
 
 from __future__ import annotations
 
+from metasched.client.manager_options import DEFAULT_NICE
 from metasched.client.option_words import (
     FLAG,
+    OPTIONAL,
     VALUE,
     MissingValue,
     OptionError,
@@ -44,17 +46,20 @@ class Option:
         repeatable: bool = False,
         refusal: str = "",
         scope: Literal["job", "metasched", "call"] = "job",
+        default: str = "",
     ) -> None:
         """`option_strings`: all names, separated by spaces; messages use the first.
 
         `metavar` is of its value, "" for a flag. `refusal` is "reason; remedy" if the option is
-        known but refused. `scope`: all directives; #MS only; command line.
+        known but refused. `scope`: all directives; #MS only; command line. `default` is the value
+        of an option that is given without a value.
         """
         self.names = tuple(option_strings.split())
         self.dest = self.names[0][2:].replace("-", "_")  # the key of its value
         self.metavar, self.help, self.repeatable = metavar, help, repeatable
         self.refusal, self.scope = refusal, scope
-        self.value = VALUE if metavar else FLAG
+        self.default = default
+        self.value = OPTIONAL if default else VALUE if metavar else FLAG
 
 
 OPTIONS = (
@@ -69,7 +74,11 @@ OPTIONS = (
     Option("--gpus-per-task", "[TYPE:]N", "GPUs of each task."),
     Option("--gres", "SPEC", "Generic resources per node: gpu:2, gpu:a100:2, or a comma list."),
     Option("--exclusive", "", "Share no node with other jobs."),
-    Option("--time -t", "DUR", "Time limit: 90s, 10m, 1:30:00, 2-00:00:00; bare: minutes."),
+    Option("--time -t", "DUR", "Time limit: 90s, 10m, 1:30:00, 2-00:00:00; minutes; 0: none."),
+    Option("--signal", "[B:]SIG[@SEC]", "Signal before the time limit: USR1@60 to srun's tasks."),
+    Option("--nice", "[=N]", "Lower its priority in its cluster's queue.", default=DEFAULT_NICE),
+    Option("--nodelist -w", "NODES", "Only these nodes: n1, or n[1-3],m1."),
+    Option("--exclude -x", "NODES", "None of these nodes."),
     Option("--begin -b", "TIME", "Start no earlier: +2h, now+1hour, 17:30, 2030-01-31T17:30."),
     Option("--deadline", "TIME", "Finish by this time; formats as --begin."),
     Option("--urgency", "0..3", "Urgency as judged by the owner [0].", scope="metasched"),
@@ -93,6 +102,9 @@ OPTIONS = (
     Option("--name --job-name -J", "NAME", "Name of the job [the script's]."),
     Option("--output -o", "PATH", "Output file; %j job, %a task, %x name, %u user, %N node."),
     Option("--error -e", "PATH", "File of the error stream [the output file]."),
+    Option("--open-mode", "MODE", "Output files: append or truncate [truncate]."),
+    Option("--comment", "TEXT", "Comment, shown by squeue and sacct."),
+    Option("--wckey", "NAME", "Slurm's key of a project."),
     Option("--chdir -D", "DIR", "Working directory [the current directory]."),
     Option("--export", "LIST", "Environment: ALL, NONE, or NAME,NAME=value [ALL]."),
     Option("--requeue", "", "Allow its cluster to restart it if a node fails."),
@@ -233,7 +245,7 @@ def _read_word(
         for option, text in read_options(word, rest, options.get):
             _refuse(option, location)
             if text is None:
-                values[option.dest] = True
+                values[option.dest] = option.default or True
                 continue
             if len(rest) < following:  # the next word, unless it is an option itself
                 if text.partition("=")[0] in options:

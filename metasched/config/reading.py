@@ -382,6 +382,7 @@ def _cluster_settings(
             lead=table.lead,
             guard=table.guard,
             granularity=capabilities.limit_granularity,
+            job_options=capabilities.job_options,
             licence_features={
                 licence.name: licence.machines[table.name]
                 for licence in config.licence

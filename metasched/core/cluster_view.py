@@ -23,7 +23,7 @@ from metasched.policies.eligible import (
     translate_job,
 )
 
-# of partitions, of licences, of associations: see `eligibility_key`
+# of partitions, of licences, of associations and nodes: see `eligibility_key`
 EligibilityKey = tuple[object, dict[str, tuple[int, int]], object]
 _UNDECIDED = Ineligibility(Reason.PRIORITY, "not checked yet")
 MAX_CACHED_DECISIONS = 10_000  # different requirements in a cache
@@ -251,8 +251,8 @@ def _permanent(key: EligibilityKey | None) -> object:
     """Return the part of the key without the use of licences, which changes all the time."""
     if key is None:
         return None
-    partitions, licences, associations = key
-    return partitions, {name: total for name, (total, _) in licences.items()}, associations
+    partitions, licences, others = key
+    return partitions, {name: total for name, (total, _) in licences.items()}, others
 
 
 def eligibility_key(
@@ -275,4 +275,4 @@ def eligibility_key(
         name: (counts.total, include_transient and counts.used)
         for name, counts in info.licences.items()
     }
-    return partitions, licences, info.associations
+    return partitions, licences, (info.associations, info.hosts)

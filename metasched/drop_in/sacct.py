@@ -141,6 +141,7 @@ FIELDS = {
         Field("Reason", 22, lambda job, step: "" if step else job.reason),
         Field("AdminComment", 19, lambda job, step: "" if step else job.admin_comment),
         Field("Comment", 14, lambda job, step: "" if step else job.row["comment"] or ""),
+        Field("WCKey", 10, _of_row("wckey")),
         Field("AllocCPUS", 10, lambda job, step: _allocated(job, job.row["cpus"])),
         Field("ReqCPUS", 8, _of_row("cpus")),
         Field("NCPUS", 10, lambda job, step: _allocated(job, job.row["cpus"])),

@@ -89,7 +89,7 @@ singleton; `,` or `?`, not both",
     )
     yield "distribution m", VALUE, SLURM, "SBATCH_DISTRIBUTION", ""
     yield "error e", VALUE, MAPPED, "SBATCH_ERROR", "patterns as in `--output`"
-    yield "exclude x", VALUE, SLURM_ONLY, "", ""
+    yield "exclude x", VALUE, MAPPED, "", "other names than those of nodes: no effect"
     yield "exclusive", OPTIONAL, MAPPED, "SBATCH_EXCLUSIVE", "with a value: Slurm clusters alone"
     yield "export", VALUE, MAPPED, "SBATCH_EXPORT", "ALL, NONE, NIL, and NAME or NAME=value"
     yield "export-file", VALUE, REFUSED, "", "set the variables in the script"
@@ -141,7 +141,7 @@ singleton; `,` or `?`, not both",
     yield "mem-per-gpu", VALUE, SLURM_ONLY, "SBATCH_MEM_PER_GPU", ""
     yield "mincpus", VALUE, SLURM_ONLY, "", ""
     yield "network", VALUE, SLURM, "SBATCH_NETWORK", ""
-    yield "nice", OPTIONAL, SLURM, "", "lowers the priority in Slurm's queue"
+    yield "nice", OPTIONAL, MAPPED, "", "in the queue of its cluster; below 0: Slurm clusters alone"
     yield "no-kill k", OPTIONAL, SLURM, "SBATCH_NO_KILL", ""
     yield (
         "no-requeue",
@@ -151,7 +151,7 @@ singleton; `,` or `?`, not both",
         "the default on clusters without `fence_dir`",
     )
     yield "nodefile F", VALUE, REFUSED, "", "write its nodes after `--nodelist`"
-    yield "nodelist w", VALUE, SLURM_ONLY, "", ""
+    yield "nodelist w", VALUE, MAPPED, "", "several nodes: Slurm clusters alone"
     yield "nodes N", VALUE, MAPPED, "", "of a range, the minimum"
     yield "ntasks n", VALUE, MAPPED, "", ""
     yield "ntasks-per-core", VALUE, SLURM_ONLY, "", ""
@@ -160,7 +160,7 @@ singleton; `,` or `?`, not both",
     yield "ntasks-per-socket", VALUE, SLURM_ONLY, "", ""
     yield "ntasks-per-tres", VALUE, SLURM_ONLY, "", ""
     yield "oom-kill-step", OPTIONAL, SLURM, "", ""
-    yield "open-mode", VALUE, SLURM, "SBATCH_OPEN_MODE", "other clusters truncate the files"
+    yield "open-mode", VALUE, MAPPED, "SBATCH_OPEN_MODE", "truncate by default"
     yield (
         "output o",
         VALUE,
@@ -190,7 +190,7 @@ singleton; `,` or `?`, not both",
     )
     yield "resv-ports", OPTIONAL, SLURM_ONLY, "", ""
     yield "segment", VALUE, SLURM_ONLY, "", ""
-    yield "signal", VALUE, SLURM, "SBATCH_SIGNAL", "other clusters send no signal before the end"
+    yield "signal", VALUE, MAPPED, "SBATCH_SIGNAL", "on Grid Engine and DRMAA with `--time`"
     yield "sockets-per-node", VALUE, SLURM_ONLY, "", ""
     yield "spread-job", FLAG, SLURM, "SBATCH_SPREAD_JOB", ""
     yield "stepmgr", FLAG, SLURM, "", ""
@@ -204,7 +204,7 @@ singleton; `,` or `?`, not both",
         VALUE,
         MAPPED,
         "SBATCH_TIMELIMIT",
-        "0 and UNLIMITED count on Slurm clusters; others apply their default",
+        "0 and UNLIMITED: on partitions without a limit, not on other DRMAA systems",
     )
     yield "time-min", VALUE, SLURM, "", ""
     yield "tmp", VALUE, SLURM_ONLY, "", ""
@@ -217,7 +217,7 @@ singleton; `,` or `?`, not both",
     yield "version V", FLAG, MAPPED, "", ""
     yield "wait W", FLAG, MAPPED, "SBATCH_WAIT", "exits with the largest code of the tasks"
     yield "wait-all-nodes", VALUE, SLURM, "SBATCH_WAIT_ALL_NODES", ""
-    yield "wckey", VALUE, SLURM, "SBATCH_WCKEY", 'not where `tag_field = "wckey"`'
+    yield "wckey", VALUE, MAPPED, "SBATCH_WCKEY", 'not to Slurm where `tag_field = "wckey"`'
     yield "wrap", VALUE, MAPPED, "", ""
 
 

@@ -6,6 +6,13 @@ import os
 import re
 
 from metasched.client.environment import is_utf8
+from metasched.client.manager_options import (
+    DEFAULT_NICE,
+    parse_nice,
+    parse_nodes_by_name,
+    parse_open_mode,
+    parse_signal,
+)
 from metasched.client.resource_counts import GPU_OPTIONS, ResourceConflict, complete_counts
 from metasched.drop_in.command import CommandError
 from metasched.drop_in.sbatch_options import (
@@ -39,13 +46,10 @@ _ARRAY = rf"\[?({_RANGE}(?:,{_RANGE})*)\]?(?:%([0-9]+))?\]?"
 _TARGETS = r"(?::[0-9]+(?:_[0-9]+)?(?:\+[0-9]+)?)+"
 _DEPENDENCY = rf"(?:after(?:any|ok|notok|corr)?{_TARGETS}|singleton)"
 _PATTERN = r"%([0-9]*)(.?)"
-_SIGNALS = "HUP|INT|QUIT|ABRT|KILL|ALRM|TERM|USR1|USR2|URG|CONT|STOP|TSTP|TTIN|TTOU"
 _MAIL = "NONE|BEGIN|END|FAIL|REQUEUE|ALL|STAGE_OUT|INVALID_DEPEND|ARRAY_TASKS|TIME_LIMIT(_[589]0)?"
 # Values of options that are passed on; the real command refuses others at once.
 _FORMS = {
-    "signal": rf"(?:[RB]{{1,2}}:)?(?:[0-9]{{1,2}}|(?:SIG)?(?:{_SIGNALS}))(?:@[0-9]{{1,5}})?",
     "mail-type": rf"(?:{_MAIL})(?:,(?:{_MAIL}))*",
-    "open-mode": "a.*|t.*",
     "wait-all-nodes": "[01]",
 }
 _COUNTS = {"core-spec", "cores-per-socket", "cpus-per-gpu", "mincpus", "ntasks-per-core"}
@@ -103,6 +107,7 @@ class Conversion:
             **self._times(),
             **self._paths(),
             **self._names(),
+            **self._manager_options(),
             "held": "hold" in values,
             "requeue": True if "requeue" in values else False if "no-requeue" in values else None,
         }
@@ -212,8 +217,6 @@ class Conversion:
                 raise _invalid("time")
             if seconds:
                 fields["time_limit"] = seconds
-            else:
-                self._pass_on("time", "0", slurm_only=False)
         if text := self._text("array"):
             match = re.fullmatch(_ARRAY, text)
             if match is None or any(
@@ -273,6 +276,28 @@ class Conversion:
         if self._text("error"):
             fields["error"] = output_pattern(self._text("error"))
         return fields
+
+    def _manager_options(self) -> dict[str, Any]:
+        """Return the options that managers honour; daemons of earlier releases do not know them."""
+        options: dict[str, Any] = {}
+        for name, field, parse in (
+            ("signal", "signal", parse_signal),
+            ("open-mode", "append_output", parse_open_mode),
+            ("nice", "nice", parse_nice),
+            ("nodelist", "nodelist", parse_nodes_by_name),
+            ("exclude", "exclude", parse_nodes_by_name),
+        ):
+            if name in self._values:
+                text = self._values[name]
+                try:
+                    options[field] = parse(DEFAULT_NICE if text is None else text)
+                except ParseError:
+                    raise _invalid(name) from None
+        if self._text("wckey"):
+            options["wckey"] = self._text("wckey")
+        if parse_time_limit(self._text("time")) == 0:
+            options["unlimited"] = True
+        return {"manager_options": options} if options else {}
 
     def _names(self) -> dict[str, Any]:
         fields: dict[str, Any] = {}

@@ -198,7 +198,8 @@ def _record(job: Job) -> list[str]:
     return f"""\
 JobId={job.number} {array}JobName={_text(row["name"])}
 UserId={row["user"]}({user_id(row["user"])}) MCS_label=N/A
-Priority={row["priority"]} Nice=0 Account={_text(row["account"])} QOS={_text(row["qos"])}
+Priority={row["priority"]} Nice={row["nice"]} Account={_text(row["account"])} \
+QOS={_text(row["qos"])}
 JobState={job.state} Reason={job.reason} Dependency={_text(row["dependency"])}
 Requeue={int(row["requeue"])} Restarts={row["restarts"]} BatchFlag=1 Reboot=0 \
 ExitCode={code}:{signal}

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec import structs
 
+from metasched.model.host_lists import cluster_hosts, find_host
 from metasched.model.job import require_positive
 from metasched.model.stored_names import STORED_FIELDS
 
@@ -41,6 +42,7 @@ class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_o
     start_delay: float = 30.0  # seconds in which its manager starts a new job that can start
     # licence -> the manager's feature of the machines that can use it; unlisted: all machines
     licence_features: Mapping[str, str] = msgspec.field(default_factory=dict)
+    job_options: tuple[str, ...] = ()  # those of `ManagerOptions` that its adapter supports
 
     def __post_init__(self) -> None:
         require_positive(f"cluster {self.name}: benchmark", self.benchmark)
@@ -169,6 +171,7 @@ class ClusterInfo(msgspec.Struct, rename=STORED_FIELDS["ClusterInfo"]):
     max_native_id: int | None = None  # highest id that the manager gives a job; None: unknown
     in_order: bool = False  # its manager starts no job before an earlier pending job
     manager_name: str = ""  # its name in its manager (ClusterName of Slurm); "": unknown
+    hosts: str = ""  # names of its nodes, such as n[1-3]; "": unknown
 
     @property
     def requires_associations(self) -> bool:
@@ -196,6 +199,10 @@ class ClusterInfo(msgspec.Struct, rename=STORED_FIELDS["ClusterInfo"]):
             head_plan=None,
             licences={name: replace(counts, used=0) for name, counts in self.licences.items()},
         )
+
+    def find_node(self, name: str) -> str | None:
+        """Return the manager's name of a node; None: there is no such node."""
+        return name if not self.hosts else find_host(name, cluster_hosts(self.hosts))
 
     def partition(self, name: str | None) -> Partition | None:
         """Return the partition of that name; for None the default partition, else the first.

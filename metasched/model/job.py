@@ -17,6 +17,7 @@ import msgspec
 
 from metasched.model.arrays import JobArray, parse_array
 from metasched.model.dependencies import parse_dependency
+from metasched.model.manager_options import ManagerOptions
 
 MAX_PRIORITY = 10
 
@@ -95,6 +96,7 @@ _NODE_REQUIREMENTS: Final = (
     "memory_per_cpu",
     "partition",
     "constraint",
+    "manager_options",
 )
 _node_requirements = attrgetter(*_NODE_REQUIREMENTS)
 _requirements = attrgetter(
@@ -133,6 +135,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     reservation: int | None = None  # the job waits for this reservation and runs in it
     directory: str = ""  # working directory
     comment: str | None = None  # of the user, for listings
+    manager_options: ManagerOptions | None = None  # None: as all by default
 
     @property
     def spec_values(self) -> dict[str, Any]:
@@ -182,6 +185,8 @@ class Job(JobSpec, frozen=True, kw_only=True):
             require_at_least("tasks per node", self.tasks_per_node)
         if self.time_limit is not None:
             require_positive("time limit", self.time_limit)
+            if self.manager_options is not None and self.manager_options.unlimited:
+                raise ValueError("both a time limit and no time limit")
         if self.memory is not None:
             require_at_least("memory", self.memory)
         if self.memory_per_cpu is not None:

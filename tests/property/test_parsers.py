@@ -24,13 +24,13 @@ from metasched.adapters.slurm import (
     accounting_records,
     associations,
     cluster_info,
-    hosts,
     reservation_listing,
     statuses,
 )
 from metasched.adapters.slurm import listing as slurm
 from metasched.adapters.slurm.records import split_records
 from metasched.adapters.worker import AdapterHost, encode_reply
+from metasched.model import host_lists
 from metasched.model.cluster import ClusterInfo
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, Listing, TaskClaim
@@ -105,7 +105,7 @@ PARSERS: list[tuple[Callable[[str], Any], list[str]]] = [
     (slurm.parse_licences, [LICENCES]),
     (slurm.parse_release, ["slurm-wlm 24.11.5\n"]),
     (slurm.parse_gres, ["gpu:a100:2(S:0-1),shard:8"]),
-    (hosts.expand_hosts, ["n1,rack[1-2,07]x[1-2]"]),
+    (host_lists.expand_hosts, ["n1,rack[1-2,07]x[1-2]"]),
     (reservation_listing.parse_reservations, [RESERVATION, SHOWN]),
     (associations.parse_associations, [LISTED]),
     (lambda text: reservation_listing.parse_cores(text, "~"), ["a1~2/14/0/16~1~16~\n"]),

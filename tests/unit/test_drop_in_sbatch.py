@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from metasched.drop_in.sbatch_values import Conversion, export_entries, merge
 from metasched.drop_in.slurm_time import parse_time
 from metasched.errors import ApiError
 from metasched.model.cluster import Cluster
+from metasched.model.manager_options import EarlySignal, ManagerOptions
 
 PACKAGE = Path(metasched.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs/sbatch.md"
@@ -254,12 +256,46 @@ def test_fields_of_a_request() -> None:
 
 
 def test_options_that_are_passed_on() -> None:
-    conversion = convert("--nice", "-w", "a[1-2]", "--mem=0", "--reservation=maintenance")
+    conversion = convert("--contiguous", "--tmp=2", "--mem=0", "--reservation=maintenance")
     assert conversion.fields["slurm_options"] == [
-        *("--nice", "--nodelist=a[1-2]", "--mem=0", "--reservation=maintenance")
+        *("--contiguous", "--tmp=2", "--mem=0", "--reservation=maintenance")
     ]
     assert conversion.fields["slurm_only"]
-    assert not convert("--signal=USR2@9", "-t0").fields["slurm_only"]
+    assert not convert("--contiguous").fields["slurm_only"]
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["--nice"], {"nice": 100}),
+        (["--nice=-5"], {"nice": -5}),
+        (["-w", "a[1-2]", "-x", "b"], {"nodelist": "a[1-2]", "exclude": "b"}),
+        (["--open-mode=append", "--wckey=k"], {"append_output": True, "wckey": "k"}),
+        (["-t0"], {"unlimited": True}),
+        (["-t", "UNLIMITED"], {"unlimited": True}),
+        (["--signal=USR2@9"], {"signal": EarlySignal(number=12, seconds=9)}),
+        (["--signal=B:sigterm"], {"signal": EarlySignal(number=15, batch_only=True)}),
+        (["--signal=RB:1"], {"signal": EarlySignal(number=1, batch_only=True, may_overlap=True)}),
+    ],
+)
+def test_options_that_managers_honour(words: list[str], options: dict[str, object]) -> None:
+    fields = convert(*words).fields
+    assert msgspec.convert(fields["manager_options"], ManagerOptions) == ManagerOptions(**options)  # type: ignore[arg-type]
+    assert "slurm_options" not in fields
+    assert "manager_options" not in convert("-t5").fields
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("--signal=USR9", "--signal=B:", "--signal=USR1@x", "--signal=X:USR1", "--signal=0"),
+        *("--signal=USR1@65536", "--nice=x", "--nice=--1", "--nice=2147483648", "--open-mode=x"),
+        *("-w=", "-xa,,b", "-wa[1", "-wa]1[", "-w./nodes", "-xa b"),
+    ],
+)
+def test_values_that_no_manager_takes(word: str) -> None:
+    with pytest.raises(CommandError, match=r"Invalid --|control characters"):
+        convert(word)
 
 
 @pytest.mark.parametrize("name", [o.name for o in OPTIONS.values() if o.treatment == "refused"])

@@ -9,6 +9,15 @@ from msgspec import structs
 
 from metasched.model.cluster import Cluster, ClusterInfo, ManagerLicences, NodeCapacity, Partition
 from metasched.model.job import Job, Reason
+from metasched.model.manager_options import (
+    APPEND,
+    EXCLUDE,
+    NODELIST,
+    SIGNAL,
+    UNLIMITED,
+    EarlySignal,
+    ManagerOptions,
+)
 from metasched.policies.eligible import (
     UnmappedNameError,
     find_ineligibility,
@@ -184,6 +193,7 @@ ASKED: dict[str, Any] = {
     "clusters": ("c",),
     "licences": {"matlab": 1},
     "reservation": 3,
+    "manager_options": ManagerOptions(nice=1),
 }
 
 
@@ -195,6 +205,48 @@ def test_the_needs_of_a_job_are_all_that_its_clusters_depend_on() -> None:
     assert len({job(cpus=4).requirements, *requested}) == len(ASKED) + 1
     other = Job(id=2, submitted=1.0, estimated=2.0, cpus=4, user="ada", deadline=9.0)
     assert other.requirements == job(cpus=4).requirements
+
+
+@pytest.mark.parametrize(
+    ("options", "time_limit", "text"),
+    [
+        (ManagerOptions(append_output=True), None, None),
+        (ManagerOptions(nice=5), None, "--nice has no equivalent on the cluster"),
+        (ManagerOptions(nice=-5), None, "--nice below 0 has no equivalent on the cluster"),
+        (ManagerOptions(signal=EarlySignal(number=10)), 60.0, None),
+        (
+            ManagerOptions(signal=EarlySignal(number=10)),
+            None,
+            "--signal without --time has no equivalent on the cluster",
+        ),
+        (ManagerOptions(signal=EarlySignal(number=10), unlimited=True), None, None),
+        (ManagerOptions(unlimited=True), None, None),
+        (ManagerOptions(nodelist="n2"), None, None),
+        (ManagerOptions(nodelist="n2.site"), None, None),
+        (ManagerOptions(nodelist="n4"), None, "the cluster has no node n4"),
+        (ManagerOptions(nodelist="n[1-2]"), None, "--nodelist with several nodes has no"),
+        (ManagerOptions(exclude="n[1-9]"), None, None),
+        (ManagerOptions(wckey="key"), None, None),
+    ],
+)
+def test_options_that_a_cluster_cannot_honour_exclude_it(
+    options: ManagerOptions, time_limit: float | None, text: str | None
+) -> None:
+    site = cluster(job_options=(SIGNAL, APPEND, NODELIST, EXCLUDE, UNLIMITED))
+    there = structs.replace(facts(NodeCapacity(3, 8, 8)), hosts="n[1-3]")
+    found = find_ineligibility(job(manager_options=options, time_limit=time_limit), site, there)
+    assert (found is None) == (text is None)
+    if found is not None and text is not None:
+        assert (found.reason, found.text[: len(text)]) == (Reason.NO_CLUSTER_FITS, text)
+
+
+def test_no_limit_excludes_partitions_that_have_one() -> None:
+    site = cluster(job_options=(UNLIMITED,))
+    limited = Partition("main", (NodeCapacity(1, 8, 8),), default=True, max_time=60.0)
+    there = structs.replace(facts(), partitions=(limited,))
+    found = find_ineligibility(job(manager_options=ManagerOptions(unlimited=True)), site, there)
+    assert found is not None
+    assert found.text == "the partition's time limit is 60 s, the job requests none"
 
 
 def test_tasks_per_node_bound_what_a_node_holds() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from metasched.adapters.slurm import listing as text
-from metasched.adapters.slurm.hosts import expand_hosts
 from metasched.adapters.slurm.reservation_listing import (
     NodeCores,
     ReservedJob,
@@ -147,27 +146,6 @@ def test_what_is_being_replaced_is_one_with_the_cores_of_both() -> None:
         ManagerReservation("ms-aa-r2", 0, 9, ("n2",), 3),
     )
     assert [alternate_name(name) for name in names[:2]] == names[1::-1]
-
-
-@pytest.mark.parametrize(
-    ("expression", "names"),
-    [
-        ("(null)", ()),
-        ("n1", ("n1",)),
-        ("n1,m2", ("n1", "m2")),
-        ("n[1-3,7]", ("n1", "n2", "n3", "n7")),
-        ("n[08-10]", ("n08", "n09", "n10")),
-        ("r[1-2]n[1-2]x,a", ("r1n1x", "r1n2x", "r2n1x", "r2n2x", "a")),
-    ],
-)
-def test_hosts(expression: str, names: tuple[str, ...]) -> None:
-    assert expand_hosts(expression) == names
-
-
-@pytest.mark.parametrize("expression", ["n[1-", "n1,,n2", "n[x]", "n]"])
-def test_what_is_no_list_of_hosts(expression: str) -> None:
-    with pytest.raises(ValueError, match="no list of hosts"):
-        expand_hosts(expression)
 
 
 _OF_OTHERS = SHOWN.replace("ms-aa-r1", "maintenance")

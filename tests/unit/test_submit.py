@@ -354,7 +354,7 @@ def test_generic_resources_are_counted_per_node(
         ("--mem 1G --mem-per-cpu 1G", "both --mem and --mem-per-cpu"),
         ("--gpus 3 -N 2", "cannot be shared equally"),
         ("--gpus 2 --gres gpu:1", "requested twice"),
-        ("-t 0", "no sensible duration"),
+        ("-t 0s", "no sensible duration"),
         ("-t soon", '"soon" is no duration, --time;'),
         ("--begin never", '"never" is no time, --begin;'),
         ("--urgency 4", "is not an urgency"),
@@ -515,11 +515,12 @@ def test_an_option_replaces_exclusive_options(
 def test_unknown_directives_are_listed_in_one_warning() -> None:
     path = script(
         "#SBATCH --mail-type=END --mail-user a@b -n 2",
-        "#SBATCH -w node1 --exclusive=user --nice",
+        "#SBATCH --tmp 1 --exclusive=user --mincpus=2",
     )
     submission, warnings = submitted(path)
     assert warnings == [
-        "unknown options ignored, job.sh: --mail-type, --mail-user, --exclusive=user, -w, --nice"
+        "unknown options ignored, job.sh: "
+        "--mail-type, --mail-user, --exclusive=user, --tmp, --mincpus"
     ]
     assert (submission.jobs[0].tasks, submission.jobs[0].exclusive) == (2, True)
 

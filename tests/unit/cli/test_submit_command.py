@@ -57,21 +57,21 @@ def test_submit_output_for_programs(daemon: FakeDaemon, run: Run, option: str, o
 
 def test_warnings_go_to_stderr(daemon: FakeDaemon, run: Run, home: Path) -> None:
     daemon.answer("/jobs", accepted(warnings=["the deadline has passed"]))
-    (home / "job.sh").write_text("#!/bin/sh\n#SBATCH --nice\n")
+    (home / "job.sh").write_text("#!/bin/sh\n#SBATCH --tmp=1\n")
     done = run("submit", "--parsable", "job.sh")
     assert done.out == "17\n"
     assert done.err.splitlines() == [
-        "metasched: warning: unknown options ignored, job.sh: --nice",
+        "metasched: warning: unknown options ignored, job.sh: --tmp",
         "metasched: warning: the deadline has passed",
     ]
 
 
 def test_strict_refuses_warnings(daemon: FakeDaemon, run: Run, home: Path) -> None:
-    (home / "job.sh").write_text("#!/bin/sh\n#SBATCH --nice\n")
+    (home / "job.sh").write_text("#!/bin/sh\n#SBATCH --tmp=1\n")
     done = run("submit", "--strict", "job.sh")
     assert done.code == 2
     assert done.err.count("\n") == 1
-    assert done.err.endswith("--nice; fix it, or leave out --strict\n")
+    assert done.err.endswith("--tmp; fix it, or leave out --strict\n")
     assert daemon.requests == []
 
 
