@@ -13,7 +13,12 @@ from metasched.model.fair_share import FairShareSettings
 from metasched.model.licence import LicencePool
 from metasched.model.limits import LimitSettings
 from metasched.policies.local.queueing import LocalPolicy
-from metasched.policies.local.registry import DEFAULT_POLICY, PARAMETERS, make_policy
+from metasched.policies.local.registry import (
+    DEFAULT_POLICY,
+    PARAMETERS,
+    TEXT_PARAMETERS,
+    make_policy,
+)
 from metasched.policies.policy import POLICY_CHOICES, Policy
 from metasched.simulate import swf, synthetic
 from metasched.simulate.cluster_specs import (
@@ -115,7 +120,7 @@ def _apply_assignment(settings: SimulationSettings, assignment: str) -> Simulati
     policy_parameters = PARAMETERS.get(settings.policy, ())
     try:
         if key in policy_parameters:
-            value: Any = text if key in ("run", "late") else _parse_number(key, text)
+            value: Any = text if key in TEXT_PARAMETERS else _parse_number(key, text)
             return replace(settings, parameters={**settings.parameters, key: value})
         if key == "pooled":
             return replace(settings, pooled=_parse_value("bool", key, text))

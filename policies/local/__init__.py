@@ -4,7 +4,12 @@ queueing               the interface of a policy: its input and output
 capacity               free resources during a pass, the reservation of the blocked head
 backfilling            passes over a queue: strict order, first fit, EASY
 orders                 policies that sort the queue
+availability           free processors over time
 conservative           conservative backfilling
+plan                   a plan of the whole queue
+insertion              EG-EDF: an arriving job in a plan
+plan_search            Tabu Search and RCBO
+planning               policies that keep a plan
 flexible_backfilling   Flexible Backfilling
 weights                constants of Flexible Backfilling
 registry               all policies by name
@@ -18,6 +23,9 @@ registry               all policies by name
 | edf          | `orders.EDF`                    | Pasquali 2008, §4.2   | deadlines met           |
 | easy         | `orders.EASY`                   | Lifka 1995            | use of processors       |
 | conservative | `conservative.Conservative`     | Mu'alem 2001, §2.2    | starts known in advance |
+| eg-edf       | `planning.EarliestGap`          | Pasquali 2008, §5.2.1 | deadlines, makespan     |
+| tabu         | `planning.TabuPlan`             | Pasquali 2008, §5.2.2 | deadlines, makespan     |
+| rcbo         | `planning.OptimisedPlan`        | Du 2010, §4           | deadlines, makespan     |
 | priority     | `orders.Priority`               | Pasquali 2008, §4.3   | priorities of metasched |
 | fair-share   | `orders.FairShare`              | -                     | equal shares of users   |
 | fb-mod       | `FlexibleBackfilling`           | Pasquali 2008, §3.2.1 | deadlines, licences     |

@@ -7,10 +7,10 @@ earliest start then available, until no job gains; so no planned start ever beco
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection, Iterable
 from typing import ClassVar, NamedTuple
 
+from metasched.policies.local.availability import AvailabilityProfile
 from metasched.policies.local.capacity import (
     Capacity,
     FreeOnMachines,
@@ -26,54 +26,6 @@ from metasched.policies.local.queueing import (
     RunningJob,
     WaitingJob,
 )
-
-
-class AvailabilityProfile:
-    """Free amount of a resource from now on, a step function of time.
-
-    `releases` holds (time, amount). With v steps, `hold` and `earliest_start` are O(v).
-    """
-
-    def __init__(self, now: float, free: int, releases: Iterable[tuple[float, int]]) -> None:
-        self.times, self.free = [now], [free]
-        for time, amount in sorted(releases):
-            free += amount
-            if time <= self.times[-1]:
-                self.free[-1] = free
-            else:
-                self.times.append(time)
-                self.free.append(free)
-
-    def hold(self, start: float, end: float, amount: int) -> None:
-        """Hold `amount` from `start` (not before now) to `end`; a negative amount releases it."""
-        first_step, last_step = self._step_at(start), self._step_at(end)
-        for step in range(first_step, last_step):
-            self.free[step] -= amount
-
-    def earliest_start(self, amount: int, seconds: float, after: float) -> float:
-        """Return the first time >= `after` from which `amount` stays free for `seconds`.
-
-        `NEVER` if there is none.
-        """
-        first_step = max(bisect_right(self.times, after) - 1, 0)
-        start = NEVER
-        for step in range(first_step, len(self.times)):
-            if self.free[step] < amount:
-                start = NEVER
-                continue
-            start = min(start, max(self.times[step], after))
-            if step + 1 < len(self.times) and self.times[step + 1] >= start + seconds:
-                return start
-        return start
-
-    def _step_at(self, time: float) -> int:
-        """Return the index of the step that begins at `time`, inserting it if missing."""
-        step = bisect_right(self.times, time)
-        if self.times[step - 1] == time:
-            return step - 1
-        self.times.insert(step, time)
-        self.free.insert(step, self.free[step - 1])
-        return step
 
 
 class _PlannedRun(NamedTuple):

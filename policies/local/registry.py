@@ -9,6 +9,7 @@ from functools import partial
 
 from metasched.policies.local.conservative import Conservative
 from metasched.policies.local.orders import EASY, EDF, FCFS, LSF, SJF, FairShare, FirstFit, Priority
+from metasched.policies.local.planning import EarliestGap, OptimisedPlan, TabuPlan
 from metasched.policies.local.queueing import LocalPolicy
 from metasched.policies.local.weights import MODIFIED, UNMODIFIED, Weights
 
@@ -34,16 +35,25 @@ def _make_flexible(
 POLICIES: dict[str, Callable[[], LocalPolicy]] = {
     **{
         policy.name: policy
-        for policy in (FCFS, FirstFit, LSF, SJF, EDF, EASY, Conservative, Priority, FairShare)
+        for policy in (
+            *(FCFS, FirstFit, LSF, SJF, EDF, EASY, Conservative, Priority, FairShare),
+            *(EarliestGap, TabuPlan, OptimisedPlan),
+        )
     },
     **{name: partial(_make_flexible, name) for name in (MODIFIED, UNMODIFIED)},
 }
+_PLAN = ("compare", "depth")
+_SEARCH = (*_PLAN, "every", "iterations", "memory")
 PARAMETERS: dict[str, tuple[str, ...]] = {
     LSF.name: ("period",),
     FairShare.name: ("half_life",),
+    EarliestGap.name: _PLAN,
+    TabuPlan.name: (*_SEARCH, "stop"),
+    OptimisedPlan.name: _SEARCH,
     MODIFIED: WEIGHT_NAMES,
     UNMODIFIED: WEIGHT_NAMES,
 }
+TEXT_PARAMETERS = ("run", "late", "compare", "stop")  # whose values are words
 
 
 def check_policy_name(name: str) -> None:

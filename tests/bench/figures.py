@@ -97,6 +97,11 @@ SECTIONS = {
         "Whole commands, in pure Python and [compiled](admin/install.md#compiled). jobs/s is the "
         "rate inside by the clock, without start and reading.",
     ),
+    "test_plans": (
+        "Plans",
+        "Tabu Search and RCBO over a plan on 150 machines, jobs and machines by Pasquali 2008, "
+        "Table 13.",
+    ),
     "test_carts": (
         "CARTS: slots of advance reservations",
         "128 processors, 60% booked. The peers hold the same slots in the same run and give the "

@@ -1,0 +1,330 @@
+"""The plan of a cluster: where and when each queued job runs. Pure.
+
+A plan has a schedule for each machine; a cluster of counted processors is one machine with all of
+them. A gap is a time in which processors of a machine are free. Memory, licences and other counted
+resources are free in the whole cluster. When a job ends early, late or leaves the queue, the jobs
+of its machine are placed again in the order of their planned starts, each as early as possible.
+That makes no start later unless a job exceeds its estimate. For at any time from its old start on,
+the jobs before it use no more than they did.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from metasched.policies.local.availability import AvailabilityProfile
+from metasched.policies.local.capacity import expected_end
+from metasched.policies.local.queueing import (
+    NEVER,
+    FreeResources,
+    LeftOver,
+    RunningJob,
+    WaitingJob,
+)
+
+_START = attrgetter("start")
+COUNTED = 0  # the machine of a cluster of counted processors
+
+
+class PlannedRun(NamedTuple):
+    """A queued job on a machine; times are seconds of the caller's clock."""
+
+    job: WaitingJob
+    machine: int
+    start: float
+    end: float
+    cpus: int  # held; all of the machine where machines are not shared
+
+    @property
+    def late(self) -> bool:
+        """Whether the job will miss its deadline."""
+        return self.job.deadline is not None and self.end > self.job.deadline
+
+
+class PlanQuality(NamedTuple):
+    """The figures by which plans are compared."""
+
+    makespan: float  # seconds from now to the end of the last job, running jobs included
+    in_time: int  # queued jobs that are not late
+    late: int  # queued jobs that will miss their deadlines
+
+
+class MachineSchedule:
+    """The schedule of a machine: running jobs, and planned runs in the order of their starts."""
+
+    def __init__(self, cpus: int) -> None:
+        self.cpus = cpus
+        self.running_ends: dict[int, float] = {}  # by job
+        self.runs: list[PlannedRun] = []
+        self.profile = AvailabilityProfile(0.0, cpus, ())
+        self.end = 0.0  # of the last job
+        self.late_count = 0
+
+    def restart(self, now: float, running: Mapping[int, tuple[float, int]]) -> None:
+        """Forget all runs; `running` holds end and processors of running jobs."""
+        self.running_ends = {job: end for job, (end, _) in running.items()}
+        free = self.cpus - sum(cpus for _, cpus in running.values())
+        self.profile = AvailabilityProfile(now, free, running.values())
+        self.runs, self.late_count = [], 0
+        self.end = max(self.running_ends.values(), default=now)
+
+    def add(self, run: PlannedRun) -> None:
+        insort(self.runs, run, key=_START)
+        self.profile.hold(run.start, run.end, run.cpus)
+        self.end = max(self.end, run.end)
+        self.late_count += run.late
+
+    def remove(self, run: PlannedRun) -> None:
+        self.profile.hold(run.start, run.end, -run.cpus)
+        del self.runs[self._index(run)]
+        self.late_count -= run.late
+        if run.end >= self.end:
+            ends = [*self.running_ends.values(), *[other.end for other in self.runs]]
+            self.end = max(ends, default=0.0)
+
+    def begin(self, run: PlannedRun) -> None:
+        """Turn a planned run into a running job that ends as planned."""
+        del self.runs[self._index(run)]
+        self.late_count -= run.late
+        self.running_ends[run.job.id] = run.end
+
+    def _index(self, run: PlannedRun) -> int:
+        index = bisect_right(self.runs, run.start, key=_START) - 1
+        while self.runs[index].job.id != run.job.id:
+            index -= 1
+        return index
+
+    def copy(self) -> MachineSchedule:
+        """Return an independent copy."""
+        copied = MachineSchedule(self.cpus)
+        copied.running_ends, copied.runs = self.running_ends, self.runs.copy()
+        copied.profile = self.profile.copy()
+        copied.end, copied.late_count = self.end, self.late_count
+        return copied
+
+
+class SavedMachine(NamedTuple):
+    """The schedule of a machine before a trial, to which `ClusterPlan.restore` returns."""
+
+    machine: int
+    schedule: MachineSchedule
+    resources: dict[str, AvailabilityProfile]
+
+
+class ClusterPlan:
+    """The schedules of all machines of a cluster.
+
+    Placing and removing a run are O(v) in the v steps of its machine; so is a search for a gap.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.machines: list[MachineSchedule] = []
+        self.runs: dict[int, PlannedRun] = {}  # of queued jobs, by id
+        self.shared = True
+        self._resources: dict[str, AvailabilityProfile] = {}
+        self._running_ends: dict[int, float] = {}  # of all running jobs, by id
+        self._total_cpus = 0
+
+    # What has happened since the last pass.
+
+    def observe(
+        self,
+        now: float,
+        queue: Iterable[WaitingJob],
+        running: Collection[RunningJob],
+        free: FreeResources,
+    ) -> None:
+        """Bring the plan up to date: place jobs again where it was not kept."""
+        self.now = now
+        free_cpus = [free.cpus] if free.machines is None else free.machines
+        self.shared = free.shared or free.machines is None
+        total = sum(free_cpus) + sum([r.cpus for r in running])
+        ends = {r.id: expected_end(r, now) for r in running}
+        changed = self._remove_withdrawn(queue)
+        if (
+            not changed
+            and total == self._total_cpus
+            and ends == {job: end for job, end in self._running_ends.items() if end > now}
+            and not any(s.runs and s.runs[0].start < now for s in self.machines)
+            and free.resources.keys() == self._resources.keys()
+        ):
+            for schedule in self.machines:
+                schedule.profile.advance(now)
+            for profile in self._resources.values():
+                profile.advance(now)
+        else:
+            self._observe_changes(running, free_cpus, free.resources, changed)
+        self._running_ends, self._total_cpus = ends, total
+
+    def _observe_changes(
+        self,
+        running: Collection[RunningJob],
+        free_cpus: Sequence[int],
+        resources: Mapping[str, int],
+        changed: set[int],
+    ) -> None:
+        """Place the jobs of changed machines again; of all, if they share other resources."""
+        now = self.now
+        running_by_machine: list[dict[int, tuple[float, int]]] = [{} for _ in free_cpus]
+        for r in running:
+            running_by_machine[r.machine][r.id] = expected_end(r, now), r.cpus
+        if len(free_cpus) != len(self.machines):
+            self.machines, self.runs = [MachineSchedule(0) for _ in free_cpus], {}
+        for machine, schedule in enumerate(self.machines):
+            jobs = running_by_machine[machine]
+            size = free_cpus[machine] + sum([held for _, held in jobs.values()])
+            expected = {job: end for job, end in schedule.running_ends.items() if end > now}
+            overdue = bool(schedule.runs) and schedule.runs[0].start < now
+            if (
+                resources
+                or overdue
+                or schedule.cpus != size
+                or expected != {job: end for job, (end, _) in jobs.items()}
+            ):
+                schedule.cpus = size
+                changed.add(machine)
+            else:
+                schedule.profile.advance(now)
+        self._resources = {
+            name: AvailabilityProfile(
+                now, amount, [(expected_end(r, now), r.resources.get(name, 0)) for r in running]
+            )
+            for name, amount in resources.items()
+        }
+        runs = [run for machine in changed for run in self.machines[machine].runs]
+        for machine in changed:
+            self.machines[machine].restart(now, running_by_machine[machine])
+        self.place_again(sorted(runs, key=_START))
+
+    def _remove_withdrawn(self, queue: Iterable[WaitingJob]) -> set[int]:
+        """Remove the runs of jobs that have left the queue or have changed; return machines."""
+        queued = {job.id: job for job in queue}
+        gone = [
+            run
+            for job_id, run in self.runs.items()
+            if (job := queued.get(job_id)) is not run.job and job != run.job
+        ]
+        for run in gone:
+            self.remove(run)
+        return {run.machine for run in gone}
+
+    # Runs.
+
+    def cpus_on(self, job: WaitingJob, machine: int) -> int:
+        """Return the processors that the job holds on the machine."""
+        return job.cpus if self.shared else self.machines[machine].cpus
+
+    def earliest_start(self, job: WaitingJob, machine: int, latest: float = NEVER) -> float:
+        """Return the first start up to `latest` that moves no planned job; NEVER if none."""
+        schedule = self.machines[machine]
+        if job.cpus > schedule.cpus:
+            return NEVER
+        seconds, cpus = run_time(job, machine), self.cpus_on(job, machine)
+        if not (job.resources and self._resources):
+            return schedule.profile.earliest_start(cpus, seconds, self.now, latest)
+        needs = [(schedule.profile, cpus)]
+        needs += [
+            (self._resources[name], amount)
+            for name, amount in job.resources.items()
+            if name in self._resources
+        ]
+        start, agreeing = self.now, 0
+        while agreeing < len(needs) and start < NEVER:
+            for profile, amount in needs:
+                fit_time = profile.earliest_start(amount, seconds, start, latest)
+                agreeing = agreeing + 1 if fit_time == start else 1
+                start = fit_time
+        return start
+
+    def place(self, job: WaitingJob, machine: int, start: float) -> PlannedRun:
+        """Plan the job; there must be room."""
+        end = start + run_time(job, machine)
+        run = PlannedRun(job, machine, start, end, self.cpus_on(job, machine))
+        self.machines[machine].add(run)
+        self.runs[job.id] = run
+        self._hold_resources(run, 1)
+        return run
+
+    def remove(self, run: PlannedRun) -> None:
+        self.machines[run.machine].remove(run)
+        del self.runs[run.job.id]
+        self._hold_resources(run, -1)
+
+    def place_again(self, runs: Iterable[PlannedRun]) -> None:
+        """Place runs that were removed, each on its machine, as early as possible, in order."""
+        for run in runs:
+            start = self.earliest_start(run.job, run.machine)
+            if start < NEVER:
+                self.place(run.job, run.machine, start)
+            else:
+                self.runs.pop(run.job.id, None)
+
+    def compress(self, machine: int, freed_from: float) -> None:
+        """Move runs of the machine to earlier starts, after its processors became free.
+
+        Runs that end by `freed_from` cannot gain.
+        """
+        for run in [run for run in self.machines[machine].runs if run.end > freed_from]:
+            self.remove(run)
+            start = self.earliest_start(run.job, machine, run.start)
+            self.place(run.job, machine, min(start, run.start))
+
+    def take_due(self) -> list[PlannedRun]:
+        """Turn the runs whose starts have come into running jobs; return them."""
+        due = [
+            run
+            for schedule in self.machines
+            for run in schedule.runs[: bisect_right(schedule.runs, self.now, key=_START)]
+        ]
+        for run in due:
+            del self.runs[run.job.id]
+            self.machines[run.machine].begin(run)
+            self._running_ends[run.job.id] = run.end
+        return due
+
+    def _hold_resources(self, run: PlannedRun, direction: int) -> None:
+        for name, amount in run.job.resources.items():
+            if name in self._resources:
+                self._resources[name].hold(run.start, run.end, direction * amount)
+
+    # Trials.
+
+    def save(self, machine: int) -> SavedMachine:
+        """Return the schedule of a machine for `restore`, after a trial with its jobs."""
+        resources = {name: profile.copy() for name, profile in self._resources.items()}
+        return SavedMachine(machine, self.machines[machine].copy(), resources)
+
+    def restore(self, saved: SavedMachine) -> None:
+        """Undo all changes of a machine since `save`; no other machine may have changed."""
+        for run in self.machines[saved.machine].runs:
+            self.runs.pop(run.job.id, None)
+        self.machines[saved.machine], self._resources = saved.schedule, saved.resources
+        self.runs.update([(run.job.id, run) for run in saved.schedule.runs])
+
+    # Figures.
+
+    def quality(self) -> PlanQuality:
+        late = sum([schedule.late_count for schedule in self.machines])
+        makespan = max([schedule.end for schedule in self.machines], default=self.now) - self.now
+        return PlanQuality(max(makespan, 0.0), len(self.runs) - late, late)
+
+    def left_over(self) -> LeftOver:
+        """Return what the plan leaves to a job that is submitted now."""
+        free = [min(schedule.profile.free) for schedule in self.machines]
+        resources = {name: min(profile.free) for name, profile in self._resources.items()}
+        first_start = min([run.start for run in self.runs.values()], default=NEVER)
+        return LeftOver(first_start, FreeResources(sum(free), resources, free))
+
+
+def run_time(job: WaitingJob, machine: int) -> float:
+    """Return the estimated run time of the job on a machine that can run it, in seconds."""
+    return job.machines[machine] if job.machines else job.estimated
+
+
+def suitable_machines(job: WaitingJob) -> Iterable[int]:
+    """Return the machines that can run the job, the most powerful first."""
+    return job.machines or (COUNTED,)
