@@ -12,6 +12,7 @@ plan_search            Tabu Search and RCBO
 planning               policies that keep a plan
 flexible_backfilling   Flexible Backfilling
 weights                constants of Flexible Backfilling
+convergent             Convergent Scheduling: a matching of jobs and machines
 registry               all policies by name
 
 | name         | class                           | source                | optimises               |
@@ -30,4 +31,7 @@ registry               all policies by name
 | fair-share   | `orders.FairShare`              | -                     | equal shares of users   |
 | fb-mod       | `FlexibleBackfilling`           | Pasquali 2008, §3.2.1 | deadlines, licences     |
 | fb-unmod     | `UnmodifiedFlexibleBackfilling` | Pasquali 2008, §3.2.1 | deadlines, licences     |
+| cs-ni-np     | `OptimalConvergent`             | Pasquali 2008, §3.2.2 | deadlines, licences     |
+| cs-i-np      | `IncrementalConvergent`         | Pasquali 2008, §3.2.2 | the same, repaired      |
+| cs-greedy-np | `GreedyConvergent`              | Pasquali 2008, §3.2.2 | the same, greedy        |
 """

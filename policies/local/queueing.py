@@ -38,6 +38,7 @@ class WaitingJob(NamedTuple):
     priority: int = 1  # assigned by metasched
     user: str = ""
     licences: tuple[str, ...] = ()  # leases of site-wide licences, not counted by the cluster
+    transfers: Mapping[int, float] = EMPTY  # seconds to bring its input to a machine, by index
 
 
 class RunningJob(NamedTuple):

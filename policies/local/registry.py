@@ -8,6 +8,12 @@ from difflib import get_close_matches
 from functools import partial
 
 from metasched.policies.local.conservative import Conservative
+from metasched.policies.local.convergent.weights import (
+    GREEDY,
+    INCREMENTAL,
+    OPTIMAL,
+    ConvergentWeights,
+)
 from metasched.policies.local.orders import EASY, EDF, FCFS, LSF, SJF, FairShare, FirstFit, Priority
 from metasched.policies.local.planning import EarliestGap, OptimisedPlan, TabuPlan
 from metasched.policies.local.queueing import LocalPolicy
@@ -17,6 +23,7 @@ Parameters = Mapping[str, float | str]
 
 DEFAULT_POLICY = UNMODIFIED
 WEIGHT_NAMES = tuple(field.name for field in fields(Weights))
+CONVERGENT_WEIGHT_NAMES = tuple(field.name for field in fields(ConvergentWeights))
 
 
 def _make_flexible(
@@ -32,6 +39,20 @@ def _make_flexible(
     return policy_class(weights, licences)
 
 
+def _make_convergent(
+    name: str,
+    weights: ConvergentWeights | None = None,
+    licences: Mapping[str, int] | None = None,
+) -> LocalPolicy:
+    try:
+        from metasched.policies.local.convergent.policies import VARIANTS
+    except ImportError:
+        raise ValueError(
+            f"policy {name} needs SciPy; install it with pip install 'metasched[lab]'"
+        ) from None
+    return VARIANTS[name](weights, licences)
+
+
 POLICIES: dict[str, Callable[[], LocalPolicy]] = {
     **{
         policy.name: policy
@@ -41,6 +62,7 @@ POLICIES: dict[str, Callable[[], LocalPolicy]] = {
         )
     },
     **{name: partial(_make_flexible, name) for name in (MODIFIED, UNMODIFIED)},
+    **{name: partial(_make_convergent, name) for name in (INCREMENTAL, OPTIMAL, GREEDY)},
 }
 _PLAN = ("compare", "depth")
 _SEARCH = (*_PLAN, "every", "iterations", "memory")
@@ -52,8 +74,11 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     OptimisedPlan.name: _SEARCH,
     MODIFIED: WEIGHT_NAMES,
     UNMODIFIED: WEIGHT_NAMES,
+    INCREMENTAL: CONVERGENT_WEIGHT_NAMES,
+    OPTIMAL: CONVERGENT_WEIGHT_NAMES,
+    GREEDY: CONVERGENT_WEIGHT_NAMES,
 }
-TEXT_PARAMETERS = ("run", "late", "compare", "stop")  # whose values are words
+TEXT_PARAMETERS = ("run", "late", "knapsack", "compare", "stop")  # whose values are words
 
 
 def check_policy_name(name: str) -> None:
@@ -84,4 +109,7 @@ def make_policy(
         raise ValueError(f'policy {name} has no parameter "{unknown[0]}"; {remedy}')
     if allowed is WEIGHT_NAMES:
         return _make_flexible(name, Weights(**arguments), licences)  # type: ignore[arg-type]
+    if allowed is CONVERGENT_WEIGHT_NAMES:
+        weights = ConvergentWeights(**arguments)  # type: ignore[arg-type]
+        return _make_convergent(name, weights, licences)
     return POLICIES[name](**arguments)

@@ -102,6 +102,11 @@ SECTIONS = {
         "Tabu Search and RCBO over a plan on 150 machines, jobs and machines by Pasquali 2008, "
         "Table 13.",
     ),
+    "test_convergent": (
+        "Convergent Scheduling",
+        "Plans with their job x machine matrix, 150 machines and 20 licences (Pasquali 2008, Table "
+        "4), in processor time. The peers solve the same matrix or knapsack in the same run.",
+    ),
     "test_carts": (
         "CARTS: slots of advance reservations",
         "128 processors, 60% booked. The peers hold the same slots in the same run and give the "

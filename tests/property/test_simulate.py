@@ -21,7 +21,7 @@ from metasched.policies.local.flexible_backfilling import (
 from metasched.policies.local.orders import EASY
 from metasched.policies.local.queueing import FreeResources, RunningJob, WaitingJob
 from metasched.policies.local.queueing import LocalPolicy as LocalPolicy
-from metasched.policies.local.registry import POLICIES, make_policy
+from metasched.policies.local.registry import make_policy
 from metasched.policies.local.weights import Weights
 from metasched.policies.policy import Policy
 from metasched.simulate.clusters import Machine, SimulatedCluster
@@ -29,6 +29,7 @@ from metasched.simulate.engine import Schedule, Simulation
 from metasched.simulate.schemes import USER_CHOICES, SubmissionScheme
 from metasched.simulate.workload import Workload, WorkloadEntry
 from tests.harness.examples import examples
+from tests.harness.local_policies import LOCAL_POLICIES
 
 CPUS = 8
 PUSH = Policy(load="paper", pull=False)
@@ -140,7 +141,7 @@ ONE = (SimulatedCluster(name="c1", cpus=CPUS),)
 SOME = SimulatedCluster.of_machines("c1", [Machine(8, 2.0), Machine(4, 4.0), Machine(4, 1.0)])
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if make_policy(name).incremental])
+@pytest.mark.parametrize("name", [name for name in LOCAL_POLICIES if make_policy(name).incremental])
 @pytest.mark.parametrize("clusters", [ONE, (SOME,), (replace(SOME, shared=False),)])
 @examples(100)
 @given(jobs=plans)
@@ -180,7 +181,7 @@ def check(schedule: Schedule, planned: list[Plan]) -> None:
             assert sum(p.job.licences.get(pool.name, 0) for p in there) <= pool.total
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", LOCAL_POLICIES)
 @examples(60)
 @given(planned=plans)
 def test_nothing_is_used_twice_on_counted_processors(name: str, planned: list[Plan]) -> None:
@@ -201,7 +202,7 @@ machines = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", LOCAL_POLICIES)
 @examples(60)
 @given(
     planned=plans,

@@ -9,8 +9,9 @@ from metasched.policies.local.flexible_backfilling import (
     UnmodifiedFlexibleBackfilling,
 )
 from metasched.policies.local.queueing import FreeResources, RunningJob, WaitingJob
-from metasched.policies.local.registry import POLICIES, make_policy
+from metasched.policies.local.registry import make_policy
 from metasched.policies.local.weights import Weights
+from tests.harness.local_policies import LOCAL_POLICIES
 
 NONE = {"age_factor": 0.0, "least": 0.0, "most": 0.0, "licence": 0.0, "boost": 0.0}
 
@@ -139,7 +140,7 @@ def test_weights_make_sense(wrong: dict[str, object]) -> None:
 
 
 def test_policies_have_names() -> None:
-    for name in POLICIES:
+    for name in LOCAL_POLICIES:
         assert make_policy(name).name == name  # type: ignore[attr-defined]
         assert make_policy(name) is not make_policy(name)
     with pytest.raises(ValueError, match='write "conservative"'):

@@ -1,0 +1,115 @@
+"""Jobs that may hold scarce licences together: 0-1 multidimensional knapsacks. Pure.
+
+Jobs that ask for scarce licences form clusters, the connected components of the hypergraph with
+licences as nodes and jobs as edges. A knapsack is solved per cluster: capacities are free copies,
+a job's value is its mean preference. Pasquali 2008, §3.2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from metasched.policies.local.convergent.table import FloatArray, IndexArray, Mask
+
+MAX_NODES = 10_000  # of branch and bound in a knapsack; a bound in nodes keeps plans repeatable
+# From values (N), amounts (N x L) and capacities (L): the chosen jobs (N).
+Knapsack = Callable[[FloatArray, FloatArray, FloatArray], Mask]
+
+
+def choose_greedy(values: FloatArray, amounts: FloatArray, capacities: FloatArray) -> Mask:
+    """Discard the job with the least value per weight until the others fit.
+
+    The weight of a job is the sum of `amount / capacity` over exceeded capacities. It changes when
+    a discarded job leaves a capacity no longer exceeded, so at most L orders are made, each
+    O(N L + N log N). Ours: at the end discarded jobs that fit return, the greatest ratio first.
+    Every job must fit alone.
+    """
+    chosen = np.ones(len(values), dtype=bool)
+    while True:
+        excess = amounts[chosen].sum(axis=0) - capacities
+        exceeded = excess > 0
+        if not exceeded.any():
+            break
+        weights = (amounts[:, exceeded] / capacities[exceeded]).sum(axis=1)
+        candidates = np.flatnonzero(chosen & (weights > 0))
+        order = candidates[_descending(values[candidates] / weights[candidates])][::-1]
+        released = np.cumsum(amounts[order][:, exceeded], axis=0)
+        last = int((released >= excess[exceeded]).any(axis=1).argmax())
+        chosen[order[: last + 1]] = False
+    remaining = capacities - amounts[chosen].sum(axis=0)
+    while True:
+        returning = np.flatnonzero(~chosen & (amounts <= remaining).all(axis=1))
+        if not len(returning):
+            return chosen
+        weights = (amounts[returning] / np.maximum(capacities, 1.0)).sum(axis=1)
+        best = returning[_descending(values[returning] / np.maximum(weights, 1e-12))[0]]
+        chosen[best] = True
+        remaining = remaining - amounts[best]
+
+
+def choose_exact(values: FloatArray, amounts: FloatArray, capacities: FloatArray) -> Mask:
+    """Maximise the sum of values with HiGHS, in at most `MAX_NODES` nodes of branch and bound.
+
+    Where the bound is reached before any solution is better, the greedy choice stands.
+    """
+    greedy = choose_greedy(values, amounts, capacities)
+    result = milp(
+        -values,
+        constraints=LinearConstraint(amounts.T, -np.inf, capacities),
+        integrality=np.ones(len(values)),
+        bounds=Bounds(0, 1),
+        options={"node_limit": MAX_NODES},
+    )
+    if result.x is None:
+        return greedy
+    chosen: Mask = result.x > 0.5
+    fits = bool((amounts[chosen].sum(axis=0) <= capacities).all())
+    return chosen if fits and values[chosen].sum() >= values[greedy].sum() else greedy
+
+
+def cluster_by_licence(requests: Mask) -> IndexArray:
+    """Return the cluster of each job, from 0; `requests` is jobs x licences.
+
+    Jobs without a request have clusters of their own.
+    """
+    jobs, licences = requests.shape
+    rows, columns = np.nonzero(requests)
+    size = jobs + licences
+    edges = coo_array((np.ones(len(rows), dtype=bool), (rows, columns + jobs)), shape=(size, size))
+    _, labels = connected_components(edges, directed=False)
+    clusters: IndexArray = labels[:jobs].astype(np.intp)
+    return clusters
+
+
+def choose_jobs(
+    values: FloatArray, amounts: FloatArray, capacities: FloatArray, solve: Knapsack
+) -> Mask:
+    """Return jobs that fit together; all that ask for no exceeded capacity are among them.
+
+    Every job must fit alone.
+    """
+    chosen = np.ones(len(values), dtype=bool)
+    scarce = amounts.sum(axis=0) > capacities
+    if not scarce.any():
+        return chosen
+    amounts, capacities = amounts[:, scarce], capacities[scarce]
+    requests = amounts > 0
+    asking = np.flatnonzero(requests.any(axis=1))
+    clusters = cluster_by_licence(requests[asking])
+    for cluster in np.unique(clusters):
+        members = asking[clusters == cluster]
+        of_cluster = requests[members].any(axis=0)
+        needs, copies = amounts[members][:, of_cluster], capacities[of_cluster]
+        chosen[members] = solve(values[members], needs, copies)
+    return chosen
+
+
+def _descending(keys: FloatArray) -> IndexArray:
+    """Return positions by descending key, ties in their order."""
+    positions: IndexArray = np.argsort(-keys, kind="stable")
+    return positions

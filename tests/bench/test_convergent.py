@@ -1,0 +1,120 @@
+"""A plan of Convergent Scheduling with its matrix: from scratch, after an event, and its growth.
+
+Each is also compared with SciPy's assignment solver alone, on the same matrix in the same run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy")
+
+from scipy.optimize import linear_sum_assignment
+
+from metasched.policies.local.convergent.knapsack import choose_exact, choose_greedy
+from metasched.policies.local.convergent.matching import match_incremental, match_optimal
+from metasched.policies.local.convergent.policies import OptimalConvergent
+from metasched.policies.local.queueing import FreeResources
+from metasched.simulate import synthetic
+from metasched.simulate.manager import SimulatedManager
+from tests.bench.conftest import Record
+
+ROUNDS, EVENTS, NOW = 7, 15, 1000.0
+SMALL, LARGE = 1000, 10_000  # jobs
+
+
+def full_queue(jobs: int) -> SimulatedManager:
+    """Return a manager of 150 idle machines (Table 4 of the thesis) with all jobs queued."""
+    generator = replace(synthetic.CONVERGENT, jobs=jobs, inter_arrival=NOW / jobs)
+    workload, (cluster,) = generator.generate("bench", 1)
+    manager = SimulatedManager(cluster, OptimalConvergent(licences=cluster.licences))
+    for entry in workload.entries:
+        manager.submit(entry.job, 1, entry.run_time)
+    return manager
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    begun = time.process_time()
+    call()
+    return 1e3 * (time.process_time() - begun)
+
+
+def solver_time(manager: SimulatedManager) -> float:
+    """Return milliseconds of SciPy's solver on the matrix of all jobs and machines."""
+    sizes = tuple(machine.cpus for machine in manager.cluster.machines)
+    free = FreeResources(sum(sizes), manager.cluster.licences, sizes, shared=False)
+    policy = OptimalConvergent(licences=manager.cluster.licences)
+    matrix = policy.preferences(NOW, list(manager.queue.values()), free)
+    matrix = np.where(matrix > -np.inf, matrix + 1e5, 0.0)
+    times = [
+        milliseconds(lambda: linear_sum_assignment(matrix, maximize=True)) for _ in range(ROUNDS)
+    ]
+    return min(times)
+
+
+@pytest.mark.bench
+@pytest.mark.cpu
+@pytest.mark.parametrize("jobs", [SMALL, LARGE])
+def test_plan(jobs: int, record: Record) -> None:
+    scratch = []
+    for _ in range(ROUNDS):
+        manager = full_queue(jobs)
+        scratch.append(milliseconds(lambda manager=manager: manager.run_policy(NOW)))  # type: ignore[misc]
+    events = []
+    for _ in range(EVENTS):
+        ended = min(manager.running.values(), key=lambda job: job.end)
+        manager.end_job(ended.id)
+        events.append(milliseconds(lambda ended=ended: manager.run_policy(ended.end)))  # type: ignore[misc]
+    peers = {"SciPy's solver": solver_time(full_queue(jobs))}
+    targets = ("at most 25 ms", "at most 3 ms") if jobs == SMALL else ("", "")
+    label = f"{jobs:,} jobs, 150 machines"
+    record(f"plan of {label}", min(scratch), "ms", target=targets[0], peers=peers)
+    record(f"after an ending, {label}", median(events), "ms", target=targets[1], peers=peers)
+
+
+@pytest.mark.bench
+@pytest.mark.cpu
+@pytest.mark.parametrize("jobs", [SMALL, LARGE])
+def test_matching_after_an_arrival(jobs: int, record: Record) -> None:
+    """The incremental matching against a new one, with all machines in the matrix."""
+    manager = full_queue(jobs)
+    sizes = tuple(machine.cpus for machine in manager.cluster.machines)
+    free = FreeResources(sum(sizes), manager.cluster.licences, sizes, shared=False)
+    queue = list(manager.queue.values())
+    policy = OptimalConvergent(licences=manager.cluster.licences)
+    previous = match_optimal(policy.preferences(NOW, queue[:-1], free), {})
+    matrix = policy.preferences(NOW + 5, queue, free)
+    fresh = [milliseconds(lambda: match_optimal(matrix, {})) for _ in range(ROUNDS)]
+    repaired = [milliseconds(lambda: match_incremental(matrix, previous)) for _ in range(ROUNDS)]
+    assert len(match_incremental(matrix, previous)) == len(match_optimal(matrix, {}))
+    peers = {"new matching": min(fresh)}
+    record(f"matching after an arrival, {jobs:,} jobs", min(repaired), "ms", peers=peers)
+
+
+@pytest.mark.bench
+@pytest.mark.cpu
+@pytest.mark.parametrize("jobs", [100, 200])
+def test_knapsack(jobs: int, record: Record) -> None:
+    """The greedy knapsack on Table 5's 40 licences: its value and time as shares of exact."""
+    rng = np.random.default_rng(1)
+    shares, times = [], []
+    for _ in range(ROUNDS):
+        values = rng.uniform(1, 20, jobs)
+        amounts = (rng.random((jobs, 40)) < 0.2).astype(float)
+        capacities = rng.integers(36, 41, 40).astype(float)  # copies: 40-45% of 90 machines
+        begun = time.process_time()
+        greedy = choose_greedy(values, amounts, capacities)
+        middle = time.process_time()
+        exact = choose_exact(values, amounts, capacities)
+        times.append((middle - begun, time.process_time() - middle))
+        shares.append(values[greedy].sum() / values[exact].sum())
+    label = f"knapsack of {jobs:,} jobs, 40 licences"
+    record(f"{label}: greedy / exact", 100 * float(np.mean(shares)), "%")
+    greedy_time, exact_time = (1e3 * median(column) for column in zip(*times, strict=True))
+    record(f"{label}: time", greedy_time, "ms", peers={"HiGHS": exact_time})
