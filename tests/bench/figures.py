@@ -49,8 +49,8 @@ SECTIONS = {
     "test_local": ("Local clusters", ""),
     "test_slurm_dispatch": (
         "Slurm: dispatch",
-        "1,000 jobs to two full clusters. The peer is a bare loop of the same calls in the same "
-        "run. Such a loop swings by a factor of three.",
+        "1,000 jobs to two full clusters. The peer is a bare loop of the same calls. Both run in "
+        "turn, and the ratio is that of neighbours, since such a loop swings by a factor of three.",
     ),
     "test_federation": (
         "Slurm: a federation",
@@ -89,7 +89,8 @@ SECTIONS = {
     ),
     "test_pruning": (
         "Pruning",
-        "A million ended jobs in SQLite, each with three events and six changes.",
+        "A million ended jobs in SQLite, each with three events and six changes. PostgreSQL runs "
+        "on the same host with fsync; a job should cost the same at both sizes.",
     ),
     "test_arrays": ("Arrays", "Arrays of 10,000 tasks on two local clusters, one round."),
     "test_simulate": (
