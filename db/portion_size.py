@@ -14,7 +14,8 @@ MUCH_TOO_LONG = 8 * PORTION_SECONDS  # a single portion of that time is evidence
 SMALLEST = 1 / 64  # of a full portion
 WINDOW = 4  # portions
 QUICKER = 0.75  # of the time of the portion of twice the size, if the rows take the time
-GROWTH = 1.25  # of portions that leave time
+FAST_GROWTH = 2.0  # of portions that take less than half the time
+GROWTH = 1.25  # of portions that leave less
 
 
 class PortionSize:
@@ -38,8 +39,10 @@ class PortionSize:
         self._durations.clear()
         before, self._before_halving = self._before_halving, math.inf
         if quickest <= PORTION_SECONDS:
-            if quickest * GROWTH < PORTION_SECONDS:
-                self.part = min(self.part * GROWTH, 1.0)
+            for growth in (FAST_GROWTH, GROWTH):
+                if quickest * growth < PORTION_SECONDS:
+                    self.part = min(self.part * growth, 1.0)
+                    break
         elif quickest > QUICKER * before:
             self.part = min(self.part * 4, 1.0)
         else:

@@ -58,3 +58,16 @@ def test_portions_grow_again_when_rows_are_quick() -> None:
     for _ in range(100):
         size.note(0.01)
     assert size.rows(FULL) == FULL
+
+
+def test_portions_are_full_soon_after_a_slow_disk() -> None:
+    """Each checkpoint of a database is such a time; slow growth would cost the rest of a pass."""
+    size = PortionSize()
+    for _ in range(20):
+        size.note(100.0 * size.rows(FULL) / FULL)
+    assert size.rows(FULL) < FULL / 8
+    rows = []
+    for _ in range(30):
+        rows.append(size.rows(FULL))
+        size.note(0.004 + 0.00005 * rows[-1])
+    assert rows[-1] == FULL
