@@ -163,6 +163,13 @@ class PromisingGroups:
         None at most listings. O(groups) if more is free than at the last check, else O(new groups).
         """
         last, delaying = self._last, list[UnstartedGroup]()
+        if (
+            last is not None
+            and info is last.info
+            and not last.promising
+            and last.position == index.position
+        ):
+            return None
         if last is None:
             limits = _Limits.of(info.partitions, info.free_licences)
             groups = limits.select(index.groups, self._cluster)

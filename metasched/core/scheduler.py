@@ -427,6 +427,10 @@ class Core:
             return True
         return bool(self.state.views_with_unstarted)
 
+    def has_task_for(self, cluster: str, free_cpus: int) -> bool:
+        """Whether a task is pending elsewhere that needs no more processors. O(clusters)."""
+        return self._withdrawals.has_task_for(cluster, free_cpus)
+
     def may_pull(self, cluster: str, info: ClusterInfo, now: float) -> bool:
         """Whether a listing with these facts may let a task be pulled there, all clusters up."""
         return self._withdrawals.may_pull(self.state.views[cluster], info, now)

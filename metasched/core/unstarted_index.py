@@ -7,6 +7,7 @@ of a cluster do not change, only groups that passed the check, and new ones, are
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
@@ -37,6 +38,9 @@ class UnstartedIndex:
         self._keys: dict[TaskId, Hashable] = {}  # of groups
         self._log: list[UnstartedGroup] = []
         self._cut = 0  # entries cut off from the log
+        # by cluster: how many groups need so many processors, and the fewest that some group needs
+        self._sizes: dict[str, dict[int, int]] = {}
+        self._fewest_cpus: dict[str, int] = {}
 
     def add(self, task: Task, cluster: str) -> None:
         """Add a task that is now pending, or may be, on a cluster."""
@@ -50,6 +54,7 @@ class UnstartedIndex:
                 cluster, job, job.cpus_per_task, max(job.licences.values(), default=0), seconds
             )
             self._log.append(group)
+            self._count_size(cluster, job.cpus)
         elif seconds < group.shortest:
             group.shortest = seconds
             self._log.append(group)
@@ -62,9 +67,34 @@ class UnstartedIndex:
         del group.tasks[bisect_left(group.tasks, (task.queue_key, task.task_id))]
         if not group.tasks:
             del self._groups[key]
+            self._discount_size(group.cluster, group.job.cpus)
             if len(self._log) > 2 * len(self._groups) + _SPARE_LOG:
                 self._cut += len(self._log)
                 self._log = list(self._groups.values())
+
+    def _count_size(self, cluster: str, cpus: int) -> None:
+        sizes = self._sizes.setdefault(cluster, {})
+        sizes[cpus] = sizes.get(cpus, 0) + 1
+        self._fewest_cpus[cluster] = min(cpus, self._fewest_cpus.get(cluster, cpus))
+
+    def _discount_size(self, cluster: str, cpus: int) -> None:
+        sizes = self._sizes[cluster]
+        sizes[cpus] -= 1
+        if sizes[cpus]:
+            return
+        del sizes[cpus]
+        if not sizes:
+            del self._sizes[cluster], self._fewest_cpus[cluster]
+        elif cpus == self._fewest_cpus[cluster]:
+            self._fewest_cpus[cluster] = min(sizes)
+
+    def fewest_cpus_elsewhere(self, cluster: str) -> float:
+        """Return the fewest processors that a task of another cluster needs; inf: there is none."""
+        fewest: float = math.inf
+        for name, cpus in self._fewest_cpus.items():
+            if cpus < fewest and name != cluster:
+                fewest = cpus
+        return fewest
 
     @property
     def position(self) -> int:

@@ -198,7 +198,7 @@ class Withdrawals:
         if info is None:
             return
         record.judge(self._state.now, info.cpus - info.used_cpus, view.live_tasks.values())
-        if not info.may_start_jobs or not self._has_unstarted_elsewhere(view):
+        if not self._may_hold_some_task(view, info):
             return
         found = self._find_promising(view, info, self._state.now)
         if found is None:
@@ -243,8 +243,12 @@ class Withdrawals:
             if capacity.free_cpus <= 0 or room <= 0:
                 return
 
-    def _has_unstarted_elsewhere(self, view: ClusterView) -> bool:
-        return any(other is not view for other in self._state.views_with_unstarted.values())
+    def has_task_for(self, cluster: str, free_cpus: int) -> bool:
+        """Whether an unstarted task of another cluster needs no more processors. O(clusters)."""
+        return free_cpus >= self._state.unstarted_index.fewest_cpus_elsewhere(cluster)
+
+    def _may_hold_some_task(self, view: ClusterView, info: ClusterInfo) -> bool:
+        return info.may_start_jobs and self.has_task_for(view.name, info.cpus - info.used_cpus)
 
     def _find_promising(
         self, view: ClusterView, info: ClusterInfo, now: float
@@ -301,7 +305,7 @@ class Withdrawals:
 
         Tasks may have started since the last listing of their cluster.
         """
-        if not info.may_start_jobs or not self._has_unstarted_elsewhere(view):
+        if not self._may_hold_some_task(view, info):
             return False
         found = self._find_promising(view, info, now)
         if found is None:

@@ -409,12 +409,13 @@ class Simulation:
         if not self._pulling:
             return frozenset()
         self._list_pending(now)
-        managers, may_pull = self._managers, self.core.may_pull
+        managers, core = self._managers, self.core
         return {
             index
             for index in indexes
-            if managers[index].free_cpus > 0
-            and may_pull(managers[index].cluster.name, managers[index].cluster_info(), now)
+            if (free_cpus := managers[index].free_cpus) > 0
+            and core.has_task_for(name := managers[index].cluster.name, free_cpus)
+            and core.may_pull(name, managers[index].cluster_info(), now)
         }
 
     def _submit_startable(self, now: float) -> bool:
