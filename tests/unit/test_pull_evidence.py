@@ -444,8 +444,8 @@ def test_no_job_is_pulled_behind_a_job_that_no_other_may_overtake(
     assert pulled(site, NOW + 6, info) == withdrawn
 
 
-def small_site() -> Site:
-    """Job 3 of left was pulled to right; the pull is stored, but job 3 has not left yet.
+def small_site(*others: int) -> Site:
+    """Job 3 of left and others were pulled to right; that is stored, but they have not left yet.
 
     Each cluster takes two dispatches without answer, and two jobs that wait. Job 1 is held.
     """
@@ -458,11 +458,13 @@ def small_site() -> Site:
     site.seen("left", facts(8))
     site.step(JobSubmitted(NOW, job(1, held=True)))
     site.step(ClusterUnreachable(NOW, "right", "no answer"))
-    site.step(JobSubmitted(NOW, job(3)))
-    site.sent(3, native="3")
+    pulled_jobs = [3, *others]
+    for number in pulled_jobs:
+        site.step(JobSubmitted(NOW, job(number)))
+        site.sent(number, native=str(number))
     full = facts(8, free=0, running_jobs=((NOW + 9000, 8),), pending_jobs=1, queue_head=(1, 99))
-    site.seen("left", full, site.row(State.PENDING, 3))
-    assert pulled(site, NOW + 6, facts(4)) == [3]
+    site.seen("left", full, *(site.row(State.PENDING, number) for number in pulled_jobs))
+    assert pulled(site, NOW + 6, facts(4)) == pulled_jobs
     return site
 
 
@@ -493,3 +495,19 @@ def test_a_pulled_task_that_goes_elsewhere_is_no_pull_when_it_returns() -> None:
     right = site.core.state.views["right"].pulls
     right.record_dispatch(site.core.tasks[3, 0], site.core.tasks[3, 0].live_attempt)
     assert site.core.pull_counts("right") == (0, 0)
+
+
+def test_each_pulled_task_keeps_its_place_before_an_equal_task_without_one() -> None:
+    """As above with two pulled jobs. Each answer lets only a single job follow."""
+    site = small_site(6)
+    site.step(ClusterDrained(NOW + 6, "left", keep_pending=True))
+    for number in (4, 5):
+        assert len(site.step(JobSubmitted(NOW + 6, job(number)))) == 1
+    site.step(UserRequested(NOW + 6, "release", 1))
+    gone = [site.row(State.CANCELLED, number, ended=NOW + 7) for number in (3, 6)]
+    assert site.seen("left", None, *gone, at=NOW + 7) == []
+    dispatched = []
+    for number in (4, 5):
+        site.step(DispatchStarted(NOW + 8, number, 1))
+        dispatched += site.step(DispatchAccepted(NOW + 8, number, 1, {0: f"r{number}"}))
+    assert sorted(dispatched, key=str) == [Dispatch(number, 2, "right", (0,)) for number in (3, 6)]
