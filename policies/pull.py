@@ -60,8 +60,14 @@ class BackfillCapacity:
         self._shadows.append(earliest_fit(cpus, self.free_cpus, self._releases, self.now))
 
     def _expect(self, cpus: int, seconds: float) -> None:
-        """Count a job on its way: it starts, or is the head, or queues behind the head."""
-        if self._head is None and cpus <= self.free_cpus:
+        """Count a job on its way: it starts, or is the head, or queues behind the head.
+
+        Behind a head it starts if it does not delay it, as a job does that was pulled.
+        """
+        starts = cpus <= self.free_cpus
+        if self._head is not None:
+            starts = self._has_cpus(cpus, self.now + seconds)
+        if starts:
             self._use(cpus, seconds)
         elif self._head is None:
             self.reserve_head(cpus, seconds)

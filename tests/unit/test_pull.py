@@ -45,3 +45,22 @@ def test_the_head_of_the_queue_and_a_window_both_keep_what_they_need() -> None:
     assert room.can_start(job(2, 80))  # runs beside the head, ends before the window
     assert not room.can_start(job(2, 81))
     assert room.can_start(job(1, 81))
+
+
+def test_a_job_on_its_way_starts_before_the_head_and_uses_what_that_leaves() -> None:
+    """The head of 6 processors starts in 50 s and leaves 2 of them."""
+    fields = {"running_jobs": ((NOW + 50, 4),), "queue_head": (6, 60.0)}
+    beside = BackfillCapacity(facts(4, **fields), NOW, [(2, 900.0)])
+    assert beside.can_start(job(2, 50))
+    assert not beside.can_start(job(1, 51))
+    assert not beside.can_start(job(3, 50))
+    ahead = BackfillCapacity(facts(4, **fields), NOW, [(3, 50.0)])
+    assert ahead.can_start(job(1, 900))
+    assert not ahead.can_start(job(2, 50))
+
+
+def test_a_job_on_its_way_that_would_delay_the_head_queues_behind_it() -> None:
+    fields = {"running_jobs": ((NOW + 50, 4),), "queue_head": (6, 60.0)}
+    room = BackfillCapacity(facts(4, **fields), NOW, [(3, 900.0)])
+    assert room.can_start(job(4, 50))
+    assert room.can_start(job(2, 900))
