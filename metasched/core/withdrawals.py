@@ -11,6 +11,7 @@ from metasched.core.cluster_view import ClusterView
 from metasched.core.events import ClusterDrained, ClusterResumed
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.placement import Placement
+from metasched.core.promising_groups import GroupCheck
 from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import Intent, Task
@@ -257,13 +258,17 @@ class Withdrawals:
 
         Also the capacity of the cluster. Neither counts jobs on their way.
         """
-        kept = view.pulls.promising_groups
-        planned = kept.plan_check(info, self._state.unstarted_index)
-        if planned is None:
-            return None
+        planned = view.pulls.promising_groups.plan_check(info, self._state.unstarted_index)
+        return None if planned is None else self._check_groups(view, planned, now)
+
+    def _check_groups(
+        self, view: ClusterView, planned: GroupCheck, now: float
+    ) -> tuple[list[UnstartedGroup], PullCapacity] | None:
         licences = view.cluster.licence_features.keys()
-        capacity = PullCapacity(info, now, translate=view.translate_job, node_licences=licences)
-        groups = kept.check(planned, capacity)
+        capacity = PullCapacity(
+            planned.info, now, translate=view.translate_job, node_licences=licences
+        )
+        groups = view.pulls.promising_groups.check(planned, capacity)
         return (groups, capacity) if groups else None
 
     def _pullable(self, groups: Iterable[UnstartedGroup], capacity: PullCapacity) -> Iterator[Task]:
@@ -307,15 +312,21 @@ class Withdrawals:
         """
         if not self._may_hold_some_task(view, info):
             return False
-        found = self._find_promising(view, info, now)
+        planned = view.pulls.promising_groups.plan_check(info, self._state.unstarted_index)
+        if planned is None:
+            return False
+        later = now - self._state.now
+        if not any(self._waiting(planned.promising, later)):  # cheaper than the check
+            return False
+        found = self._check_groups(view, planned, now)
         if found is None:
             return False
         groups, capacity = found
-        later = now - self._state.now
-        return any(
-            task.live_attempt.intent is None
-            and self._has_waited(task, later)
-            and capacity.can_start(task.job)
-            for group in groups
-            for _, _, task in group.tasks
-        )
+        return any(capacity.can_start(task.job) for task in self._waiting(groups, later))
+
+    def _waiting(self, groups: Iterable[UnstartedGroup], later: float) -> Iterator[Task]:
+        """Yield tasks that nobody withdraws and that will have waited long enough."""
+        for group in groups:
+            for _, _, task in group.tasks:
+                if task.live_attempt.intent is None and self._has_waited(task, later):
+                    yield task

@@ -212,7 +212,10 @@ class SimulatedManager:
         self._free_by_machine[machine] = free + cpus
         for shape, change in ((size, free), -1), ((size, free + cpus), 1):
             self._shapes[shape] += change
-            self._nodes[shape] = _make_nodes(self._shapes[shape], *shape)
+            if count := self._shapes[shape]:
+                self._nodes[shape] = _make_nodes(count, *shape)
+            else:
+                self._nodes.pop(shape, None)
 
     def _free_resources(self) -> FreeResources:
         return FreeResources(
@@ -265,7 +268,7 @@ class SimulatedManager:
     def _build_info(self) -> ClusterInfo:
         if self._partition_now is None:
             self._partition_now = (
-                Partition("all", tuple([n for n in self._nodes.values() if n.count]), default=True)
+                Partition("all", tuple(self._nodes.values()), default=True)
                 if self._nodes
                 else self._partition(self.free_cpus, self._shapes)
             )
