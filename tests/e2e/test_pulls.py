@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import pwd
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
+from metasched.policies.policy import Policy
 from tests.conftest import require
 from tests.e2e.conftest import Site
 from tests.harness.daemons import BootError, wait_until
@@ -27,12 +31,21 @@ SMALL_JOBS = 60
 LARGE_JOBS = 6  # their memory fits once on a node of right
 
 
+POLLS_WITHOUT_PULL = 5  # of a second each
+BACKFILL, BUILTIN = "sched/backfill", "sched/builtin"  # the latter starts jobs in order
+
+
 @pytest.fixture
-def unequal(common_folder: Path) -> Iterator[SlurmSite]:
-    """Two Slurm clusters: right has less memory, other features, and a limit of its QOS."""
+def unequal(common_folder: Path, request: pytest.FixtureRequest) -> Iterator[SlurmSite]:
+    """Two Slurm clusters: right has less memory, other features, and a limit of its QOS.
+
+    The parameter is the scheduler of right.
+    """
     if (reason := missing() or accounting_missing()) is not None:
         require("slurm", reason)
-    with SlurmSite(common_folder / "unequal-slurm", [LEFT, RIGHT], accounting=True) as booted:
+    right_spec = replace(RIGHT, settings=(*RIGHT.settings, f"SchedulerType={request.param}"))
+    folder = Path(mkdtemp(dir=common_folder))
+    with SlurmSite(folder, [LEFT, right_spec], accounting=True) as booted:
         right, user = booted["right"], pwd.getpwuid(os.geteuid()).pw_name
         right.run("sacctmgr", "-i", "add", "account", "staff", "cluster=right")
         right.run("sacctmgr", "-i", "add", "user", user, "account=staff", "cluster=right")
@@ -55,6 +68,7 @@ def occupy(cluster: SlurmCluster, limit: str, count: int) -> None:
         cluster.run("sbatch", "-t", limit, "-N2", "--exclusive", "--wrap", "sleep 9999")
 
 
+@pytest.mark.parametrize("unequal", [BACKFILL, BUILTIN], indirect=True)
 def test_nine_of_ten_pulls_start_at_once(unequal: SlurmSite, site: Site) -> None:
     left, right = unequal["left"], unequal["right"]
     occupy(left, "60", 1)
@@ -89,3 +103,31 @@ def test_nine_of_ten_pulls_start_at_once(unequal: SlurmSite, site: Site) -> None
     [row] = [row for row in site.cluster_rows() if row["cluster"] == "right"]
     assert row["pulls"] >= len(ended)
     assert row["pulls_started_at_once"] >= 0.9 * row["pulls"], row
+
+
+def pulls_to_right(site: Site) -> tuple[int, int]:
+    """Return the number of pulls to right, and of those that started at once."""
+    [row] = [row for row in site.cluster_rows() if row["cluster"] == "right"]
+    return row["pulls"], row["pulls_started_at_once"]
+
+
+@pytest.mark.parametrize("unequal", [BUILTIN], indirect=True)
+def test_no_pull_behind_a_job_that_no_other_may_overtake(unequal: SlurmSite, site: Site) -> None:
+    """A node of right is idle, but the job that waits there for both nodes comes first."""
+    left, right = unequal["left"], unequal["right"]
+    occupy(left, "60", 1)
+    right.run("sbatch", "-t", "1-0", "-N1", "--exclusive", "--wrap", "sleep 9999")
+    occupy(right, "1-0", 1)
+    site.before = left.inside
+    site.configure(left.table("poll_interval = 1\n") + right.table("poll_interval = 1\n"))
+    site.start()
+    site.until(lambda: sorted(c["used"] for c in site.cluster_rows()) == [8, 16])
+    job = site.submit("-t", "5", "-o", "/dev/null", "--wrap", "sleep 3")
+    site.until(lambda: [row["reason"][:8] for row in site.rows(job)] == ["manager:"])
+    time.sleep(Policy.pull_after + POLLS_WITHOUT_PULL)
+    assert {row["cluster"] for row in site.rows(job)} == {"left"}
+    assert pulls_to_right(site) == (0, 0)
+    right.run("scancel", "--name=wrap")
+    [ended] = site.until_ended(job)
+    assert (ended["state"], ended["cluster"]) == ("completed", "right")
+    assert pulls_to_right(site) == (1, 1)
