@@ -51,9 +51,17 @@ def translate_job(job: Job, cluster: Cluster, info: ClusterInfo | None) -> Job:
 
     Of several partitions (`a,b`) and of alternative features (`a|b`) those remain that have a
     mapping. Those with which the job fits come first, in the order of the request: the first
-    decides on eligibility, and the manager may use all.
+    decides on eligibility, and the manager may use all. Of alternative generic resources the first
+    remains with which the job fits on nodes that are up, else on any nodes.
     """
-    if not (job.partition or job.account or job.qos or job.constraint or job.licences):
+    if not (
+        job.partition
+        or job.account
+        or job.qos
+        or job.constraint
+        or job.licences
+        or job.gres_alternatives
+    ):
         return job
     cluster_partitions = {p.name for p in info.partitions} if info else set()
     cluster_features = (
@@ -124,7 +132,7 @@ def _fitting_first(job: Job, info: ClusterInfo) -> Job:
             candidate = info.partition(name)
             if candidate is None or not candidate.up:
                 return True
-            return describe_size_excess(job, candidate) is not None
+            return all(describe_size_excess(choice, candidate) for choice in _gres_choices(job))
 
         # sorting is stable: the order of the request remains
         job = structs.replace(
@@ -136,11 +144,41 @@ def _fitting_first(job: Job, info: ClusterInfo) -> Job:
             first_partition = partition
 
             def lacks(group: str) -> bool:
-                return not fits_partition(structs.replace(job, constraint=group), first_partition)
+                constrained = structs.replace(job, constraint=group)
+                return not any(
+                    fits_partition(choice, first_partition) for choice in _gres_choices(constrained)
+                )
 
             alternatives = sorted(job.constraint.split("|"), key=lacks)
             job = structs.replace(job, constraint="|".join(alternatives))
-    return job
+    return _with_fitting_gres(job, info) if job.gres_alternatives else job
+
+
+def _gres_choices(job: Job) -> list[Job]:
+    """Return the job with each of its alternative generic resources in turn."""
+    if not job.gres_alternatives:
+        return [job]
+    return [
+        structs.replace(job, gres=gres, gres_alternatives=())
+        for gres in (job.gres, *job.gres_alternatives)
+    ]
+
+
+def _with_fitting_gres(job: Job, info: ClusterInfo) -> Job:
+    """Return a translated job with the first of its alternatives that fits.
+
+    The load does not count: `explain` names the same alternative as long as the job waits.
+    """
+    choices, partition = _gres_choices(job), info.partition(job.partition)
+    if partition is None:
+        return choices[0]
+
+    def rank(choice: Job) -> int:
+        if fits_partition(choice, partition, only_up=True):
+            return 0
+        return 1 if fits_partition(choice, partition) else 2
+
+    return min(choices, key=rank)
 
 
 def find_charged_account(job: Job, cluster: Cluster, info: ClusterInfo | None) -> str | None:

@@ -285,6 +285,7 @@ def needs_at_least(job: Job, other: Job) -> bool:
         and _is_as_large(job.memory, other.memory)
         and _is_as_large(job.memory_per_cpu, other.memory_per_cpu)
         and all(job.gres.get(name, 0) >= count for name, count in other.gres.items())
+        and job.gres_alternatives == other.gres_alternatives
     )
 
 

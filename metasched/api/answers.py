@@ -50,6 +50,7 @@ class JobDetails(JobRow):
     memory: int | None  # MiB per node
     memory_per_cpu: int | None  # MiB
     gres: Mapping[str, int]  # per node
+    gres_alternatives: Sequence[Mapping[str, int]]  # each could take its place
     exclusive: bool
     time_limit: float | None
     begin: str | None
@@ -92,6 +93,7 @@ def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Paylo
         memory=job.memory,
         memory_per_cpu=job.memory_per_cpu,
         gres=job.gres,
+        gres_alternatives=job.gres_alternatives,
         exclusive=job.exclusive,
         time_limit=job.time_limit,
         begin=iso(job.begin),

@@ -25,6 +25,7 @@ from metasched.daemon.service import SchedulerService
 from metasched.db.job_pages import TaskFilter
 from metasched.model.cluster import Cluster
 from metasched.model.job import Reason, State
+from metasched.policies.eligible import UnmappedNameError, translate_job
 from metasched.policies.exclusions import describe_fit
 from metasched.units import iso
 
@@ -91,6 +92,7 @@ async def explain(
         "text": summary
         + _describe_state(row, clusters, cause)
         + _describe_account(clusters)
+        + _describe_gres(clusters)
         + _describe_standing(standing)
         + _describe_expectation(expectation),
         "expected_start": iso(expectation.start) if expectation else None,
@@ -142,6 +144,15 @@ def _describe_account(clusters: Sequence[dict[str, Any]]) -> str:
         if cluster["chosen"] and cluster["account"]:
             return f" It is charged to account {cluster['account']} on {cluster['cluster']}."
     return ""
+
+
+def _describe_gres(clusters: Sequence[dict[str, Any]]) -> str:
+    """Describe the alternative of its generic resources that a job gets, in a sentence."""
+    choices = [c for c in clusters if c["gres"]]
+    if chosen := [c for c in choices if c["chosen"]]:
+        return f" Of its alternatives it uses {chosen[0]['gres']} on {chosen[0]['cluster']}."
+    texts = ", ".join(f"{c['gres']} on {c['cluster']}" for c in choices if c["eligible"])
+    return f" Of its alternatives it would use {texts}." if texts else ""
 
 
 def _describe_standing(standing: Standing | None) -> str:
@@ -204,10 +215,23 @@ def cluster_verdicts(
             "count": verdict.pending_jobs,
             "chosen": verdict.cluster == chosen_cluster,
             "account": verdict.account,
+            "gres": _chosen_gres(service, task, clusters[verdict.cluster]),
             "nodes": _node_fit(service, task, clusters[verdict.cluster]),
         }
         for verdict in service.core.assess_clusters(task)
     ]
+
+
+def _chosen_gres(service: SchedulerService, task: Task, cluster: Cluster) -> str | None:
+    """Return which of its alternative generic resources a job gets there; None: it has none."""
+    info, _ = service.core.cluster_status(cluster.name)
+    if not task.job.gres_alternatives or info is None:
+        return None
+    try:
+        gres = translate_job(task.job, cluster, info).gres
+    except UnmappedNameError:
+        return None
+    return ",".join(f"{name}:{count}" for name, count in gres.items())
 
 
 def _node_fit(service: SchedulerService, task: Task, cluster: Cluster) -> dict[str, Any] | None:

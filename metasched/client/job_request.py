@@ -22,7 +22,13 @@ from metasched.client.manager_options import (
 )
 from metasched.client.options import COMMAND_LINE, MAX_NAME_LENGTH, InvalidSubmission
 from metasched.client.output_folder import output_problem
-from metasched.client.resource_counts import GPU_OPTIONS, ResourceConflict, complete_counts
+from metasched.client.resource_counts import (
+    GPU_OPTIONS,
+    ResourceConflict,
+    complete_counts,
+    gres_alternatives,
+    with_alternatives,
+)
 from metasched.model.output_paths import check_pattern
 from metasched.units import (
     ParseError,
@@ -291,19 +297,23 @@ def _resource_counts(values: OptionValues, warnings: list[str]) -> dict[str, Any
     nodes = _parse_option(
         values, "nodes", lambda text: _parse_nodes(text, _locate(values, "nodes"), warnings)
     )
-    gpus = {
-        dest: _parse_option(values, dest, lambda text: parse_gres(f"gpu:{text}")) or {}
-        for dest in GPU_OPTIONS
-        if dest in values
-    }
-    gres = _parse_option(values, "gres", parse_gres) or {}
+    texts = {dest: str(values[dest][0]) for dest in ("gres", *GPU_OPTIONS) if dest in values}
+    choices = []
     try:
-        counts = complete_counts(tasks, nodes, tasks_per_node, cpus_per_task, gres, gpus)
+        for choice in gres_alternatives(texts):
+            chosen = {**values, **{dest: (choice[dest], values[dest][1]) for dest in choice}}
+            gpus = {
+                dest: _parse_option(chosen, dest, lambda text: parse_gres(f"gpu:{text}")) or {}
+                for dest in GPU_OPTIONS
+                if dest in chosen
+            }
+            gres = _parse_option(chosen, "gres", parse_gres) or {}
+            choices.append(complete_counts(tasks, nodes, tasks_per_node, cpus_per_task, gres, gpus))
     except ResourceConflict as error:
         location = _locate(values, error.option)
         raise InvalidSubmission(f"{error.problem}, {location}; {error.fix}") from None
     return {
-        **counts,
+        **with_alternatives(choices),
         "memory": _parse_option(values, "mem", parse_memory),
         "memory_per_cpu": _parse_option(values, "mem_per_cpu", parse_memory),
     }

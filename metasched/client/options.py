@@ -72,7 +72,7 @@ OPTIONS = (
     Option("--gpus -G", "[TYPE:]N", "GPUs of the job, on one node unless --nodes says more."),
     Option("--gpus-per-node", "[TYPE:]N", "GPUs on each node."),
     Option("--gpus-per-task", "[TYPE:]N", "GPUs of each task."),
-    Option("--gres", "SPEC", "Generic resources per node: gpu:2, gpu:a100:2, or a comma list."),
+    Option("--gres", "SPEC", "Generic resources per node: gpu:2, gpu:a100|gpu:h100, or a list."),
     Option("--exclusive", "", "Share no node with other jobs."),
     Option("--time -t", "DUR", "Time limit: 90s, 10m, 1:30:00, 2-00:00:00; minutes; 0: none."),
     Option("--signal", "[B:]SIG[@SEC]", "Signal before the time limit: USR1@60 to srun's tasks."),

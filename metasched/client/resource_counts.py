@@ -10,9 +10,10 @@ from metasched.units import MAX_NUMBER
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
+MAX_ALTERNATIVES = 16  # of generic resources
 GPU_OPTIONS = ("gpus", "gpus_per_node", "gpus_per_task")
 
 
@@ -22,6 +23,31 @@ class ResourceConflict(ParseError):
     def __init__(self, option: str, problem: str, fix: str) -> None:
         super().__init__(problem, fix)
         self.option = option
+
+
+def gres_alternatives(texts: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return options of generic resources for each alternative, as in `a100:2|h100:1`.
+
+    `texts` are their values by name. ResourceConflict if several have alternatives.
+    """
+    names = [name for name in texts if "|" in texts[name]]
+    if not names:
+        return [dict(texts)]
+    if len(names) > 1:
+        raise ResourceConflict(names[1], "alternatives in two options", "write them in one of them")
+    parts = texts[names[0]].split("|")
+    if len(parts) > MAX_ALTERNATIVES:
+        raise ResourceConflict(
+            names[0], f"{len(parts)} alternatives", f"write at most {MAX_ALTERNATIVES}"
+        )
+    return [{**texts, names[0]: part} for part in parts]
+
+
+def with_alternatives(choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the first of several results of `complete_counts`, with the `gres` of the others."""
+    if len(choices) == 1:  # daemons of earlier releases know no alternatives
+        return choices[0]
+    return {**choices[0], "gres_alternatives": [choice["gres"] for choice in choices[1:]]}
 
 
 def complete_counts(

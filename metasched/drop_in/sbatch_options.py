@@ -109,7 +109,7 @@ singleton; `,` or `?`, not both",
     yield "gpus-per-node", VALUE, MAPPED, "SBATCH_GPUS_PER_NODE", ""
     yield "gpus-per-socket", VALUE, SLURM_ONLY, "SBATCH_GPUS_PER_SOCKET", ""
     yield "gpus-per-task", VALUE, MAPPED, "SBATCH_GPUS_PER_TASK", ""
-    yield "gres", VALUE, MAPPED, "SBATCH_GRES", ""
+    yield "gres", VALUE, MAPPED, "SBATCH_GRES", "a bar separates alternatives; also in `--gpus`"
     yield "gres-flags", VALUE, SLURM, "SBATCH_GRES_FLAGS", ""
     yield "help h", FLAG, MAPPED, "", "prints the usage"
     yield "hint", VALUE, SLURM, "SBATCH_HINT SLURM_HINT", ""

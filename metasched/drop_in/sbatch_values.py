@@ -13,7 +13,13 @@ from metasched.client.manager_options import (
     parse_open_mode,
     parse_signal,
 )
-from metasched.client.resource_counts import GPU_OPTIONS, ResourceConflict, complete_counts
+from metasched.client.resource_counts import (
+    GPU_OPTIONS,
+    ResourceConflict,
+    complete_counts,
+    gres_alternatives,
+    with_alternatives,
+)
 from metasched.drop_in.command import CommandError
 from metasched.drop_in.sbatch_options import (
     IGNORED,
@@ -153,20 +159,27 @@ class Conversion:
                 f"can't run {tasks} processes on {nodes} nodes, setting nnodes to {tasks}"
             )
             nodes = tasks
+        texts = {
+            option: text
+            for option in ("gres", *GPU_OPTIONS)
+            if (text := self._text(option.replace("_", "-")))
+        }
+        choices = []
         try:
-            gres = parse_gres(self._text("gres")) if self._text("gres") else {}
-            gpus = {
-                option: parse_gres(",".join(f"gpu:{part}" for part in text.split(",")))
-                for option in GPU_OPTIONS
-                if (text := self._text(option.replace("_", "-")))
-            }
-        except ParseError:
-            raise _error("Invalid generic resource (gres) specification") from None
-        try:
-            counts = complete_counts(tasks, nodes, tasks_per_node, cpus, gres, gpus)
+            for choice in gres_alternatives(texts):
+                gres = parse_gres(choice["gres"]) if "gres" in choice else {}
+                gpus = {
+                    option: parse_gres(",".join(f"gpu:{part}" for part in text.split(",")))
+                    for option, text in choice.items()
+                    if option in GPU_OPTIONS
+                }
+                choices.append(complete_counts(tasks, nodes, tasks_per_node, cpus, gres, gpus))
         except ResourceConflict as conflict:
             option = conflict.option.replace("_", "-")
             raise _failed(f"{conflict.problem}, --{option}; {conflict.fix}") from None
+        except ParseError:
+            raise _error("Invalid generic resource (gres) specification") from None
+        counts = with_alternatives(choices)
         for field, name in (("memory", "mem"), ("memory_per_cpu", "mem-per-cpu")):
             size = self._values.get(name)
             if size is not None and size.rstrip("kKmMgGtTbB") == "0":

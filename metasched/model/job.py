@@ -114,6 +114,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None = None  # MiB per node
     memory_per_cpu: int | None = None  # MiB per processor
     gres: Mapping[str, int] = msgspec.field(default_factory=dict)  # per node: "gpu", "gpu:a100"
+    # each could take the place of `gres`, in this order; a cluster gets those that it has
+    gres_alternatives: tuple[Mapping[str, int], ...] = ()
     exclusive: bool = False
     time_limit: float | None = None  # seconds
     begin: float | None = None  # epoch seconds; earliest start
@@ -194,9 +196,11 @@ class Job(JobSpec, frozen=True, kw_only=True):
         if self.licences:
             for name, count in self.licences.items():
                 require_at_least(f"licence {name}", count)
-        if self.gres:
-            for name, count in self.gres.items():
+        for gres in (self.gres, *self.gres_alternatives) if self.gres else ():
+            for name, count in gres.items():
                 require_at_least(f"gres {name}", count)
+        if self.gres_alternatives and not all((self.gres, *self.gres_alternatives)):
+            raise ValueError("an alternative of gres is empty")
         if not 0 <= self.owner_priority <= 3:
             raise ValueError(f"owner priority is {self.owner_priority}; it must be 0..3")
         if self.array is not None:
@@ -211,7 +215,7 @@ class Job(JobSpec, frozen=True, kw_only=True):
     @property
     def node_requirements(self) -> Hashable:
         """Key of the requirements on nodes; jobs with equal keys fit the same nodes."""
-        return (*_node_requirements(self), *self.gres.items())
+        return (*_node_requirements(self), *self._gres_key)
 
     @property
     def requirements(self) -> Hashable:
@@ -226,7 +230,12 @@ class Job(JobSpec, frozen=True, kw_only=True):
         """Key of all requirements except paths and licences."""
         if not self.gres:  # as for most jobs
             return _requirements(self)
-        return _requirements(self), *self.gres.items()
+        return _requirements(self), *self._gres_key
+
+    @property
+    def _gres_key(self) -> tuple[Hashable, ...]:
+        alternatives = (tuple(gres.items()) for gres in self.gres_alternatives)
+        return (*self.gres.items(), *alternatives)
 
     @property
     def indices(self) -> tuple[int, ...]:

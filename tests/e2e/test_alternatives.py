@@ -53,3 +53,30 @@ def test_each_cluster_takes_the_alternatives_that_it_has(
     assert 'alpha: partition "nosuch" has no mapping on the cluster' in refused.stderr
     assert site.stop() == 0
     site.replayed()
+
+
+def test_each_cluster_takes_the_gres_that_it_has(site: Site) -> None:
+    tables = "".join(
+        f'[[cluster]]\nname = "{name}"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n'
+        f'gres = {{ "gpu:{kind}" = 1 }}\n'
+        for name, kind in (("left", "a100"), ("right", "h100"))
+    )
+    site.configure(tables)
+    site.start()
+    alternatives = ("--gres", "gpu:a100|gpu:h100")
+    jobs = [site.submit(*alternatives, "--wrap", "sleep 300") for _ in range(2)]
+    site.until(lambda: all(site.row(job)["state"] == "running" for job in jobs))
+    assert {site.row(job)["cluster"] for job in jobs} == {"left", "right"}
+    for job in jobs:
+        kind = {"left": "a100", "right": "h100"}[site.row(job)["cluster"]]
+        text = site.run("explain", str(job)).stdout
+        assert f"Of its alternatives it uses gpu:{kind}:1 on" in text
+    waiting = site.submit(*alternatives, "--wrap", "true")
+    site.run("cancel", str(jobs[1]))
+    assert site.until_ended(waiting)[0]["state"] == "completed"
+    refused = site.run("submit", "--gres", "gpu:x|gpu:y", "--wrap", "true", code=3)
+    assert "no set of nodes" in refused.stderr
+    site.run("cancel", str(jobs[0]))
+    site.until_ended(*jobs)
+    assert site.stop() == 0
+    site.replayed()

@@ -285,6 +285,17 @@ def test_options_that_managers_honour(words: list[str], options: dict[str, objec
     assert "manager_options" not in convert("-t5").fields
 
 
+def test_alternative_gres() -> None:
+    fields = convert("--gpus-per-node=a100:2|h100").fields
+    assert (fields["gres"], fields["gres_alternatives"]) == (
+        {"gpu:a100": 2},
+        [{"gpu:h100": 1}],
+    )
+    assert "gres_alternatives" not in convert("--gres=gpu:2").fields
+    with pytest.raises(CommandError, match="Invalid generic resource"):
+        convert("--gres=gpu:2|")
+
+
 @pytest.mark.parametrize(
     "word",
     [

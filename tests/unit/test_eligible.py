@@ -193,16 +193,18 @@ ASKED: dict[str, Any] = {
     "clusters": ("c",),
     "licences": {"matlab": 1},
     "reservation": 3,
+    "gres_alternatives": ({"gpu:h100": 1},),
     "manager_options": ManagerOptions(nice=1),
 }
 
 
 def test_the_needs_of_a_job_are_all_that_its_clusters_depend_on() -> None:
     assert set(Job.__struct_fields__) == ELSEWHERE | set(ASKED)
+    plain = job(cpus=4, gres={"disk": 1})
     requested = [
-        structs.replace(job(cpus=4), **{name: value}).requirements for name, value in ASKED.items()
+        structs.replace(plain, **{name: value}).requirements for name, value in ASKED.items()
     ]
-    assert len({job(cpus=4).requirements, *requested}) == len(ASKED) + 1
+    assert len({plain.requirements, *requested}) == len(ASKED) + 1
     other = Job(id=2, submitted=1.0, estimated=2.0, cpus=4, user="ada", deadline=9.0)
     assert other.requirements == job(cpus=4).requirements
 
@@ -238,6 +240,43 @@ def test_options_that_a_cluster_cannot_honour_exclude_it(
     assert (found is None) == (text is None)
     if found is not None and text is not None:
         assert (found.reason, found.text[: len(text)]) == (Reason.NO_CLUSTER_FITS, text)
+
+
+def test_of_alternative_gres_each_cluster_gets_those_that_fit() -> None:
+    a100, h100 = {"gpu:a100": 2}, {"gpu:h100": 1}
+    requested = job(gres=a100, gres_alternatives=(h100,))
+    few = NodeCapacity(1, 8, 8, gres={"gpu:a100": 1})
+    down = NodeCapacity(1, 8, 0, gres={"gpu:a100": 4}, up=False)
+    new = NodeCapacity(1, 8, 8, gres={"gpu:h100": 1})
+    for nodes, gres in (
+        ((few, new), h100),
+        ((few, new, NodeCapacity(1, 8, 0, gres=a100)), a100),  # busy nodes count
+        ((down, new), h100),
+        ((down,), a100),
+    ):
+        there = facts(*nodes)
+        translated = translate_job(requested, cluster(), there)
+        assert (translated.gres, translated.gres_alternatives) == (gres, ())
+        assert (find_ineligibility(requested, cluster(), there) is None) == (nodes != (down,))
+    assert find_ineligibility(requested, cluster(), facts(few)) is not None
+
+
+def test_partitions_fit_by_any_alternative_of_gres() -> None:
+    requested = job(gres={"gpu:a100": 1}, gres_alternatives=({"gpu:h100": 1},), partition="a,b")
+    of_a: dict[str, int] = {}
+    partitions = tuple(
+        Partition(name, (NodeCapacity(1, 8, 8, gres=gres),))
+        for name, gres in (("a", of_a), ("b", {"gpu:h100": 1}))
+    )
+    there = structs.replace(facts(), partitions=partitions)
+    translated = translate_job(requested, cluster(), there)
+    assert (translated.partition, translated.gres) == ("b,a", {"gpu:h100": 1})
+
+
+@pytest.mark.parametrize("alternatives", [({},), ({"gpu": 0},)])
+def test_an_alternative_of_gres_has_counts(alternatives: tuple[dict[str, int], ...]) -> None:
+    with pytest.raises(ValueError, match="gres"):
+        job(gres={"gpu": 1}, gres_alternatives=alternatives)
 
 
 def test_no_limit_excludes_partitions_that_have_one() -> None:

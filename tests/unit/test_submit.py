@@ -281,6 +281,14 @@ def test_a_wrapped_command() -> None:
     assert submission.jobs[0].name == "wrap"
 
 
+def test_alternative_gres() -> None:
+    job = request("--gres", "gpu:a100:2,disk|gpu:h100", "--wrap", "x")
+    assert (job.gres, job.gres_alternatives) == ({"gpu:a100": 2, "disk": 1}, ({"gpu:h100": 1},))
+    job = request("--gpus", "a100:4|h100:2", "-N", "2", "--wrap", "x")
+    assert (job.gres, job.gres_alternatives) == ({"gpu:a100": 2}, ({"gpu:h100": 1},))
+    assert request("--gres", "gpu:1", "--wrap", "x").gres_alternatives == ()
+
+
 def test_every_option_reaches_the_request() -> None:
     sizes = "-n 4 -c 2 -N 2 --mem 4G --gres gpu:1 --exclusive -t 10"
     when = "--begin +1h --deadline +2h --urgency 3 --requeue --hold"
@@ -354,6 +362,9 @@ def test_generic_resources_are_counted_per_node(
         ("--mem 1G --mem-per-cpu 1G", "both --mem and --mem-per-cpu"),
         ("--gpus 3 -N 2", "cannot be shared equally"),
         ("--gpus 2 --gres gpu:1", "requested twice"),
+        ("--gpus a:1|b:1 --gres x|y", "alternatives in two options"),
+        ("--gres gpu:a|", "is no resource"),
+        ("--gres " + "|".join(f"gpu:a{n}" for n in range(17)), "17 alternatives"),
         ("-t 0s", "no sensible duration"),
         ("-t soon", '"soon" is no duration, --time;'),
         ("--begin never", '"never" is no time, --begin;'),
