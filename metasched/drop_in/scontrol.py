@@ -1,4 +1,4 @@
-"""`scontrol`: shows jobs, partitions, configuration, hosts; holds, releases and requeues jobs."""
+"""`scontrol`: shows jobs, partitions, configuration, hosts; changes, holds, requeues jobs."""
 
 from __future__ import annotations
 
@@ -58,12 +58,8 @@ def main(arguments: Sequence[str]) -> int:
         return _show(names[0].lower(), names[1:], "oneliner" in options, real)
     if verb.lower() in _ACTIONS and names:
         return _change(verb.lower(), names, real)
-    if verb.lower() == "update" and (job := _updated_job(names)):
-        if real.clusters.is_native(job):
-            return real.run(words, is_last=True)
-        raise CommandError(
-            f"scontrol: error: job {printable(job)} is of metasched; use metasched modify"
-        )
+    if verb.lower() == "update" and (ids := _updated_jobs(names)):
+        return _update(ids, names, real)
     if real.chosen is not None and words:
         return real.run(words, is_last=True)
     raise CommandError(f"invalid keyword: {verb}" if verb else f"Usage: {USAGE}")
@@ -94,10 +90,26 @@ class _Real:
         return run_native("scontrol", arguments, self.chosen, is_last)
 
 
-def _updated_job(words: Sequence[str]) -> str:
-    """Return the id that `update` names, as in `JobId=17 TimeLimit=5`; "" without one."""
+def _updated_jobs(words: Sequence[str]) -> list[str]:
+    """Return the ids that `update` names, as in `JobId=17,18 TimeLimit=5`."""
     pairs = (word.partition("=") for word in words)
-    return next((id for key, _, id in pairs if key.lower() in ("job", "jobid")), "")
+    return next((words_of(ids) for key, _, ids in pairs if key.lower() in ("job", "jobid")), [])
+
+
+def _update(ids: Sequence[str], words: Sequence[str], real: _Real) -> int:
+    """Change jobs of metasched and of the clusters. Return the exit code."""
+    native_ids = [id for id in ids if is_job_id(id) and real.clusters.is_native(id)]
+    own_ids = [id for id in ids if id not in native_ids]
+    code = 0
+    if own_ids:
+        from metasched.drop_in.job_update import update_jobs  # few calls need it
+
+        code = update_jobs(connect(), own_ids, words)
+    if native_ids:
+        rest = [word for word in words if word.partition("=")[0].lower() not in ("job", "jobid")]
+        words = ["update", f"JobId={','.join(native_ids)}", *rest]
+        code = max(code, real.run(words, is_last=not own_ids))
+    return code
 
 
 def _show(subject: str, names: Sequence[str], one_line: bool, real: _Real) -> int:

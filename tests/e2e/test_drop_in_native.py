@@ -248,9 +248,13 @@ def test_ids_of_both_kinds_in_a_command(clusters: Clusters) -> None:
     assert clusters.lines("scontrol", "hold", mine, str(own[1])) == []
     assert clusters.lines("scontrol", "update", f"JobId={mine}", "TimeLimit=7") == []
     assert clusters.alpha.run("squeue", "-h", "-j", mine, "-o", "%l").strip() == "7:00"
-    refused = clusters.call("scontrol", "update", f"JobId={own[1]}", "TimeLimit=7")
-    assert (refused.returncode, refused.stdout) == (1, "")
-    assert f"job {own[1]} is of metasched" in refused.stderr
+    both = f"JobId={own[1]},{mine}"
+    assert clusters.lines("scontrol", "update", both, "TimeLimit=0:09:00", "JobName=e") == []
+    assert clusters.alpha.run("squeue", "-h", "-j", mine, "-o", "%l %j").strip() == "9:00 e"
+    assert clusters.lines("squeue", "-h", "-j", str(own[1]), "-o", "%l %j") == ["9:00 e"]
+    later = str(clusters.site.submit("--begin", "+1h", *SLEEP))
+    assert clusters.lines("scontrol", "update", f"JobId={later}", "Priority=0") == []
+    assert clusters.lines("squeue", "-h", "-j", later, "-o", "%r") == ["JobHeldUser"]
     assert clusters.lines("scancel", str(own[0]), mine, other) == []
     clusters.site.until_ended(own[0])
     for job in (mine, other):

@@ -183,6 +183,10 @@ WRONG = [
     ["scontrol", "hold", "999999999"],
     ["scontrol", "show", "partition", "nothing"],
     ["scontrol", "foo"],
+    *(
+        ["scontrol", "update", "JobId=999999999", *words]
+        for words in (["TimeLimit=5"], ["TimeLimit=x"], ["JobName=a", "Foo=5"], ["word"], [])
+    ),
 ]
 
 

@@ -1,0 +1,103 @@
+"""`scontrol update` of jobs of metasched: attributes of Slurm as those of `metasched modify`."""
+
+from __future__ import annotations
+
+import time
+
+from metasched.client.connection import ClientError, NotFound, PermissionDenied
+from metasched.drop_in.command import CommandError, fail
+from metasched.drop_in.format_language import printable
+from metasched.drop_in.job_filters import is_job_id
+from metasched.drop_in.slurm_time import parse_time, parse_time_limit
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from metasched.client.connection import Connection
+
+# names in Slurm, the shortest form of each, the attribute of metasched
+_ATTRIBUTES = (
+    ("account", 1, "account"),
+    ("deadline", 3, "deadline"),
+    ("eligibletime", 1, "begin"),
+    ("features", 1, "constraint"),
+    ("jobname", 4, "name"),
+    ("name", 2, "name"),
+    ("partition", 2, "partition"),
+    ("priority", 2, "priority"),
+    ("qos", 1, "qos"),
+    ("starttime", 2, "begin"),
+    ("timelimit", 5, "time_limit"),
+)
+
+
+def update_jobs(connection: Connection, ids: Sequence[str], words: Sequence[str]) -> int:
+    """Change jobs by the words `Attribute=value` of `update`. Return the exit code.
+
+    Nothing changes if a word is invalid, or metasched does not map it.
+    """
+    changes = _parse_changes(words)
+    held = changes.pop("priority", None) is not None
+    if not changes and not held:
+        raise CommandError("No changes specified")
+    code = 0
+    for id in ids:
+        try:
+            if not is_job_id(id):
+                raise NotFound("")
+            if changes:
+                body = {"choice": {"jobs": [id]}, "changes": changes}
+                connection.request("POST", "/jobs/modify", body=body)
+            if held:
+                connection.request("POST", "/jobs/hold", body={"jobs": [id]})
+        except NotFound:
+            code = fail(f"Invalid job id specified for job {printable(id)}")
+        except PermissionDenied:
+            code = fail(f"Access/permission denied for job {printable(id)}")
+        except ClientError as error:
+            if error.exit_code == 4:  # no daemon: the other jobs would fail, too
+                raise
+            code = fail(f"slurm_update error: {error}")
+    return code
+
+
+def _parse_changes(words: Sequence[str]) -> dict[str, object]:
+    """Return the new values by the attributes of metasched. CommandError in Slurm's words."""
+    changes: dict[str, object] = {}
+    for word in words:
+        key, separator, value = word.partition("=")
+        if not separator:
+            raise CommandError(f"Invalid input: {printable(word)}\nRequest aborted")
+        name = key.rstrip("+-").lower()
+        if name in ("job", "jobid"):
+            continue
+        attribute = next(
+            (
+                attribute
+                for full, length, attribute in _ATTRIBUTES
+                if len(name) >= length and full.startswith(name)
+            ),
+            None,
+        )
+        # only its zero, a hold, means the same in metasched
+        if attribute is None or key[-1:] in "+-" or (attribute == "priority" and value != "0"):
+            raise CommandError(
+                f"Update of this parameter is not supported: {printable(word)}\nRequest aborted"
+            )
+        changes[attribute] = _parse_value(attribute, value)
+    return changes
+
+
+def _parse_value(attribute: str, text: str) -> object:
+    if attribute == "time_limit":
+        limit = parse_time_limit(text)
+        if limit is None:
+            raise CommandError("scontrol: error: Invalid TimeLimit value")
+        return limit or None  # 0: no limit
+    if attribute in ("begin", "deadline"):
+        moment = parse_time(text, time.time())
+        if moment is None:
+            raise CommandError(f"scontrol: error: Invalid time specification {printable(text)}")
+        return moment
+    return text if text or attribute == "name" else None

@@ -1,0 +1,87 @@
+"""`scontrol update`: which attributes change jobs of metasched, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from metasched.client.connection import ClientError, NotFound, PermissionDenied
+from metasched.drop_in.command import CommandError
+from metasched.drop_in.job_update import update_jobs
+
+
+class Requests:
+    """Records requests instead of sending them."""
+
+    def __init__(self, error: ClientError | None = None) -> None:
+        self.sent: list[tuple[str, Any]] = []
+        self._error = error
+
+    def request(self, method: str, path: str, body: Any) -> None:
+        self.sent.append((path, body))
+        if self._error is not None:
+            raise self._error
+
+
+def update(requests: Requests, *words: str) -> int:
+    return update_jobs(requests, ["17"], ["JobId=17", *words])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        (["TimeLimit=1-0"], {"time_limit": 86400}),
+        (["timel=UNLIMITED"], {"time_limit": None}),
+        (["JobName=a b", "Partition=long"], {"name": "a b", "partition": "long"}),
+        (["Account=", "Features=gpu|ib"], {"account": None, "constraint": "gpu|ib"}),
+        (["StartTime=uts1900000000"], {"begin": 1.9e9}),
+        (["QOS=high", "Deadline=uts1900000000"], {"qos": "high", "deadline": 1.9e9}),
+    ],
+)
+def test_attributes_are_mapped(words: list[str], changes: dict[str, object]) -> None:
+    requests = Requests()
+    assert update(requests, *words) == 0
+    assert requests.sent == [("/jobs/modify", {"choice": {"jobs": ["17"]}, "changes": changes})]
+
+
+def test_priority_zero_is_a_hold() -> None:
+    requests = Requests()
+    assert update(requests, "Priority=0") == 0
+    assert requests.sent == [("/jobs/hold", {"jobs": ["17"]})]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["JobName=a", "Nice=5"], "Update of this parameter is not supported: Nice=5\nRequest"),
+        (["Priority=7"], "not supported: Priority=7"),
+        (["TimeLimit+=5"], "not supported: TimeLimit"),
+        (["NumNodes=2"], "not supported: NumNodes=2"),
+        (["time=5"], "not supported: time=5"),  # Slurm has TimeMin, too
+        (["TimeLimit=x"], "scontrol: error: Invalid TimeLimit value"),
+        (["StartTime=x"], "scontrol: error: Invalid time specification x"),
+        (["word\x1b[31m"], r"Invalid input: word\?\[31m"),
+        ([], "No changes specified"),
+    ],
+)
+def test_the_rest_is_refused_and_changes_nothing(words: list[str], message: str) -> None:
+    requests = Requests()
+    with pytest.raises(CommandError, match=message):
+        update(requests, *words)
+    assert requests.sent == []
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (NotFound("no job 17"), "Invalid job id specified for job 17"),
+        (PermissionDenied("not yours"), "Access/permission denied for job 17"),
+        (ClientError("17 is a task"), "slurm_update error: 17 is a task"),
+    ],
+)
+def test_refusals_of_the_daemon(
+    error: ClientError, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert update(Requests(error), "TimeLimit=5") == 1
+    assert capsys.readouterr().err == f"{message}\n"
