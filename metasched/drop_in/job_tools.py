@@ -16,7 +16,7 @@ from metasched.drop_in.command import (
     real_arguments,
 )
 from metasched.drop_in.job_filters import is_job_id, words_of
-from metasched.drop_in.native_clusters import read_clusters, run_native
+from metasched.drop_in.native_clusters import read_clusters, run_native, slurm_clusters
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from metasched.client.connection import Connection
     from metasched.drop_in.native_clusters import NativeCluster
+    from metasched.drop_in.srun_options import Option
 
+_PLACE_OPTIONS = ("jobid", "clusters")  # of srun
 CLUSTERS = {"cluster=": "", "clusters=": "M"}  # options of metasched's: by either name
 
 
@@ -65,6 +67,24 @@ def run_tool(name: str, options: Mapping[str, str], arguments: Sequence[str]) ->
         is_last = not codes and len(places) == 1
         codes.append(run(native_ids, [by_name[cluster]], is_last))
     return max(codes)
+
+
+def exec_step(options: Sequence[Option], program: Sequence[str], job: str) -> None:
+    """Replace this process by the real srun, for a step in a job of metasched or of a cluster."""
+    connection = connect()
+    clusters = read_clusters(connection)
+    if clusters.is_native(job):
+        exec_real("srun", [word for _, _, words in options for word in words] + [*program])
+    places = native_places("srun", connection, [job])
+    by_name = {cluster.name: cluster for cluster in clusters.clusters}
+    (name, ids), *others = places.items()
+    if others or len(ids) > 1:
+        raise CommandError(f"srun: error: job {job} is an array; name a task, {job}_INDEX")
+    if name not in by_name:
+        raise CommandError(f"srun: error: cluster {name} is configured no more")
+    slurm = slurm_clusters("srun", [by_name[name]])
+    rest = [w for option, _, words in options if option not in _PLACE_OPTIONS for w in words]
+    slurm[0].exec("srun", [f"--jobid={ids[0]}", *rest, *program])
 
 
 def native_places(

@@ -43,11 +43,17 @@ def main(arguments: Sequence[str]) -> int:
         if shows_own_id("srun"):
             arguments = [*own_options(options), *program]
             use_manager_id()
-    elif not {name for name, _, _ in options} & {"jobid", "help", "usage", "version"}:
-        from metasched.drop_in.placement import exec_on_cluster
+        exec_real("srun", arguments)
+    values = {name: value for name, value, _ in options if name}
+    if values.keys() & {"help", "usage", "version"}:
+        exec_real("srun", arguments)
+    if "jobid" in values:
+        from metasched.drop_in.job_tools import exec_step  # few calls need it
 
-        exec_on_cluster("srun", options, program)
-    exec_real("srun", arguments)
+        exec_step(options, program, values["jobid"])
+    from metasched.drop_in.placement import exec_on_cluster
+
+    exec_on_cluster("srun", options, program)
     return 0
 
 

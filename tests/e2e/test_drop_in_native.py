@@ -326,6 +326,11 @@ def test_tools_go_to_the_cluster_of_a_job(clusters: Clusters) -> None:
     sent = clusters.native_id(south)
     done = clusters.call("sstat", "-a", "-n", "-P", "-o", "jobid", "-j", str(south))
     assert done.stdout.split() == [f"{sent}.batch", f"{sent}.0"], done
+    show_job = ("sh", "-c", "echo $SLURMD_NODENAME $SLURM_JOB_ID")
+    step = ("srun", f"--jobid={south}", "-n1", "--overlap")
+    assert clusters.lines(*step, *show_job) == [f"b1 {sent}"]
+    absent = clusters.call("srun", f"--jobid={held}", "true")
+    assert (absent.returncode, absent.stderr) == (1, f"srun: error: job {held} is on no cluster\n")
     absent = clusters.call("sstat", "-j", str(held))
     assert (absent.returncode, absent.stdout) == (1, "")
     assert absent.stderr == f"sstat: error: job {held} is on no cluster\n"
