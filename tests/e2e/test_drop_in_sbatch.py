@@ -226,10 +226,10 @@ def test_other_clusters_run_such_jobs_with_a_warning_or_not_at_all(running: Site
     assert (done.returncode, done.stdout) == (0, b"1\n")
     assert done.stderr == (
         b"sbatch: Warning: --get-user-env is ignored, the job has the environment of the "
-        b"submission; --nice: no effect on clusters other than Slurm's\n"
+        b"submission\n"
     )
     for words, message in (
-        (["-w", "a1"], "--nodelist: for Slurm clusters alone, and none may run the job"),
+        (["-w", "a1"], "no cluster can run the job (left: the cluster has no node a1; right:"),
         (["-M", "nowhere"], "nowhere"),
         (["-d", "afterok:99"], "no job 99 of yours to wait for"),
         (["-d", "expand:1"], "Job dependency problem"),
