@@ -38,7 +38,8 @@ from metasched.adapters.local.spec import shared_header
 from metasched.adapters.local.task_table import MEMORY_RESOURCE, LocalTask, TaskTable
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.host_lists import expand_hosts, find_host
-from metasched.model.listing import Listing
+from metasched.model.job import State
+from metasched.model.listing import JobStatus, Listing
 from metasched.model.manager_options import (
     APPEND,
     EXCLUDE,
@@ -145,9 +146,10 @@ class Local(Adapter):
             # saves ends: a task is listed either as open or as ended
             ends = table.ends_after(*self._position(table))
             queue_head = table.queue[0] if table.queue else None
+            planned_starts = scheduler.planned_starts
             open_tasks = (
-                structs.replace(task.status, manager_reason="Resources")
-                if task is queue_head
+                _pending_status(task, planned_starts.get(task.native_id), task is queue_head, now)
+                if task is queue_head or task.native_id in planned_starts
                 else task.status
                 for task in table.tasks.values()
                 if task.is_own
@@ -356,3 +358,16 @@ def _check_payload(submission: Submission, check_host: bool) -> None:
     texts = [*payload.arguments, payload.output, payload.error or ""]
     if any("\0" in text for text in texts):
         raise Refused("a NUL character in an argument, a path or the environment")
+
+
+def _pending_status(
+    task: LocalTask, planned_start: float | None, is_head: bool, now: float
+) -> JobStatus:
+    """Return the listed status of a task; only a queued task has an expected start, to come."""
+    if task.status.state is not State.PENDING or task.launch_decided is not None:
+        return task.status
+    return structs.replace(
+        task.status,
+        manager_reason="Resources" if is_head else task.status.manager_reason,
+        expected=planned_start if planned_start is not None and planned_start > now else None,
+    )

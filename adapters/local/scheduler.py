@@ -55,6 +55,7 @@ class LocalScheduler:
         self._folder, self._launcher, self._store, self._lock = folder, launcher, store, lock
         self._policy_name = options.policy
         self._rho: Mapping[str, float] = {}
+        self.planned_starts: Mapping[int, float] = {}  # epoch seconds, by native id
         self._stopped = False
         self._wakeups = Wakeups()
         self._fork_servers = ForkServers(folder / "supervisor.log", launcher)
@@ -164,7 +165,10 @@ class LocalScheduler:
     def _decide_starts(self) -> None:
         """Decide which tasks start now; record each decision as a job folder with a `spec`."""
         table = self.table
-        if not table.queue or table.free_cpus <= 0:
+        if not table.queue:
+            return
+        planned_starts = getattr(self._policy, "planned_starts", None)
+        if table.free_cpus <= 0 and planned_starts is None:
             return
         now = time.time()
         starts = self._policy.choose_starts(
@@ -173,6 +177,8 @@ class LocalScheduler:
             [task.running for task in table.started.values()],
             FreeResources(table.free_cpus, table.free_resources, rho=self._rho),
         )
+        if planned_starts is not None:
+            self.planned_starts = planned_starts()
         for native_id, _ in starts:
             task = table.tasks[native_id]
             task.devices = table.choose_devices(task)

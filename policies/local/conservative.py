@@ -176,6 +176,9 @@ class Conservative:
         self._expected_ends = {r.id: r.end for r in capacity.all_running()}
         return capacity.starts
 
+    def planned_starts(self) -> dict[int, float]:
+        return {job_id: run.start for job_id, run in self._planned.items()}
+
     def left_over(self) -> LeftOver:
         if self._plan is None:
             return LeftOver(NEVER, FreeResources(0))

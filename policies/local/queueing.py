@@ -84,11 +84,12 @@ class LocalPolicy(Protocol):
     `incremental`: a job that was not started can only start after a job ends or exceeds its
     estimate; until then it is enough to pass the head of the queue and the jobs that arrived since.
 
-    A policy may have more, for pulls:
+    A policy may have more, for pulls and listings:
     - `in_order`: whether no job starts before an earlier job of the queue;
     - `head_id`: the job for which its last pass reserved, if not the first of the queue;
     - `reservation`: the `HeadReservation` of its last pass, or None;
-    - `left_over()`: the `LeftOver` of its last pass, if that planned more than the head.
+    - `left_over()`: the `LeftOver` of its last pass, if that planned more than the head;
+    - `planned_starts()`: the planned start of each queued job in its last pass, by id, for users.
     """
 
     @property

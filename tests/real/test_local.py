@@ -298,6 +298,23 @@ def test_easy_backfills_and_fcfs_does_not(site: Site) -> None:
     assert site.adapter.poll().info.in_order
 
 
+@pytest.mark.parametrize("policy", ["eg-edf", "tabu", "rcbo", "conservative"])
+def test_a_planned_start_is_listed_until_the_start(site: Site, policy: str) -> None:
+    site.reopen(cpus=1, policy=policy)
+    first = site.submit("while ! test -e end; do sleep .1; done", time_limit=200.0)
+    site.wait(lambda: site.row(first).started)
+    second, third = (site.submit("true", time_limit=100.0) for _ in range(2))
+    site.wait(lambda: site.row(third).expected)
+    rows = site.rows()
+    assert rows[first.tag].expected is None
+    begun = rows[first.tag].started or 0.0
+    assert rows[second.tag].expected == pytest.approx(begun + 200, abs=30)
+    assert rows[third.tag].expected == pytest.approx((rows[second.tag].expected or 0) + 100)
+    (site.work / "end").touch()
+    assert [site.wait_end(order).exit_code for order in (first, second, third)] == [0, 0, 0]
+    assert site.row(third).expected is None
+
+
 def test_the_queue_is_ordered_by_aged_submission(site: Site) -> None:
     site.reopen(cpus=1, age=100.0)
     now = time.time()
