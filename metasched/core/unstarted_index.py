@@ -7,6 +7,7 @@ of a cluster do not change, only groups that passed the check, and new ones, are
 
 from __future__ import annotations
 
+import heapq
 import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator
@@ -26,8 +27,30 @@ class UnstartedGroup:
     job: Job  # of some task
     cpus_per_task: int
     most_copies: int  # of a licence
-    shortest: float  # seconds; no task has a lower limit
     tasks: list[tuple[float, TaskId, Task]] = field(default_factory=list)  # by queue key and id
+    _counts: dict[float, int] = field(default_factory=dict)  # tasks by time limit in seconds
+    _limits: list[float] = field(default_factory=list)  # a heap: all of `_counts`, and more
+
+    @property
+    def shortest(self) -> float:
+        """The lowest time limit of a task in seconds; without tasks inf."""
+        return self._limits[0] if self._limits else math.inf
+
+    def add(self, task: Task, seconds: float) -> None:
+        """Add a task with this time limit."""
+        insort(self.tasks, (task.queue_key, task.task_id, task))
+        if seconds not in self._counts:
+            heapq.heappush(self._limits, seconds)
+        self._counts[seconds] = self._counts.get(seconds, 0) + 1
+
+    def remove(self, task: Task, seconds: float) -> None:
+        """Remove a task that was added with this time limit. Amortised O(log limits)."""
+        del self.tasks[bisect_left(self.tasks, (task.queue_key, task.task_id))]
+        self._counts[seconds] -= 1
+        if not self._counts[seconds]:
+            del self._counts[seconds]
+        while self._limits and self._limits[0] not in self._counts:
+            heapq.heappop(self._limits)
 
 
 class UnstartedIndex:
@@ -35,7 +58,8 @@ class UnstartedIndex:
 
     def __init__(self) -> None:
         self._groups: dict[Hashable, UnstartedGroup] = {}
-        self._keys: dict[TaskId, Hashable] = {}  # of groups
+        # by task: key of its group, and its time limit in seconds when it was added
+        self._entries: dict[TaskId, tuple[Hashable, float]] = {}
         self._log: list[UnstartedGroup] = []
         self._cut = 0  # entries cut off from the log
         # by cluster: how many groups need so many processors, and the fewest that some group needs
@@ -47,24 +71,23 @@ class UnstartedIndex:
         job = task.job
         seconds = job.time_limit or job.estimated
         key = (cluster, job.node_requirements, frozenset(job.licences.items()))
-        self._keys[task.task_id] = key
+        self._entries[task.task_id] = key, seconds
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = UnstartedGroup(
-                cluster, job, job.cpus_per_task, max(job.licences.values(), default=0), seconds
+                cluster, job, job.cpus_per_task, max(job.licences.values(), default=0)
             )
             self._log.append(group)
             self._count_size(cluster, job.cpus)
         elif seconds < group.shortest:
-            group.shortest = seconds
             self._log.append(group)
-        insort(group.tasks, (task.queue_key, task.task_id, task))
+        group.add(task, seconds)
 
     def remove(self, task: Task) -> None:
         """Remove a task that has started or left its cluster."""
-        key = self._keys.pop(task.task_id)
+        key, seconds = self._entries.pop(task.task_id)
         group = self._groups[key]
-        del group.tasks[bisect_left(group.tasks, (task.queue_key, task.task_id))]
+        group.remove(task, seconds)
         if not group.tasks:
             del self._groups[key]
             self._discount_size(group.cluster, group.job.cpus)
