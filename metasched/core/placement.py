@@ -59,6 +59,7 @@ class Placement:
         # of the current pass, by job and cluster: dispatch id and task indices
         self._open_dispatches: dict[tuple[int, str], tuple[int, list[int]]] = {}
         self._late_binding: LateBinding[str] | None = None  # of the current pass, if configured
+        self._keeps_cpus_free = False  # whether the current pass keeps processors for a head
         self._eligible_cache: dict[Hashable, list[str]] = {}  # clusters, by requirements of jobs
         self._paths_matter = False  # whether eligibility depends on the paths of a job
         self._users_matter = False  # whether eligibility depends on the user of a job
@@ -182,7 +183,9 @@ class Placement:
         self._late_binding = None
         if self._state.policy.send == "late":
             self._late_binding = self._make_late_binding()
-        if self._late_binding is not None and not self._late_binding.full:
+        # processors that are not free are kept for no task: the last submitted would be the head
+        self._keeps_cpus_free = self._late_binding is not None and not self._late_binding.full
+        if self._keeps_cpus_free:
             gates.request_recheck()
         return True
 
@@ -345,7 +348,7 @@ class Placement:
             had_head = late_binding.head_reserved
             cluster = late_binding.choose(task.job, eligible)
             if cluster is None:
-                if not had_head:
+                if self._keeps_cpus_free and not had_head:
                     self._gates.dispatch_turns.reserved_head = task.task_id
                 reservation_near = late_binding.blocked_by_reservations(task.job, eligible)
                 obstacles = [_RESERVATION_NEAR if reservation_near else _NO_ROOM]

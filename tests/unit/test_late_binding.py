@@ -133,6 +133,21 @@ def test_jobs_are_sent_only_where_they_start_at_once_and_none_delays_the_first()
 
 
 @pytest.mark.timeout(20)
+def test_a_job_that_comes_while_all_processors_are_busy_does_not_go_first() -> None:
+    """Kept processors are for the first job that was found blocked while some were free."""
+    site = Site(late=False)
+    site.seen(used=12)
+    for id, user in enumerate("aaaabb", 1):
+        assert site.submit(id, 100.0, user=user) == []
+    started = []
+    for _ in range(6):  # one node gets free at a time
+        site.seen("alpha", 8)
+        started += [id for id, _ in site.sent()]
+        tag = tag_of("i", started[-1], 1)
+        site.seen("alpha", 12, JobStatus(tag, 0, tag, State.RUNNING, T, None, None))
+    assert started == [1, 5, 2, 6, 3, 4]
+
+
 def test_who_has_its_licence_and_no_room_is_asked_once_and_goes_when_there_is_room() -> None:
     site = Site(pools=(LicencePool(name="matlab", total=2),))
     assert site.submit(1, 600, cpus=12, tasks=3) == [(1, "alpha")]
