@@ -35,7 +35,7 @@ SCHEMES: Mapping[str, tuple[Policy, SubmissionScheme]] = {
     "paper+pull": (_PAPER_LOAD, SubmissionScheme()),
     "observed+pull": (_OBSERVED_LOAD, SubmissionScheme()),
     "plan+pull": (_PAPER_LOAD, SubmissionScheme(planned_dispatch=True)),
-    "late": (replace(_OBSERVED_LOAD, pull=False), SubmissionScheme(late_binding=True)),
+    "late": (replace(_OBSERVED_LOAD, send="late"), SubmissionScheme()),
 }
 _BASELINE = "sbatch -M"
 _TABLE_6_SCHEMES = tuple(

@@ -8,10 +8,10 @@ The steps at one time, in this order:
    core (a pull) are executed at once, and 3 and 4 repeat until there are none.
 
 A listing is reported at once where the core may act on it: if a task may be pulled, if a pulled
-task has left its cluster or did not start, with leases, limits and bounded queues always. Else it
-is reported before the next listing that the core may act on, or before the next submission. With
-one cluster there is no choice to make, and it is reported after every `UPDATES_PER_LISTING`
-changes. It has each job once, in its current state.
+task has left its cluster or did not start; always with leases, limits, bounded queues and late
+binding. Else it is reported before the next listing that the core may act on, or before the next
+submission. With one cluster there is no choice to make, and it is reported after every
+`UPDATES_PER_LISTING` changes. It has each job once, in its current state.
 
 The core decides everything that the daemon's core does, from the same events. The engine draws no
 random numbers: the same workload, clusters and policy give the same run. Jobs that bypass metasched
@@ -52,7 +52,7 @@ from metasched.policies.policy import Policy
 from metasched.simulate.clusters import ClusterError, SimulatedCluster
 from metasched.simulate.manager import SimulatedManager
 from metasched.simulate.planned import PlannedDispatch
-from metasched.simulate.schemes import LateBindingQueue, SubmissionScheme
+from metasched.simulate.schemes import SubmissionScheme
 from metasched.simulate.workload import Workload, WorkloadEntry
 
 INSTANCE = "lab"  # of the simulated daemon, in tags
@@ -142,28 +142,16 @@ class Simulation:
         self._fair_share, self._limits = fair_share, limits or LimitSettings()
         self._limited = self._limits.configured
         refills = fair_share is not None or any(c.queue_depth is not None for c in clusters)
+        self._binds_late = policy.send == "late"
         self._reports_info = (
-            self._pulling or refills or (policy.load == "observed" and self._multiple_clusters)
+            self._pulling
+            or refills
+            or self._binds_late
+            or (policy.load == "observed" and self._multiple_clusters)
         )
-        # returned licences, and tasks that follow others, follow from a listing
-        self._reports_every_pass = self._leasing or refills or self._limited
-        # late-bound jobs wait in `_late_queue`; the core gets them when they can start
-        self._policy = replace(policy, send="at_once", pull=policy.pull_enabled)
-        self._progress, self._late_binding = progress, scheme.late_binding or policy.send == "late"
-        if self._late_binding and self._leasing:
-            raise ClusterError(
-                "late binding cannot be simulated with leased licences, send = late; "
-                "remove one of the two"
-            )
-        if self._late_binding and fair_share is not None:
-            raise ClusterError(
-                "late binding cannot be simulated with fair share, send = late; "
-                "remove one of the two"
-            )
-        if self._late_binding and self._limited:
-            raise ClusterError(
-                "late binding cannot be simulated with limits, send = late; remove one of the two"
-            )
+        # returned licences, tasks that follow others, and tasks bound late follow from a listing
+        self._reports_every_pass = self._leasing or refills or self._limited or self._binds_late
+        self._policy, self._progress = replace(policy, pull=policy.pull_enabled), progress
         self.dropped = dict(workload.dropped)
         self._entries = self._runnable_entries(workload)
         self._entries_by_id = {entry.job.id: entry for entry in self._entries}
@@ -183,7 +171,6 @@ class Simulation:
         self._refused: set[int] = set()  # jobs
         self._scheme = scheme
         self._bypassing: dict[int, list[int]] = {}  # waiting jobs and the clusters of their copies
-        self._late_queue: LateBindingQueue | None = None
         self._planned_dispatch: PlannedDispatch | None = None
         self._event_count = self._pass_count = 0
 
@@ -295,9 +282,7 @@ class Simulation:
                 adapter="simulated",
                 benchmark=c.benchmark,
                 max_unanswered=None,
-                queue_depth=0
-                if self._fair_share is not None and c.queue_depth is None
-                else c.queue_depth,
+                queue_depth=self._queue_depth(c),
                 start_delay=0.0,
             )
             for c in self.clusters
@@ -324,21 +309,21 @@ class Simulation:
             self._planned_dispatch = self.core.state.load_ordering = PlannedDispatch(
                 self._managers, self._policy
             )
-        if self._late_binding:
-            self._late_queue = LateBindingQueue(
-                self._managers, self.core.classifier, self._policy.age
-            )
+
+    def _queue_depth(self, cluster: SimulatedCluster) -> int | None:
+        """Return how many tasks may wait on a cluster; shares order only tasks that do not."""
+        if cluster.queue_depth is None and self._fair_share is not None and not self._binds_late:
+            return 0
+        return cluster.queue_depth
 
     def _arrive(self, now: float, entry: WorkloadEntry) -> None:
-        """Submit a job to managers if it bypasses metasched, else to the core or late queue."""
+        """Submit a job to managers if it bypasses metasched, else to the core."""
         targets = self._scheme.bypass_targets(entry, now, self._policy.seed, self._managers)
         for index in targets:
             self._managers[index].submit(entry.job, 1, entry.run_time, through_metasched=False)
             self._needs_pass.add(index)
         if targets:
             self._bypassing[entry.job.id] = list(targets)
-        elif self._late_queue is not None:
-            self._late_queue.add(entry)
         elif self._limited and self._is_refused(entry.job):
             self._refused.add(entry.job.id)
             self.dropped[REFUSED] = len(self._refused)
@@ -388,7 +373,7 @@ class Simulation:
     def _run_policies(self, now: float, polled: bool) -> None:
         """Run local policies and report to the core until no manager changes."""
         needs_pass = self._needs_pass
-        while needs_pass or polled or self._submit_startable(now):
+        while needs_pass or polled:
             changed = set[int]()
             while needs_pass:
                 index = min(needs_pass)
@@ -417,16 +402,6 @@ class Simulation:
             and core.has_task_for(name := managers[index].cluster.name, free_cpus)
             and core.may_pull(name, managers[index].cluster_info(), now)
         }
-
-    def _submit_startable(self, now: float) -> bool:
-        """Submit the late-bound jobs that start at once; return whether there were any."""
-        if self._late_queue is None:
-            return False
-        startable = self._late_queue.take_startable(now)
-        for entry, index in startable:
-            name = self.clusters[index].name
-            self._submit(now, structs.replace(entry.job, clusters=(name,)))
-        return bool(startable)
 
     def _policy_is_due(self, index: int, now: float) -> bool:
         """Whether the local policy may run now: always, or at multiples of its period."""
@@ -494,7 +469,7 @@ class Simulation:
         self._unreported, self._pull_waits = set(), False
         if not indexes:
             return
-        if self._multiple_clusters or self._leasing:
+        if self._multiple_clusters or self._leasing or self._binds_late:
             self._list_pending(now)
         for index in [*sorted(indexes - pulling), *sorted(pulling)]:
             manager, updates = self._managers[index], self._updates[index]

@@ -1,21 +1,16 @@
 """How jobs reach clusters: through metasched, or as users submit without it.
 
 The core dispatches and pulls by its policy. For comparison there are users who choose a cluster
-themselves (`USER_CHOICES`), dispatch by a plan of every cluster, and jobs that wait in one queue
-until they can start (`LateBindingQueue`).
+themselves (`USER_CHOICES`), and dispatch by a plan of every cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from operator import itemgetter
+from dataclasses import dataclass
 from random import Random
 
 from metasched.model.job import Job
-from metasched.policies.classify import Classifier
-from metasched.policies.late_binding import LateBinding
-from metasched.policies.pull import BackfillCapacity
 from metasched.simulate.manager import SimulatedManager
 from metasched.simulate.workload import WorkloadEntry
 
@@ -29,7 +24,6 @@ class SubmissionScheme:
 
     user_choice: str = ""  # key of USER_CHOICES; "": metasched chooses
     planned_dispatch: bool = False  # by a plan of every cluster, not by Load and Ordering
-    late_binding: bool = False  # metasched dispatches only jobs that start at once
 
     def __post_init__(self) -> None:
         if self.user_choice and self.user_choice not in USER_CHOICES:
@@ -123,40 +117,3 @@ USER_CHOICES: dict[str, UserChoice] = {
     "slurm": choose_like_slurm,
     "foreseen": choose_foreseen,
 }
-
-
-# Late binding
-
-
-@dataclass
-class LateBindingQueue:
-    """One queue for all clusters, in the order of submission, shifted by priority."""
-
-    managers: Sequence[SimulatedManager]
-    classifier: Classifier
-    age: float  # seconds of waiting that count as much as a step of priority
-    waiting: dict[int, tuple[float, WorkloadEntry]] = field(default_factory=dict)
-    """Sort key in seconds and entry, by job id."""
-
-    def add(self, entry: WorkloadEntry) -> None:
-        """Add a job that has just been submitted."""
-        job = entry.job
-        key = job.submitted - self.age * (self.classifier.peek(job) - 1)
-        self.waiting[job.id] = (key, entry)
-
-    def take_startable(self, now: float) -> list[tuple[WorkloadEntry, int]]:
-        """Remove and return the jobs to dispatch now, each with its cluster, in order."""
-        if not self.waiting or not any(manager.free_cpus > 0 for manager in self.managers):
-            return []
-        capacities = [BackfillCapacity(manager.cluster_info(), now) for manager in self.managers]
-        late_binding = LateBinding(dict(enumerate(capacities)))
-        startable: list[tuple[WorkloadEntry, int]] = []
-        for _, entry in sorted(self.waiting.values(), key=itemgetter(0)):
-            index = late_binding.choose(entry.job, _eligible_indexes(entry.job, self.managers))
-            if index is not None:
-                startable.append((entry, index))
-            if late_binding.full:
-                break
-        for entry, _ in startable:
-            del self.waiting[entry.job.id]
-        return startable

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from metasched.core.events import CoreEvent, Dispatch, Outcome
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
 from metasched.policies.local.conservative import planned_start
@@ -305,11 +306,11 @@ def test_a_federation_runs_every_job_once(planned: list[Plan], pull: bool, load:
 
 
 @pytest.mark.parametrize(
-    "scheme",
+    ("scheme", "send"),
     [
-        *(SubmissionScheme(user_choice=name) for name in USER_CHOICES),
-        SubmissionScheme(planned_dispatch=True),
-        SubmissionScheme(late_binding=True),
+        *((SubmissionScheme(user_choice=name), "at_once") for name in USER_CHOICES),
+        (SubmissionScheme(planned_dispatch=True), "at_once"),
+        (SubmissionScheme(), "late"),
     ],
     ids=[*USER_CHOICES, "plan", "late"],
 )
@@ -321,7 +322,12 @@ def test_a_federation_runs_every_job_once(planned: list[Plan], pull: bool, load:
     local=st.sampled_from(["easy", "priority", "fb-unmod"]),
 )
 def test_every_scheme_runs_every_job_once(
-    scheme: SubmissionScheme, planned: list[Plan], outside: list[bool], pull: bool, local: str
+    scheme: SubmissionScheme,
+    send: Literal["at_once", "late"],
+    planned: list[Plan],
+    outside: list[bool],
+    pull: bool,
+    local: str,
 ) -> None:
     """Some users submit directly to their home clusters."""
     clusters = tuple(SimulatedCluster(name=f"c{n}", cpus=n) for n in (2, 4, CPUS))
@@ -331,7 +337,7 @@ def test_every_scheme_runs_every_job_once(
         for n, (request, direct) in enumerate(zip(jobs.entries, outside, strict=False))
     ]
     jobs = Workload("random", tuple(requests))
-    policy = Policy(load="observed", pull=pull)
+    policy = Policy(load="observed", pull=pull, send=send)
     engine = Simulation(jobs, clusters, policy, lambda _: make_policy(local), scheme=scheme)
     schedule = engine.run()
     check(schedule, planned)
@@ -481,3 +487,34 @@ def test_easy_on_machines_agrees_with_a_naive_one(
     queue, running, free = moment
     chosen = EASY().choose_starts(100.0, queue, running, FreeResources(sum(free), {}, tuple(free)))
     assert [tuple(start) for start in chosen] == naive_on_machines(100.0, queue, running, free)
+
+
+@examples(100)
+@given(plans, st.sampled_from(["fcfs", "easy", "first-fit"]), st.booleans())
+def test_late_bound_jobs_start_when_they_are_dispatched(
+    planned: list[Plan], local: str, shared_by_one: bool
+) -> None:
+    """The manager's queue stays empty, and processors are idle only if no first job fits."""
+    clusters = (SimulatedCluster(name="a", cpus=CPUS), SimulatedCluster(name="b", cpus=CPUS // 2))
+    simulation = Simulation(
+        workload(planned),
+        clusters[: 1 if shared_by_one else 2],
+        Policy(send="late"),
+        lambda _: make_policy(local),
+    )
+    dispatched: dict[int, float] = {}
+    step = simulation.core.step
+
+    def recording_step(event: CoreEvent) -> Outcome:
+        outcome = step(event)
+        for action in outcome.actions:
+            assert isinstance(action, Dispatch), action
+            assert dispatched.setdefault(action.job, event.time) == event.time
+        return outcome
+
+    setattr(simulation.core, "step", recording_step)  # noqa: B010 (a method)
+    schedule = simulation.run()
+    assert {placed.job.id: placed.start for placed in schedule.jobs} == dispatched
+    idle = [placed.start for placed in schedule.jobs if placed.wait > 0]
+    changes = {placed.end for placed in schedule.jobs} | {plan.submitted for plan in planned}
+    assert set(idle) <= changes  # a job waits only until something ends or comes

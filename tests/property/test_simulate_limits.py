@@ -40,15 +40,15 @@ def workloads(draw: st.DrawFn) -> Workload:
     st.integers(1, 3),
     st.integers(1, 6) | st.none(),
     st.sampled_from(["easy", "first-fit"]),
-    st.booleans(),
+    st.sampled_from([Policy(), Policy(pull=False), Policy(send="late")]),
 )
 def test_limits_hold_at_all_times(
     workload: Workload,
     processors: int,
     running: int,
     open_tasks: int | None,
-    policy: str,
-    pull: bool,
+    local: str,
+    policy: Policy,
 ) -> None:
     limits = LimitSettings(
         each_user=LimitTable(processors=processors, open_tasks=open_tasks),
@@ -57,8 +57,8 @@ def test_limits_hold_at_all_times(
     schedule = Simulation(
         workload,
         CLUSTERS,
-        Policy(pull=pull),
-        lambda _: make_policy(policy),
+        policy,
+        lambda _: make_policy(local),
         limits=limits,
     ).run()
     assert len(schedule.jobs) + schedule.dropped.get(REFUSED, 0) == len(workload.entries)

@@ -15,6 +15,7 @@ from metasched.simulate.schemes import USER_CHOICES, SubmissionScheme
 from metasched.simulate.workload import Workload, WorkloadEntry
 
 PUSH = Policy(load="paper", pull=False)
+LATE = Policy(send="late")
 
 
 def request(
@@ -108,7 +109,7 @@ def test_what_is_sent_late_waits_for_no_cluster() -> None:
     """Dispatched early, job 3 goes to c1, whose queue looks as empty, and waits there 100 s."""
     jobs = [request(1, 0, 4, 100), request(2, 0, 4, 50), request(3, 1, 4, 10)]
     assert where(run(SubmissionScheme(), *jobs))[-1] == (0, 100)
-    assert where(run(SubmissionScheme(late_binding=True), *jobs))[-1] == (1, 50)
+    assert where(run(SubmissionScheme(), *jobs, policy=LATE))[-1] == (1, 50)
 
 
 def test_what_is_sent_late_goes_by_the_aged_key_and_keeps_a_place_for_the_first() -> None:
@@ -117,10 +118,10 @@ def test_what_is_sent_late_goes_by_the_aged_key_and_keeps_a_place_for_the_first(
         *(request(1, 0, 4, 100), request(2, 0, 3, 50), request(3, 1, 4, 10)),
         *(request(4, 2, 1, 60), request(5, 2, 1, 40)),
     ]
-    assert where(run(SubmissionScheme(late_binding=True), *jobs))[2:] == [(1, 50), (1, 60), (1, 2)]
+    assert where(run(SubmissionScheme(), *jobs, policy=LATE))[2:] == [(1, 50), (1, 60), (1, 2)]
     urgent = jobs[3]._replace(job=Job(id=4, submitted=2.0, estimated=60.0, deadline=62.0))
     jobs[3] = urgent
-    assert where(run(SubmissionScheme(late_binding=True), *jobs))[3] == (1, 2)
+    assert where(run(SubmissionScheme(), *jobs, policy=LATE))[3] == (1, 2)
 
 
 def test_the_core_hears_of_other_peoples_jobs_in_sums(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,14 +116,35 @@ def test_licences_of_a_site_are_leased_above_its_clusters() -> None:
     )
     schedule = engine.run()
     assert [p.start for p in schedule.jobs] == [0, 1, 35, 3]
-    with pytest.raises(ClusterError, match="late binding"):
-        Simulation(
+    late = Simulation(
+        workload,
+        parse_clusters("4,4"),
+        Policy(send="late"),
+        lambda _: make_policy("easy"),
+        licence_pools=[pool],
+    )
+    assert [p.start for p in late.run().jobs] == [0, 1, 35, 3]
+
+
+def test_late_binding_gives_users_turns_and_keeps_shares() -> None:
+    """A user's four jobs come first, then two of another; a single job runs at a time."""
+    entries = [
+        entry._replace(job=structs.replace(entry.job, user="ada" if number < 4 else "bob"))
+        for number, entry in enumerate(jobs(*[(0.0, 4, 10.0)] * 4, *[(1.0, 4, 10.0)] * 2).entries)
+    ]
+    workload = Workload("two users", tuple(entries))
+    shares = FairShareSettings(tree=ShareTree(users={"ada": 1.0, "bob": 9.0}))
+    for fair_share, order in ((None, [1, 2, 5, 3, 6, 4]), (shares, [1, 5, 6, 2, 3, 4])):
+        schedule = Simulation(
             workload,
-            parse_clusters("4,4"),
+            parse_clusters("4"),
             Policy(send="late"),
-            lambda _: make_policy("easy"),
-            licence_pools=[pool],
-        )
+            lambda _: make_policy("fcfs"),
+            fair_share=fair_share,
+        ).run()
+        by_start = sorted(schedule.jobs, key=lambda placed: placed.start)
+        assert [placed.job.id for placed in by_start] == order
+        assert [placed.start for placed in by_start] == [0, 10, 20, 30, 40, 50]
 
 
 def test_tasks_that_cannot_start_do_not_pass_a_licence_on_for_ever(
@@ -525,7 +546,3 @@ def test_shares_in_a_file_of_clusters(tmp_path: Path) -> None:
         file.write_text(text + tables)
         with pytest.raises(ClusterError, match=problem):
             read_settings("easy", [], 0, str(file))
-    file.write_text(f"{text}[fair_share]\n")
-    settings = read_settings("easy", ["send=late"], 0, str(file))
-    with pytest.raises(ClusterError, match="late binding cannot be simulated with fair share"):
-        simulate(jobs((0, 1, 5)), parse_clusters(str(file)), settings)
