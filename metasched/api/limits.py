@@ -58,6 +58,6 @@ async def limits(
             "used": use.used,
             "maximum": use.maximum,
         }
-        for use in sorted(service.core.limits.uses_of(scopes))
+        for use in service.core.limits.uses_of(scopes)
     )
     return await live_answer(request, readers, rows)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from metasched.core.events import SharesReported, UseReported
@@ -331,13 +331,13 @@ class FairShare:
         """Return the rank of a job's user in the account that it charges; the lowest goes first."""
         return _rank(self._leaf_of(job))
 
-    def standings(self) -> list[Standing]:
-        """Return all accounts, then all users that the tree names or that have used anything.
+    def standings(self) -> Iterator[Standing]:
+        """Yield all accounts, then all users that the tree names or that have used anything.
 
         Users are in the order in which their tasks go. Empty without configuration.
         """
         if not self.enabled:
-            return []
+            return
         leaves = {(leaf.account, str(leaf.user)): leaf for leaf in self._leaves.values()}
         for account in self._accounts.values():
             for user in account.users:
@@ -352,20 +352,19 @@ class FairShare:
         total = math.fsum(node.use for node in below[ROOT])
         in_order = sorted(leaves.values(), key=lambda leaf: (_rank(leaf), leaf.account, leaf.user))
         in_epoch = self._in_epoch(1.0, self._state.now)
-        places = {leaf: place for place, leaf in enumerate(in_order, 1)}
-        return [
-            Standing(
+        parents = {node: self._accounts[node.account].parent for node in nodes}
+        # leaves have their places in the order, accounts have none
+        for place, node in enumerate((*nodes, *in_order), 1 - len(nodes)):
+            yield Standing(
                 account=node.account,
                 user=node.user,
-                parent=self._accounts[node.account].parent if node.user is None else None,
+                parent=parents.get(node),
                 weight=node.weight,
                 share=shares[node],
                 used=node.use / in_epoch,
                 used_share=node.use / total if total else 0.0,
-                place=places.get(node),
+                place=None if node.user is None else place,
             )
-            for node in (*nodes, *in_order)
-        ]
 
     def _shares_of(self, below: Mapping[str, Iterable[Node]]) -> dict[Node, float]:
         """Return the part of all processors that each node is entitled to."""
@@ -382,7 +381,7 @@ class FairShare:
 
     def standings_of(self, user: str) -> list[Standing]:
         """Return where a user stands, and the accounts above him."""
-        rows = self.standings()
+        rows = list(self.standings())
         parents = {row.account: row.parent for row in rows if row.user is None}
         shown: set[str | None] = set()
         for row in rows:

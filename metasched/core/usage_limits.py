@@ -8,7 +8,7 @@ maximum if a limit was lowered, or if a task was there already; then nothing new
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -107,7 +107,7 @@ class UsageLimits:
                 self._count_stored(remainder.job, is_open=True, forced=True)
         outcome = self._state.outcome
         outcome.limit_changes.clear()  # `limit_uses` includes them
-        outcome.limit_uses = self.uses_of()
+        outcome.limit_uses = list(self.uses_of())
 
     # Scopes
 
@@ -295,14 +295,12 @@ class UsageLimits:
                     return f"{limit}, {demand} wanted; request fewer, or ask the site"
         return None
 
-    def uses_of(self, scopes: Iterable[LimitScope] | None = None) -> list[LimitUse]:
-        """Return the uses and limits of scopes; None: of all that count a task or have a name."""
-        if scopes is None:
-            uses = list(self._uses.values())
-        else:
-            uses = [use for scope in scopes if (use := self._find_use(scope)) is not None]
-        return [
-            LimitUse(use.scope, resource, use.used[resource], maximum)
-            for use in uses
-            for resource, maximum in use.maxima.items()
-        ]
+    def uses_of(self, scopes: Iterable[LimitScope] | None = None) -> Iterator[LimitUse]:
+        """Yield the uses and limits of scopes in their order.
+
+        None: of all that count a task or have a name.
+        """
+        for scope in sorted(self._uses if scopes is None else scopes):
+            if (use := self._find_use(scope)) is not None:
+                for resource in sorted(use.maxima):
+                    yield LimitUse(scope, resource, use.used[resource], use.maxima[resource])

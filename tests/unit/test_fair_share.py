@@ -540,4 +540,4 @@ def test_accounts_above_a_user_are_shown_to_him() -> None:
 
 def test_without_configuration_nobody_stands_anywhere() -> None:
     fair_share = Site().core.fair_share
-    assert (fair_share.standings(), fair_share.standing_of(job())) == ([], None)
+    assert (list(fair_share.standings()), fair_share.standing_of(job())) == ([], None)

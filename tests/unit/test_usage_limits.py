@@ -321,7 +321,7 @@ def test_without_limits_nothing_is_counted() -> None:
     submit(site, job(1, user="ada"))
     assert isinstance(site.out.actions[0], Dispatch)
     assert not site.out.limit_changes
-    assert site.core.limits.uses_of() == []
+    assert list(site.core.limits.uses_of()) == []
 
 
 # Stored bytes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from metasched.core.licences.lookahead import Lookahead
@@ -194,13 +194,11 @@ class LicenceAccounts:
             requests=status.requests + sum(n for _, n in waiting),
         )
 
-    def statuses(self, now: float) -> list[LicenceStatus]:
-        """Return the status of every licence that is configured, leased or requested."""
-        return [
-            self.status(name, now)
-            for name, pool in sorted(self._state.pools.items())
-            if pool.configured or pool.leased_tokens or pool.waiting_tokens or pool.windows
-        ]
+    def statuses(self, now: float) -> Iterator[LicenceStatus]:
+        """Yield the status of every licence that is configured, leased or requested, by name."""
+        for name, pool in sorted(self._state.pools.items()):
+            if pool.configured or pool.leased_tokens or pool.waiting_tokens or pool.windows:
+                yield self.status(name, now)
 
     def leases_of(self, name: str) -> Iterable[Lease]:
         """Return the leases of a licence, in the order in which they began."""
