@@ -221,6 +221,14 @@ def test_repaired_matchings_stay_optimal() -> None:
             assert quality(preferences, pairs) == pytest.approx(best)
 
 
+def test_jobs_that_run_change_their_machines_if_that_is_better() -> None:
+    # no job waits and no machine is free: only a cycle of exchanges improves
+    preferences = np.array([[1.0, 5.0], [5.0, 1.0]])
+    assert match_incremental(preferences, {0: 0, 1: 1}) == {0: 1, 1: 0}
+    # a job takes a free machine, which empties its own
+    assert match_incremental(np.array([[1.0, 5.0]]), {0: 0}) == {0: 1}
+
+
 def test_greedy_may_have_fewer_pairs() -> None:
     preferences = np.array([[9.0, 8.0], [8.0, IMPOSSIBLE]])
     assert match_greedy(preferences, {}) == {0: 0}
