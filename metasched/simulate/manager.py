@@ -125,11 +125,12 @@ class SimulatedManager:
     def _waiting_job(self, job: Job, priority: int) -> WaitingJob:
         """Return the job as the local policy of this cluster sees it."""
         machines: Mapping[int, float] = EMPTY
-        estimated = job.estimated
+        estimated, on_fastest = job.estimated, 0.0
         if self._free_by_machine is None:
             estimated *= job.benchmark / self.cluster.benchmark
         else:
             work = job.estimated * job.benchmark
+            on_fastest = work / self.cluster.machines[0].benchmark
             machines = {
                 index: work / self.cluster.machines[index].benchmark
                 for index in self._machines_for(job)
@@ -144,6 +145,7 @@ class SimulatedManager:
             job.deadline,
             priority,
             job.user,
+            on_fastest=on_fastest,
         )
 
     def withdraw(self, job_id: int) -> None:

@@ -142,7 +142,7 @@ class _QueueTable:
         rise_start = latest_start = math.inf
         slope = 0.0
         if job.deadline is not None:
-            run_time = shortest_run if weights.run == "best" else job.estimated
+            run_time = _run_time_for_deadline(job, shortest_run, weights)
             latest_start = job.deadline - run_time
             rise_start = latest_start - weights.lead * run_time
             slope = (weights.most - weights.least) / (latest_start - rise_start)
@@ -178,6 +178,13 @@ class _QueueTable:
             if amount < self._max_amounts.get(name, 0):
                 mask &= self.row(self.resource_rows[name]) <= amount
         return mask
+
+
+def _run_time_for_deadline(job: WaitingJob, shortest_run: float, weights: Weights) -> float:
+    """Return `Nxtime` of the sources, in seconds."""
+    if weights.run == "best":
+        return shortest_run
+    return (weights.run == "fastest" and job.on_fastest) or job.estimated
 
 
 def _requested_resources(job: WaitingJob) -> Mapping[str | _LeasedLicence, int]:

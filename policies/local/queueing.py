@@ -38,6 +38,9 @@ class WaitingJob(NamedTuple):
     priority: int = 1  # assigned by metasched
     user: str = ""
     licences: tuple[str, ...] = ()  # leases of site-wide licences, not counted by the cluster
+    on_fastest: float = 0.0
+    """Run time in seconds on the fastest machine of the cluster, even if it cannot run the job; 0
+    where processors are counted: `estimated`."""
     transfers: Mapping[int, float] = EMPTY  # seconds to bring its input to a machine, by index
 
 

@@ -17,12 +17,12 @@ from metasched.policies.local.convergent.weights import (
 from metasched.policies.local.orders import EASY, EDF, FCFS, LSF, SJF, FairShare, FirstFit, Priority
 from metasched.policies.local.planning import EarliestGap, OptimisedPlan, TabuPlan
 from metasched.policies.local.queueing import LocalPolicy
-from metasched.policies.local.weights import MODIFIED, UNMODIFIED, Weights
+from metasched.policies.local.weights import MODIFIED, UNMODIFIED, Weights, make_weights
 
 Parameters = Mapping[str, float | str]
 
 DEFAULT_POLICY = UNMODIFIED
-WEIGHT_NAMES = tuple(field.name for field in fields(Weights))
+WEIGHT_NAMES = ("preset", *(field.name for field in fields(Weights)))
 CONVERGENT_WEIGHT_NAMES = tuple(field.name for field in fields(ConvergentWeights))
 
 
@@ -78,7 +78,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     OPTIMAL: CONVERGENT_WEIGHT_NAMES,
     GREEDY: CONVERGENT_WEIGHT_NAMES,
 }
-TEXT_PARAMETERS = ("run", "late", "knapsack", "compare", "stop")  # whose values are words
+TEXT_PARAMETERS = ("preset", "run", "late", "knapsack", "compare", "stop")  # whose values are words
 
 
 def check_policy_name(name: str) -> None:
@@ -108,7 +108,7 @@ def make_policy(
         remedy = f"it has {', '.join(allowed)}" if allowed else "it has none"
         raise ValueError(f'policy {name} has no parameter "{unknown[0]}"; {remedy}')
     if allowed is WEIGHT_NAMES:
-        return _make_flexible(name, Weights(**arguments), licences)  # type: ignore[arg-type]
+        return _make_flexible(name, make_weights(arguments), licences)
     if allowed is CONVERGENT_WEIGHT_NAMES:
         weights = ConvergentWeights(**arguments)  # type: ignore[arg-type]
         return _make_convergent(name, weights, licences)

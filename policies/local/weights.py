@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 MODIFIED, UNMODIFIED = "fb-mod", "fb-unmod"  # BF_MOD and BF_UNMOD of the thesis
 
@@ -22,7 +24,9 @@ class Weights:
     lead: float = 1.4  # run times from the begin of the rise of that value to the latest start
     licence: float = 1.0  # factor of the licence values
     boost: float = 2.0  # value of the job with the shortest estimate
-    run: Literal["best", "estimate"] = "best"  # run time used for the deadline
+    run: Literal["best", "estimate", "fastest"] = "best"
+    """Run time used for the deadline: on the best machine that can run the job, as estimated, or on
+    the fastest machine of the cluster."""
     late: Literal["zero", "least"] = "zero"  # value of a deadline that will be missed
 
     def __post_init__(self) -> None:
@@ -32,7 +36,28 @@ class Weights:
                 raise ValueError(f"{name} is {value}; it must be 0 or more")
         if not (math.isfinite(self.lead) and self.lead > 1):
             raise ValueError(f"lead is {self.lead}; it must be more than 1")
-        if self.run not in ("best", "estimate"):
-            raise ValueError(f'run is "{self.run}"; it must be "best" or "estimate"')
+        if self.run not in ("best", "estimate", "fastest"):
+            raise ValueError(f'run is "{self.run}"; it must be "best", "estimate" or "fastest"')
         if self.late not in ("zero", "least"):
             raise ValueError(f'late is "{self.late}"; it must be "zero" or "least"')
+
+
+# The formulas of the sources; their other constants are the defaults.
+PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "thesis": {"run": "estimate", "late": "zero"},  # Pasquali 2008, §3.2.1
+        "paper": {"run": "fastest", "late": "least"},  # of its two-level part
+    }
+)
+
+
+def make_weights(arguments: Mapping[str, Any]) -> Weights:
+    """Create weights from keys of configuration; `preset` names a source, other keys go before it.
+
+    ValueError for an unknown preset or a value out of range.
+    """
+    values = dict(arguments)
+    preset = values.pop("preset", None)
+    if preset is not None and preset not in PRESETS:
+        raise ValueError(f'preset is "{preset}"; it must be "thesis" or "paper"')
+    return Weights(**{**(PRESETS[preset] if preset is not None else {}), **values})

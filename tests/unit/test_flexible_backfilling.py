@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from metasched.model.job import Job
 from metasched.policies.local.flexible_backfilling import (
     FlexibleBackfilling,
     UnmodifiedFlexibleBackfilling,
 )
 from metasched.policies.local.queueing import FreeResources, RunningJob, WaitingJob
 from metasched.policies.local.registry import make_policy
-from metasched.policies.local.weights import Weights
+from metasched.policies.local.weights import Weights, make_weights
+from metasched.simulate.clusters import Machine, SimulatedCluster
+from metasched.simulate.manager import SimulatedManager
 from tests.harness.local_policies import LOCAL_POLICIES
 
 NONE = {"age_factor": 0.0, "least": 0.0, "most": 0.0, "licence": 0.0, "boost": 0.0}
@@ -132,11 +135,38 @@ def test_a_promise_is_made_anew_when_what_was_late_has_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"age_factor": -1.0}, {"lead": 1.0}, {"run": "slow"}, {"late": "never"}]
+    "wrong",
+    [{"preset": "book"}, {"age_factor": -1.0}, {"lead": 1.0}, {"run": "slow"}, {"late": "never"}],
 )
 def test_weights_make_sense(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="must be"):
-        Weights(**wrong)  # type: ignore[arg-type]
+        make_weights(wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [  # seconds and the value of a deadline at 300; nxt is 100, 40 and 50 seconds
+        ({"preset": "thesis"}, {50: 0.1, 100: 0.1 + 19.9 * 40 / 140, 200: 20.0, 201: 0.0}),
+        ({"preset": "paper"}, {204: 0.1, 220: 0.1 + 19.9 * 16 / 56, 260: 20.0, 261: 0.1}),
+        ({}, {180: 0.1, 200: 0.1 + 19.9 * 20 / 70, 250: 20.0, 251: 0.0}),
+        ({"preset": "thesis", "late": "least"}, {200: 20.0, 201: 0.1}),
+    ],
+)
+def test_each_source_has_its_formula(arguments: dict[str, str], values: dict[float, float]) -> None:
+    others_zero = {"age_factor": 0.0, "licence": 0.0, "boost": 0.0}
+    policy = FlexibleBackfilling(make_weights({**arguments, **others_zero}))
+    job = WaitingJob(1, 1, 100.0, machines={1: 50.0}, deadline=300.0, on_fastest=40.0)
+    for now, value in values.items():
+        assert policy.priorities(now, [job]) == pytest.approx([value])
+
+
+def test_the_fastest_machine_counts_even_where_the_job_is_too_large_for_it() -> None:
+    cluster = SimulatedCluster.of_machines("c1", [Machine(8, 2.0), Machine(1, 4.0)])
+    manager = SimulatedManager(cluster, make_policy("easy"))
+    manager.submit(Job(id=1, submitted=0.0, estimated=100.0, cpus=8), 1, 100.0)
+    (waiting,) = manager.queue.values()
+    assert waiting.machines == {1: 50.0}
+    assert waiting.on_fastest == 25.0
 
 
 def test_policies_have_names() -> None:
