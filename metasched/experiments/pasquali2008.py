@@ -101,6 +101,27 @@ def _contention() -> list[SimulationCase]:
     ]
 
 
+_DEADLINE_READINGS: dict[str, tuple[str, dict[str, float | str]]] = {  # policy, parameters
+    "easy": ("easy", {}),
+    "thesis": ("fb-unmod", {"preset": "thesis"}),
+    "paper": ("fb-unmod", {"preset": "paper"}),
+    "metasched": ("fb-unmod", {}),
+}
+
+
+def _deadline_readings() -> list[SimulationCase]:
+    return [
+        SimulationCase(
+            f"inter-arrival {seconds}",
+            column,
+            SeededScenario(replace(synthetic.FLEXIBLE, inter_arrival=seconds)),
+            SimulationSettings(policy=policy, meta_policy=PUSH_POLICY, parameters=parameters),
+        )
+        for seconds in (4, 6, 12)
+        for column, (policy, parameters) in _DEADLINE_READINGS.items()
+    ]
+
+
 @dataclass(frozen=True)
 class SeededScenario:
     """The scenarios of a generator, by seed; unlike a lambda it can be sent to other processes."""
@@ -147,6 +168,52 @@ def _two_level() -> list[SimulationCase]:
         )
         for seconds in (5, 10)
         for column, settings in _CASE_SETTINGS.items()
+    ]
+
+
+_CONVERGENT_COLUMNS = ("easy", "edf", "fb-mod", "fb-unmod", "cs-i-np", "cs-ni-np", "cs-greedy-np")
+_TABLE_5 = {  # mean licence usage, percent: branch and bound, and, as far as legible, greedy
+    (40, 45): (87.0, 82.0),
+    (45, 50): (88.0, 84.0),
+    (50, 55): (89.0, 87.0),
+    (55, 60): (88.0,),
+}
+
+
+def _convergent_policies() -> list[SimulationCase]:
+    return [
+        SimulationCase(
+            f"inter-arrival {seconds}",
+            column,
+            SeededScenario(replace(synthetic.CONVERGENT, inter_arrival=seconds)),
+            SimulationSettings(policy=column, meta_policy=PUSH_POLICY),
+        )
+        for seconds in (4, 6, 8, 10, 12, 16, 20)
+        for column in _CONVERGENT_COLUMNS
+    ]
+
+
+def _convergent_exact() -> list[SimulationCase]:
+    return [
+        SimulationCase(
+            f"ratio {low}-{high}%",
+            column,
+            SeededScenario(
+                replace(
+                    synthetic.CONVERGENT,
+                    machines=(100,),
+                    licences=40,
+                    jobs=1000,
+                    ratio=_percent(low, high),
+                )
+            ),
+            SimulationSettings(
+                policy="cs-ni-np", meta_policy=PUSH_POLICY, parameters={"knapsack": column}
+            ),
+            dict(zip(["licence_usage"], _TABLE_5[low, high][index : index + 1], strict=False)),
+        )
+        for low, high in _TABLE_5
+        for index, column in enumerate(("exact", "greedy"))
     ]
 
 
@@ -270,6 +337,41 @@ PUBLISHED = (
             "slowdown_without_deadline": metrics.slowdown_without_deadline,
         },
         cases=_two_level,
+    ),
+    Experiment(
+        name="deadline-readings",
+        about="Flexible Backfilling with the deadline's formula of each source",
+        source="Pasquali 2008, Table 1",
+        runs=20,
+        baseline="easy",
+        figures={
+            "late": late_percent,
+            "slowdown": lambda s: metrics.mean(map(metrics.slowdown, s.jobs)),
+        },
+        cases=_deadline_readings,
+    ),
+    Experiment(
+        name="convergent-exact",
+        about="Convergent Scheduling with a greedy and an exact knapsack of licences",
+        source="Pasquali 2008, Tables 4, 5",
+        runs=20,
+        baseline="exact",
+        figures=_LICENCE_FIGURES,
+        cases=_convergent_exact,
+    ),
+    Experiment(
+        name="convergent-policies",
+        about="Convergent Scheduling, not preemptive, under seven loads",
+        source="Pasquali 2008, Table 4, Figures 20-22",
+        runs=20,
+        baseline="easy",
+        figures={
+            "late": late_percent,
+            "slowdown_without_deadline": metrics.slowdown_without_deadline,
+            "system_usage": lambda s: 100 * metrics.system_usage(s),
+            "licence_usage": lambda s: 100 * metrics.licence_usage(s),
+        },
+        cases=_convergent_policies,
     ),
     Experiment(
         name="local-periods",
