@@ -148,6 +148,10 @@ class PullCapacity(BackfillCapacity):
         """Whether processors, nodes and licences are free for the job, whatever the head needs."""
         return job.cpus <= self.free_cpus and self._hold(self._free_now, job)
 
+    def leaves_head_cpus(self, job: Job, seconds: float) -> bool:
+        """Whether the head keeps its processors if a job runs for `seconds`. O(reservations)."""
+        return self._has_cpus(min(job.cpus, self.free_cpus), self.now + seconds)
+
     def delays_no_head(self, job: Job, seconds: float) -> bool:
         """Whether a job that fits now delays no head if it runs for `seconds`."""
         end = self.now + seconds

@@ -135,7 +135,7 @@ class GroupCheck(NamedTuple):
     info: ClusterInfo
     limits: _Limits
     promising: list[UnstartedGroup]  # groups that may start
-    delaying: list[UnstartedGroup]  # groups that may fit, but would delay the head
+    delaying: list[UnstartedGroup]  # groups that would delay the head, if they fit
     position: int  # in the log of groups, up to which they were checked
 
     def has_same_head(self, info: ClusterInfo) -> bool:
@@ -199,7 +199,7 @@ class PromisingGroups:
         candidates = dict.fromkeys([group for group in planned.promising if group.tasks])
         held_up = _select_held_up(candidates, capacity)
         for group in candidates:
-            if group not in held_up:
+            if group not in held_up and capacity.leaves_head_cpus(group.job, group.shortest):
                 if not capacity.fits_now(group.job):
                     continue
                 if capacity.delays_no_head(group.job, group.shortest):

@@ -12,6 +12,7 @@ from metasched.core.promising_groups import PromisingGroups
 from metasched.core.tasks import Attempt, Task, TaskId
 from metasched.core.transitions import LIVE
 from metasched.model.job import Job
+from metasched.policies.pull import PullCapacity
 from metasched.policies.pull_evidence import PullEvidence, names_limit
 
 
@@ -25,6 +26,8 @@ class PullRecord:
         self.started_at_once = 0
         self.evidence = PullEvidence()
         self.promising_groups = PromisingGroups(cluster)
+        # of the last check of a listing, until jobs are counted in it
+        self.unused_capacity: PullCapacity | None = None
         self._withdrawn: set[TaskId] = set()  # from their former clusters, not dispatched yet
         self._arriving: dict[TaskId, tuple[Task, Attempt]] = {}  # dispatched, not judged yet
 

@@ -185,6 +185,7 @@ class Core:
         self.waits_since = self.state.waits_since
         self.missing_licences = self._leasing.missing_licences
         self.recall_wait = self._leasing.recall_wait
+        self.has_task_for = self._withdrawals.has_task_for
         self.licence_obstacle = self._leasing.licence_obstacle
         self.assess_clusters = self._placement.assess_clusters
         self.rejection_reason = self._placement.rejection_reason
@@ -426,10 +427,6 @@ class Core:
         if self.policy.send == "late" and self._gates.has_ready:
             return True
         return bool(self.state.views_with_unstarted)
-
-    def has_task_for(self, cluster: str, free_cpus: int) -> bool:
-        """Whether a task is pending elsewhere that needs no more processors. O(clusters)."""
-        return self._withdrawals.has_task_for(cluster, free_cpus)
 
     def may_pull(self, cluster: str, info: ClusterInfo, now: float) -> bool:
         """Whether a listing with these facts may let a task be pulled there, all clusters up."""

@@ -205,6 +205,7 @@ class Withdrawals:
         if found is None:
             return
         groups, capacity = found
+        record.unused_capacity = None
         on_their_way = [
             task.job
             for task in view.needs_attention.values()
@@ -264,10 +265,12 @@ class Withdrawals:
     def _check_groups(
         self, view: ClusterView, planned: GroupCheck, now: float
     ) -> tuple[list[UnstartedGroup], PullCapacity] | None:
-        licences = view.cluster.licence_features.keys()
-        capacity = PullCapacity(
-            planned.info, now, translate=view.translate_job, node_licences=licences
-        )
+        capacity = view.pulls.unused_capacity
+        if capacity is None or capacity.info is not planned.info or capacity.now != now:
+            licences = view.cluster.licence_features.keys()
+            capacity = view.pulls.unused_capacity = PullCapacity(
+                planned.info, now, translate=view.translate_job, node_licences=licences
+            )
         groups = view.pulls.promising_groups.check(planned, capacity)
         return (groups, capacity) if groups else None
 

@@ -215,6 +215,8 @@ class Job(JobSpec, frozen=True, kw_only=True):
     @property
     def node_requirements(self) -> Hashable:
         """Key of the requirements on nodes; jobs with equal keys fit the same nodes."""
+        if not self.gres:  # as for most jobs
+            return _node_requirements(self)
         return (*_node_requirements(self), *self._gres_key)
 
     @property
