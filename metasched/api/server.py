@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -32,6 +33,8 @@ from metasched.model.reservation import OPEN_STATES, ReservationState
 log = logging.getLogger("metasched")
 
 ACCEPT_PAUSE = 0.1  # seconds after there was no descriptor for a connection
+# Python looks for cycles after 700 new objects, which are two dozen results of the core.
+NEW_OBJECTS_PER_COLLECTION = 10_000
 BACKLOG = 2048  # connections that wait to be accepted
 # connections accepted before requests are read: far fewer than the limit of a peer, so that a new
 # connection is not closed for newer ones before its request is read
@@ -88,6 +91,7 @@ def serve(settings: Settings, *, standby: bool = False) -> int:
         handlers=[RepeatHandler()],
     )
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    gc.set_threshold(NEW_OBJECTS_PER_COLLECTION)
     try:
         with contextlib.ExitStack() as lock_stack, contextlib.ExitStack() as listeners:
             daemon = Daemon(settings, partial(_open_ledger, settings, standby, lock_stack))
