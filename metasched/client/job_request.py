@@ -112,9 +112,10 @@ def prepare_submission(
         "dependency": _parse_option(values, "dependency", _check_dependency),
         "kill_on_invalid_dep": _parse_option(values, "kill_on_invalid_dep", _parse_yes_no) or False,
         "reservation": _parse_option(values, "reservation", parse_count),
-        "comment": _text_option(values, "comment"),
         **_manager_options(values),
     }
+    if comment := _text_option(values, "comment"):  # daemons of earlier releases do not know it
+        request["comment"] = comment
     return {
         "jobs": [request],
         "scripts": {_SCRIPT: script},

@@ -17,6 +17,7 @@ from metasched.core.tasks import Task, TaskId
 from metasched.model.job import Job
 
 _SPARE_LOG = 1000  # entries of ended groups before the log is cut
+_SPARE_LIMITS = 1000  # limits without a task before a heap of them is cut
 
 
 @dataclass(eq=False, slots=True)
@@ -49,6 +50,8 @@ class UnstartedGroup:
         self._counts[seconds] -= 1
         if not self._counts[seconds]:
             del self._counts[seconds]
+        if len(self._limits) > 2 * len(self._counts) + _SPARE_LIMITS:
+            self._limits = sorted(self._counts)
         while self._limits and self._limits[0] not in self._counts:
             heapq.heappop(self._limits)
 

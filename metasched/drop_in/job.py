@@ -62,13 +62,15 @@ ENDED_REASONS = {
 }
 _MANAGER = "manager:"  # prefix of a manager's own reason
 UNSET = "(null)"  # of a text that was not given
+# what rows of daemons of earlier releases lack
+_ABSENT: dict[str, Any] = {"clusters": (), "wckey": "", "nice": 0, "nodelist": "", "exclude": ""}
 
 
 class Job:
     """A row of `GET /jobs/details`."""
 
     def __init__(self, row: dict[str, Any]) -> None:
-        self.row = row
+        self.row = _ABSENT | row
         self.state, self.code = _slurm_state(row)
         task = row["task"]
         self.tasks = None if task is None else str(task)  # its index, or those of a folded line
@@ -89,7 +91,7 @@ class Job:
         """
         if self.row["cluster"] is not None:
             return self.row["cluster"] if self.row["cluster"] in names else None
-        eligible = self.row.get("clusters")  # absent: of a daemon of an earlier release
+        eligible = self.row["clusters"]
         return next((name for name in names if not eligible or name in eligible), None)
 
     @property

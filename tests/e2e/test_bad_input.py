@@ -58,7 +58,6 @@ def refusal(
         (["submit", "-n", "many", "--wrap", "true"], 2, "many"),
         (["submit", "-n", "9", "--wrap", "true"], 3, "the largest is left with 8"),
         (["submit", "-t", "soon", "--wrap", "true"], 2, "soon"),
-        (["submit", "-t", "0", "--wrap", "true"], 2, "0"),
         (["submit", "--urgency", "4", "--wrap", "true"], 2, "0, 1, 2 or 3"),
         (["submit", "--deadline=-1h", "--wrap", "true"], 2, "-1h"),
         (["submit", "--cluster", "lefd", "--wrap", "true"], 3, "lefd"),

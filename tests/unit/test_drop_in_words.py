@@ -134,6 +134,8 @@ def test_a_name_cannot_forge_a_line() -> None:
         ("%i^^^%t", "JOBID^^^ST", "17^^^PD"),
         ("%.5i|%.3j|%2T", "JOBID|NAM|ST", "   17|  x|PE"),
         ('"%i","%C"', '"JOBID","CPUS"', '"17","2"'),
+        # a row without these: of a daemon of an earlier release
+        ("%w|%n|%x|%y", "WCKEY|REQ_NODES|EXC_NODES|NICE", "(null)|||0"),
     ],
 )
 def test_formats(format: str, heading: str, line: str) -> None:
