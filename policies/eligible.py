@@ -272,11 +272,12 @@ def fits_partition(
     """
     remaining_tasks, max_nodes = job.tasks, partition.max_nodes
     remaining_nodes = job.nodes if job.nodes is not None else max_nodes
-    constraint, needs_up = job.constraint, only_up or only_free
+    constraint, needs_up, cpus = job.constraint, only_up or only_free, job.cpus_per_task
     sizes = (
         (count_tasks(job, nodes, only_free), nodes.count)
         for nodes in partition.nodes
-        if (nodes.up or not needs_up)
+        if (nodes.free_cpus if only_free else nodes.cpus) >= cpus
+        and (nodes.up or not needs_up)
         and (constraint is None or satisfies_constraint(nodes, constraint))
     )
     if remaining_nodes is None:  # no limit on nodes: their order does not matter

@@ -52,12 +52,13 @@ class _Gain(NamedTuple):
 
     @classmethod
     def of(cls, info: ClusterInfo, before: ClusterInfo) -> _Gain:
-        now = info.free_licences
-        licences = {
-            name: copies
-            for name, copies in before.free_licences.items()
-            if copies < now.get(name, math.inf)
-        }
+        now, licences = info.free_licences, dict[str, int]()
+        if now != before.free_licences:
+            licences = {
+                name: copies
+                for name, copies in before.free_licences.items()
+                if copies < now.get(name, math.inf)
+            }
         total = before.cpus - before.used_cpus
         least, most = _gained_room(info.partitions, before.partitions)
         has_more = info.cpus - info.used_cpus > total
@@ -91,20 +92,23 @@ def _gained_room(now: Sequence[Partition], before: Sequence[Partition]) -> tuple
 
     Nodes are compared with nodes that differ in free processors only.
     """
-    if list(map(_facts, now)) != list(map(_facts, before)):
+    if len(now) != len(before):
         return 0, math.inf
     least, most = math.inf, 0
     for partition, partition_before in zip(now, before, strict=True):
         if partition is partition_before:
             continue
+        if _facts(partition) != _facts(partition_before):
+            return 0, math.inf
+        gained, lost = _differing_nodes(partition.nodes, partition_before.nodes)
         changes: dict[Hashable, dict[int, int]] = {}  # in numbers of nodes, by free processors
-        _count_others(partition.nodes, partition_before.nodes, 1, changes)
-        _count_others(partition_before.nodes, partition.nodes, -1, changes)
+        _count_nodes(gained, 1, changes)
+        _count_nodes(lost, -1, changes)
         for counts in changes.values():
-            gained, levels = 0, sorted(counts, reverse=True)
+            total, levels = 0, sorted(counts, reverse=True)
             for level, lower in zip(levels, [*levels[1:], 0], strict=True):
-                gained += counts[level]
-                if gained > 0:  # nodes with at least as many free processors
+                total += counts[level]
+                if total > 0:  # nodes with at least as many free processors
                     least, most = min(least, lower + 1), max(most, level)
     return least, most
 
@@ -113,16 +117,24 @@ def _facts(partition: Partition) -> Hashable:
     return partition.name, partition.default, partition.max_nodes
 
 
-def _count_others(
-    nodes: Iterable[NodeCapacity],
-    others: Iterable[NodeCapacity],
-    sign: int,
-    changes: dict[Hashable, dict[int, int]],
+def _differing_nodes(
+    now: Sequence[NodeCapacity], before: Sequence[NodeCapacity]
+) -> tuple[list[NodeCapacity], list[NodeCapacity]]:
+    """Return the nodes of either list, except the very same objects in both."""
+    by_id = dict(zip(map(id, now), now, strict=True))
+    by_id_before = dict(zip(map(id, before), before, strict=True))
+    return (
+        [by_id[key] for key in by_id.keys() - by_id_before.keys()],
+        [by_id_before[key] for key in by_id_before.keys() - by_id.keys()],
+    )
+
+
+def _count_nodes(
+    nodes: Iterable[NodeCapacity], sign: int, changes: dict[Hashable, dict[int, int]]
 ) -> None:
-    """Count nodes that are up, except those that others are the very same objects as."""
-    same = set(map(id, others))
+    """Count nodes that are up."""
     for group in nodes:
-        if id(group) not in same and group.up:
+        if group.up:
             amounts = (*group.gres.items(), None, *group.free_gres.items())
             key = group.cpus, group.memory, group.free_memory, group.features, amounts
             counts = changes.setdefault(key, {})
@@ -133,7 +145,6 @@ class GroupCheck(NamedTuple):
     """A check of all groups: what it found, or before it, what it may find."""
 
     info: ClusterInfo
-    limits: _Limits
     promising: list[UnstartedGroup]  # groups that may start
     delaying: list[UnstartedGroup]  # groups that would delay the head, if they fit
     position: int  # in the log of groups, up to which they were checked
@@ -156,11 +167,12 @@ class PromisingGroups:
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
         self._last: GroupCheck | None = None  # the last check
+        self._limits: tuple[ClusterInfo, _Limits] | None = None  # of these facts
 
     def plan_check(self, info: ClusterInfo, index: UnstartedIndex) -> GroupCheck | None:
         """Return the check to be made with these facts; None: it would find no group.
 
-        None at most listings. O(groups) if more is free than at the last check, else O(new groups).
+        None at most listings. O(groups) with new facts, else O(new groups).
         """
         last, delaying = self._last, list[UnstartedGroup]()
         if (
@@ -171,24 +183,30 @@ class PromisingGroups:
         ):
             return None
         if last is None:
-            limits = _Limits.of(info.partitions, info.free_licences)
-            groups = limits.select(index.groups, self._cluster)
+            groups = self._select(info, index.groups)
         else:
-            limits, newly = last.limits, list[UnstartedGroup]()
-            if info is not last.info:
-                limits = _Limits.of(info.partitions, info.free_licences)
-                newly = _Gain.of(info, last.info).select(index.groups)
-            groups = [*newly, *index.groups_since(last.position)]
+            groups = self._select(info, index.groups_since(last.position))
+            if info is not last.info and (candidates := self._select(info, index.groups)):
+                groups += _Gain.of(info, last.info).select(candidates)
             if info is last.info or last.has_same_head(info):
                 delaying = last.delaying
             else:
-                groups += last.delaying
-            groups = [*last.promising, *limits.select(groups, self._cluster)]
-        planned = GroupCheck(info, limits, groups, delaying, index.position)
+                groups += self._select(info, last.delaying)
+        if last is not None:
+            groups = [*last.promising, *groups]
+        planned = GroupCheck(info, groups, delaying, index.position)
         if any(group.tasks for group in groups):
             return planned
         self._last = planned
         return None
+
+    def _select(self, info: ClusterInfo, groups: list[UnstartedGroup]) -> list[UnstartedGroup]:
+        """Return the groups of other clusters that may fit, in O(1) for each."""
+        if not groups:
+            return groups
+        if self._limits is None or self._limits[0] is not info:
+            self._limits = info, _Limits.of(info.partitions, info.free_licences)
+        return self._limits[1].select(groups, self._cluster)
 
     def check(self, planned: GroupCheck, capacity: PullCapacity) -> list[UnstartedGroup]:
         """Return the groups of which a task may start there while no other is on its way.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from metasched.core.tasks import Task, TaskId
@@ -68,6 +68,7 @@ class UnstartedIndex:
         # by cluster: how many groups need so many processors, and the fewest that some group needs
         self._sizes: dict[str, dict[int, int]] = {}
         self._fewest_cpus: dict[str, int] = {}
+        self._fewest_elsewhere: dict[str, float] = {}  # by cluster, until `_fewest_cpus` changes
 
     def add(self, task: Task, cluster: str) -> None:
         """Add a task that is now pending, or may be, on a cluster."""
@@ -101,7 +102,9 @@ class UnstartedIndex:
     def _count_size(self, cluster: str, cpus: int) -> None:
         sizes = self._sizes.setdefault(cluster, {})
         sizes[cpus] = sizes.get(cpus, 0) + 1
-        self._fewest_cpus[cluster] = min(cpus, self._fewest_cpus.get(cluster, cpus))
+        if cpus < self._fewest_cpus.get(cluster, math.inf):
+            self._fewest_cpus[cluster] = cpus
+            self._fewest_elsewhere.clear()
 
     def _discount_size(self, cluster: str, cpus: int) -> None:
         sizes = self._sizes[cluster]
@@ -109,17 +112,19 @@ class UnstartedIndex:
         if sizes[cpus]:
             return
         del sizes[cpus]
-        if not sizes:
-            del self._sizes[cluster], self._fewest_cpus[cluster]
-        elif cpus == self._fewest_cpus[cluster]:
-            self._fewest_cpus[cluster] = min(sizes)
+        if cpus == self._fewest_cpus[cluster]:
+            self._fewest_elsewhere.clear()
+            if sizes:
+                self._fewest_cpus[cluster] = min(sizes)
+            else:
+                del self._sizes[cluster], self._fewest_cpus[cluster]
 
     def fewest_cpus_elsewhere(self, cluster: str) -> float:
         """Return the fewest processors that a task of another cluster needs; inf: there is none."""
-        fewest: float = math.inf
-        for name, cpus in self._fewest_cpus.items():
-            if cpus < fewest and name != cluster:
-                fewest = cpus
+        fewest = self._fewest_elsewhere.get(cluster)
+        if fewest is None:
+            elsewhere = [cpus for name, cpus in self._fewest_cpus.items() if name != cluster]
+            fewest = self._fewest_elsewhere[cluster] = min(elsewhere, default=math.inf)
         return fewest
 
     @property
@@ -127,9 +132,9 @@ class UnstartedIndex:
         """The present end of the log."""
         return self._cut + len(self._log)
 
-    def groups_since(self, position: int) -> Iterator[UnstartedGroup]:
-        """Yield the groups in the log from a position on; after a cut, all groups."""
-        yield from self._log[max(position - self._cut, 0) :]
+    def groups_since(self, position: int) -> list[UnstartedGroup]:
+        """Return the groups in the log from a position on; after a cut, all groups."""
+        return self._log[max(position - self._cut, 0) :]
 
     @property
     def groups(self) -> list[UnstartedGroup]:
