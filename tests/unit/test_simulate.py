@@ -375,7 +375,7 @@ def test_licences_of_a_file(tmp_path: Path) -> None:
         ("lsf", "perid=3", "write period"),
         ("lsf", "period=soon", "no duration"),
         ("fb-mod", "age_factor=x", "not a number"),
-        ("fb-mod", "run=never", 'must be "best" or "estimate"'),
+        ("fb-mod", "run=never", 'must be "best", "estimate" or "fastest"'),
         ("easy", "load=heavy", "observed or paper"),
         ("easy", "pull=maybe", '"true" nor "false"'),
         ("easy", "deadlines=3", "must be 0..1"),
