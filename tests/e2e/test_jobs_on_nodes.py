@@ -38,6 +38,7 @@ exec 2>&1
 PATH={drop_ins}:$PATH
 [ -e {socket} ] && echo 'the socket is visible'
 {extra}
+rm -f inner.out
 job=$(sbatch --parsable -o inner.out --wrap 'echo $SLURM_JOB_ID') || exit
 squeue -h -j $job -o '%i %u' | sed "s/^$job /inner /"
 held=$(sbatch --parsable -H --wrap true) && scancel $held

@@ -158,6 +158,7 @@ def test_limits_in_a_file_of_clusters(tmp_path: Path) -> None:
             read_settings("easy", [], 0, str(file))
     file.write_text(f"{cluster}[limits]\nlicences = {{ l2 = 1 }}\n")
     assert read_settings("easy", ["licences=2"], 0, str(file)).limits.configured
-    settings = read_settings("easy", ["send=late", "licences=2"], 0, str(file))
-    with pytest.raises(ClusterError, match="late binding cannot be simulated with limits"):
-        simulate(*read_workload(str(trace), str(file), None, settings), settings)
+    file.write_text(f"{cluster}[limits.users.7]\nrunning = 1\n")
+    late = read_settings("easy", ["send=late"], 0, str(file))
+    schedule = simulate(*read_workload(str(trace), str(file), None, late), late)
+    assert starts(schedule) == {1: 0.0, 2: 100.0, 3: 200.0}
