@@ -6,6 +6,7 @@
 | - deadline        | `classify.Deadline`      | Pasquali 2008, §3.1.1 | deadlines met            |
 | - licence         | `classify.Licence`       | Pasquali 2008, §3.1.1 | early return of licences |
 | - user            | `classify.User`          | Pasquali 2008, §3.1.1 | service of user classes  |
+| - self-optimising | `self_optimising`        | Pasquali 2008, §5.1   | shares of priorities     |
 | - of a site       | `heuristic.Heuristic`    | -                     | goals of the site        |
 | eligibility       | `eligible`, `exclusions` | metasched             | no futile dispatches     |
 | Load and Ordering | `dispatch.LoadOrdering`  | Pasquali 2008, §3.1.2 | balance of clusters      |

@@ -15,8 +15,11 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from metasched.model.job import MAX_PRIORITY, Job
+from metasched.model.tuning import TuningChange
 from metasched.policies.heuristic import Heuristic
+from metasched.policies.self_optimising import SelfOptimiser
 
+DEFAULT_BASE, DEFAULT_SPAN = 2.0, 2.0  # of the intervals of `Deadline`
 MAX_CACHED_CLASSIFICATIONS = 1000  # entries; the cache is emptied when it is full
 USER_CLASSES: Mapping[str, float] = MappingProxyType({"gold": 7, "silver": 4, "regular": 1})
 
@@ -26,27 +29,41 @@ class Deadline(Heuristic):
 
     `window` is the number of earlier jobs with a deadline whose margins are averaged. `base` is the
     ratio of the widths of neighbouring intervals: with 2, each priority is meant to be half as
-    frequent as the priority below it. ValueError if `window` or `base` is not positive.
+    frequent as the priority below it. The intervals cover `span` times the mean margin. ValueError
+    if `window`, `base` or `span` is not positive.
     """
 
     name = "deadline"
 
-    def __init__(self, window: int = 100, base: float = 2.0) -> None:
+    def __init__(
+        self, window: int = 100, base: float = DEFAULT_BASE, span: float = DEFAULT_SPAN
+    ) -> None:
         if window < 1:
             raise ValueError(f"window is {window}; it must be 1 or more jobs")
         if not (math.isfinite(base) and base > 0):
             raise ValueError(f"base is {base}; it must be a positive number")
-        self.base = base
+        if not (math.isfinite(span) and span > 0):
+            raise ValueError(f"span is {span}; it must be a positive number")
+        self.base, self.span = base, span
         self._margins: deque[float] = deque(maxlen=window)
 
-    def bounds(self, mean_margin: float) -> list[float]:
+    def bounds(
+        self, mean_margin: float, base: float | None = None, span: float | None = None
+    ) -> list[float]:
         """Return S_0..S_max in seconds: [S_k, S_k+1) has priority max_priority - k.
 
-        Pasquali 2008, (3.3) and (3.4), with `base` in both; S_max is exactly `2 * mean_margin`.
+        Pasquali 2008, (3.3) and (3.4), with `base` in both; S_max is exactly `span * mean_margin`.
+        Without `base` and `span` those of the heuristic count.
         """
-        widths = (self.base**k for k in range(1, self.max_priority + 1))
+        base, span = base or self.base, span or self.span
+        widths = (base**k for k in range(1, self.max_priority + 1))
         bounds = list(accumulate(widths, initial=0))
-        return [2 * mean_margin * bound / bounds[-1] for bound in bounds]
+        return [span * mean_margin * bound / bounds[-1] for bound in bounds]
+
+    def interval_class(self, margin: float) -> int:
+        """Return the priority of the interval of a margin above 0."""
+        interval = bisect_right(self.bounds(self.mean_margin(margin)), margin) - 1
+        return max(self.max_priority - interval, 1)
 
     def contribution(self, job: Job) -> float:
         """Return 0..max_priority: 1 without a deadline, max_priority if it can no longer be met."""
@@ -54,8 +71,7 @@ class Deadline(Heuristic):
             return 1
         if margin <= 0:
             return self.max_priority
-        interval = bisect_right(self.bounds(self._mean_margin(margin)), margin) - 1
-        urgency = max(self.max_priority - interval, 1)
+        urgency = self.interval_class(margin)
         ratio = margin / job.estimated
         if ratio >= 1:
             return urgency - math.floor(min(ratio, urgency))
@@ -67,7 +83,8 @@ class Deadline(Heuristic):
         if job.deadline is not None and (margin := job.margin) is not None and margin >= 0:
             self._margins.append(margin)
 
-    def _mean_margin(self, own_margin: float) -> float:
+    def mean_margin(self, own_margin: float) -> float:
+        """Return the mean margin of the window; `own_margin` while it is empty."""
         if not self._margins:
             return own_margin
         return math.fsum(self._margins) / len(self._margins)
@@ -154,6 +171,7 @@ class Classifier:
             raise ValueError("no heuristic has a weight above 0; give at least one such a weight")
         for heuristic in selected:
             heuristic.max_priority = max_priority
+        self.optimisers: list[SelfOptimiser] = []
         self._ordered_heuristics = list(selected)
         self._cache: dict[tuple[float, ...], tuple[int, list[HeuristicContribution]]] = {}
         self._learning_heuristics = [
@@ -199,19 +217,38 @@ class Classifier:
             HeuristicContribution(*values)
             for values in zip(self.weights, contributions, self.weights.values(), strict=True)
         ]
+        return self.combine(contributions), breakdown
+
+    def combine(
+        self, contributions: Sequence[float], weights: Mapping[str, float] | None = None
+    ) -> int:
+        """Return the priority of contributions in the order of the heuristics."""
         weight_sum = weighted_sum = 0.0
-        for _, contribution, weight in breakdown:
+        for contribution, weight in zip(
+            contributions, (weights or self.weights).values(), strict=True
+        ):
             weight_sum += weight
             weighted_sum += weight * contribution
-        mean = weighted_sum / weight_sum
         # with weights such as 0.7 rounding errors leave an exact half slightly below it
-        rounded = math.floor(round(mean, 9) + 0.5)
-        return min(max(rounded, 1), self.max_priority), breakdown
+        rounded = math.floor(round(weighted_sum / weight_sum, 9) + 0.5)
+        return min(max(rounded, 1), self.max_priority)
 
-    def remember(self, job: Job) -> None:
-        """Count the job for later priorities; a restart replays the last jobs in order."""
+    def set_weight(self, name: str, weight: float) -> None:
+        """Change the weight of a heuristic for later jobs."""
+        self.weights[name] = weight
+        self._cache.clear()
+
+    def remember(self, job: Job) -> list[TuningChange]:
+        """Count the job for later priorities; a restart replays the last jobs in order.
+
+        Return how `optimisers` changed the classification, which later jobs meet.
+        """
+        for optimiser in self.optimisers:
+            optimiser.record(job)
         for heuristic in self._learning_heuristics:
             heuristic.remember(job)
+        changes = (optimiser.evaluate() for optimiser in self.optimisers)
+        return [change for change in changes if change is not None]
 
 
 def cannot_meet_deadline(job: Job) -> bool:

@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 MAX_WINDOW = 1000  # jobs; upper limit of `Policy.window`
+MAX_HISTORY = 1000  # jobs; upper limit of `SelfOptimisation.history`
+WEIGHT_PREFIX = "weight-"  # of the name of a heuristic, in the keys of `Policy.self_optimising`
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfOptimisation:
+    """How a parameter of the classification follows a target; ValueError for a wrong value."""
+
+    history: int = 100  # jobs whose classes are compared with the target
+    delta: float = 0.25  # Euclidean distance from the target up to which nothing changes
+    # relative numbers of jobs of priorities 1, 2, ...; (): each half of that below
+    target: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 10 <= self.history <= MAX_HISTORY:
+            raise ValueError(
+                f"history is {self.history}; it must be a number of jobs from 10 to {MAX_HISTORY}"
+            )
+        if not 0 < self.delta <= math.sqrt(2):
+            raise ValueError(f"delta is {self.delta}; it must be above 0 and at most 1.414")
+        for share in self.target:
+            if not 0 <= share <= 1e6:
+                raise ValueError(f"target has {share}; a share must be from 0 to 1e6")
+        if self.target and not sum(self.target) > 0:
+            raise ValueError("target has no share above 0; give at least one such a share")
+
+    def shares(self, classes: int) -> tuple[float, ...]:
+        """Return the target as shares of 1; (): halving. ValueError for another number of them."""
+        if self.target and len(self.target) != classes:
+            raise ValueError(
+                f"target has {len(self.target)} shares, there are {classes} priorities; "
+                "write a share for each"
+            )
+        total = sum(self.target)
+        return tuple(share / total for share in self.target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +67,8 @@ class Policy:
     send: Literal["at_once", "late"] = "at_once"  # late: when the task can start
     # cluster of a reservation: with the earliest start, or the first in the site's order that fits
     reserve: Literal["earliest", "first"] = "earliest"
+    # parameters of the classification that optimise themselves, see `tuned_strategies`
+    self_optimising: dict[str, SelfOptimisation] = field(default_factory=dict)
 
     @property
     def pull_enabled(self) -> bool:

@@ -1,0 +1,24 @@
+"""What self-optimisation stores: the state of a tuned classification, and its changes. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class TuningState(msgspec.Struct, frozen=True):
+    """The configuration in force and its evidence, as stored after each submission."""
+
+    parameter: str  # key of `[self_optimising]`
+    configuration: tuple[float, ...]
+    # what was classified and its class, oldest first: see `TunableStrategy.item`
+    history: tuple[tuple[tuple[float, ...], int], ...] = ()
+
+
+class TuningChange(msgspec.Struct, frozen=True):
+    """A change of a configuration, caused by the submission of a job."""
+
+    parameter: str
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    distance: float  # of the observed distribution of classes from the target
+    expected: float  # distance, had the history been classified by the new configuration
