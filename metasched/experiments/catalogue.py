@@ -13,11 +13,13 @@ from metasched.experiments.federated import FEDERATED
 from metasched.experiments.harness import Experiment, ExperimentCase, ExperimentError, FigureResult
 from metasched.experiments.kurowski2011 import RESERVATIONS
 from metasched.experiments.pasquali2008 import PUBLISHED
+from metasched.experiments.self_optimising import CLASSIFIED
 
 DASK_TIMEOUT = 30.0  # seconds to connect to a Dask scheduler
 MAX_LOST_WORKERS = 3  # retries of a run after a lost worker
 EXPERIMENTS = {
-    experiment.name: experiment for experiment in (*PUBLISHED, *RESERVATIONS, ADMISSION, *FEDERATED)
+    experiment.name: experiment
+    for experiment in (*PUBLISHED, *CLASSIFIED, *RESERVATIONS, ADMISSION, *FEDERATED)
 }
 
 
@@ -82,8 +84,8 @@ def _dask_executor(address: str) -> Iterator[Executor]:
 def _run_case(name: str, index: int, seed: int) -> dict[str, float]:
     """Return the figures of a case with a seed; runs in a process of the pool."""
     experiment = EXPERIMENTS[name]
-    schedule = experiment.cases()[index].run(seed)
-    return {name: figure(schedule) for name, figure in experiment.figures.items()}
+    result = experiment.cases()[index].run(seed)
+    return {name: figure(result) for name, figure in experiment.figures.items()}
 
 
 def _results(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from metasched.errors import UserError
 from metasched.simulate import metrics, swf
@@ -63,8 +63,8 @@ class ExperimentCase(Protocol):
     @property
     def published(self) -> Mapping[str, float]: ...
 
-    def scenario(self, seed: int) -> Scenario: ...
-    def run(self, seed: int) -> Schedule: ...
+    def scenario(self, seed: int) -> Any: ...
+    def run(self, seed: int) -> Any: ...  # a Schedule, if clusters are simulated
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Experiment:
     source: str  # paper and table, or traces
     runs: int  # default number of seeds, as in the paper
     baseline: str  # column that the others are compared with, seed by seed
-    figures: Mapping[str, Callable[[Schedule], float]]  # of a schedule, by name
+    figures: Mapping[str, Callable[[Any], float]]  # of the result of a run, by name
     cases: Callable[[], Sequence[ExperimentCase]]
 
 
