@@ -12,7 +12,7 @@ from metasched.core.array_remainder import range_of
 from metasched.core.recovered_state import RecoveredState
 from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.core.transitions import FINAL, LIVE
-from metasched.db import leases, limit_uses, reservations, share_uses, task_runs
+from metasched.db import leases, limit_uses, reservations, share_uses, task_runs, tuning
 from metasched.db.recovery import recorded_events
 from metasched.db.schema import attempt, checkpoint, event, job, metadata, task
 from metasched.db.store import Database
@@ -109,10 +109,12 @@ def _check_replay(connection: Connection) -> tuple[list[str], str]:
         return [], "no event was recorded by a release that decides as this one: none was replayed"
     core, since = Core(), first.event
     count, ended = 0, {}
+    tuning_changes: list[tuning.RecordedChange] = []
     core.restore(RecoveredState.unpack(first.data))
     for recorded in recorded_events(connection, since):
         count += 1
         outcome = core.step(recorded)
+        tuning_changes += tuning.changes_of(recorded, outcome)
         for key, replayed_task in outcome.tasks.items():
             if replayed_task.state in FINAL:
                 ended[key] = _summary(replayed_task.state, replayed_task.attempts)
@@ -143,6 +145,9 @@ def _check_replay(connection: Connection) -> tuple[list[str], str]:
         for key in replayed.keys() - ended.keys() - stored.keys()
     ]
     problems += share_uses.find_mismatches(connection, core.fair_share.uses.values())
+    problems += tuning.find_mismatches(
+        connection, since, core.state.tuning.values(), tuning_changes
+    )
     origin = f"the checkpoint before event {since}" if since > 1 else "the beginning"
     older = connection.execute(select(func.count()).where(event.c.id < since)).scalar()
     remark = f"; {older} older events were not replayed" if older else ""

@@ -44,6 +44,7 @@ from metasched.db import (
     share_uses,
     submission_keys,
     task_runs,
+    tuning,
 )
 from metasched.db.bulk_rows import insert_rows
 from metasched.db.cluster_info import changed_fields
@@ -327,6 +328,7 @@ class Ledger(Writer):
                 attempts[*key, live.number] = attempt_row(changed_task, live)
         execute(_INSERT_EVENT, event_rows)
         task_runs.store(self._connection, steps)
+        tuning.store(self._connection, self._next_event - len(steps), steps)
         if new_rows := [new_task_row(new) for key, new in tasks.items() if key in new_tasks]:
             insert_rows(self._connection, task, new_rows)
         if updates := [

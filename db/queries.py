@@ -15,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from metasched.core.events import CoreEvent, RequeuedTask
 from metasched.core.tasks import TaskId
-from metasched.db import recovery, reservations, task_runs
+from metasched.db import recovery, reservations, task_runs, tuning
 from metasched.db.job_pages import (
     BEFORE_ALL,
     MAX_EXAMINED,
@@ -244,6 +244,11 @@ class Queries:
         if len(lines) <= limit:
             return lines, None
         return lines[:limit], (lines[limit - 1]["id"], lines[limit - 1]["task_index"])
+
+    def tuning_in_force(self, id: int) -> list[tuning.RecordedChange]:
+        """Return the last change of each tuned parameter before the submission of a job."""
+        with self._connect() as connection:
+            return tuning.changes_before(connection, id)
 
     def last_cause(self, id: int, index: int) -> str:
         """Return the cause of the last change of a task; "" if there is none."""

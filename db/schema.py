@@ -31,7 +31,7 @@ from sqlalchemy import (
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HELD
 from metasched.model.reservation import FINAL_STATES, ReservationState
 
-REVISION = "0024"  # the newest migration, which creates exactly these tables
+REVISION = "0025"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -460,6 +460,27 @@ drain = Table(
     Column("by", SafeText, nullable=False),
     Column("reason", SafeText, nullable=False),
     Column("keep_pending", Boolean(create_constraint=False), nullable=False),
+)
+
+# Configurations of the self-optimising classification, with the jobs they were judged by.
+tuning = Table(
+    "tuning",
+    metadata,
+    Column("parameter", SafeText, primary_key=True),
+    Column("state", SafeText, nullable=False),  # JSON
+)
+
+# Their last changes, each by the event that caused it.
+tuning_change = Table(
+    "tuning_change",
+    metadata,
+    Column("id", Int64, primary_key=True),
+    Column("event", Int64, nullable=False),
+    Column("time", Float, nullable=False),
+    Column("job", Int64),  # the submitted job; NULL: a start of the daemon
+    Column("parameter", SafeText, nullable=False),
+    Column("change", SafeText, nullable=False),  # JSON
+    Index("ix_tuning_change_event", "event"),
 )
 
 # State of the core just before a start of the daemon: a replay can begin there, and older events

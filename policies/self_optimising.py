@@ -36,6 +36,7 @@ class TunableStrategy(ABC):
 
     parameter: str  # key of `[self_optimising]`
     limits: tuple[tuple[float, float], ...]  # least and greatest of each value
+    item_size: int  # number of properties of an item
 
     @property
     @abstractmethod
@@ -185,12 +186,13 @@ class SelfOptimiser:
         )
 
     def restore(self, state: TuningState) -> None:
-        """Take over a stored state, unless it is of another number of classes or values."""
+        """Take over a stored state, unless it does not fit: by classes, values or properties."""
         classes = range(1, len(self.evaluator.target) + 1)
         if not self.strategy.allows(state.configuration):
             return
-        if any(item_class not in classes for _, item_class in state.history):
-            return
+        for item, item_class in state.history:
+            if item_class not in classes or len(item) != self.strategy.item_size:
+                return
         self.strategy.reconfigure(state.configuration)
         for item, item_class in state.history:
             self.repository.add(item, item_class)

@@ -44,6 +44,7 @@ class DeadlineBase(TunableStrategy):
 
     parameter = "base"
     limits: tuple[tuple[float, float], ...] = (BASE_LIMITS,)
+    item_size = 1
 
     def __init__(self, deadline: Deadline) -> None:
         self._deadline = deadline
@@ -117,6 +118,7 @@ class HeuristicWeight(TunableStrategy):
         self._classifier, self._name = classifier, name
         self._configured = configured = classifier.weights[name]
         self.parameter = WEIGHT_PREFIX + name
+        self.item_size = len(classifier.heuristics)
         self.limits = ((configured / WEIGHT_RANGE, configured * WEIGHT_RANGE),)
 
     @property
@@ -159,6 +161,8 @@ def make_optimisers(
 
     ValueError if a parameter cannot be tuned or a target does not fit the priorities.
     """
+    if {DeadlineBase.parameter, DeadlineBaseSpan.parameter} <= settings.keys():
+        raise ValueError("base and base-span both change the base; keep one of them")
     optimisers = []
     for parameter, setting in settings.items():
         classes = classifier.max_priority

@@ -23,6 +23,7 @@ from metasched.core.transitions import FINAL, QUEUED_OR_HELD
 from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.daemon.service import SchedulerService
 from metasched.db.job_pages import TaskFilter
+from metasched.db.tuning import RecordedChange
 from metasched.model.cluster import Cluster
 from metasched.model.job import Reason, State
 from metasched.policies.eligible import UnmappedNameError, translate_job
@@ -43,7 +44,7 @@ async def explain(
     readers: CurrentReaders,
     job: str,
 ) -> dict[str, Any]:
-    def read() -> tuple[dict[str, Any], dict[str, Any], Counter[str], str]:
+    def read() -> tuple[dict[str, Any], list[RecordedChange], dict[str, Any], Counter[str], str]:
         job_id, index = find_visible_job(daemon.ledger, caller, job)
         job_row = daemon.ledger.job_row(job_id)
         assert job_row is not None
@@ -58,9 +59,9 @@ async def explain(
             candidates.append({**run.row, "task_index": run.indices[0]})
         row = min(candidates, key=_order_of_explanation)
         cause = daemon.ledger.last_cause(job_id, row["task_index"])
-        return job_row, row, counts, cause
+        return job_row, daemon.ledger.tuning_in_force(job_id), row, counts, cause
 
-    job_row, row, counts, cause = await readers.run(request, ReadingKind.NAMED, read)
+    job_row, tuned, row, counts, cause = await readers.run(request, ReadingKind.NAMED, read)
     job_id = row["job"]
     task = service.core.find_task((job_id, row["task_index"]))
     clusters: list[dict[str, Any]] = []
@@ -99,10 +100,24 @@ async def explain(
         "expected_told": iso(expectation.reported_at) if expectation else None,
         "priority": job_row["priority"],
         "parts": msgspec.json.decode(job_row["parts"]),
+        "tuning": [_tuning_row(recorded) for recorded in tuned],
         "clusters": clusters,
         "licences": licences,
         "fair_share": standing_row(standing) if standing else None,
         "usage": _usage(row) if row["state"] in FINAL and row["started"] else None,
+    }
+
+
+def _tuning_row(recorded: RecordedChange) -> dict[str, Any]:
+    """Return the change by which a parameter had its values when the job was submitted."""
+    change = recorded.change
+    return {
+        "parameter": change.parameter,
+        "before": change.before,
+        "after": change.after,  # []: no longer tuned
+        "distance": change.distance,  # None: changed by a start with another policy
+        "expected": change.expected,
+        "time": iso(recorded.time),
     }
 
 

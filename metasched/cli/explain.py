@@ -105,6 +105,8 @@ def print_explanation(answer: Mapping[str, Any]) -> None:
                 for part in answer["parts"]
             ),
         )
+    for change in answer.get("tuning", []):
+        print(describe_tuning(change))
     if answer.get("clusters"):
         print()
         print_table(
@@ -123,6 +125,23 @@ def print_explanation(answer: Mapping[str, Any]) -> None:
             ),
         )
         _print_excluded_nodes(answer["clusters"])
+
+
+def describe_tuning(change: Mapping[str, Any]) -> str:
+    """Return a line on a change by self-optimisation before the submission."""
+    before, after = (
+        ", ".join(format_number(value) for value in change[key]) for key in ("before", "after")
+    )
+    cause = "the policy was changed"
+    if change["distance"] is not None:
+        cause = (
+            f"the priorities were {change['distance']:.2f} from the target, "
+            f"{change['expected']:.2f} expected"
+        )
+    return (
+        f"{printable(change['parameter'])}: {before} -> {after or 'as configured'} "
+        f"at {format_time(change['time'])} ({cause})"
+    )
 
 
 def _print_excluded_nodes(clusters: Sequence[Mapping[str, Any]]) -> None:

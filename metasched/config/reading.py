@@ -52,7 +52,8 @@ from metasched.paths import (
     personal_socket,
 )
 from metasched.policies.classify import Classifier
-from metasched.policies.policy import POLICY_CHOICES, Policy
+from metasched.policies.policy import POLICY_CHOICES, Policy, SelfOptimisation
+from metasched.policies.tuned_strategies import make_optimisers
 
 PluginT = TypeVar("PluginT")
 
@@ -273,7 +274,21 @@ def read_policy(path: Path | None) -> Policy:
         Classifier(weights=policy_file.weights)
     except ValueError as error:
         raise ConfigError(f"{error}, [weights] in {path}") from None
-    return Policy(**{field.name: getattr(policy_file, field.name) for field in fields(Policy)})
+    values = {field.name: getattr(policy_file, field.name) for field in fields(Policy)}
+    return Policy(**{**values, "self_optimising": _read_self_optimising(policy_file, path)})
+
+
+def _read_self_optimising(policy_file: PolicyFile, path: Path) -> dict[str, SelfOptimisation]:
+    """Return the settings by parameter. ConfigError for the first that cannot be used."""
+    settings: dict[str, SelfOptimisation] = {}
+    classifier = Classifier(policy_file.max_priority, weights=policy_file.weights)
+    for parameter, table in policy_file.self_optimising.items():
+        try:
+            settings[parameter] = SelfOptimisation(**dict(table))
+            make_optimisers(classifier, settings, {})
+        except ValueError as error:
+            raise ConfigError(f"{error}, [self_optimising.{parameter}] in {path}") from None
+    return settings
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from metasched.model.limits import MAX_LIMIT
 from metasched.model.reservation_request import ReservationQuota
 from metasched.paths import MAX_REQUEST_BYTES
 from metasched.policies.eligible import FEATURE
-from metasched.policies.policy import MAX_WINDOW, Policy
+from metasched.policies.policy import MAX_WINDOW, Policy, SelfOptimisation
 from metasched.units import parse_duration
 
 TableT = TypeVar("TableT", bound=BaseModel)
@@ -251,6 +251,14 @@ class ConfigFile(_Table):
     fair_share: FairShareTable | None = None
 
 
+class SelfOptimisationTable(_Table):
+    """[self_optimising.PARAMETER] of a policy file; `SelfOptimisation` checks the values."""
+
+    history: int = SelfOptimisation.history
+    delta: float = SelfOptimisation.delta
+    target: tuple[float, ...] = ()
+
+
 class PolicyFile(_Table):
     """A policy file; missing keys have the defaults of `Policy`."""
 
@@ -271,3 +279,4 @@ class PolicyFile(_Table):
     seed: int = Policy.seed
     send: str = Policy.send
     reserve: str = Policy.reserve
+    self_optimising: dict[str, SelfOptimisationTable] = Field(default_factory=dict)

@@ -26,6 +26,7 @@ from metasched.model.listing import ClaimEnd, JobStatus, MissingTask, TaskClaim
 from metasched.model.refusal_scope import RefusalScope
 from metasched.model.reservation import Reservation
 from metasched.model.stored_names import STORED_FIELDS
+from metasched.model.tuning import TuningChange, TuningState
 from metasched.policies.classify import HeuristicContribution
 from metasched.policies.eligible import Ineligibility
 from metasched.policies.policy import Policy
@@ -385,6 +386,9 @@ class Outcome:
     share_uses: dict[tuple[str, str], ShareUse | None] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)  # for the log
     actions: list[Action] = field(default_factory=list)
+    # state of the self-optimising classification; None: unchanged
+    tuning: list[TuningState] | None = None
+    tuning_changes: list[TuningChange] = field(default_factory=list)
     priority: int = 0  # of the event's job, if it is new or modified
     priority_parts: list[HeuristicContribution] = field(default_factory=list)  # of that job
 

@@ -19,6 +19,7 @@ from metasched.model.job import Job
 from metasched.model.licence import Lease, LicenceCount, LingeringTokens
 from metasched.model.reservation import Reservation
 from metasched.model.stored_names import STORED_FIELDS
+from metasched.model.tuning import TuningState
 
 
 class RecoveredState(
@@ -43,6 +44,8 @@ class RecoveredState(
     reservations: list[Reservation] = msgspec.field(default_factory=list)
     share_uses: list[ShareUse] = msgspec.field(default_factory=list)
     share_trees: dict[str, ShareTree] = msgspec.field(default_factory=dict)  # by cluster
+    # of the self-optimising classification
+    tuning: list[TuningState] = msgspec.field(default_factory=list)
     remainders: list[Remainder] = msgspec.field(default_factory=list)  # of arrays, by job
 
     def pack(self) -> bytes:

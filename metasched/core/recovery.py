@@ -23,8 +23,11 @@ from metasched.core.user_turns import UserTurns
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.job import State
 from metasched.model.tags import Instances, is_claim_folder
+from metasched.model.tuning import TuningChange, TuningState
 from metasched.policies.classify import Classifier, Deadline, Licence, User
 from metasched.policies.dispatch import LoadOrdering
+from metasched.policies.policy import Policy
+from metasched.policies.tuned_strategies import make_optimisers
 
 
 class Recovery:
@@ -58,6 +61,7 @@ class Recovery:
         state = self._state
         state.drains = {drain.cluster: drain for drain in recovered.drains}
         state.margin_jobs = list(recovered.margins)
+        state.tuning = {tuned.parameter: tuned for tuned in recovered.tuning}
         state.cluster_info = dict(recovered.info)
         state.last_dispatch = dict(recovered.last_dispatches)
         state.ended_tasks = OrderedDict(recovered.ended)
@@ -94,6 +98,7 @@ class Recovery:
         )
         for job in self._state.margin_jobs[-policy.window :]:
             self._state.classifier.remember(job)
+        self._configure_tuning(policy)
         self._state.rechecks, self._state.refills = {}, set()
         self._state.views = {
             cluster.name: ClusterView(
@@ -120,6 +125,19 @@ class Recovery:
             load=policy.load,
             ordering=policy.ordering,
         )
+
+    def _configure_tuning(self, policy: Policy) -> None:
+        """Let the classifier optimise itself from where it was; a changed policy begins anew."""
+        state, before = self._state, self._state.tuning
+        state.classifier.optimisers = make_optimisers(
+            state.classifier, policy.self_optimising, before
+        )
+        state.store_tuning()
+        state.outcome.tuning_changes = [
+            TuningChange(parameter, stored.configuration, after)
+            for parameter, stored in before.items()
+            if stored.configuration != (after := _configuration(state.tuning.get(parameter)))
+        ]
 
     def _restore_attempt(self, task: Task, attempt: Attempt, now: float) -> None:
         """Distrust an attempt in a backup: what the daemon did with it since is not in there.
@@ -213,3 +231,7 @@ class Recovery:
         self._reservations.start(event.instance, event.policy, event.clusters, self._state.outcome)
         # including reservations that closed while their cluster was not configured
         self._withdrawals.recall_from_closed_reservations(self._reservations.by_id.values())
+
+
+def _configuration(tuned: TuningState | None) -> tuple[float, ...]:
+    return () if tuned is None else tuned.configuration

@@ -26,6 +26,7 @@ from metasched.model.cluster import ClusterInfo
 from metasched.model.job import Job, State
 from metasched.model.listing import JobStatus
 from metasched.model.tags import Instances
+from metasched.model.tuning import TuningState
 from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import MAX_WINDOW, Policy
@@ -54,6 +55,7 @@ class SchedulerState:
         self.indexes_unstarted = False  # whether tasks can be pulled: else the index is empty
         self.drains: dict[str, ClusterDrained] = {}  # also of unconfigured clusters
         self.margin_jobs: list[Job] = []  # last jobs with a deadline that could be met
+        self.tuning: dict[str, TuningState] = {}  # of the self-optimising classification
         self.cluster_info: dict[str, ClusterInfo] = {}  # last reported; also of unconfigured ones
         self.now = 0.0  # epoch seconds; time of the current event
         self.observed_seconds = 0.0  # since the start, while any cluster was up
@@ -288,6 +290,12 @@ class SchedulerState:
         """Remember a submitted job if it has a deadline that can be met."""
         if job.deadline is not None and (margin := job.margin) is not None and margin >= 0:
             self.margin_jobs = [*self.margin_jobs[1 - MAX_WINDOW :], job]
+
+    def store_tuning(self) -> None:
+        """Store the state of the self-optimising classification with this step."""
+        states = [optimiser.state for optimiser in self.classifier.optimisers]
+        self.tuning = {state.parameter: state for state in states}
+        self.outcome.tuning = states
 
     def observe_loads(self) -> None:
         """Pass current loads of all clusters to the load ordering, if it uses observed loads."""

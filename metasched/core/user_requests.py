@@ -44,7 +44,9 @@ class UserRequests:
         job, state = event.job, self._state
         priority, state.outcome.priority_parts = state.classifier.classify(job)
         state.outcome.priority = priority
-        state.classifier.remember(job)
+        state.outcome.tuning_changes = state.classifier.remember(job)
+        if state.classifier.optimisers:
+            state.store_tuning()
         state.remember_job(job)
         if job.dependency is not None:
             self._gates.dependencies.track(job, event.target_summaries, state.tasks_of)

@@ -15,10 +15,12 @@ class TuningState(msgspec.Struct, frozen=True):
 
 
 class TuningChange(msgspec.Struct, frozen=True):
-    """A change of a configuration, caused by the submission of a job."""
+    """A change of a configuration by the submission of a job, or by a start with another policy."""
 
     parameter: str
     before: tuple[float, ...]
-    after: tuple[float, ...]
-    distance: float  # of the observed distribution of classes from the target
-    expected: float  # distance, had the history been classified by the new configuration
+    after: tuple[float, ...]  # (): no longer tuned
+    # of the observed distribution of classes from the target; None: changed by a start
+    distance: float | None = None
+    # distance, had the history been classified by the new configuration
+    expected: float | None = None

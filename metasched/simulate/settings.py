@@ -12,6 +12,7 @@ from metasched.errors import UserError
 from metasched.model.fair_share import FairShareSettings
 from metasched.model.licence import LicencePool
 from metasched.model.limits import LimitSettings
+from metasched.policies.classify import Classifier
 from metasched.policies.local.queueing import LocalPolicy
 from metasched.policies.local.registry import (
     DEFAULT_POLICY,
@@ -19,7 +20,8 @@ from metasched.policies.local.registry import (
     TEXT_PARAMETERS,
     make_policy,
 )
-from metasched.policies.policy import POLICY_CHOICES, Policy
+from metasched.policies.policy import POLICY_CHOICES, Policy, SelfOptimisation
+from metasched.policies.tuned_strategies import make_optimisers
 from metasched.simulate import swf, synthetic
 from metasched.simulate.cluster_specs import (
     parse_clusters,
@@ -35,9 +37,12 @@ from metasched.simulate.workload import Overlay, Workload, from_trace
 from metasched.units import ParseError, parse_duration, quote_for_error
 
 LUBLIN = "lublin"
+OPTIMISING = "self_optimising"  # key of --set: parameters, with the default settings
 GENERATORS = (*synthetic.TABLES, LUBLIN)
 # keys of --set
-_META_FIELDS = {f.name: f for f in fields(Policy) if f.name not in ("weights", "classes", "seed")}
+_META_FIELDS = {
+    f.name: f for f in fields(Policy) if f.name not in ("weights", "classes", "seed", OPTIMISING)
+}
 _OVERLAY_FIELDS = {f.name: f for f in fields(Overlay)}
 _GENERATOR_FIELDS = {
     f.name: f
@@ -108,7 +113,16 @@ def read_settings(
         limits = parse_limits(clusters, settings.meta_policy.classes, licences)
         settings = replace(settings, limits=limits)
     settings.policy_factory()(SimulatedCluster(name="c1", cpus=1))
+    _check_self_optimising(settings.meta_policy)
     return settings
+
+
+def _check_self_optimising(policy: Policy) -> None:
+    try:
+        classifier = Classifier(policy.max_priority, weights=policy.weights)
+        make_optimisers(classifier, policy.self_optimising, {})
+    except ValueError as error:
+        raise SettingError(f"{error}, --set {OPTIMISING} or --policy") from None
 
 
 def _apply_assignment(settings: SimulationSettings, assignment: str) -> SimulationSettings:
@@ -124,6 +138,10 @@ def _apply_assignment(settings: SimulationSettings, assignment: str) -> Simulati
             return replace(settings, parameters={**settings.parameters, key: value})
         if key == "pooled":
             return replace(settings, pooled=_parse_value("bool", key, text))
+        if key == OPTIMISING:
+            optimising = {name: SelfOptimisation() for name in text.split(",")}
+            meta_policy = replace(settings.meta_policy, self_optimising=optimising)
+            return replace(settings, meta_policy=meta_policy)
         if key in _META_FIELDS:
             return replace(settings, meta_policy=_replace_field(settings.meta_policy, key, text))
         if key in _OVERLAY_FIELDS:
@@ -135,7 +153,14 @@ def _apply_assignment(settings: SimulationSettings, assignment: str) -> Simulati
             return replace(settings, generator_settings={**settings.generator_settings, key: value})
     except (ValueError, ParseError) as error:
         raise SettingError(f"{error}, --set {key}") from None
-    known_keys = (*policy_parameters, "pooled", *_META_FIELDS, *_OVERLAY_FIELDS, *_GENERATOR_FIELDS)
+    known_keys = (
+        *policy_parameters,
+        "pooled",
+        OPTIMISING,
+        *_META_FIELDS,
+        *_OVERLAY_FIELDS,
+        *_GENERATOR_FIELDS,
+    )
     close = get_close_matches(key, known_keys, n=1)
     remedy = f"write {close[0]}" if close else f"available are {', '.join(sorted(set(known_keys)))}"
     raise SettingError(f"unknown key {quote_for_error(key)}, --set; {remedy}")

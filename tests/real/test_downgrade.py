@@ -117,6 +117,15 @@ ROWS: dict[str, dict[str, Any]] = {
         "excess": 1,
     },
     "share_use": {"account": WIDE, "user": WIDE, "used": 1.5, "as_of": 2.5},
+    "tuning": {"parameter": "base", "state": "{}"},
+    "tuning_change": {
+        "id": 1,
+        "event": 1,
+        "time": 1.5,
+        "job": 1 << 40,
+        "parameter": "base",
+        "change": "{}",
+    },
     "use_cursor": {"cluster": "alpha", "cursor": WIDE},
     "share_tree": {"cluster": "alpha", "tree": "{}"},
     "reservation": {

@@ -15,7 +15,7 @@ from metasched.config.settings import ConfigError
 from metasched.model.fair_share import FairShareSettings, ShareAccount, ShareTree
 from metasched.model.job import Job
 from metasched.model.reservation_request import ReservationQuota
-from metasched.policies.policy import Policy
+from metasched.policies.policy import Policy, SelfOptimisation
 
 WHOLE = """
 [daemon]
@@ -106,6 +106,45 @@ def test_an_empty_policy_is_the_default(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text("")
     assert read_policy(path) == read_policy(None) == Policy()
+
+
+def test_self_optimisation_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(
+        "max_priority = 3\n[self_optimising.base-span]\ndelta = 0.3\ntarget = [4, 2, 1]\n"
+        "[self_optimising.weight-user]\nhistory = 500\n"
+    )
+    assert read_policy(path).self_optimising == {
+        "base-span": SelfOptimisation(delta=0.3, target=(4.0, 2.0, 1.0)),
+        "weight-user": SelfOptimisation(history=500),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[self_optimising.bass]", "bass cannot optimise itself; available are base, base-span"),
+        ("[self_optimising.base]\ntarget = [1, 1]", "target has 2 shares"),
+        ("[self_optimising.base]\ntarget = [-1]", "target has -1"),
+        ("[self_optimising.base]\ntarget = [nan]", "target has nan"),
+        ("[self_optimising.base]\ntarget = [0, 0]", "target has no share above 0"),
+        ("[self_optimising.base]\ndelta = nan", "delta is nan"),
+        ("[self_optimising.base]\nhistory = 5", "history is 5"),
+        ("[self_optimising.base]\nhistory = 'x'", "history = 'x'"),
+        ("[self_optimising.base]\ndelat = 1", 'write "delta"'),
+        ("[self_optimising]\nbase = true", "base"),
+        ("[self_optimising.base]\n[self_optimising.base-span]", "keep one of them"),
+        ("[weights]\nuser = 0\n[self_optimising.weight-user]", "weight of user is 0"),
+    ],
+)
+def test_wrong_self_optimisation_is_reported(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(text + "\n")
+    with pytest.raises(ConfigError) as error:
+        read_policy(path)
+    assert problem in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_policy_must_have_the_class_regular(tmp_path: Path) -> None:

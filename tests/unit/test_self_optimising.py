@@ -125,8 +125,9 @@ def test_short_history_is_no_evidence() -> None:
         assert classifier.remember(with_margin(199.0 if number % 2 else 1.0)) == []
     [change] = classifier.remember(with_margin(199.0))
     assert change.before == (2.0,)
-    assert change.distance > 0.25
-    assert change.expected < change.distance
+    assert change.distance is not None
+    assert change.expected is not None
+    assert change.expected < change.distance > 0.25
 
 
 def test_jobs_without_a_margin_are_no_evidence() -> None:
@@ -180,6 +181,7 @@ def test_state_is_restored() -> None:
         TuningState("base", (math.nan,)),
         TuningState("base", (2.5, 2.5)),
         TuningState("base", (2.5,), (((10.0,), 6),)),
+        TuningState("base", (2.5,), (((10.0, 10.0), 5),)),
     ],
 )
 def test_unfit_state_is_dropped(state: TuningState) -> None:
@@ -241,6 +243,12 @@ def test_parameters_are_refused(
     classifier = Classifier(weights=weights)
     with pytest.raises(ValueError, match=problem):
         make_optimisers(classifier, {parameter: SelfOptimisation(target=target)}, {})
+
+
+def test_base_has_one_owner() -> None:
+    settings = {"base": SelfOptimisation(), "base-span": SelfOptimisation()}
+    with pytest.raises(ValueError, match="keep one of them"):
+        make_optimisers(Classifier(), settings, {})
 
 
 def test_base_needs_the_deadline_heuristic() -> None:

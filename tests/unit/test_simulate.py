@@ -22,7 +22,7 @@ from metasched.simulate import metrics, synthetic
 from metasched.simulate.cluster_specs import parse_clusters
 from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster
 from metasched.simulate.engine import Schedule, Simulation
-from metasched.simulate.settings import SettingError, read_settings, simulate
+from metasched.simulate.settings import SettingError, read_settings, read_workload, simulate
 from metasched.simulate.workload import Workload, WorkloadEntry
 
 SWF = "; MaxProcs: 4\n" + "".join(
@@ -380,6 +380,8 @@ def test_licences_of_a_file(tmp_path: Path) -> None:
         ("easy", "pull=maybe", '"true" nor "false"'),
         ("easy", "deadlines=3", "must be 0..1"),
         ("easy", "deadlines", "write it as"),
+        ("easy", "self_optimising=bass", "bass cannot optimise itself; available are base,"),
+        ("easy", "self_optimising=base,base-span", "keep one of them"),
     ],
 )
 def test_wrong_settings_are_reported(policy: str, setting: str | None, message: str) -> None:
@@ -546,3 +548,15 @@ def test_shares_in_a_file_of_clusters(tmp_path: Path) -> None:
         file.write_text(text + tables)
         with pytest.raises(ClusterError, match=problem):
             read_settings("easy", [], 0, str(file))
+
+
+def test_self_optimisation_changes_the_priorities_of_a_run_and_repeats_itself() -> None:
+    def priorities(*assignments: str) -> list[int]:
+        settings = read_settings("easy", ["jobs=300", *assignments], 0)
+        workload, clusters = read_workload("table6", None, None, settings)
+        return [each.priority for each in simulate(workload, clusters, settings).jobs]
+
+    plain, tuned = priorities(), priorities("self_optimising=base-span,weight-user")
+    assert plain != tuned
+    assert plain[:100] == tuned[:100]
+    assert priorities("self_optimising=base-span,weight-user") == tuned

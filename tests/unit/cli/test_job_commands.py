@@ -292,6 +292,20 @@ def test_explain(daemon: FakeDaemon, run: Run) -> None:
     assert json.loads(run("explain", "17_3", "--json").out) == answer
 
 
+def test_explain_shows_self_optimisation(daemon: FakeDaemon, run: Run) -> None:
+    tuned = {"parameter": "base-span", "before": [2.0, 2.0], "after": [0.84, 1.125]}
+    evidence = {"distance": 0.312, "expected": 0.1, "time": "2026-01-31T10:00:00+00:00"}
+    ended = {**evidence, "parameter": "base", "before": [2.5], "after": [], "distance": None}
+    parts = [{"heuristic": "deadline", "contribution": 7, "weight": 1.0}]
+    answer = {**FAILED, "state": "queued", "parts": parts, "tuning": [tuned | evidence, ended]}
+    daemon.answer("/jobs/17/explain", answer)
+    assert run("explain", "17").out.splitlines()[-2:] == [
+        "base-span: 2, 2 -> 0.84, 1.125 at 2026-01-31T10:00:00+00:00 "
+        "(the priorities were 0.31 from the target, 0.10 expected)",
+        "base: 2.5 -> as configured at 2026-01-31T10:00:00+00:00 (the policy was changed)",
+    ]
+
+
 def test_explain_of_an_ended_job_says_what_it_used(daemon: FakeDaemon, run: Run) -> None:
     answer = {**FAILED, "state": "completed", "text": "It has ended."}
     used = {"elapsed": 65.0, "cpu_seconds": 61.5, "max_memory": 900, "nodes": "a1"}
