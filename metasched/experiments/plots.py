@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from metasched.errors import UserError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg", ".pdf")
 MAX_BARS = 3000  # jobs: with more, a Gantt chart is unreadable
 MAX_LINES = 8  # clusters: with more, only their total is plotted
+LABEL_COLUMNS = 110  # characters below an axis: longer labels of settings are wrapped
 TIME_INTERVALS = 300  # equal parts of the time axis, for means
 
 
@@ -112,7 +114,8 @@ def plot_results(name: str, results: Sequence[FigureResult]) -> Iterator[tuple[s
             axis.scatter(
                 [x for x, _ in marks], [value for _, value in marks], marker="x", color="black"
             )
-        axis.set_xticks(range(len(rows)), rows)
+        columns_of_label = max(LABEL_COLUMNS // len(rows), 1)
+        axis.set_xticks(range(len(rows)), [fill(row, columns_of_label) for row in rows])
         if not any(any(result.values) for result in figure_results):
             axis.set_ylim(0, 1)
         has_published = any(result.published is not None for result in figure_results)
