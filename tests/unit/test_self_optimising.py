@@ -192,6 +192,16 @@ def test_unfit_state_is_dropped(state: TuningState) -> None:
     assert classifier.optimisers[0].state == TuningState("base", (2.0,))
 
 
+def test_span_stays_within_its_limits_beside_a_tiny_mean_margin() -> None:
+    classifier = Classifier(CLASSES, [Deadline(window=1)])
+    setting = SelfOptimisation(history=10)
+    classifier.optimisers = make_optimisers(classifier, {"base-span": setting}, {})
+    [optimiser] = classifier.optimisers
+    for margin in [1e3, 2e3, 3e3, 4e3, 5e3, 6e3, 7e3, 8e3, 9e3, 1.0] * 5:
+        classifier.remember(with_margin(margin))
+        assert optimiser.strategy.allows(optimiser.strategy.configuration)
+
+
 def test_bounds_hold_for_extreme_margins() -> None:
     classifier = Classifier(100, [Deadline(window=1)])
     setting = SelfOptimisation(history=10, delta=0.01)
