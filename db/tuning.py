@@ -62,8 +62,11 @@ def store(
         )
     if rows:
         connection.execute(insert(tuning_change), rows)
-        newest = select(func.max(tuning_change.c.id)).scalar_subquery()
-        connection.execute(delete(tuning_change).where(tuning_change.c.id <= newest - MAX_CHANGES))
+        # counted, since a database may leave out ids
+        newest_first = select(tuning_change.c.id).order_by(tuning_change.c.id.desc())
+        last = connection.execute(newest_first.offset(MAX_CHANGES).limit(1)).scalar()
+        if last is not None:
+            connection.execute(delete(tuning_change).where(tuning_change.c.id <= last))
 
 
 def read_states(connection: Connection) -> list[TuningState]:

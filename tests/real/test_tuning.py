@@ -108,6 +108,29 @@ def test_another_policy_ends_self_optimisation(database: Database, ledger: Ledge
     assert replay_result(database).ok, replay_result(database)
 
 
+def test_only_the_last_changes_are_stored(
+    database: Database, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metasched.db.tuning.MAX_CHANGES", 3)
+    daemon = Daemon(ledger)
+    daemon.submit(*margins(2000, 4000))
+    with ledger._engine.begin() as connection:  # a gap, as a refused write leaves
+        [newest, *_] = connection.execute(
+            select(tuning_change.c.id).order_by(tuning_change.c.id.desc())
+        ).scalars()
+        older = tuning_change.c.id < newest
+        connection.execute(update(tuning_change).where(older).values(id=tuning_change.c.id - 5))
+    daemon = Daemon(ledger)
+    before = daemon.core.state.tuning[PARAMETER].configuration
+    for margin in margins(100, 200):  # until the next change
+        if daemon.core.state.tuning[PARAMETER].configuration == before:
+            daemon.submit(margin)
+    assert daemon.core.state.tuning[PARAMETER].configuration != before
+    with ledger._engine.connect() as connection:
+        assert len(connection.execute(select(tuning_change)).all()) == 3
+    assert replay_result(database).ok, replay_result(database)
+
+
 def test_a_check_of_the_database_notices_damage(database: Database, ledger: Ledger) -> None:
     Daemon(ledger).submit(*margins(2000, 4000))
     assert replay_result(database).ok, replay_result(database)
