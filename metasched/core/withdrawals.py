@@ -155,7 +155,9 @@ class Withdrawals:
             return
         to_recall: list[Task] = []
         for task in sorted(
-            self._leasing.contended_tasks(view), key=lambda item: item.queue_key, reverse=True
+            self._leasing.contended_tasks(view),
+            key=lambda item: (item.queue_key, *item.task_id),
+            reverse=True,
         ):
             if now - (task.live_attempt.accepted or now) >= self._leasing.recall_wait(task):
                 freed.update(self._leasing.tokens(task))

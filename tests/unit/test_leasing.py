@@ -209,6 +209,20 @@ def test_no_task_is_recalled_if_tokens_that_came_back_let_the_waiting_task_go() 
     assert site.seen("left", None, ended, pending, at=NOW + 60) == [Dispatch(3, 1, "left", (0,))]
 
 
+@pytest.mark.parametrize("ids", [(1, 2), (2, 1)])
+def test_of_tasks_with_equal_keys_that_of_the_highest_id_is_recalled(ids: tuple[int, ...]) -> None:
+    """The order of leases differs between a daemon, a restarted daemon and a replay."""
+    site = Site(pools=MATLAB, pull=False, patience=60.0)
+    for id in ids:
+        site.step(JobSubmitted(NOW, job(id, licences={"matlab": 2}, clusters=("left",))))
+        site.sent(id)
+    site.step(JobSubmitted(NOW, job(3, licences={"matlab": 2})))
+    pending = [site.row(State.PENDING, id) for id in ids]
+    [withdraw] = site.seen("left", None, *pending, at=NOW + 60)
+    assert isinstance(withdraw, Withdraw)
+    assert withdraw.job == 2
+
+
 def test_a_task_goes_when_a_second_lease_is_past_its_expected_end() -> None:
     """Job 3 needs the tokens of job 1, which overran; those of job 2 are extra from its end on."""
     site = Site(pools=(LicencePool(name="matlab", total=4),), pull=False)
