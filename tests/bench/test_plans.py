@@ -36,6 +36,7 @@ def planned(jobs: int, seed: int) -> ClusterPlan:
     return plan
 
 
+@pytest.mark.bench
 @pytest.mark.cpu
 @pytest.mark.parametrize("kind", ["tabu", "rcbo"])
 @pytest.mark.parametrize("jobs", [5000, 60_000])

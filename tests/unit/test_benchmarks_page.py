@@ -59,3 +59,11 @@ def test_every_stored_figure_has_its_benchmark_and_every_benchmark_its_section()
     }
     assert {test.partition(".py")[0] for test in tests} == set(SECTIONS)
     assert {figure.test.partition("[")[0] for figure in read_figures(FILE)} <= tests
+
+
+def test_benchmarks_run_only_on_request() -> None:
+    for path in (ROOT / "tests/bench").glob("test_*.py"):
+        for decorators, name in re.findall(
+            r"((?:^@.*\n(?:^[ )\]].*\n)*)*)^def (test_\w+)", path.read_text(), re.MULTILINE
+        ):
+            assert "@pytest.mark.bench\n" in decorators, f"{path.name}::{name}"
