@@ -154,3 +154,28 @@ def dependency_ids(directive: Directive, texts: Sequence[str]) -> str:
             )
         ids.append(match[1] + (f"_{match[2]}" if match[2] else ""))
     return "".join(f":{job}" for job in ids)
+
+
+def set_priority(directive: Directive, options: SbatchOptions, lowest: int) -> None:
+    """Map a priority from -`lowest` on; only operators of a manager raise jobs above 0."""
+    import re
+
+    if re.fullmatch(r"[+-]?\d{1,4}", directive.value, re.ASCII) is None:
+        raise directive.refusal("is no priority", f"write a number from -{lowest} to 0")
+    priority = int(directive.value)
+    if priority < -lowest:
+        raise directive.refusal("is no priority", f"write a number from -{lowest} to 0")
+    if priority > 0:
+        options.ignore(directive, "write #MS --urgency")
+    elif priority < 0:
+        options.set("nice", str(-priority), directive)
+
+
+def set_host(directive: Directive, options: SbatchOptions) -> None:
+    """Map the name of a host that the job must have, or with `!` must not have."""
+    import re
+
+    match = re.fullmatch(r"(!?)([A-Za-z0-9][\w.-]*)", directive.value, re.ASCII)
+    if match is None:
+        raise directive.refusal("is not the name of a host", "write one name, without patterns")
+    options.set("exclude" if match[1] else "nodelist", match[2], directive)

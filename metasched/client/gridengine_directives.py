@@ -17,6 +17,8 @@ from metasched.client.directive_values import (
     dependency_ids,
     mebibytes,
     output_path,
+    set_host,
+    set_priority,
 )
 
 TYPE_CHECKING = False  # as that of typing
@@ -68,11 +70,11 @@ OPTIONS = {
     "-masterl": (1, REFUSED, "all tasks of a job have equal resources"),
     "-masterq": (1, REFUSED, "all tasks of a job have equal resources"),
     "-mods": (3, REFUSED, "there are no job classes"),
-    "-notify": (0, IGNORED, "no signal is sent before the end"),
+    "-notify": (0, MAPPED, "`--signal=B:USR2@60` with `h_rt` or `s_rt`"),
     "-now": (1, MAPPED, "`n` alone"),
     "-o": (1, MAPPED, "`--output`; as `-e`"),
     "-ot": (1, IGNORED, "write #MS --urgency"),
-    "-p": (1, IGNORED, "write #MS --urgency"),
+    "-p": (1, MAPPED, "`--nice`; above 0 ignored with a warning"),
     "-pe": (2, MAPPED, "`--ntasks` or `--cpus-per-task`, by its name"),
     "-q": (1, MAPPED, "`--partition`"),
     "-r": (1, MAPPED, "`--requeue`, `--no-requeue`"),
@@ -95,6 +97,7 @@ RESOURCES = {
     "gpu": (MAPPED, "`--gpus`; also `gpus`, `ngpus`; one processor or one `-pe` on a node alone"),
     "h_rss": (MAPPED, "`--mem-per-cpu`"),
     "h_rt": (MAPPED, "`--time`; in seconds or h:m:s"),
+    "hostname": (MAPPED, "`--nodelist`, `!NAME`: `--exclude`; a name alone; also `h`"),
     "h_vmem": (MAPPED, "`--mem-per-cpu`; of several sizes the largest counts"),
     "mem_free": (MAPPED, "`--mem-per-cpu`"),
     "qname": (MAPPED, "`--partition`; also `q`"),
@@ -102,8 +105,8 @@ RESOURCES = {
     "s_vmem": (MAPPED, "`--mem-per-cpu`"),
     "virtual_free": (MAPPED, "`--mem-per-cpu`; also `vf`"),
 }
-_SYNONYMS = {"excl": "exclusive", "gpus": "gpu", "ngpus": "gpu", "q": "qname", "vf": "virtual_free"}
-_SYNONYMS["mf"] = "mem_free"
+_SYNONYMS = {"excl": "exclusive", "gpus": "gpu", "ngpus": "gpu", "vf": "virtual_free"}
+_SYNONYMS.update(h="hostname", mf="mem_free", q="qname")
 _MEMORY = ("h_rss", "h_vmem", "mem_free", "s_vmem", "virtual_free")
 _UNITS = {"": 1.0}
 _UNITS.update({letter: 1024.0**power for power, letter in enumerate("KMGT", 1)})
@@ -112,6 +115,7 @@ _VARIABLES = {"JOB_ID": "%A", "TASK_ID": "%a", "SGE_TASK_ID": "%a", "JOB_NAME": 
 _VARIABLES.update(USER="%u", HOSTNAME="%N")
 _PARALLEL_TASKS = ("mpi", "orte")
 _PARALLEL_THREADS = ("smp", "shm", "shared", "thread", "openmp", "omp", "make", "multicore")
+_NOTICE = "B:USR2@60"  # the signal of -notify, at the usual interval of its queues
 _ONLY_NO = {
     "-b": "write the command into the script",
     "-now": "metasched queues jobs",
@@ -134,6 +138,7 @@ class _Conversion:
         self._resources: dict[str, Directive] = {}
         self._environment: Directive | None = None  # -pe
         self._joined = False  # -j y
+        self._notice: Directive | None = None  # -notify
         self._is_soft = False
         self._exports: list[str] = []
         self._dependencies: list[str] = []
@@ -202,6 +207,10 @@ class _Conversion:
             self._joined = value in ("y", "yes")
         elif option == "-l":
             self._add_resources(directive)
+        elif option == "-notify":
+            self._notice = directive
+        elif option == "-p":
+            set_priority(directive, options, 1023)
         elif option == "-pe":
             self._environment = directive
         elif option == "-q":
@@ -244,6 +253,12 @@ class _Conversion:
         limit_source = resources.get("h_rt") or resources.get("s_rt")
         if limit_source is not None:
             options.set("time", clock_time(limit_source, limit_source.value), limit_source)
+        if self._notice is not None and limit_source is not None:
+            options.set("signal", _NOTICE, self._notice)
+        elif self._notice is not None:
+            options.ignore(self._notice, "without -l h_rt no end is known before it comes")
+        if (host := resources.get("hostname")) is not None:
+            set_host(host, options)
         sizes = [
             (mebibytes(resources[name], resources[name].value, _UNITS), resources[name])
             for name in _MEMORY

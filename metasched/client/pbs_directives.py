@@ -17,6 +17,8 @@ from metasched.client.directive_values import (
     dependency_ids,
     mebibytes,
     output_path,
+    set_host,
+    set_priority,
 )
 
 TYPE_CHECKING = False  # as that of typing
@@ -60,7 +62,7 @@ OPTIONS = {
     "-m": (True, IGNORED, "no mail is sent"),
     "-n": (False, MAPPED, "`--exclusive`"),
     "-o": (True, MAPPED, "`--output`; as `-e`"),
-    "-p": (True, IGNORED, "write #MS --urgency"),
+    "-p": (True, MAPPED, "`--nice`; above 0 ignored with a warning"),
     "-q": (True, MAPPED, "`--partition`"),
     "-r": (True, MAPPED, "`--requeue`, `--no-requeue`"),
     "-t": (True, MAPPED, "`--array`"),
@@ -73,6 +75,7 @@ OPTIONS = {
 # resource of -l -> (effect, remark)
 RESOURCES = {
     "feature": (MAPPED, "`--constraint`"),
+    "host": (MAPPED, "`--nodelist`; a name alone"),
     "mem": (MAPPED, "`--mem`: of the whole job, shared by its nodes; in select: of each chunk"),
     "naccesspolicy": (MAPPED, "`singlejob` alone: `--exclusive`"),
     "ncpus": (MAPPED, "`--cpus-per-task`"),
@@ -185,6 +188,8 @@ class _Conversion:
             self._join = directive
         elif option == "-l":
             self._add_resources(directive)
+        elif option == "-p":
+            set_priority(directive, options, 1024)
         elif option == "-q":
             if "@" in value:
                 raise directive.refusal("names a server", "write the name of a queue alone")
@@ -235,6 +240,8 @@ class _Conversion:
         for name, option in (("feature", "constraint"), ("qos", "qos")):
             if name in resources:
                 options.set(option, resources[name].value, resources[name])
+        if (host := resources.get("host")) is not None:
+            set_host(host, options)
         if (policy := resources.get("naccesspolicy")) is not None:
             if policy.value.lower() != "singlejob":
                 raise policy.refusal("has no equivalent", "write singlejob, or delete it")

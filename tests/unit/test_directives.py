@@ -68,6 +68,10 @@ def test_the_page_shows_the_tables() -> None:
         (["#$ -v A=1,B", "#$ -v C"], "export=ALL,A=1,B,C"),
         (["#$ -S /usr/local/bin/bash", "#$ -b n -wd /data"], "chdir=/data"),
         (["#$ -t 1-9:2", "#$ -tc 3"], "array=1-9:2%3"),
+        (["#$ -p -100 -notify", "#$ -l h_rt=600,h=!n2"], "nice=100 time=0:10:00 "
+         "signal=B:USR2@60 exclude=n2"),
+        (["#$ -p 0 -l hostname=n1.site"], "nodelist=n1.site"),
+        (["#PBS -p -1024 -l host=n1"], "nice=1024 nodelist=n1"),
         (["#$Id: a comment$", "#PBSpro"], ""),
         (["#PBS -l nodes=2:ppn=4,walltime=90"], "time=0:01:30 nodes=2 ntasks-per-node=4"),
         (["#PBS -l nodes=2:ppn=4+1:ppn=4", "#PBS -l mem=6gb"], "nodes=3 ntasks-per-node=4 "
@@ -116,6 +120,12 @@ def test_lines_are_mapped(lines: list[str], expected: str) -> None:
         ("#$ -N 'x", "no closing quotation, job.sh line 3; close it"),
         ("#$ -q all.q@node1", '"-q all.q@node1" names hosts, job.sh line 3; '),
         ("#$ -pe mpi 4 -l gpu=1", '"gpu 1" of several tasks, job.sh line 3; write #MS --gpus'),
+        ("#$ -p soon", '"-p soon" is no priority, job.sh line 3; write a number from -1023 to 0'),
+        ("#$ -p -1024", '"-p -1024" is no priority, job.sh line 3; '),
+        ("#$ -l hostname=n1|n2", '"hostname n1|n2" is not the name of a host, job.sh line 3; '),
+        ("#$ -l h=n*", '"hostname n*" is not the name of a host, job.sh line 3; '),
+        ("#PBS -p -1025", "write a number from -1024 to 0"),
+        ("#PBS -l host=a:b", '"-l host a:b" is not the name of a host, job.sh line 3; '),
         ("#PBS -l cput=60", '"-l cput=60" has no equivalent, job.sh line 3; '),
         ("#PBS -l nodes=node1+node2", '"-l nodes node1+node2" names a host, job.sh line 3; '),
         ("#PBS -l nodes=1:ppn=2+1:ppn=4", "asks for several kinds of nodes, job.sh line 3; "),
@@ -158,11 +168,18 @@ def test_every_option_of_the_tables_does_what_it_says(
     prefix = "#$" if table is gridengine_directives.OPTIONS else "#PBS"
     good = {"-S": "/bin/sh", "-a": "01020304", "-dl": "01020304", "-b": "n", "-now": "n"}
     good |= {"-sync": "n", "-i": "/dev/null", "-hold_jid": "1", "-hold_jid_ad": "1", "-tc": "1"}
-    good |= {"-pe": "smp 2", "-W": "depend=after:1", "-c": "n", "-j": "n"}
+    good |= {
+        "-pe": "smp 2",
+        "-W": "depend=after:1",
+        "-c": "n",
+        "-j": "n",
+        "-p": "-1",
+        "-notify": "-l h_rt=60",
+    }
     good["-l"] = "h_rt=1" if prefix == "#$" else "walltime=1"
     for option, (values, effect, remark) in table.items():
         value = good.get(option, " ".join(["1"] * int(values)))
-        line = f"{prefix} {option} {value if values else ''}"
+        line = f"{prefix} {option} {value if values or option == '-notify' else ''}"
         if effect == "refused":
             with pytest.raises(DirectiveError) as refusal:
                 warnings(line)
@@ -181,9 +198,11 @@ def test_both_commands_know_every_option() -> None:
 
 
 def test_warnings_name_line_and_reason() -> None:
-    assert warnings("#$ -m bea", "#$ -p -100") == [
+    assert warnings("#$ -m bea", "#$ -p 100", "#$ -notify", "#PBS -p 1") == [
         "-m bea is ignored, job.sh line 2: no mail is sent",
-        "-p -100 is ignored, job.sh line 3: write #MS --urgency",
+        "-p 100 is ignored, job.sh line 3: write #MS --urgency",
+        "-notify is ignored, job.sh line 4: without -l h_rt no end is known before it comes",
+        "-p 1 is ignored, job.sh line 5: write #MS --urgency",
     ]
     assert warnings("#SBATCH -n 2", "#PBS -l frob=1") == [
         "#PBS lines are not read beside #SBATCH lines, job.sh"
