@@ -53,6 +53,7 @@ class Capabilities:
     estimates_starts: bool = False  # estimates the start of pending tasks (`JobStatus.expected`)
     reservations: bool = False  # advance reservations: survey, reserve, delete_reservation
     reserves_named_nodes: bool = False  # metasched names the nodes; else the manager chooses them
+    sets_slurm_variables: bool = False  # the manager itself sets SLURM_JOB_ID and the like
     job_options: tuple[str, ...] = ()  # those of `manager_options` that it honours
 
 
@@ -77,6 +78,8 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
     waits_since: float = 0.0
     # scripts see metasched's id of the job in the variables of Slurm's, not the manager's
     exports_job_id: bool = False
+    # with `exports_job_id`: no native job has such ids, so the drop-in commands come first
+    has_drop_ins: bool = True
     # by which commands in the tasks find the daemon; empty: they have those of the submission
     daemon_variables: Mapping[str, str] = msgspec.field(default_factory=dict)
     makes_token: bool = False  # with a fence: each task makes a token for calls of the daemon

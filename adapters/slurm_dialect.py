@@ -11,16 +11,14 @@ _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 def batch_variables(submission: Submission, cluster: str, cpus: int) -> dict[str, str]:
     """Return variables that sbatch's manual promises, for a job on one node with `cpus` processors.
 
-    Empty for scripts that are not in Slurm's dialect, and without `first_id`. The drop-in `srun`
+    Empty for scripts that see no id of metasched as Slurm's. With `first_id` the drop-in `srun`
     comes first on the PATH.
     """
     if not submission.exports_job_id:
         return {}
     job = submission.job
     tasks = str(job.tasks)
-    path = submission.payload.environment.get("PATH") or _DEFAULT_PATH
     variables = {
-        "PATH": f"{drop_in_folder()}:{path}",
         "SLURM_CLUSTER_NAME": cluster,
         "SLURM_CPUS_ON_NODE": str(cpus),
         "SLURM_CPUS_PER_TASK": str(max(cpus // job.tasks, 1)),
@@ -34,6 +32,9 @@ def batch_variables(submission: Submission, cluster: str, cpus: int) -> dict[str
         "SLURM_NPROCS": tasks,
         "SLURM_TASKS_PER_NODE": tasks,
     }
+    if submission.has_drop_ins:
+        path = submission.payload.environment.get("PATH") or _DEFAULT_PATH
+        variables["PATH"] = f"{drop_in_folder()}:{path}"
     optional = {
         "SLURM_JOB_ACCOUNT": job.account,
         "SLURM_JOB_PARTITION": job.partition,

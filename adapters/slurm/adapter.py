@@ -72,6 +72,7 @@ class Slurm(Adapter):
         estimates_starts=True,
         reservations=True,
         reserves_named_nodes=True,
+        sets_slurm_variables=True,
         job_options=ALL_OPTIONS,
     )
 

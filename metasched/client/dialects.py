@@ -76,6 +76,10 @@ def _split(text: str, location: str) -> list[str]:
         raise DirectiveError(str(error).lower(), location, "close it") from None
 
 
+def has_sbatch_lines(script: str) -> bool:
+    return "#SBATCH" in dialect_lines(script)
+
+
 def script_dialect(script: str) -> str:
     """Return the dialect of a script: `gridengine`, `pbs`, else `slurm`."""
     lines = dialect_lines(script)

@@ -411,20 +411,26 @@ def _cluster_settings(
         environment={**adapter_type.environment, **table.environment},
         names_nodes=capabilities.reserves_named_nodes,
         owner_calls=table.calls if config.site and adapter_type.concurrent_owners else 0,
-        exports_ids_from=_exports_ids_from(table, config.daemon.first_id, location),
+        exports_ids_from=_exports_ids_from(
+            table, config.daemon.first_id, capabilities.sets_slurm_variables, location
+        ),
         prologue=table.job.prologue,
     )
 
 
-def _exports_ids_from(table: ClusterTable, first_id: int, location: str) -> int | None:
+def _exports_ids_from(
+    table: ClusterTable, first_id: int, has_slurm_ids: bool, location: str
+) -> int | None:
     """Return `ClusterSettings.exports_ids_from`. ConfigError if ids may be those of other jobs."""
+    if table.job.job_id == "native":
+        return None
     if first_id > 1:
-        return None if table.job.job_id == "native" else first_id
+        return first_id
     if table.job.job_id == "metasched":
         raise ConfigError(
             f'job_id = "metasched", {location}; write first_id in [daemon], above all native ids'
         )
-    return None
+    return None if has_slurm_ids else 1
 
 
 def _licence_server_settings(table: LicenceServerTable, path: Path | None) -> LicenceServerSettings:

@@ -41,7 +41,8 @@ class ClusterSettings:
     names_nodes: bool = False  # reservations name nodes; else the manager chooses processors
     # number of owners whose commands run side by side; 0: all commands and polls run in sequence
     owner_calls: int = 0
-    # lowest id of a job whose script sees it in Slurm's variables; None: all see the manager's
+    # lowest id of a job whose script sees it in Slurm's variables; None: all see the manager's.
+    # 1, where Slurm's own ids are not hidden by it: scripts with #SBATCH lines alone see it
     exports_ids_from: int | None = None
     prologue: str = ""  # lines of sh that run before each script
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from metasched.adapters.base import Submission, Withdrawal
-from metasched.client.dialects import script_dialect
+from metasched.client.dialects import has_sbatch_lines, script_dialect
 from metasched.config.settings import ClusterSettings
 from metasched.core.events import Action, Dispatch, QueryAccounting, Revoke, Withdraw
 from metasched.daemon.circuit_breaker import CircuitBreaker
@@ -126,6 +126,12 @@ class PendingActions:
         info, _ = core.cluster_status(name)
         dialect, first_id = script_dialect(payload.script), self._settings.exports_ids_from
         job = translate_job(tasks[0].job, self._settings.cluster, info)
+        exports_job_id = (
+            dialect == "slurm"
+            and first_id is not None
+            and job.id >= first_id
+            and (first_id > 1 or has_sbatch_lines(payload.script))
+        )
         if job.requeue is None and not attempts[0].fence:
             # without a claim its user must ask for restarts: the manager's default does not count
             job = structs.replace(job, requeue=False)
@@ -142,7 +148,8 @@ class PendingActions:
             waits_since=core.waits_since(tasks[0]),
             daemon_variables=self._host.settings.job_variables,
             makes_token=self._host.settings.jobs_make_tokens,
-            exports_job_id=dialect == "slurm" and first_id is not None and job.id >= first_id,
+            exports_job_id=exports_job_id,
+            has_drop_ins=first_id != 1,
             dialect=dialect,
             prologue=self._settings.prologue,
         )

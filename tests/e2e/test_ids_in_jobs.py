@@ -223,3 +223,20 @@ def test_steps_of_a_job(over_both: Site, clusters: SlurmSite, cluster: str) -> N
     assert lines["absolute"] == ("1" if own else "0")
     assert ("Invalid job id specified" in files["absolute"]) == own
     assert lines["scratch"] == ("1" if own else "0")
+
+
+def test_scripts_of_slurm_see_ids_without_first_id(site: Site, gridengine_cell: Cell) -> None:
+    """A script with #SBATCH lines has a folder of its own on clusters without Slurm."""
+    gridengine_cell.empty()
+    python = gridengine_cell.python(site.folder / "python")
+    table = gridengine_cell.table(python, "poll_interval = 0.5\nsettle = 1\n")
+    site.configure(ONE_LOCAL + table)
+    site.start()
+    path = 'echo "PATH=$PATH"\necho "SLURM_NTASKS=$SLURM_NTASKS"\n' + IDS
+    for cluster in ("here", gridengine_cell.name):
+        [(name, lines)] = outputs(site, cluster, "#!/bin/sh\n#SBATCH -t 5\n" + path).items()
+        assert (lines["SLURM_JOB_ID"], lines["SLURM_JOBID"]) == (name, "")
+        assert lines["SLURM_NTASKS"] == "1"
+        assert "/drop_in/slurm" not in lines["PATH"]
+        [(_, lines)] = outputs(site, cluster, "#!/bin/sh\n" + path).items()
+        assert lines["SLURM_JOB_ID"] == lines["SLURM_NTASKS"] == ""

@@ -397,7 +397,7 @@ def test_jobs_learn_the_url_of_the_daemon(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first_id", "job_id", "exported"),
     [
-        ("", "", None),
+        ("", "", 1),
         ("", "native", None),
         ("first_id = 1000", "", 1000),
         ("first_id = 1000", "metasched", 1000),

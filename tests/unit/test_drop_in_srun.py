@@ -285,6 +285,9 @@ def test_variables_of_a_batch_job_without_slurm() -> None:
     assert variables.items() >= expected.items()
     assert "SLURM_JOB_ACCOUNT" not in variables
     assert batch_variables(structs.replace(submission, exports_job_id=False), "desk", 6) == {}
+    without = batch_variables(structs.replace(submission, has_drop_ins=False), "desk", 6)
+    assert "PATH" not in without
+    assert without.items() >= expected.items()
 
 
 def test_a_signal_while_tasks_start_reaches_all_of_them() -> None:
