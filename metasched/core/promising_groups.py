@@ -167,6 +167,7 @@ class PromisingGroups:
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
         self._last: GroupCheck | None = None  # the last check
+        self._checked_at: float | None = None  # time of the last check, if groups were checked
         self._limits: tuple[ClusterInfo, _Limits] | None = None  # of these facts
 
     def plan_check(self, info: ClusterInfo, index: UnstartedIndex) -> GroupCheck | None:
@@ -175,13 +176,8 @@ class PromisingGroups:
         None at most listings. O(groups) with new facts, else O(new groups).
         """
         last, delaying = self._last, list[UnstartedGroup]()
-        if (
-            last is not None
-            and info is last.info
-            and not last.promising
-            and last.position == index.position
-        ):
-            return None
+        if last is not None and info is last.info and last.position == index.position:
+            return last if any(group.tasks for group in last.promising) else None
         if last is None:
             groups = self._select(info, index.groups)
         else:
@@ -197,7 +193,7 @@ class PromisingGroups:
         planned = GroupCheck(info, groups, delaying, index.position)
         if any(group.tasks for group in groups):
             return planned
-        self._last = planned
+        self._last, self._checked_at = planned, None
         return None
 
     def _select(self, info: ClusterInfo, groups: list[UnstartedGroup]) -> list[UnstartedGroup]:
@@ -213,6 +209,8 @@ class PromisingGroups:
 
         `capacity` is that of the planned facts, without expected jobs.
         """
+        if planned is self._last and capacity.now == self._checked_at:
+            return planned.promising
         promising, delaying = list[UnstartedGroup](), dict.fromkeys(planned.delaying)
         candidates = dict.fromkeys([group for group in planned.promising if group.tasks])
         held_up = _select_held_up(candidates, capacity)
@@ -225,6 +223,7 @@ class PromisingGroups:
                     continue
             delaying[group] = None
         self._last = planned._replace(promising=promising, delaying=list(delaying))
+        self._checked_at = capacity.now
         return promising
 
 
