@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from metasched.core.events import (
     ClockSet,
@@ -220,6 +221,27 @@ def test_nothing_decays_by_a_step_of_the_clock(step: float) -> None:
     report(site, "ada", 32.0, NOW + step + HALF_LIFE)
     assert used(site)["physics", "bob"] == pytest.approx(32.0)
     assert 2 * rank(site, "ada")[1] == pytest.approx(rank(site, "bob")[1])
+
+
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+def test_an_hour_within_the_half_life_changes_no_order_of_live_tasks(step: float) -> None:
+    """As without the step: what ended before it and after it, and what runs within its charge."""
+    observed = []
+    for set_by in (step, 0.0):
+        site = Site(fair_share=settings(half_life=DAY))
+        report(site, "ada", 64.0, NOW)
+        long_job = replace(job(user="bob", clusters=("left",)), estimated=7200.0)
+        site.step(JobSubmitted(NOW, long_job))
+        site.sent()
+        listed(site, State.RUNNING, NOW + 1, started=NOW)
+        now = NOW + 10 + set_by
+        site.step(ClockSet(now, set_by))
+        report(site, "ada", 10.0, now)
+        stored = site.core.fair_share.uses["physics", "ada"]
+        assert stored.as_of == now
+        observed.append((stored.used, *rank(site, "ada"), *rank(site, "bob")))
+    assert observed[0] == pytest.approx(observed[1], rel=1e-9)
+    assert observed[0][0] == pytest.approx(64.0 * 2 ** (-10 / DAY) + 10.0)
 
 
 def test_a_clock_set_back_while_no_daemon_ran_lets_nothing_grow() -> None:

@@ -158,6 +158,19 @@ def test_own_jobs_do_not_count_but_others_with_their_ids_do() -> None:
     assert used(answer) == {("root", "phys"): 200.0}
 
 
+def test_of_an_own_job_accounting_counts_nothing_whatever_it_says() -> None:
+    """The ledger has its start and end: accounting may call it longer, wider or another user's."""
+    submitted = NOW - 500
+    slurmdbd = Accounting([("7", 1, NOW - 400, NOW - 100)])
+    slurmdbd.extra = [
+        ["1", "0", "999999", str(submitted), str(NOW), "root", "phys"],
+        ["1", "1", "7", str(submitted + 5), str(NOW - 300), "daemon", "chem"],
+    ]
+    skew = time.time() - NOW
+    answer = ask(SlurmForeignUse(slurmdbd, 0.0), str(NOW - 600), **{"1": submitted + skew})
+    assert used(answer) == {("root", "phys"): 300.0}
+
+
 def test_use_waits_for_messages_that_slurmdbd_lacks() -> None:
     slurmdbd = Accounting([("1", 1, NOW - 8_000, NOW)], unsent=1)
     reader = SlurmForeignUse(slurmdbd, settle=0.0)
