@@ -80,6 +80,8 @@ class TaskStateMachine:
             case TaskEvent.REQUEUE:
                 by_user = attempt is None or attempt.intent is Intent.REQUEUE
                 cause = "requeued as requested" if by_user else "preempted, and it may run again"
+                if attempt is not None and attempt.intent is Intent.RECLAIM:
+                    cause = "its cluster had requeued it, and it may run elsewhere"
                 yield self.reopen(task, change.last_dispatch, cause)
             case TaskEvent.CANCEL:
                 yield self.apply(task, TaskEvent.CANCEL, "cancelled as requested")
@@ -96,18 +98,26 @@ class TaskStateMachine:
         """Return what users requested, or an older attempt requires, now that an attempt has ended.
 
         A preempted task goes back to the queue if its owner allows that: its manager has ended it
-        for certain. An attempt of a former instance is left alone: another daemon may requeue it.
+        for certain. So does a task that its manager had requeued, if the withdrawal ended it before
+        it ended otherwise. An attempt of a former instance is left alone: another daemon may
+        requeue it.
         """
         if task.state in FINAL:
             if attempt is None:
                 return None
             preempted = (
                 attempt.state is State.PREEMPTED
-                and attempt.intent is None
+                and attempt.intent in (None, Intent.RECLAIM)
                 and task.job.requeue
                 and not self._is_former(attempt)
             )
-            return TaskEvent.REQUEUE if preempted or attempt.intent is Intent.REQUEUE else None
+            reclaimed = (
+                attempt.state is State.CANCELLED
+                and attempt.intent is Intent.RECLAIM
+                and attempt.withdrawal_requested is not None
+            )
+            is_requeued = preempted or reclaimed or attempt.intent is Intent.REQUEUE
+            return TaskEvent.REQUEUE if is_requeued else None
         if task.state is State.HELD:
             return None
         if attempt is not None and attempt.intent is Intent.CANCEL:
@@ -172,8 +182,12 @@ class TaskStateMachine:
             self._state.views[attempt.cluster].deferred_rows[task.task_id] = status
             return
         if _was_restarted(attempt, status):
+            may_reclaim = self._may_reclaim(task, status)
             yield self._apply_restart(task, status)
             attempt = task.live_attempt
+            if may_reclaim and attempt.intent is None:
+                attempt.intent = Intent.RECLAIM
+                self._state.record_note(task, f"taken back from {attempt.cluster}")
         attempt.in_last_listing, attempt.missing, attempt.tried = True, False, None
         attempt.lease_expired = False  # its change of state leases its licences again
         attempt.native_id = status.native_id
@@ -223,6 +237,21 @@ class TaskStateMachine:
             self._state.store(task)
         if task.attempt is not None and task.attempt.intent is not None:
             self.request_withdrawal(task)
+
+    def _may_reclaim(self, task: Task, status: JobStatus) -> bool:
+        """Whether a task that its manager has restarted may be queued in metasched instead.
+
+        The manager must have counted the restart. A controller that lost its last seconds counts
+        none, and the payload may still run.
+        """
+        attempt = task.live_attempt
+        return (
+            status.state is State.PENDING
+            and status.restarts > attempt.restarts
+            and not status.restart_held
+            and task.job.requeue is not False
+            and not self._is_former(attempt)
+        )
 
     def _apply_restart(self, task: Task, status: JobStatus) -> StateChange:
         """Close the attempt that the manager restarted by itself, and open a new attempt."""

@@ -27,6 +27,7 @@ class Intent(StrEnum):
     PULL = "pull"
     RECALL = "recall"  # the task must not start there, or never can
     REQUEUE = "requeue"
+    RECLAIM = "reclaim"  # its manager has requeued it: it is to be queued in metasched instead
     YIELD = "yield"  # an older attempt is listed again and has started
     EXPIRE = "expire"  # its reservation is over
 

@@ -33,6 +33,7 @@ class JobStatus(msgspec.Struct, rename=STORED_FIELDS["JobStatus"]):
     cpu_seconds: float | None = None
     max_memory: int | None = None  # MiB
     restarts: int = 0  # by the manager itself
+    restart_held: bool = False  # restarted, and held at its manager: somebody decides there
     owner: str = ""  # site mode: account that the manager reports; a row counts for its tasks only
     expected: float | None = None  # epoch seconds; start that the manager expects
 

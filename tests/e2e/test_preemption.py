@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,18 @@ PREEMPTING = (
     "PreemptMode=CANCEL",
     "PartitionName=urgent Nodes=ALL PriorityTier=10 Default=NO",
 )
+
+
+REQUEUEING = (PREEMPTING[0], "PreemptMode=REQUEUE", PREEMPTING[2])
+
+
+@pytest.fixture(scope="module")
+def requeueing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmSite]:
+    if reason := slurm.missing():
+        require("slurm", reason)
+    spec = ClusterSpec("alpha", "a", nodes=1, cpus=4, settings=REQUEUEING)
+    with SlurmSite(tmp_path_factory.mktemp("requeue"), [spec]) as site:
+        yield site
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +83,26 @@ def test_a_preempted_job_that_must_not_run_again_has_failed(
     [row] = over_both.until_ended(job)
     assert row["state"] == "failed"
     assert (over_both.folder / "runs").read_text() == "alpha\n"
+
+
+def test_a_job_that_slurm_has_requeued_runs_elsewhere(site: Site, requeueing: SlurmSite) -> None:
+    requeueing["alpha"].empty()
+    site.configure(requeueing["alpha"].table("poll_interval = 0.5\n") + ONE_LOCAL)
+    site.start()
+    filler = site.submit("--cluster", "here", "-n", "4", "-t", "10", "--wrap", "sleep 300")
+    site.until(lambda: site.row(filler)["state"] == "running")
+    job = preempt(site, requeueing, "--requeue")
+    native = site.row(job)["native_id"]
+    site.until(lambda: site.row(job)["state"] == "queued" or site.row(job)["native_id"] != native)
+    site.stop(signal.SIGKILL)
+    site.start()
+    site.run("cancel", str(filler))
+    [row] = site.until_ended(job)
+    assert (row["state"], row["cluster"]) == ("completed", "here")
+    assert (site.folder / "runs").read_text() == "alpha\nhere\n"
+    story = site.run("story", str(job)).stdout
+    assert "its cluster had requeued it, and it may run elsewhere" in story
+    listed = requeueing["alpha"].run("squeue", "-h", "-t", "all", "-j", str(native), "-o", "%T")
+    assert listed.strip() == "CANCELLED"
+    assert site.stop() == 0
+    site.replayed()

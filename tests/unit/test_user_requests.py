@@ -128,6 +128,57 @@ def test_a_preempted_task_that_may_run_again_is_queued_again_and_goes_elsewhere(
     assert site.seen("left", full, preempted(site), at=NOW + 3) == []
 
 
+def requeued_by_its_manager(
+    site: Site, restarts: int = 1, restart_held: bool = False
+) -> list[Action]:
+    site.step(JobSubmitted(NOW, job(cpus=4, requeue=True)))
+    site.sent()
+    site.seen("left", None, site.row(State.RUNNING, started=NOW))
+    again = site.row(State.PENDING, started=NOW + 1, restarts=restarts, restart_held=restart_held)
+    return site.seen("left", None, again, at=NOW + 1)
+
+
+def test_a_task_that_its_manager_requeued_is_taken_back_and_goes_elsewhere() -> None:
+    site = Site()
+    taken_back = [Withdraw(1, 1, "left", {0: "7"}, False)]
+    assert requeued_by_its_manager(site) == taken_back
+    assert site.state() is State.PENDING  # until its manager has ended it
+    full = facts(8, 0, owed_by_others=9999.0)
+    ended = site.row(State.CANCELLED, started=NOW + 1, ended=NOW + 2, restarts=1)
+    assert site.seen("left", full, ended, at=NOW + 2) == [Dispatch(1, 2, "right", (0,))]
+    assert [c.event for c in site.out.changes] == ["kill", "requeue", "send"]
+    assert site.out.changes[1].cause == "its cluster had requeued it, and it may run elsewhere"
+    assert site.core.tasks[1, 0].past_attempts[1].requeued  # it is ended if it comes back
+
+
+@pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED, State.TIMEOUT])
+def test_a_task_that_ended_before_it_was_taken_back_is_not_run_again(state: State) -> None:
+    site = Site()
+    requeued_by_its_manager(site)
+    ended = site.row(state, started=NOW + 2, ended=NOW + 3, restarts=1, exit_code=0)
+    assert site.seen("left", None, ended, at=NOW + 4) == []
+    assert (1, 0) not in site.core.tasks
+    assert [c.after for c in site.out.changes] == [state]
+
+
+def test_a_cancel_of_a_task_that_is_taken_back_counts() -> None:
+    site = Site()
+    requeued_by_its_manager(site)
+    site.step(UserRequested(NOW, "cancel", 1, by="ada"))
+    ended = site.row(State.CANCELLED, started=NOW + 1, ended=NOW + 2, restarts=1)
+    assert site.seen("left", None, ended, at=NOW + 4) == []
+    assert (1, 0) not in site.core.tasks
+
+
+@pytest.mark.parametrize(("restarts", "held"), [(0, False), (1, True)])
+def test_a_task_that_may_still_run_or_is_held_there_is_left_to_its_manager(
+    restarts: int, held: bool
+) -> None:
+    site = Site()
+    assert requeued_by_its_manager(site, restarts, held) == []
+    assert site.state() is State.PENDING
+
+
 def test_a_preempted_task_that_must_not_run_again_has_failed() -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job()))
