@@ -244,6 +244,19 @@ def test_an_hour_within_the_half_life_changes_no_order_of_live_tasks(step: float
     assert observed[0][0] == pytest.approx(64.0 * 2 ** (-10 / DAY) + 10.0)
 
 
+def test_a_step_forward_adds_to_the_charge_of_a_running_task_until_its_end() -> None:
+    site = Site(fair_share=settings(half_life=DAY))
+    site.step(JobSubmitted(NOW, job(user="bob", clusters=("left",))))
+    site.sent()
+    listed(site, State.RUNNING, NOW + 1, started=NOW)
+    assert rank(site, "bob")[1] == 100.0
+    now = NOW + 3610.0
+    site.step(ClockSet(now, 3600.0))
+    assert rank(site, "bob")[1] > 3600.0
+    listed(site, State.COMPLETED, now, started=NOW + 3600.0, ended=now, exit_code=0)
+    assert rank(site, "bob")[1] == pytest.approx(10.0, rel=1e-3)
+
+
 def test_a_clock_set_back_while_no_daemon_ran_lets_nothing_grow() -> None:
     site = site_with()
     report(site, "bob", 64.0, NOW)
