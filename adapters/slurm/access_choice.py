@@ -28,8 +28,9 @@ class AccessChoice:
     decides nothing: it continues during the calls, and a trial that hangs is restarted.
     """
 
-    def __init__(self, options: SlurmOptions, cluster: str) -> None:
-        self._options, self._cluster = options, cluster
+    def __init__(self, options: SlurmOptions, cluster: str, user: int | None) -> None:
+        """`user` owns all jobs of metasched; None in site mode."""
+        self._options, self._cluster, self._user = options, cluster, user
         self._commands = SlurmCommands(options, cluster)
         self._chosen: SlurmAccess | None = None
         self._trial: _ImportTrial | None = None
@@ -60,7 +61,7 @@ class AccessChoice:
             self._trial_wait = 0.0  # use the commands meanwhile
             return None
         if problem is None:
-            return PyslurmAccess(self._options, self._cluster)
+            return PyslurmAccess(self._options, self._cluster, self._user)
         if self._options.access == "pyslurm":
             raise Unreachable(f'access is "pyslurm", but {problem}')
         return self._commands

@@ -93,11 +93,11 @@ class Slurm(Adapter):
         self._is_federated, self._next_federation_query = False, 0.0
         self._max_array_size: int | None = None
         self._hosts: tuple[frozenset[str], str] = frozenset(), ""  # nodes, and their list
-        self._access_choice = AccessChoice(options, cluster.name)
         # the only access to accounting and to reservations
         commands = SlurmCommands(options, cluster.name)
         # user id that owns all jobs; None in site mode, where jobs have owners of their own
         self._user = os.geteuid() if launcher is None else None
+        self._access_choice = AccessChoice(options, cluster.name, self._user)
         self._accounting = SlurmAccounting(
             commands, options.tag_field, self._user, options.trust_completions
         )

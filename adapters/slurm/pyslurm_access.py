@@ -30,6 +30,7 @@ from metasched.adapters.slurm.submission import (
     task_environment,
     time_limit_minutes,
 )
+from metasched.model.tags import TAG_PREFIX
 
 _MAX_SINGLE_LOADS = 16  # jobs that are queried singly; for more all jobs are listed
 
@@ -37,8 +38,10 @@ _MAX_SINGLE_LOADS = 16  # jobs that are queried singly; for more all jobs are li
 class PyslurmAccess(SlurmCommands):
     """pyslurm where possible, else the commands; created only after a successful trial import."""
 
-    def __init__(self, options: SlurmOptions, cluster: str) -> None:
+    def __init__(self, options: SlurmOptions, cluster: str, owner: int | None) -> None:
+        """`owner` is the user id whose jobs may have tags; None: all users' jobs, in site mode."""
         super().__init__(options, cluster)
+        self._owner = owner
         os.environ["SLURM_CONF"] = options.config
         import pyslurm
 
@@ -115,10 +118,7 @@ class PyslurmAccess(SlurmCommands):
             loaded = [job for native_id in ids for job in self._load_job(native_id)]
         else:
             loaded = self._load_all()
-        own_uid = os.geteuid()
-        lines = [
-            self._queue_line(job, own_uid) for job in loaded if user is None or job.user_id == user
-        ]
+        lines = [self._queue_line(job) for job in loaded if user is None or job.user_id == user]
         return self._correct_lines(lines)
 
     def _load_all(self) -> list[Any]:
@@ -138,14 +138,20 @@ class PyslurmAccess(SlurmCommands):
                 return []
             raise Unreachable(f"pyslurm: {error}") from None
 
-    def _queue_line(self, job: Any, own_uid: int) -> QueueLine:
-        """Return a job as squeue would print it, with a tag only if it is this account's."""
+    def _queue_line(self, job: Any) -> QueueLine:
+        """Return a job as squeue would print it, with a tag only if its owner's jobs may have one.
+
+        In site mode comments of other accounts that are no tags are left out: nobody else's failed
+        jobs are asked for a second time.
+        """
         tag = None
-        if job.user_id == own_uid:
+        if self._owner in (None, job.user_id):
             try:
                 tag = job.comment if self._settings.tag_field == "comment" else job.name
             except UnicodeDecodeError:  # not written by metasched
                 tag = None
+        if self._owner is None and not (tag or "").startswith(TAG_PREFIX):
+            tag = None
         return QueueLine(
             id=_native_id(job),
             user=str(job.user_id),

@@ -13,7 +13,8 @@ from pathlib import PurePath
 
 MAX_ID_DIGITS = 18  # of a job or dispatch id; such numbers fit into 64 bits with a sign
 _NUMBER = f"(0|[1-9][0-9]{{0,{MAX_ID_DIGITS - 1}}})"
-_TAG = re.compile(f"ms-([^-]*)-{_NUMBER}-{_NUMBER}")
+TAG_PREFIX = "ms-"
+_TAG = re.compile(f"{TAG_PREFIX}([^-]*)-{_NUMBER}-{_NUMBER}")
 _DISPATCH_FOLDER = re.compile(r"claims-[0-9a-f]{32}")
 
 
@@ -27,7 +28,7 @@ def is_claim_folder(fence: str) -> bool:
 
 def tag_of(instance: str, job: int, dispatch_id: int) -> str:
     """Return the unique name of a dispatch: `ms-<instance>-<job>-<dispatch id>`."""
-    return f"ms-{instance}-{job}-{dispatch_id}"
+    return f"{TAG_PREFIX}{instance}-{job}-{dispatch_id}"
 
 
 def parse_tag(tag: str, instances: frozenset[str]) -> tuple[int, int] | None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import metasched
+from tests.conftest import require
 from tests.e2e.conftest import COMMAND
 from tests.e2e.multi_user_site import MultiUserSite, slurm_tables
+from tests.harness import pyslurm
 from tests.harness.accounts import A, B, as_
 from tests.harness.slurm import SlurmCluster, SlurmSite
 
@@ -20,11 +22,19 @@ DROP_INS = Path(metasched.__file__).parent / "drop_in/slurm"
 FIRST_ID = 100_000_001
 
 
-@pytest.fixture(scope="module")
-def site(common_folder: Path, slurm_site: SlurmSite) -> Iterator[MultiUserSite]:
+@pytest.fixture(scope="module", params=["commands", "pyslurm"])
+def site(
+    request: pytest.FixtureRequest, common_folder: Path, slurm_site: SlurmSite
+) -> Iterator[MultiUserSite]:
+    options = f'access = "{request.param}"\n'
+    if request.param == "pyslurm":
+        if reason := pyslurm.missing():
+            require("pyslurm", reason)
+        path = f'environment = {{ PYTHONPATH = "{pyslurm.ROOT}" }}\n'
+        options += f'python = "{pyslurm.PYTHON}"\n{path}'
     cluster = slurm_site["beta"]
-    site = MultiUserSite(common_folder / "job-options", cluster.inside)
-    site.set_up(*slurm_tables(cluster), daemon=f"first_id = {FIRST_ID}\n")
+    site = MultiUserSite(common_folder / f"job-options-{request.param}", cluster.inside)
+    site.set_up(*slurm_tables(cluster, options), daemon=f"first_id = {FIRST_ID}\n")
     try:
         site.start()
         yield site
