@@ -115,9 +115,10 @@ def test_a_restart_by_the_manager_is_an_attempt_of_its_own(
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "running")
     native = over_slurm.row(job)["native_id"]
     beta = slurm_site["beta"]
-    beta.run("scontrol", "requeue", native)
+    beta.run("scontrol", "requeuehold", native)  # held there, it is not taken back
     until_explained(over_slurm, job, "the manager restarted it by itself (restart 1)")
     over_slurm.until(lambda: state(beta, "-j", native) == "PENDING")
+    beta.run("scontrol", "release", native)
     beta.run("scontrol", "update", f"JobId={native}", "StartTime=now+3")  # instead of in a minute
     over_slurm.until(lambda: run_log.read_text() == "x\nx\n")
     go.touch()
@@ -125,6 +126,26 @@ def test_a_restart_by_the_manager_is_an_attempt_of_its_own(
     story = over_slurm.json("story", str(job))
     assert [line["to"] for line in story if line["event"] == "restart"] == ["pending"]
     assert [line["attempt"] for line in story][-1] == 2
+    assert over_slurm.stop() == 0
+    over_slurm.replayed()
+
+
+def test_a_job_that_may_run_on_one_cluster_alone_goes_back_there(
+    over_slurm: Site, slurm_site: SlurmSite
+) -> None:
+    run_log, go, beta = over_slurm.folder / "ran", over_slurm.folder / "go", slurm_site["beta"]
+    payload = f"echo x >> '{run_log}'; while [ ! -e '{go}' ]; do sleep 0.1; done; exit 3"
+    job = over_slurm.submit("--wrap", payload, "--requeue", "--cluster", "beta", "-t", "5")
+    over_slurm.until(lambda: run_log.exists() and over_slurm.row(job)["state"] == "running")
+    native = over_slurm.row(job)["native_id"]
+    beta.run("scontrol", "requeue", native)
+    until_explained(over_slurm, job, "its cluster had requeued it, and it may run elsewhere")
+    over_slurm.until(lambda: run_log.read_text() == "x\nx\n")
+    assert state(beta, "-j", native) == "CANCELLED"
+    go.touch()
+    assert over_slurm.until_ended(job)[0]["exit_code"] == 3
+    assert over_slurm.row(job)["native_id"] != native
+    assert run_log.read_text() == "x\nx\n"
     assert over_slurm.stop() == 0
     over_slurm.replayed()
 
