@@ -13,13 +13,14 @@ from metasched.experiments.federated import FEDERATED
 from metasched.experiments.harness import Experiment, ExperimentCase, ExperimentError, FigureResult
 from metasched.experiments.kurowski2011 import RESERVATIONS
 from metasched.experiments.pasquali2008 import PUBLISHED
+from metasched.experiments.plans import PLANS
 from metasched.experiments.self_optimising import CLASSIFIED
 
 DASK_TIMEOUT = 30.0  # seconds to connect to a Dask scheduler
 MAX_LOST_WORKERS = 3  # retries of a run after a lost worker
 EXPERIMENTS = {
     experiment.name: experiment
-    for experiment in (*PUBLISHED, *CLASSIFIED, *RESERVATIONS, ADMISSION, *FEDERATED)
+    for experiment in (*PUBLISHED, PLANS, *CLASSIFIED, *RESERVATIONS, ADMISSION, *FEDERATED)
 }
 
 
