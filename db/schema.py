@@ -31,7 +31,7 @@ from sqlalchemy import (
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HELD
 from metasched.model.reservation import FINAL_STATES, ReservationState
 
-REVISION = "0025"  # the newest migration, which creates exactly these tables
+REVISION = "0026"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -198,6 +198,7 @@ attempt = Table(
     Column("intent", SafeText),
     Column("target", SafeText),
     Column("started", Float),
+    Column("run_since", Float),
     Column("ended", Float),
     Column("exit_code", Int64),
     Column("signal", Int64),

@@ -281,8 +281,8 @@ class FairShare:
         heapq.heappush(self._dues, (self._due_of(charge), charge.task.task_id))
 
     def _due_of(self, charge: Charge) -> float:
-        started = charge.task.live_attempt.started
-        return (self._state.now if started is None else started) + charge.seconds
+        run_since = charge.task.live_attempt.run_since
+        return (self._state.now if run_since is None else run_since) + charge.seconds
 
     def _settle(self, task: Task, attempt: Attempt) -> None:
         """Replace the charge of an attempt by its true use: from its start to its end."""
@@ -301,7 +301,7 @@ class FairShare:
     def pass_time(self, now: float, clock_step: float) -> None:
         """Double the charges of tasks that have run for longer; start a new epoch if it is old.
 
-        `clock_step`: seconds by which the clock was set. Nothing decays by that.
+        `clock_step`: seconds by which the clock was set. Nothing decays by that, and nothing runs.
         """
         if clock_step:
             self._adjust_clock(clock_step)
@@ -324,6 +324,8 @@ class FairShare:
                 account=use.account, user=use.user, used=use.used, as_of=use.as_of + step
             )
         self._epoch += step
+        self._dues = [(due + step, task_id) for due, task_id in self._dues]
+        heapq.heapify(self._dues)  # rounding may have made times equal
 
     # Queries
 

@@ -84,7 +84,7 @@ from metasched.policies.policy import Policy
 
 # Raise it with every change after which stored events, replayed, would be decided otherwise.
 # A replay begins at the first checkpoint of the present version.
-DECISION_VERSION: Final = 10
+DECISION_VERSION: Final = 11
 
 # Events after which tasks may be released because time has passed
 _TIMED_EVENTS: Final[frozenset[type]] = frozenset(
@@ -170,7 +170,7 @@ class Core:
             LicencesCounted: self._leasing.apply_counts,
             LicenceSet: self._leasing.apply_total,
             LicencesReleased: self._leasing.apply_release,
-            ClockSet: self._apply_clock_set,
+            ClockSet: _apply_nothing,
             DaemonStarted: self._recovery.apply_daemon_started,
             UseReported: self.fair_share.apply_use,
             SharesReported: self.fair_share.apply_shares,
@@ -274,7 +274,7 @@ class Core:
         outcome = self.state.begin_step(event.time, clock_step)
         self._gates.begin_step()
         if clock_step:
-            self.licences.adjust_clock(clock_step)
+            self._adjust_clock(clock_step)
         self.licences.expire_lingering(event.time)
         self.licences.rank_anew(event.time)
         if self.fair_share.enabled:
@@ -333,7 +333,7 @@ class Core:
         self._withdrawals.apply_resume(event)
         self._withdrawals.recall_from_closed_reservations(self.reservations.by_id.values())
 
-    def _apply_clock_set(self, event: ClockSet) -> None:
+    def _adjust_clock(self, step: float) -> None:
         """Shift the origins of durations: a step of the clock is not elapsed time.
 
         Times that bound a proof of absence from below move back, never forward: this host may have
@@ -341,10 +341,11 @@ class Core:
         """
         for task in self.tasks.values():
             if task.attempt is not None:
-                task.attempt.adjust_clock(event.step)
+                task.attempt.adjust_clock(step, self.state.now)
                 self.state.store(task)
         for view in self.state.views.values():
-            view.adjust_clock(event.step)
+            view.adjust_clock(step)
+        self.licences.adjust_clock(step)
 
     def _apply_reservation_event(self, event: ReservationEvent) -> None:
         if isinstance(event, ReservationRequested):
@@ -497,8 +498,8 @@ class Core:
         )
 
 
-def _apply_nothing(_: TimerExpired) -> None:
-    """Only time has passed."""
+def _apply_nothing(_: TimerExpired | ClockSet) -> None:
+    """The step has no other task than to let time pass."""
 
 
 def replay(events: Iterable[CoreEvent]) -> Iterator[Outcome]:

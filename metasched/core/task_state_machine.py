@@ -195,7 +195,7 @@ class TaskStateMachine:
         if status.state is State.PENDING:
             attempt.started = None
         elif status.started is not None:
-            attempt.started = status.started
+            attempt.record_start(status.started, self._state.now)
         attempt.has_started |= status.started is not None
         if self._leasing.licences.leases:
             self._leasing.update_expected_end(task)
@@ -271,6 +271,7 @@ class TaskStateMachine:
             yields_to=None,
             withdrawal_requested=None,
             started=None,
+            run_since=None,
             ended=None,
             manager_reason="",
             restarts=status.restarts,

@@ -65,7 +65,9 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
     intent: Intent | None = None  # reason to withdraw it
     target: str | None = None  # target cluster after the withdrawal
     withdrawal_requested: float | None = None  # when the manager was last asked to cancel it
-    started: float | None = None
+    started: float | None = None  # as the manager lists it
+    # its run counts from then: unlike `started`, this moves with the daemon's clock
+    run_since: float | None = None
     ended: float | None = None
     exit_code: int | None = None
     signal: int | None = None
@@ -102,9 +104,19 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
         """Whether it is missing and the next query of accounting is due."""
         return self.missing and now >= self.next_accounting_query
 
-    def adjust_clock(self, step: float) -> None:
-        """Correct times after the wall clock was set by `step` seconds; see `Core`."""
+    def record_start(self, started: float, now: float) -> None:
+        """Record the start of the payload as its manager lists it."""
+        if self.started is None:
+            self.run_since = min(max(started, self.run_since or 0.0), now)
+        self.started = started
+
+    def adjust_clock(self, step: float, now: float) -> None:
+        """Correct times after the wall clock was set by `step` seconds, to `now`; see `Core`."""
         backward_step = min(step, 0.0)
+        if self.started is None:
+            self.run_since = now  # it may have started by the clock as it was
+        elif self.run_since is not None:
+            self.run_since += step
         self.dispatched += backward_step
         self.next_accounting_query += step
         self.missing_since += step

@@ -59,6 +59,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "intent": None,
         "target": None,
         "started": 4.5,
+        "run_since": 4.5,
         "ended": None,
         "exit_code": None,
         "signal": None,

@@ -244,17 +244,53 @@ def test_an_hour_within_the_half_life_changes_no_order_of_live_tasks(step: float
     assert observed[0][0] == pytest.approx(64.0 * 2 ** (-10 / DAY) + 10.0)
 
 
-def test_a_step_forward_adds_to_the_charge_of_a_running_task_until_its_end() -> None:
-    site = Site(fair_share=settings(half_life=DAY))
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_step_of_the_clock_is_no_run_time_of_a_running_task(step: float, restarts: bool) -> None:
+    """Its charge of 100 s doubles after 100 s, also if the daemon starts again after the step."""
+    chosen = settings(half_life=1e6 * DAY)
+    site = Site(fair_share=chosen)
     site.step(JobSubmitted(NOW, job(user="bob", clusters=("left",))))
     site.sent()
-    listed(site, State.RUNNING, NOW + 1, started=NOW)
-    assert rank(site, "bob")[1] == 100.0
-    now = NOW + 3610.0
-    site.step(ClockSet(now, 3600.0))
-    assert rank(site, "bob")[1] > 3600.0
-    listed(site, State.COMPLETED, now, started=NOW + 3600.0, ended=now, exit_code=0)
-    assert rank(site, "bob")[1] == pytest.approx(10.0, rel=1e-3)
+    listed(site, State.RUNNING, NOW + 10, started=NOW)
+    site.step(ClockSet(NOW + 20 + step, step))
+    if restarts:
+        start(site, NOW + 30 + step, chosen)
+        listed(site, State.RUNNING, NOW + 31 + step, started=NOW)
+    site.step(TimerExpired(NOW + 99 + step))
+    assert rank(site, "bob")[1] == pytest.approx(100.0)
+    site.step(TimerExpired(NOW + 101 + step))
+    assert rank(site, "bob")[1] == pytest.approx(202.0)
+
+
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+def test_a_start_that_is_listed_after_a_step_of_the_clock_counts_from_the_step(step: float) -> None:
+    """Its manager may have noted the start by the clock as it was."""
+    site = Site(fair_share=settings(half_life=1e6 * DAY))
+    site.step(JobSubmitted(NOW, job(user="bob", clusters=("left",))))
+    site.sent()
+    set_to = NOW + 20 + step
+    site.step(ClockSet(set_to, step))
+    listed(site, State.RUNNING, set_to + 5, started=NOW + 15)
+    site.step(TimerExpired(set_to + 94))
+    assert rank(site, "bob")[1] == pytest.approx(100.0)
+    site.step(TimerExpired(set_to + 106))
+    assert 200.0 < rank(site, "bob")[1] <= 212.1
+
+
+def test_a_restart_by_the_manager_after_a_step_of_the_clock_runs_anew() -> None:
+    site = Site(fair_share=settings(half_life=1e6 * DAY))
+    site.step(JobSubmitted(NOW, job(user="bob", clusters=("left",))))
+    site.sent()
+    listed(site, State.RUNNING, NOW + 10, started=NOW)
+    site.step(ClockSet(NOW + 3620, 3600.0))
+    listed(site, State.PENDING, NOW + 3630, restarts=1)
+    listed(site, State.RUNNING, NOW + 3641, started=NOW + 3640, restarts=1)
+    before = rank(site, "bob")[1]
+    site.step(TimerExpired(NOW + 3739))
+    assert rank(site, "bob")[1] == before
+    site.step(TimerExpired(NOW + 3741))
+    assert rank(site, "bob")[1] == pytest.approx(before + 102.0)
 
 
 def test_a_clock_set_back_while_no_daemon_ran_lets_nothing_grow() -> None:
