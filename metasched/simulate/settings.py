@@ -84,7 +84,8 @@ class SimulationSettings:
             try:
                 return make_policy(name, parameters, cluster.licences)
             except ValueError as error:
-                raise SettingError(f"{error}, --policy or --set") from None
+                place = f'cluster "{cluster.name}"' if cluster.policy else "--policy or --set"
+                raise SettingError(f"{error}, {place}") from None
 
         return make_local_policy
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
+from importlib.util import find_spec
 
 from metasched.policies.local.conservative import Conservative
 from metasched.policies.local.convergent.weights import (
@@ -44,12 +45,8 @@ def _make_convergent(
     weights: ConvergentWeights | None = None,
     licences: Mapping[str, int] | None = None,
 ) -> LocalPolicy:
-    try:
-        from metasched.policies.local.convergent.policies import VARIANTS
-    except ImportError:
-        raise ValueError(
-            f"policy {name} needs SciPy; install it with pip install 'metasched[lab]'"
-        ) from None
+    from metasched.policies.local.convergent.policies import VARIANTS  # needs SciPy
+
     return VARIANTS[name](weights, licences)
 
 
@@ -82,11 +79,14 @@ TEXT_PARAMETERS = ("preset", "run", "late", "knapsack", "compare", "stop")  # wh
 
 
 def check_policy_name(name: str) -> None:
-    """Raise ValueError for an unknown name."""
+    """Raise ValueError for an unknown name, or if the policy needs SciPy and it is missing."""
     if name not in POLICIES:
         close = get_close_matches(name, POLICIES, n=1)
         remedy = f'write "{close[0]}"' if close else f"available are {', '.join(POLICIES)}"
         raise ValueError(f'unknown policy "{name}"; {remedy}')
+    # SciPy is only searched for: its import takes 30 MB, which a cluster without jobs does not need
+    if PARAMETERS.get(name) is CONVERGENT_WEIGHT_NAMES and find_spec("scipy") is None:
+        raise ValueError(f"policy {name} needs SciPy; install it with pip install 'metasched[lab]'")
 
 
 def keeps_order(name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from itertools import combinations, permutations
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 
 pytest.importorskip("scipy")
 
+from metasched.config.reading import load_settings
+from metasched.config.settings import ConfigError
 from metasched.policies.local.convergent.heuristics import (
     DeadlineUrgency,
     InputTransfer,
@@ -396,6 +399,23 @@ def test_bad_weights(wrong: dict[str, float | str], message: str) -> None:
 
 
 def test_without_scipy_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "metasched.policies.local.convergent.policies", None)
+    monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(ValueError, match=r"install it with pip install 'metasched\[lab\]'"):
         make_policy(OPTIMAL)
+
+
+def test_without_scipy_a_local_cluster_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metasched.toml"
+    path.write_text(
+        f'[daemon]\ndatabase = "sqlite:///{tmp_path}/ms.db"\n'
+        '[[cluster]]\nname = "alpha"\nadapter = "local"\ncpus = 4\npolicy = "cs-ni-np"\n'
+    )
+    load_settings(path)
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(
+        ConfigError,
+        match=r'policy cs-ni-np needs SciPy; install it .*, .*metasched\.toml, cluster "alpha"$',
+    ):
+        load_settings(path)
