@@ -25,9 +25,12 @@ class _Limits(NamedTuple):
 
     @classmethod
     def of(cls, partitions: Iterable[Partition], licences: Mapping[str, int]) -> _Limits:
-        nodes = [group for partition in partitions for group in partition.nodes]
-        lacking = {name for name, count in licences.items() if count <= 0}
-        return cls(max([group.free_cpus for group in nodes if group.up], default=0), lacking)
+        largest = 0
+        for partition in partitions:
+            for group in partition.nodes:
+                if group.free_cpus > largest and group.up:
+                    largest = group.free_cpus
+        return cls(largest, {name for name, count in licences.items() if count <= 0})
 
     def select(self, groups: Iterable[UnstartedGroup], cluster: str) -> list[UnstartedGroup]:
         """Return the groups of other clusters that may fit, in O(1) for each."""
@@ -175,25 +178,27 @@ class PromisingGroups:
 
         None at most listings. O(groups) with new facts, else O(new groups).
         """
-        last, delaying = self._last, list[UnstartedGroup]()
-        if last is not None and info is last.info and last.position == index.position:
-            return last if any(group.tasks for group in last.promising) else None
+        last, position = self._last, index.position
         if last is None:
-            groups = self._select(info, index.groups)
+            planned = GroupCheck(info, self._select(info, index.groups), [], position)
+        elif info is last.info and last.position == position:
+            planned = last
         else:
-            groups = self._select(info, index.groups_since(last.position))
-            if info is not last.info and (candidates := self._select(info, index.groups)):
-                groups += _Gain.of(info, last.info).select(candidates)
-            if info is last.info or last.has_same_head(info):
-                delaying = last.delaying
-            else:
-                groups += self._select(info, last.delaying)
-        if last is not None:
-            groups = [*last.promising, *groups]
-        planned = GroupCheck(info, groups, delaying, index.position)
-        if any(group.tasks for group in groups):
-            return planned
-        self._last, self._checked_at = planned, None
+            groups, delaying = [*last.promising], last.delaying
+            if last.position != position:
+                groups += self._select(info, index.groups_since(last.position))
+            if info is not last.info:
+                if candidates := self._select(info, index.groups):
+                    groups += _Gain.of(info, last.info).select(candidates)
+                if not last.has_same_head(info):
+                    groups += self._select(info, delaying)
+                    delaying = []
+            planned = GroupCheck(info, groups, delaying, position)
+        for group in planned.promising:
+            if group.tasks:
+                return planned
+        if planned is not last:
+            self._last, self._checked_at = planned, None
         return None
 
     def _select(self, info: ClusterInfo, groups: list[UnstartedGroup]) -> list[UnstartedGroup]:

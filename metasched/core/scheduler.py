@@ -186,6 +186,7 @@ class Core:
         self.missing_licences = self._leasing.missing_licences
         self.recall_wait = self._leasing.recall_wait
         self.has_task_for = self._withdrawals.has_task_for
+        self.may_pull = self._withdrawals.may_pull
         self.licence_obstacle = self._leasing.licence_obstacle
         self.assess_clusters = self._placement.assess_clusters
         self.rejection_reason = self._placement.rejection_reason
@@ -428,10 +429,6 @@ class Core:
         if self.policy.send == "late" and self._gates.has_ready:
             return True
         return bool(self.state.views_with_unstarted)
-
-    def may_pull(self, cluster: str, info: ClusterInfo, now: float) -> bool:
-        """Whether a listing with these facts may let a task be pulled there, all clusters up."""
-        return self._withdrawals.may_pull(self.state.views[cluster], info, now)
 
     def pull_counts(self, cluster: str) -> tuple[int, int]:
         """Return the number of pulls to a cluster, and of those that started at once.

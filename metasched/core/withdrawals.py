@@ -310,13 +310,15 @@ class Withdrawals:
         waited = observed - attempt.observed_at_dispatch
         return waited + later >= self._state.policy.pull_after * 2.0**task.moves
 
-    def may_pull(self, view: ClusterView, info: ClusterInfo, now: float) -> bool:
+    def may_pull(self, cluster: str, info: ClusterInfo, now: float) -> bool:
         """Whether a listing with these facts may let a task be pulled there, all clusters up.
 
-        Tasks may have started since the last listing of their cluster.
+        Tasks may have started since the last listing of their cluster. `has_task_for` is checked
+        by the caller: most listings need no facts.
         """
-        if not self._may_hold_some_task(view, info):
+        if not info.may_start_jobs:
             return False
+        view = self._state.views[cluster]
         planned = view.pulls.promising_groups.plan_check(info, self._state.unstarted_index)
         if planned is None:
             return False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -50,7 +52,20 @@ class SimulationCase(NamedTuple):
         settings = replace(
             self.settings, meta_policy=replace(self.settings.meta_policy, seed=seed), seed=seed
         )
-        return simulate(workload, clusters, settings, scheme=self.scheme)
+        with _without_collection():
+            return simulate(workload, clusters, settings, scheme=self.scheme)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no cycles for the time of a run: a collection would visit all jobs of the traces."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class ExperimentCase(Protocol):
