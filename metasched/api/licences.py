@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Request
+from fastapi import APIRouter, Body, Depends, Request
 from fastapi.responses import Response
 
 from metasched.api.clusters import breaker_row
+from metasched.api.pages import KeyPage, key_page
 from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.selection import JobSelection, select_tasks
-from metasched.api.whole_answers import live_answer
+from metasched.api.whole_answers import live_answer, live_page
 from metasched.core.events import LicenceSet, LicencesReleased
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Task
@@ -41,10 +42,19 @@ class LicenceTotal:
 
 @router.get("/licences", response_model=list[dict[str, Any]])
 async def licences(
-    request: Request, _: CurrentCaller, service: CurrentService, readers: CurrentReaders
+    request: Request,
+    _: CurrentCaller,
+    service: CurrentService,
+    readers: CurrentReaders,
+    page: Annotated[KeyPage, Depends(key_page(1))],
 ) -> Response:
-    statuses = service.core.licences.statuses(time.time())
+    """List licences by name."""
+    [after] = page.after or ("",)
+    statuses = service.core.licences.statuses(time.time(), after)
     rows = (_licence_row(service, status) for status in statuses)
+    if page.requested:
+        keyed = (((str(row["licence"]),), row) for row in rows)
+        return await live_page(request, readers, keyed, page)
     return await live_answer(request, readers, rows)
 
 

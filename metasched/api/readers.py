@@ -94,6 +94,11 @@ class Readers:
             await asyncio.sleep(0)
             _check_connected(request)
 
+    async def read_in_loop(self, request: Request, read: Callable[[], Result]) -> Result:
+        """Call `read`, which must be short, in this thread, within a turn as of `run_in_loop`."""
+        await self._take_turn(request, ReadingKind.LIVE, request.state.until_answered)
+        return read()
+
     async def _read(
         self, request: Request, kind: ReadingKind, read: Callable[[], Result]
     ) -> Result:

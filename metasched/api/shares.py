@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from metasched.api.identity import ForbiddenError
-from metasched.api.readers import CurrentReaders
+from metasched.api.pages import Key, KeyPage, Row, key_page
+from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentService
-from metasched.api.whole_answers import live_answer
-from metasched.core.fair_share import Standing
+from metasched.api.whole_answers import encoded_in_portions, joined, whole_answer
+from metasched.core.share_standings import Standing
 
 router = APIRouter()
 
@@ -22,11 +24,13 @@ async def shares(
     caller: CurrentCaller,
     service: CurrentService,
     readers: CurrentReaders,
+    page: Annotated[KeyPage, Depends(key_page(3))],
     user: str | None = None,
 ) -> Response:
     """List where a user stands in the tree of shares, with the accounts above him.
 
-    None: the whole tree for those who may see all jobs, else where the caller stands.
+    None: the whole tree for those who may see all jobs, else where the caller stands. Users are in
+    the order in which they go; in pages, by account and name, since their places change.
     """
     if user is not None:
         if user != caller.user and not caller.sees_all:
@@ -35,9 +39,30 @@ async def shares(
             )
     elif not caller.sees_all:
         user = caller.user
-    fair_share = service.core.fair_share
-    rows = fair_share.standings() if user is None else fair_share.standings_of(user)
-    return await live_answer(request, readers, map(standing_row, rows))
+    standings = await readers.read_in_loop(request, service.core.fair_share.standings)
+
+    def rows() -> Iterator[Standing]:
+        return iter(standings) if user is None else standings.of_user(user)
+
+    if page.requested:
+        return await readers.run(
+            request, ReadingKind.LISTING, lambda: page.answer(_keyed_rows(rows()))
+        )
+
+    def write() -> Iterator[bytes]:
+        return joined(b"[", encoded_in_portions(map(standing_row, rows())), b"]")
+
+    return await whole_answer(request, readers, ReadingKind.LISTING, write)
+
+
+def _keyed_rows(standings: Iterable[Standing]) -> Iterator[tuple[Key, Row]]:
+    """Yield rows with their keys: accounts in the order of the tree, then users."""
+    for position, standing in enumerate(standings):
+        if standing.user is None:
+            key: Key = ("account", f"{position:08}", "")
+        else:
+            key = ("user", standing.account, standing.user)
+        yield key, standing_row(standing)
 
 
 def standing_row(standing: Standing) -> dict[str, Any]:

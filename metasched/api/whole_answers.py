@@ -17,7 +17,7 @@ from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
 from metasched.api.answer_room import AnswerRoom
-from metasched.api.pages import IdPage, encode_cursor
+from metasched.api.pages import IdPage, Key, KeyPage, Row, encode_cursor, encode_key
 from metasched.api.readers import Readers, ReadingKind
 from metasched.errors import ApiError
 from metasched.paths import NEXT_CURSOR_HEADER
@@ -105,7 +105,7 @@ async def live_answer(
         rows, more = more, iter(())
 
     def store() -> Iterator[bool]:
-        for part in joined(b"[", _encoded_in_portions(rows), b"]"):
+        for part in joined(b"[", encoded_in_portions(rows), b"]"):
             file.write(part)
             yield True
 
@@ -116,7 +116,34 @@ async def live_answer(
     return answer
 
 
-def _encoded_in_portions(rows: Iterable[object]) -> Iterator[bytes]:
+async def live_page(
+    request: Request, readers: Readers, rows: Iterable[tuple[Key, Row]], page: KeyPage
+) -> Response:
+    """Answer with a page of the scheduler's state, read as by `live_answer`.
+
+    `rows`, in order, begin with the first row of the page.
+    """
+    file, remaining, last = _new_file(request, readers), iter(rows), page.after
+
+    def rows_of_page() -> Iterator[Row]:
+        nonlocal last
+        for key, row in islice(remaining, page.size):
+            last = key
+            yield row
+
+    def store() -> Iterator[bool]:
+        for part in joined(b"[", encoded_in_portions(rows_of_page()), b"]"):
+            file.write(part)
+            yield True
+
+    await readers.run_in_loop(request, store())
+    answer = file.answer()
+    if last is not None and next(remaining, None) is not None:
+        answer.headers[NEXT_CURSOR_HEADER] = encode_key(last)
+    return answer
+
+
+def encoded_in_portions(rows: Iterable[object]) -> Iterator[bytes]:
     """Yield lists of rows, each of which took the time of a portion."""
     portion: list[object] = []
     until = time.perf_counter() + LIVE_SECONDS

@@ -191,17 +191,19 @@ class Client:
         )
 
     def licences(self) -> list[dict[str, Any]]:
-        return self._parse_rows(self._request("GET", "/licences"))
+        return self._all_pages("/licences", {})
 
     def limits(self, user: str | None = None) -> list[dict[str, Any]]:
         """Return the limits of a user's tasks (None: all that the caller may see) and their use."""
-        query = {} if user is None else {"user": user}
-        return self._parse_rows(self._request("GET", "/limits", query))
+        return self._all_pages("/limits", {} if user is None else {"user": user})
 
     def shares(self, user: str | None = None) -> list[dict[str, Any]]:
-        """Return where a user stands in the tree of shares; None: all that the caller may see."""
-        query = {} if user is None else {"user": user}
-        return self._parse_rows(self._request("GET", "/shares", query))
+        """Return where a user stands in the tree of shares; None: all that the caller may see.
+
+        Accounts come first, then users by place.
+        """
+        rows = self._all_pages("/shares", {} if user is None else {"user": user})
+        return sorted(rows, key=lambda row: row["place"] or 0)
 
     def set_licence(self, name: str, total: int | None) -> dict[str, Any]:
         """Set the total of a licence (None: as configured). Return its new row of `licences`."""

@@ -12,6 +12,7 @@ dependency_status    progress of the jobs that other jobs depend on
 lease_expiry         licences and slots of tasks that their managers have forgotten
 leasing              licence leases of tasks
 fair_share           decayed use and shares of users and accounts
+share_standings      where users and accounts stand, from a copy of the tree
 placement            dispatches queued tasks to clusters
 withdrawals          pulls, recalls, drains
 user_requests        submit, cancel, hold, release, requeue, modify

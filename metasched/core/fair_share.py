@@ -13,10 +13,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from metasched.core.events import SharesReported, UseReported
+from metasched.core.share_standings import (
+    ShareRank,
+    Standing,
+    StandingAccount,
+    StandingLeaf,
+    Standings,
+)
 from metasched.core.state import SchedulerState
 from metasched.core.tasks import Attempt, StateChange, Task, TaskId
 from metasched.core.transitions import LIVE, QUEUED_OR_HELD, STARTED, TaskEvent
@@ -37,7 +44,6 @@ MAX_DOUBLINGS = 500.0  # half-lives after the epoch; then sums are computed anew
 MAX_USE = 1e18  # processor-seconds in a report; more is a defect of the report
 
 LeafKey = tuple[str, str]  # account, user
-ShareRank = tuple[float, ...]  # use per weight of each node from below the root to a leaf
 
 
 @dataclass(eq=False, slots=True)
@@ -60,20 +66,6 @@ class Charge:
     benchmark: float  # of its cluster
     seconds: float  # expected run time
     amount: float = 0.0  # in units of the epoch
-
-
-@dataclass(frozen=True)
-class Standing:
-    """An account or user of the tree at a time."""
-
-    account: str  # name of the account; of a user: where he is a leaf; "": the root
-    user: str | None  # None: the account itself
-    parent: str | None  # of an account; "": the root; None: a user
-    weight: float  # among the children of the same node
-    share: float  # of all processors that it is entitled to, 0..1
-    used: float  # processor-seconds x benchmark, decayed, with what live tasks are charged
-    used_share: float  # part of all such use, 0..1
-    place: int | None  # of a user among all users in the tree, 1: goes first; None: an account
 
 
 class FairShare:
@@ -333,77 +325,32 @@ class FairShare:
         """Return the rank of a job's user in the account that it charges; the lowest goes first."""
         return _rank(self._leaf_of(job))
 
-    def standings(self) -> Iterator[Standing]:
-        """Yield all accounts, then all users that the tree names or that have used anything.
+    def standings(self) -> Standings:
+        """Return a copy of where all accounts and users stand. Empty without configuration.
 
-        Users are in the order in which their tasks go. Empty without configuration.
+        It has all accounts, and all users that the tree names or that have used anything.
         """
-        if not self.enabled:
-            return
-        leaves = {(leaf.account, str(leaf.user)): leaf for leaf in self._leaves.values()}
-        for account in self._accounts.values():
-            for user in account.users:
-                leaves[account.name, user] = self._leaf(user, account.name or None)
-        nodes = [self._node(name) for name in self._accounts if name != ROOT]
-        below: dict[str, list[Node]] = {name: [] for name in self._accounts}
-        for node in nodes:
-            below[self._accounts[node.account].parent].append(node)
-        for leaf in leaves.values():
-            below[leaf.account].append(leaf)
-        shares = self._shares_of(below)
-        total = math.fsum(node.use for node in below[ROOT])
-        in_order = sorted(leaves.values(), key=lambda leaf: (_rank(leaf), leaf.account, leaf.user))
-        in_epoch = self._in_epoch(1.0, self._state.now)
-        parents = {node: self._accounts[node.account].parent for node in nodes}
-        # leaves have their places in the order, accounts have none
-        for place, node in enumerate((*nodes, *in_order), 1 - len(nodes)):
-            yield Standing(
-                account=node.account,
-                user=node.user,
-                parent=parents.get(node),
-                weight=node.weight,
-                share=shares[node],
-                used=node.use / in_epoch,
-                used_share=node.use / total if total else 0.0,
-                place=None if node.user is None else place,
-            )
-
-    def _shares_of(self, below: Mapping[str, Iterable[Node]]) -> dict[Node, float]:
-        """Return the part of all processors that each node is entitled to."""
-        shares: dict[Node, float] = {}
-        pending = [(ROOT, 1.0)]
-        while pending:
-            name, share = pending.pop()
-            total = math.fsum(node.weight for node in below[name])
-            for node in below[name]:
-                shares[node] = share * node.weight / total
-                if node.user is None:
-                    pending.append((node.account, shares[node]))
-        return shares
-
-    def standings_of(self, user: str) -> list[Standing]:
-        """Return where a user stands, and the accounts above him."""
-        rows = list(self.standings())
-        parents = {row.account: row.parent for row in rows if row.user is None}
-        shown: set[str | None] = set()
-        for row in rows:
-            if row.user == user:
-                name: str | None = row.account
-                while name is not None and name not in shown:
-                    shown.add(name)
-                    name = parents.get(name)
-        return [
-            row for row in rows if row.user == user or (row.user is None and row.account in shown)
+        leaves = [
+            StandingLeaf(leaf.account, str(leaf.user), leaf.weight, leaf.use)
+            for leaf in self._leaves.values()
         ]
+        accounts = []
+        for name, account in self._accounts.items():
+            for user, weight in account.users.items():
+                if (name, user) not in self._leaves:
+                    leaves.append(StandingLeaf(name, user, weight, 0.0))
+            if name != ROOT:
+                use = self._node(name).use
+                accounts.append(StandingAccount(name, account.parent, account.weight, use))
+        in_epoch = self._in_epoch(1.0, self._state.now) if self.enabled else 1.0
+        return Standings(accounts, leaves, in_epoch)
 
     def standing_of(self, job: Job) -> Standing | None:
         """Return where the user of a job stands in the account that it charges."""
         if not self.enabled:
             return None
         leaf = self._leaf_of(job)
-        return next(
-            row for row in self.standings() if (row.account, row.user) == (leaf.account, leaf.user)
-        )
+        return self.standings().find(leaf.account, str(leaf.user))
 
 
 def _rank(leaf: Node) -> ShareRank:

@@ -107,7 +107,7 @@ class UsageLimits:
                 self._count_stored(remainder.job, is_open=True, forced=True)
         outcome = self._state.outcome
         outcome.limit_changes.clear()  # `limit_uses` includes them
-        outcome.limit_uses = list(self.uses_of())
+        outcome.limit_uses = list(self.uses_of(sorted(self._uses)))
 
     # Scopes
 
@@ -295,12 +295,13 @@ class UsageLimits:
                     return f"{limit}, {demand} wanted; request fewer, or ask the site"
         return None
 
-    def uses_of(self, scopes: Iterable[LimitScope] | None = None) -> Iterator[LimitUse]:
-        """Yield the uses and limits of scopes in their order.
+    def scopes(self) -> list[LimitScope]:
+        """Return the scopes that count a task or have a name, in any order."""
+        return list(self._uses)
 
-        None: of all that count a task or have a name.
-        """
-        for scope in sorted(self._uses if scopes is None else scopes):
+    def uses_of(self, scopes: Iterable[LimitScope]) -> Iterator[LimitUse]:
+        """Yield the uses and limits of scopes, each in the order of resources."""
+        for scope in scopes:
             if (use := self._find_use(scope)) is not None:
                 for resource in sorted(use.maxima):
                     yield LimitUse(scope, resource, use.used[resource], use.maxima[resource])

@@ -126,7 +126,7 @@ class Limited(WithLimits, Compared):
     def uses_are_right(self) -> None:
         if hasattr(self, "core"):
             counted = recount(self.core)
-            for use in self.core.limits.uses_of():
+            for use in self.core.limits.uses_of(self.core.limits.scopes()):
                 assert use.used == counted[use.scope, use.resource], use
 
     @invariant()
@@ -145,7 +145,9 @@ class Limited(WithLimits, Compared):
 
 
 def _used(core: Core) -> dict[tuple[LimitScope, str], int]:
-    return {(use.scope, use.resource): use.used for use in core.limits.uses_of()}
+    return {
+        (use.scope, use.resource): use.used for use in core.limits.uses_of(core.limits.scopes())
+    }
 
 
 class LimitedRestored(WithLimits, Restored):

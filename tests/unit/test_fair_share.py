@@ -581,11 +581,11 @@ def test_standings_of_the_whole_tree_and_of_a_user() -> None:
         ("chemistry", "eve"): (0.125, 20.0, 0.4),
     }
     assert [row.place for row in rows.values()] == [None, None, 1, 2, 3, 4]
-    own = [(row.account, row.user) for row in site.core.fair_share.standings_of("eve")]
+    own = [(row.account, row.user) for row in site.core.fair_share.standings().of_user("eve")]
     assert own == [("chemistry", None), ("chemistry", "eve")]
     # use decays, parts of it do not
     site.step(TimerExpired(NOW + HALF_LIFE))
-    [eve] = [row for row in site.core.fair_share.standings_of("eve") if row.user]
+    [eve] = [row for row in site.core.fair_share.standings().of_user("eve") if row.user]
     assert (eve.used, eve.used_share, eve.place) == (10.0, 0.4, 4)
     waiting = site.core.fair_share.standing_of(job(user="new"))
     assert waiting is not None
@@ -601,7 +601,7 @@ def test_accounts_above_a_user_are_shown_to_him() -> None:
         )
     )
     site = site_with(tree)
-    own = site.core.fair_share.standings_of("eve")
+    own = site.core.fair_share.standings().of_user("eve")
     assert [(row.account, row.user, row.parent, row.share) for row in own] == [
         ("theory", None, "physics", 0.25),
         ("physics", None, "", 0.5),

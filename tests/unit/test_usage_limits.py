@@ -176,7 +176,10 @@ def test_what_can_never_keep_within_a_limit_is_refused() -> None:
 
 
 def used(site: Site) -> dict[tuple[str, str], int]:
-    return {(str(use.scope), use.resource): use.used for use in site.core.limits.uses_of()}
+    return {
+        (str(use.scope), use.resource): use.used
+        for use in site.core.limits.uses_of(site.core.limits.scopes())
+    }
 
 
 def test_a_lowered_limit_loses_nothing_and_lets_nothing_in() -> None:
@@ -321,7 +324,7 @@ def test_without_limits_nothing_is_counted() -> None:
     submit(site, job(1, user="ada"))
     assert isinstance(site.out.actions[0], Dispatch)
     assert not site.out.limit_changes
-    assert list(site.core.limits.uses_of()) == []
+    assert list(site.core.limits.uses_of(site.core.limits.scopes())) == []
 
 
 # Stored bytes

@@ -194,9 +194,12 @@ class LicenceAccounts:
             requests=status.requests + sum(n for _, n in waiting),
         )
 
-    def statuses(self, now: float) -> Iterator[LicenceStatus]:
-        """Yield the status of every licence that is configured, leased or requested, by name."""
-        for name, pool in sorted(self._state.pools.items()):
+    def statuses(self, now: float, after: str = "") -> Iterator[LicenceStatus]:
+        """Yield the status of every licence that is configured, leased or requested, by name.
+
+        `after`: only of those whose names come after this.
+        """
+        for name, pool in sorted(item for item in self._state.pools.items() if item[0] > after):
             if pool.configured or pool.leased_tokens or pool.waiting_tokens or pool.windows:
                 yield self.status(name, now)
 
