@@ -6,7 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from metasched.policies.local.registry import DEFAULT_POLICY, check_policy_name
+from metasched.policies.local.registry import (
+    DEFAULT_POLICY,
+    check_policy_name,
+    check_suspends_none,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,7 @@ class LocalOptions:
             if amount is not None and amount < 1:
                 raise ValueError(f"{name} is {amount}; it must be 1 or more")
         check_policy_name(self.policy)
+        check_suspends_none(self.policy)
         for name, seconds in (("max_time", self.max_time), ("default_time", self.default_time)):
             if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
                 raise ValueError(f"{name} is {seconds}; it must be a positive number of seconds")

@@ -211,24 +211,25 @@ def _compare_runs(options: SimulateOptions) -> None:
 
 
 def _write_schedule(path: Path, schedule: Any) -> None:
-    """Write the schedule as CSV, in seconds from the origin of the trace."""
+    """Write each run of each job as CSV, in seconds from the origin of the trace."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(SCHEDULE_COLUMNS)
         for placement in schedule.jobs:
             cluster = schedule.clusters[placement.cluster]
-            rows.writerow(
+            rows.writerows(
                 (
                     placement.entry.number,
                     f"{placement.job.submitted:.15g}",
-                    f"{placement.start:.15g}",
-                    f"{placement.end:.15g}",
+                    f"{run.start:.15g}",
+                    f"{run.end:.15g}",
                     placement.job.cpus,
                     cluster.name,
-                    placement.machine if cluster.machines else "",
+                    run.machine if cluster.machines else "",
                     placement.priority,
                     "",
                 )
+                for run in placement.runs
             )
 
 

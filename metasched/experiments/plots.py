@@ -169,17 +169,22 @@ def _draw_gantt(schedule: Schedule, axis: Axes) -> None:
     bars, colours, offset = [], [], 0
     for index, cluster in enumerate(schedule.clusters):
         free_at = [0.0] * cluster.cpus  # seconds, by processor
-        jobs = [scheduled for scheduled in schedule.jobs if scheduled.cluster == index]
-        for scheduled in sorted(jobs, key=lambda scheduled: scheduled.start):
-            start, end = scheduled.start, scheduled.end
+        runs = [
+            (run.start, scheduled.job.id, run)
+            for scheduled in schedule.jobs
+            if scheduled.cluster == index
+            for run in scheduled.runs
+        ]
+        for start, job_id, run in sorted(runs):
+            end = run.end
             free = [processor for processor, time in enumerate(free_at) if time <= start]
-            processors = free[: scheduled.cpus]
+            processors = free[: run.cpus]
             for processor in processors:
                 free_at[processor] = end
             for first, last in _contiguous_runs(processors):
                 low, high = offset + first, offset + last + 1
                 bars.append([(start, low), (end, low), (end, high), (start, high)])
-                colours.append(scheduled.job.id % 20)
+                colours.append(job_id % 20)
         axis.text(
             1.005, offset + cluster.cpus / 2, cluster.name, transform=_right_margin_transform(axis)
         )

@@ -17,11 +17,14 @@ The core decides everything that the daemon's core does, from the same events. T
 random numbers: the same workload, clusters and policy give the same run. Jobs that bypass metasched
 (`SubmissionScheme`) are queued at their managers directly; the core sees only their load, like that
 of other users' jobs.
+
+To the core a suspended job is running: it has left the queue of its cluster for good.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -47,11 +50,13 @@ from metasched.model.licence import LicencePool
 from metasched.model.limits import LimitSettings
 from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
+from metasched.policies.local.preemption import PreemptivePolicy
 from metasched.policies.local.queueing import LocalPolicy
 from metasched.policies.policy import Policy
 from metasched.simulate.clusters import ClusterError, SimulatedCluster
 from metasched.simulate.manager import SimulatedManager
 from metasched.simulate.planned import PlannedDispatch
+from metasched.simulate.preemptive_manager import PreemptiveManager
 from metasched.simulate.schemes import SubmissionScheme
 from metasched.simulate.workload import Workload, WorkloadEntry
 
@@ -64,25 +69,48 @@ REFUSED = "refused by a limit"  # why jobs were left out, in `Schedule.dropped`
 _StatusUpdate = tuple[str, State, float | None, float | None, int | None]
 
 
+class Run(NamedTuple):
+    """A run of a job that was suspended; times are seconds from the trace's origin."""
+
+    start: float
+    end: float
+    cpus: int  # held
+    machine: int  # index; 0 where processors are counted
+
+
 class ScheduledJob(NamedTuple):
     """The result of a job; times are seconds from the trace's origin."""
 
     entry: WorkloadEntry
-    start: float
-    end: float
+    start: float  # of its first run
+    end: float  # of its last run
     cpus: int  # held
     cluster: int  # index
     machine: int  # index; 0 where processors are counted
     priority: int  # 0 for a job that bypassed metasched
     moves: int  # between clusters, before the start
+    suspended_runs: tuple[Run, ...] = ()  # all runs of a job that was suspended
 
     @property
     def job(self) -> Job:
         return self.entry.job
 
     @property
+    def runs(self) -> tuple[Run, ...]:
+        return self.suspended_runs or (Run(self.start, self.end, self.cpus, self.machine),)
+
+    @property
+    def run_time(self) -> float:
+        """Seconds in which it ran."""
+        if not self.suspended_runs:
+            return self.end - self.start
+        return sum(run.end - run.start for run in self.suspended_runs)
+
+    @property
     def wait(self) -> float:
-        return self.start - self.entry.job.submitted
+        """Seconds in which it did not run: before its start, and suspended."""
+        wait = self.start - self.entry.job.submitted
+        return wait + (self.end - self.start - self.run_time if self.suspended_runs else 0.0)
 
     @property
     def flow(self) -> float:
@@ -130,15 +158,7 @@ class Simulation:
         # with one cluster there is no choice: its reported load has no effect
         self._multiple_clusters = len(self.clusters) > 1
         self._pulling = policy.pull_enabled and self._multiple_clusters
-        self._managers = [
-            SimulatedManager(
-                cluster,
-                make_policy(cluster),
-                licences_leased=self._leasing,
-                reports_plan=self._pulling,
-            )
-            for cluster in clusters
-        ]
+        self._managers = [self._make_manager(c, make_policy(c)) for c in clusters]
         self._fair_share, self._limits = fair_share, limits or LimitSettings()
         self._limited = self._limits.configured
         refills = fair_share is not None or any(c.queue_depth is not None for c in clusters)
@@ -156,6 +176,7 @@ class Simulation:
         self._entries = self._runnable_entries(workload)
         self._entries_by_id = {entry.job.id: entry for entry in self._entries}
         self._ends: list[tuple[float, int, int]] = []  # (time, job, cluster)
+        self._void_ends = Counter[tuple[float, int, int]]()  # of jobs that were suspended before
         self._poll_times: list[float] = []
         # unreported status by job, and the last reported info, of each cluster
         self._updates: list[dict[int, _StatusUpdate]] = [{} for _ in clusters]
@@ -173,6 +194,18 @@ class Simulation:
         self._bypassing: dict[int, list[int]] = {}  # waiting jobs and the clusters of their copies
         self._planned_dispatch: PlannedDispatch | None = None
         self._event_count = self._pass_count = 0
+
+    def _make_manager(self, cluster: SimulatedCluster, policy: LocalPolicy) -> SimulatedManager:
+        if not isinstance(policy, PreemptivePolicy):
+            return SimulatedManager(
+                cluster, policy, licences_leased=self._leasing, reports_plan=self._pulling
+            )
+        if self._leasing:
+            raise ClusterError(
+                f'policy {policy.name} suspends jobs, cluster "{cluster.name}", but leased '
+                "licences stay with their jobs until these end; use licences of the clusters"
+            )
+        return PreemptiveManager(cluster, policy, reports_plan=self._pulling)
 
     def _runnable_entries(self, workload: Workload) -> list[WorkloadEntry]:
         """Return the jobs that some cluster can run, each restricted to the clusters that can."""
@@ -233,8 +266,11 @@ class Simulation:
                 now = min(now, *ticks.values())
                 self._needs_pass.update(index for index, tick in ticks.items() if tick <= now)
             while ends and ends[0][0] <= now:
-                _, job_id, cluster_index = heappop(ends)
-                self._end_job(now, job_id, cluster_index)
+                end = heappop(ends)
+                if self._void_ends and self._void_ends[end]:
+                    self._void_ends[end] -= 1
+                else:
+                    self._end_job(now, end[1], end[2])
             if arrival <= now:
                 self._report_before_submission(now)
                 while arrival <= now:
@@ -422,7 +458,13 @@ class Simulation:
         manager = self._managers[index]
         self._pass_count += 1
         updates = self._updates[index]
-        for job_id, machine, seconds in manager.run_policy(now):
+        started, suspended = manager.run_policy(now)
+        for job_id in suspended:
+            self._record_suspension(job_id, now)
+        for job_id, machine, seconds in started:
+            if job_id in self._scheduled:
+                self._record_resumption(job_id, machine, now, seconds)
+                continue
             priority = moves = 0
             if job_id in self._bypassing:
                 self._withdraw_copies(job_id, index)
@@ -441,6 +483,22 @@ class Simulation:
                 moves=moves,
             )
             heappush(self._ends, (now + seconds, job_id, index))
+
+    def _record_suspension(self, job_id: int, now: float) -> None:
+        scheduled = self._scheduled[job_id]
+        self._void_ends[scheduled.end, job_id, scheduled.cluster] += 1
+        *before, last = scheduled.runs
+        runs = (*before, last._replace(end=now))
+        self._scheduled[job_id] = scheduled._replace(end=now, suspended_runs=runs)
+
+    def _record_resumption(self, job_id: int, machine: int, now: float, seconds: float) -> None:
+        scheduled, end = self._scheduled[job_id], now + seconds
+        cpus = self._managers[scheduled.cluster].running[job_id].cpus
+        runs = (*scheduled.suspended_runs, Run(now, end, cpus, machine))
+        self._scheduled[job_id] = scheduled._replace(
+            end=end, cpus=cpus, machine=machine, suspended_runs=runs
+        )
+        heappush(self._ends, (end, job_id, scheduled.cluster))
 
     def _withdraw_copies(self, job_id: int, started_index: int) -> None:
         """Withdraw the copies of a job that started on one of several clusters."""
@@ -494,7 +552,8 @@ class Simulation:
     def _list_pending(self, now: float) -> None:
         """List dispatched jobs that are pending; schedule polls for when they may be pulled."""
         for job_id, index in self._unlisted.items():
-            if job_id in self._managers[index].queue:
+            # a suspended job is queued, too
+            if job_id in self._managers[index].queue and job_id not in self._scheduled:
                 self._updates[index][job_id] = str(job_id), State.PENDING, None, None, None
                 task = self.core.tasks[job_id, 0]
                 if self._leasing and task.job.licences:

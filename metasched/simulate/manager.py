@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 from metasched.model.cluster import ClusterInfo, HeadPlan, NodeCapacity, Partition
 from metasched.model.job import Job
@@ -20,6 +21,7 @@ from metasched.policies.local.queueing import (
     EMPTY,
     NEVER,
     FreeResources,
+    JobStart,
     LocalPolicy,
     RunningJob,
     WaitingJob,
@@ -29,6 +31,13 @@ from metasched.simulate.lazy_head_plan import LazyHeadPlan
 
 # A job that has just started, its machine, and its true run time in seconds.
 StartedJob = tuple[int, int, float]
+
+
+class ManagerPass(NamedTuple):
+    """The result of a pass of the local policy."""
+
+    started: list[StartedJob]
+    suspended: Collection[int] = ()  # jobs, suspended before any start
 
 
 class SimulatedManager:
@@ -154,45 +163,48 @@ class SimulatedManager:
         self._info, self._reservation, self._blocked_count = None, None, 0
         self._bypassing_work.pop(job_id, None)
 
-    def run_policy(self, now: float) -> list[StartedJob]:
-        """Run a pass of the local policy; return the jobs that it started."""
+    def run_policy(self, now: float) -> ManagerPass:
+        """Run a pass of the local policy."""
         queue, self._last_pass, self._reservation = self.queue, now, None
         if not queue or self.free_cpus <= 0:
-            return []
-        started = []
+            return ManagerPass([])
         candidates: Collection[WaitingJob] = queue.values()
         if self._blocked_count and self._releases and self._releases[0][0] > now:
             jobs = list(candidates)
             candidates = [jobs[0], *jobs[self._blocked_count :]]
-        for start in self.policy.choose_starts(
-            now, candidates, self.running.values(), self._free_resources()
-        ):
-            job = queue.pop(start.id)
-            self._forget_running()
-            seconds, cpus, run_time = job.estimated, job.cpus, self._true_run_times.pop(job.id)
-            self._bypassing_work.pop(job.id, None)
-            if self._free_by_machine is not None:
-                machine = self.cluster.machines[start.machine]
-                seconds, run_time = job.machines[start.machine], run_time / machine.benchmark
-                if not self.cluster.shared:
-                    cpus = self._free_by_machine[start.machine]
-                self._change_free(start.machine, -cpus)
-            self.free_cpus -= cpus
-            for name, amount in job.resources.items():
-                self._free_licences[name] -= amount
-            self._true_ends[job.id] = now + run_time
-            end = now + seconds
-            self.running[job.id] = RunningJob(
-                job.id, cpus, end, job.resources, start.machine, job.user
+        started = [
+            self._start(now, start)
+            for start in self.policy.choose_starts(
+                now, candidates, self.running.values(), self._free_resources()
             )
-            insort(self._releases, (end, cpus))
-            started.append((job.id, start.machine, run_time))
+        ]
         self._reservation = getattr(self.policy, "reservation", None)
         if self.policy.incremental:
             self._blocked_count = len(queue)
         elif self._plans_queue:
             self._plan = None
-        return started
+        return ManagerPass(started)
+
+    def _start(self, now: float, start: JobStart) -> StartedJob:
+        """Start a queued job."""
+        job = self.queue.pop(start.id)
+        self._forget_running()
+        seconds, cpus, run_time = job.estimated, job.cpus, self._true_run_times.pop(job.id)
+        self._bypassing_work.pop(job.id, None)
+        if self._free_by_machine is not None:
+            machine = self.cluster.machines[start.machine]
+            seconds, run_time = job.machines[start.machine], run_time / machine.benchmark
+            if not self.cluster.shared:
+                cpus = self._free_by_machine[start.machine]
+            self._change_free(start.machine, -cpus)
+        self.free_cpus -= cpus
+        for name, amount in job.resources.items():
+            self._free_licences[name] -= amount
+        self._true_ends[job.id] = now + run_time
+        end = now + seconds
+        self.running[job.id] = RunningJob(job.id, cpus, end, job.resources, start.machine, job.user)
+        insort(self._releases, (end, cpus))
+        return job.id, start.machine, run_time
 
     def end_job(self, job_id: int) -> None:
         """End a running job and release its resources."""

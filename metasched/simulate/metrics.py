@@ -17,13 +17,13 @@ TAU = 10.0  # seconds: the shortest run time in bounded slowdown
 
 def bounded_slowdown(scheduled: ScheduledJob) -> float:
     """Return max(1, (wait + run) / max(run, TAU))."""
-    run_time = scheduled.end - scheduled.start
+    run_time = scheduled.run_time
     return max(1.0, (scheduled.wait + run_time) / max(run_time, TAU))
 
 
 def slowdown(scheduled: ScheduledJob) -> float:
     """Return (wait + run) / run; 1 + wait for a job with run time 0."""
-    run_time = scheduled.end - scheduled.start
+    run_time = scheduled.run_time
     return scheduled.flow / run_time if run_time > 0 else 1.0 + scheduled.wait
 
 
@@ -83,6 +83,8 @@ def _figures(schedule: Schedule, cpus: int, span: float) -> dict[str, Any]:
         job = scheduled.entry.job
         wait, flow = scheduled.start - job.submitted, scheduled.end - job.submitted
         run_time = scheduled.end - scheduled.start
+        if scheduled.suspended_runs:
+            wait, run_time = scheduled.wait, scheduled.run_time
         waits.append(wait)
         flows.append(flow)
         slowdowns.append(flow / run_time if run_time > 0 else 1.0 + wait)
@@ -116,7 +118,12 @@ def makespan(jobs: Sequence[ScheduledJob]) -> float:
 
 def _utilisation(jobs: Sequence[ScheduledJob], cpus: int, span: float) -> float:
     """Return used / available processor seconds between first submission and last ending."""
-    used_seconds = sum((scheduled.end - scheduled.start) * scheduled.cpus for scheduled in jobs)
+    used_seconds = sum(
+        sum([(run.end - run.start) * run.cpus for run in scheduled.suspended_runs])
+        if scheduled.suspended_runs
+        else (scheduled.end - scheduled.start) * scheduled.cpus
+        for scheduled in jobs
+    )
     return used_seconds / (cpus * span) if span > 0 else 0.0
 
 
@@ -133,17 +140,19 @@ class UsageSample(NamedTuple):
 def usage_over_time(jobs: Iterable[ScheduledJob]) -> list[UsageSample]:
     """Return a sample for each time at which the usage changes.
 
-    A job that was moved counts on the cluster where it ran.
+    A job that was moved counts on the cluster where it ran. A suspended job is waiting.
     """
     changes: dict[float, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for scheduled in jobs:
         copies = sum(scheduled.job.licences.values())
         changes[scheduled.job.submitted][2] += 1
-        for change, direction in ((changes[scheduled.start], 1), (changes[scheduled.end], -1)):
-            change[0] += direction * scheduled.cpus
-            change[1] += direction
-            change[3] += direction * copies
-        changes[scheduled.start][2] -= 1
+        for run in scheduled.runs:
+            for change, direction in ((changes[run.start], 1), (changes[run.end], -1)):
+                change[0] += direction * run.cpus
+                change[1] += direction
+                change[2] -= direction
+                change[3] += direction * copies
+        changes[scheduled.end][2] -= 1
     state = [0, 0, 0, 0]
     samples = []
     for time in sorted(changes):
@@ -229,8 +238,10 @@ def _usage(
     for scheduled in jobs:
         amount = amount_of(scheduled)
         changes.append((scheduled.job.submitted, 0, amount))
-        changes.append((scheduled.start, amount, 0))
-        changes.append((scheduled.end, -amount, -amount))
+        changes.append((scheduled.end, 0, -amount))
+        for run in scheduled.runs:
+            changes.append((run.start, amount, 0))
+            changes.append((run.end, -amount, 0))
     changes.sort()
     used = requested = 0
     total = weight = previous_time = 0.0

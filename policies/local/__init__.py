@@ -4,6 +4,8 @@ queueing               the interface of a policy: its input and output
 capacity               free resources during a pass, the reservation of the blocked head
 backfilling            passes over a queue: strict order, first fit, EASY
 orders                 policies that sort the queue
+preemption             the interface of policies that suspend running jobs
+preemptive_orders      preemptive policies that sort the queue
 availability           free processors over time
 conservative           conservative backfilling
 plan                   a plan of the whole queue
@@ -34,4 +36,7 @@ registry               all policies by name
 | cs-ni-np     | `OptimalConvergent`             | Pasquali 2008, §3.2.2 | deadlines, licences     |
 | cs-i-np      | `IncrementalConvergent`         | Pasquali 2008, §3.2.2 | the same, repaired      |
 | cs-greedy-np | `GreedyConvergent`              | Pasquali 2008, §3.2.2 | the same, greedy        |
+
+With preemption, in simulations only: `cs-ni-p`, `cs-i-p` (`convergent.policies`), `priority-p`,
+`edf-p`, `sjf-p`, `lsf-p` (`preemptive_orders`).
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Collection, Iterable, Iterator
 from heapq import heapify, heappop
 from itertools import chain
@@ -82,11 +83,18 @@ class Capacity:
         return self.reservation
 
     def release(self, ended: RunningJob) -> None:
-        """Return the resources of an ended job."""
+        """Return the resources of a job that has ended or is to be suspended."""
         self.cpus += ended.cpus
         for name, amount in ended.resources.items():
             if name in self.resources:
                 self.resources[name] += amount
+
+    def hold(self, released: RunningJob) -> None:
+        """Take the resources of a job again, after `release`."""
+        self.cpus -= released.cpus
+        for name, amount in released.resources.items():
+            if name in self.resources:
+                self.resources[name] -= amount
 
     def snapshot(self) -> object:
         """Return all free resources, for comparison."""
@@ -148,7 +156,15 @@ class FreeOnMachines(Capacity):
 
     def release(self, ended: RunningJob) -> None:
         super().release(ended)
+        if self.machines[ended.machine] <= 0:
+            insort(self.open_machines, ended.machine)
         self.machines[ended.machine] += ended.cpus
+
+    def hold(self, released: RunningJob) -> None:
+        super().hold(released)
+        self.machines[released.machine] -= released.cpus
+        if self.machines[released.machine] <= 0:
+            self.open_machines.remove(released.machine)
 
     def snapshot(self) -> object:
         return self.machines, self.resources

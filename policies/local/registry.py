@@ -13,10 +13,18 @@ from metasched.policies.local.convergent.weights import (
     GREEDY,
     INCREMENTAL,
     OPTIMAL,
+    PREEMPTIVE_INCREMENTAL,
+    PREEMPTIVE_OPTIMAL,
     ConvergentWeights,
 )
 from metasched.policies.local.orders import EASY, EDF, FCFS, LSF, SJF, FairShare, FirstFit, Priority
 from metasched.policies.local.planning import EarliestGap, OptimisedPlan, TabuPlan
+from metasched.policies.local.preemptive_orders import (
+    PreemptiveEDF,
+    PreemptiveLSF,
+    PreemptivePriority,
+    PreemptiveSJF,
+)
 from metasched.policies.local.queueing import LocalPolicy
 from metasched.policies.local.weights import MODIFIED, UNMODIFIED, Weights, make_weights
 
@@ -50,16 +58,27 @@ def _make_convergent(
     return VARIANTS[name](weights, licences)
 
 
+_CONVERGENT = (INCREMENTAL, OPTIMAL, GREEDY, PREEMPTIVE_INCREMENTAL, PREEMPTIVE_OPTIMAL)
+_PREEMPTIVE_ORDERS = (PreemptivePriority, PreemptiveEDF, PreemptiveSJF, PreemptiveLSF)
+WITHOUT_PREEMPTION = {  # the nearest policy that suspends no job, by preemptive policy
+    PreemptivePriority.name: Priority.name,
+    PreemptiveEDF.name: EDF.name,
+    PreemptiveSJF.name: SJF.name,
+    PreemptiveLSF.name: LSF.name,
+    PREEMPTIVE_INCREMENTAL: INCREMENTAL,
+    PREEMPTIVE_OPTIMAL: OPTIMAL,
+}
 POLICIES: dict[str, Callable[[], LocalPolicy]] = {
     **{
         policy.name: policy
         for policy in (
             *(FCFS, FirstFit, LSF, SJF, EDF, EASY, Conservative, Priority, FairShare),
             *(EarliestGap, TabuPlan, OptimisedPlan),
+            *_PREEMPTIVE_ORDERS,
         )
     },
     **{name: partial(_make_flexible, name) for name in (MODIFIED, UNMODIFIED)},
-    **{name: partial(_make_convergent, name) for name in (INCREMENTAL, OPTIMAL, GREEDY)},
+    **{name: partial(_make_convergent, name) for name in _CONVERGENT},
 }
 _PLAN = ("compare", "depth")
 _SEARCH = (*_PLAN, "every", "iterations", "memory")
@@ -71,9 +90,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     OptimisedPlan.name: _SEARCH,
     MODIFIED: WEIGHT_NAMES,
     UNMODIFIED: WEIGHT_NAMES,
-    INCREMENTAL: CONVERGENT_WEIGHT_NAMES,
-    OPTIMAL: CONVERGENT_WEIGHT_NAMES,
-    GREEDY: CONVERGENT_WEIGHT_NAMES,
+    **dict.fromkeys(_CONVERGENT, CONVERGENT_WEIGHT_NAMES),
 }
 TEXT_PARAMETERS = ("preset", "run", "late", "knapsack", "compare", "stop")  # whose values are words
 
@@ -87,6 +104,15 @@ def check_policy_name(name: str) -> None:
     # SciPy is only searched for: its import takes 30 MB, which a cluster without jobs does not need
     if PARAMETERS.get(name) is CONVERGENT_WEIGHT_NAMES and find_spec("scipy") is None:
         raise ValueError(f"policy {name} needs SciPy; install it with pip install 'metasched[lab]'")
+
+
+def check_suspends_none(name: str) -> None:
+    """Raise ValueError if the policy suspends jobs, for clusters that cannot."""
+    if substitute := WITHOUT_PREEMPTION.get(name):
+        raise ValueError(
+            f"policy {name} suspends running jobs, which only simulated clusters can; "
+            f'write "{substitute}"'
+        )
 
 
 def keeps_order(name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import pytest
@@ -160,8 +161,15 @@ def check(schedule: Schedule, planned: list[Plan]) -> None:
     assert len({p.job.id for p in schedule.jobs}) == len(schedule.jobs)
     for p in schedule.jobs:
         assert p.start >= p.job.submitted
-    for moment in {p.start for p in schedule.jobs}:
-        there = [p for p in schedule.jobs if p.start <= moment < p.end]
+        assert (p.start, p.end) == (p.runs[0].start, p.runs[-1].end)
+        assert all(first.end <= second.start for first, second in pairwise(p.runs))
+    runs = [
+        p._replace(start=r.start, end=r.end, cpus=r.cpus, machine=r.machine)
+        for p in schedule.jobs
+        for r in p.runs
+    ]
+    for moment in {run.start for run in runs}:
+        there = [run for run in runs if run.start <= moment < run.end]
         for index, cluster in enumerate(schedule.clusters):
             on_cluster = [p for p in there if p.cluster == index]
             assert sum(p.cpus for p in on_cluster) <= cluster.cpus
@@ -188,7 +196,7 @@ def check(schedule: Schedule, planned: list[Plan]) -> None:
 def test_nothing_is_used_twice_on_counted_processors(name: str, planned: list[Plan]) -> None:
     schedule = run(planned, lambda: make_policy(name))
     check(schedule, planned)
-    assert [p.end - p.start for p in schedule.jobs] == [plan.ran for plan in planned]
+    assert [p.run_time for p in schedule.jobs] == pytest.approx([plan.ran for plan in planned])
 
 
 machines = st.lists(
@@ -243,7 +251,12 @@ def test_nothing_is_used_twice_on_machines(
     ]
     jobs = Workload("random", tuple(requests))
     engine = Simulation(jobs, clusters, policy, lambda c: make_policy(name, licences=c.licences))
-    check(engine.run(), planned)
+    schedule = engine.run()
+    check(schedule, planned)
+    for p in schedule.jobs:  # a suspended job has kept its progress
+        machines_of_job = schedule.clusters[p.cluster].machines
+        work = sum((r.end - r.start) * machines_of_job[r.machine].benchmark for r in p.runs)
+        assert work == pytest.approx(p.entry.run_time * p.job.benchmark)
 
 
 POOLS = (
@@ -319,7 +332,7 @@ def test_a_federation_runs_every_job_once(planned: list[Plan], pull: bool, load:
     planned=plans,
     outside=st.lists(st.booleans(), min_size=16, max_size=16),
     pull=st.booleans(),
-    local=st.sampled_from(["easy", "priority", "fb-unmod"]),
+    local=st.sampled_from(["easy", "priority", "fb-unmod", "priority-p", "sjf-p"]),
 )
 def test_every_scheme_runs_every_job_once(
     scheme: SubmissionScheme,

@@ -160,6 +160,7 @@ ESCAPEE = "(setsid sh -c 'trap \"\" TERM; echo $$ > escaped; while :; do sleep 0
         ({"cpus": 1, "memory": 0}, "memory is 0"),
         ({"cpus": 1, "gres": {"gpu": -1}}, "gpu is -1"),
         ({"cpus": 1, "policy": "magic"}, "available are fcfs, first-fit"),
+        ({"cpus": 1, "policy": "edf-p"}, 'edf-p suspends running jobs.*; write "edf"'),
         ({"cpus": 1, "kill_wait": -1.0}, "kill_wait"),
         ({"cpus": 1, "keep": float("nan")}, "keep"),
         ({"cpus": 1, "max_time": 0.0}, "max_time"),

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-# Variants of the thesis without preemption: incremental matching or not.
+# Variants of the thesis, with preemption or not: incremental matching or not.
 INCREMENTAL, OPTIMAL = "cs-i-np", "cs-ni-np"
+PREEMPTIVE_INCREMENTAL, PREEMPTIVE_OPTIMAL = "cs-i-p", "cs-ni-p"
 GREEDY = "cs-greedy-np"  # its first matching, MIS
 
 
