@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from metasched.client.connection import ClientError, NotFound, PermissionDenied
-from metasched.drop_in.command import CommandError, fail
+from metasched.drop_in.command import CommandError, fail, listed_tasks
 from metasched.drop_in.format_language import printable
-from metasched.drop_in.job_filters import is_job_id
+from metasched.drop_in.job import OPEN_STATES
+from metasched.drop_in.job_filters import is_job_id, user_name
 from metasched.drop_in.slurm_time import parse_time, parse_time_limit
 
 TYPE_CHECKING = False  # as that of typing
@@ -60,6 +62,32 @@ def update_jobs(connection: Connection, ids: Sequence[str], words: Sequence[str]
                 raise
             code = fail(f"slurm_update error: {error}")
     return code
+
+
+def find_named_jobs(connection: Connection, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the ids of the open jobs that `JobName=a` selects, and the words that change them.
+
+    They are the caller's, or of the user of `UserId=`. CommandError if there is none.
+    """
+    name, user, changes = "", str(os.getuid()), []
+    for word in words:
+        key, _, value = word.partition("=")
+        if len(key) > 3 and "jobname".startswith(key.lower()):
+            name = value
+        elif len(key) > 1 and "userid".startswith(key.lower()):
+            user = value
+        else:
+            changes.append(word)
+    if not name:
+        raise CommandError(
+            "No valid entity in update command\nInput line must include JobId or JobName; "
+            "with -M also the entities of a cluster"
+        )
+    query = {"state": OPEN_STATES, "user": user_name(user)}
+    rows = [row for row in listed_tasks(connection, query) if row["name"] == name]
+    if not rows:
+        raise CommandError(f"scontrol: error: No jobs with name '{printable(name)}'")
+    return list(dict.fromkeys(str(row["job"]) for row in rows)), changes
 
 
 def _parse_changes(words: Sequence[str]) -> dict[str, object]:

@@ -39,7 +39,8 @@ OPTIONS = {
 }
 _ACTIONS = ("hold", "uhold", "release", "requeue", "requeuehold")
 MIN_JOB_AGE = 3600  # seconds for which ended jobs are listed without a request for all
-USAGE = "scontrol [-o] show job|config|hostnames|partition [NAME] | hold|release|requeue JOB..."
+USAGE = "scontrol [-o] show job|config|hostnames|node|partition [NAME] |\n"
+USAGE += "         hold|release|requeue JOB... | update JobId=JOB ATTRIBUTE=VALUE..."
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -60,6 +61,8 @@ def main(arguments: Sequence[str]) -> int:
         return _change(verb.lower(), names, real)
     if verb.lower() == "update" and (ids := _updated_jobs(names)):
         return _update(ids, names, real)
+    if verb.lower() == "update" and real.chosen is None:
+        return _update_named(names)
     if real.chosen is not None and words:
         return real.run(words, is_last=True)
     raise CommandError(f"invalid keyword: {verb}" if verb else f"Usage: {USAGE}")
@@ -86,8 +89,11 @@ class _Real:
 
     def run(self, words: Sequence[str], is_last: bool) -> int:
         """Run it with the options that were given; return its exit code."""
-        arguments = real_arguments(OPTIONS, self._parsed, words)
-        return run_native("scontrol", arguments, self.chosen, is_last)
+        return run_native("scontrol", self.arguments(words), self.chosen, is_last)
+
+    def arguments(self, words: Sequence[str]) -> list[str]:
+        """Return the options that were given, and words."""
+        return real_arguments(OPTIONS, self._parsed, words)
 
 
 def _updated_jobs(words: Sequence[str]) -> list[str]:
@@ -110,6 +116,15 @@ def _update(ids: Sequence[str], words: Sequence[str], real: _Real) -> int:
         words = ["update", f"JobId={','.join(native_ids)}", *rest]
         code = max(code, real.run(words, is_last=not own_ids))
     return code
+
+
+def _update_named(words: Sequence[str]) -> int:
+    """Change jobs of metasched as in `update JobName=a TimeLimit=5`. Return the exit code."""
+    from metasched.drop_in.job_update import find_named_jobs, update_jobs  # few calls need it
+
+    connection = connect()
+    ids, changes = find_named_jobs(connection, words)
+    return update_jobs(connection, ids, changes)
 
 
 def _show(subject: str, names: Sequence[str], one_line: bool, real: _Real) -> int:
@@ -135,6 +150,10 @@ def _show(subject: str, names: Sequence[str], one_line: bool, real: _Real) -> in
         return 0
     if name in ("partition", "partitions", "partitionname"):
         return _show_partitions(names[:1], one_line)
+    if name in ("node", "nodes"):
+        from metasched.drop_in.native_nodes import show_nodes  # few calls need it
+
+        return show_nodes(real.clusters, real.arguments([]), names)
     raise CommandError(f"invalid entity:{subject} for keyword:show")
 
 

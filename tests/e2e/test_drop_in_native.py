@@ -289,6 +289,54 @@ def test_commands_of_a_cluster(clusters: Clusters) -> None:
         assert done.stderr == UNKNOWN.replace("squeue", name)
 
 
+def test_nodes_are_listed_by_name(clusters: Clusters) -> None:
+    """As the real commands list them, over all clusters; metasched itself knows no names."""
+    alpha, beta = clusters.alpha, clusters.beta
+    listing = ("sinfo", "-N", "-o", "%N %c %T")
+    expected = [*alpha.run(*listing).splitlines(), *beta.run(*listing).splitlines()[1:]]
+    assert clusters.lines(*listing) == expected
+    of_node = ("-h", "-n", "b1")
+    assert clusters.lines(*listing, *of_node) == beta.run(*listing, *of_node).splitlines() != []
+    assert clusters.lines(*listing, "-M", "south") == [
+        "CLUSTER: south",
+        *beta.run(*listing).splitlines(),
+    ]
+    beta.run("scontrol", "update", "nodename=b2", "state=drain", "reason=a fan")
+    try:
+        assert clusters.lines("sinfo", "-h", "-R", "-o", "%E %N") == ["a fan b2"]
+    finally:
+        beta.run("scontrol", "update", "nodename=b2", "state=resume")
+    shown = clusters.lines("scontrol", "-o", "show", "node")
+    names = [line.split()[0] for line in shown]
+    assert names == [f"NodeName={name}" for name in [*alpha.nodes, *beta.nodes]]
+    [line] = clusters.lines("scontrol", "-o", "show", "node", "b1")
+    assert line.split()[:2] == beta.run("scontrol", "-o", "show", "node", "b1").split()[:2]
+    assert (
+        clusters.lines("scontrol", "show", "node=a1")[0]
+        == (alpha.run("scontrol", "show", "node", "a1").splitlines()[0])
+    )
+    missing = clusters.call("scontrol", "-o", "show", "node", "b[1-2],x1")
+    assert missing.returncode == 1
+    assert [line.split()[0] for line in missing.stdout.splitlines()] == [
+        *("NodeName=b1", "NodeName=b2", "Node")
+    ]
+    assert missing.stdout.endswith("Node x1 not found\n")
+
+
+def test_nodes_of_a_dead_controller_hide_no_others(clusters: Clusters) -> None:
+    clusters.beta.stop_controller()
+    try:
+        done = clusters.call("sinfo", "-h", "-N", "-o", "%N")
+        assert done.returncode == 0
+        assert done.stdout.split() == clusters.alpha.run("sinfo", "-h", "-N", "-o", "%N").split()
+        assert done.stderr.startswith("sinfo: warning: nodes of cluster south are not listed: ")
+        named = clusters.call("sinfo", "-h", "-N", "-M", "south", "-o", "%N")
+        assert (named.returncode, named.stdout) == (1, "")
+        assert named.stderr.startswith("sinfo: error: nodes of cluster south are not listed: ")
+    finally:
+        clusters.beta.start_controller()
+
+
 def test_a_job_that_waits_for_a_cluster_is_listed_and_cancelled(clusters: Clusters) -> None:
     """Tools take a job that an empty listing with exit code 0 leaves out for completed."""
     [pinned] = clusters.lines("sbatch", "--parsable", "-H", "-M", "beta", *SLEEP)

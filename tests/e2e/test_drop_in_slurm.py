@@ -220,6 +220,27 @@ def test_jobs_are_cancelled_held_and_released(drop_in: Site) -> None:
     assert " JobState=COMPLETED Reason=None " in shown.stdout
 
 
+def test_jobs_are_updated_by_name(drop_in: Site) -> None:
+    held = [
+        drop_in.submit("--hold", "-J", name, "-o", "/dev/null", "--wrap", "true")
+        for name in ("one", "one", "two")
+    ]
+    done = own(drop_in, "scontrol", "update", "JobName=one", "TimeLimit=7")
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    limits = [own(drop_in, "squeue", "-h", "-j", str(job), "-o", "%l").stdout for job in held]
+    assert limits[:2] == ["7:00\n"] * 2 != [limits[2]] * 2
+    for words, message in (
+        (["JobName=zz", "TimeLimit=7"], "scontrol: error: No jobs with name 'zz'"),
+        (["JobName=one", "UserId=nobody", "TimeLimit=8"], "No jobs with name 'one'"),
+        (["TimeLimit=7"], "No valid entity in update command"),
+        (["JobName=two", "Nice=5"], "Update of this parameter is not supported: Nice=5"),
+    ):
+        refused = own(drop_in, "scontrol", "update", *words)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert message in refused.stderr
+    assert own(drop_in, "squeue", "-h", "-j", str(held[2]), "-o", "%l").stdout == limits[2]
+
+
 def test_an_absent_daemon_is_no_empty_list(site: Site) -> None:
     """An empty list with exit code 0 means "completed" to several tools."""
     for words in (
