@@ -13,6 +13,14 @@ from random import Random
 from msgspec import structs
 
 from metasched.experiments.harness import Experiment, SimulationCase, late_percent, load_trace
+from metasched.policies.local.convergent.weights import (
+    GREEDY,
+    INCREMENTAL,
+    OPTIMAL,
+    PREEMPTIVE_INCREMENTAL,
+    PREEMPTIVE_OPTIMAL,
+)
+from metasched.policies.local.weights import MODIFIED, UNMODIFIED
 from metasched.policies.policy import Policy
 from metasched.simulate import metrics, synthetic
 from metasched.simulate.cluster_specs import parse_clusters
@@ -61,7 +69,7 @@ def _percent(low: int, high: int) -> tuple[float, float]:
     return low / 100, high / 100
 
 
-_COLUMNS = ("fcfs", "easy", "fb-unmod", "fb-mod")  # of both tables
+_COLUMNS = ("fcfs", "easy", UNMODIFIED, MODIFIED)  # of both tables
 _TABLE_2 = {  # licence usage, percent
     (30, 50): (55.7, 78.5, 80.5, 79.7),
     (40, 60): (52.1, 76.1, 75.5, 76.3),
@@ -74,13 +82,21 @@ _TABLE_3 = {  # jobs past their deadline, percent
 }
 
 
+def _local_settings_of_thesis(policy: str, **parameters: float) -> SimulationSettings:
+    """Return the settings of a local policy with the formulas of the thesis."""
+    named: dict[str, float | str] = {"preset": "thesis"} if policy in (MODIFIED, UNMODIFIED) else {}
+    return SimulationSettings(
+        policy=policy, meta_policy=PUSH_POLICY, parameters={**named, **parameters}
+    )
+
+
 def _licence_ratios() -> list[SimulationCase]:
     return [
         SimulationCase(
             f"ratio {low}-{high}%",
             column,
             SeededScenario(replace(synthetic.FLEXIBLE, ratio=_percent(low, high))),
-            SimulationSettings(policy=column, meta_policy=PUSH_POLICY),
+            _local_settings_of_thesis(column),
             {"licence_usage": _TABLE_2[low, high][index], "late": _TABLE_3[low, high][index]},
         )
         for low, high in _TABLE_2
@@ -94,7 +110,7 @@ def _contention() -> list[SimulationCase]:
             f"inter-arrival {seconds}",
             column,
             SeededScenario(replace(synthetic.FLEXIBLE, inter_arrival=seconds)),
-            SimulationSettings(policy=column, meta_policy=PUSH_POLICY),
+            _local_settings_of_thesis(column),
         )
         for seconds in (4, 6, 12, 24, 48)
         for column in _COLUMNS
@@ -132,11 +148,15 @@ class SeededScenario:
         return self.generator.generate("uniform", seed)
 
 
-_LOCAL_PARAMETERS = {"lead": 2.0}  # k of local policies under a meta-scheduler
+_LEAD = 2.0  # k of local policies under a meta-scheduler
 _CASE_SETTINGS = {  # by the thesis's names of the cases
     "MS": SimulationSettings(policy="priority", meta_policy=PUSH_POLICY),
-    "LS": SimulationSettings(
-        policy="fb-unmod", meta_policy=PUSH_POLICY, parameters=dict(_LOCAL_PARAMETERS)
+    "LS": _local_settings_of_thesis(UNMODIFIED, lead=_LEAD),
+    "LS-paper": SimulationSettings(
+        policy=UNMODIFIED, meta_policy=PUSH_POLICY, parameters={"preset": "paper", "lead": _LEAD}
+    ),
+    "LS-metasched": SimulationSettings(
+        policy=UNMODIFIED, meta_policy=PUSH_POLICY, parameters={"lead": _LEAD}
     ),
     "NO": SimulationSettings(policy="easy", meta_policy=replace(PUSH_POLICY, max_priority=1)),
 }
@@ -171,7 +191,16 @@ def _two_level() -> list[SimulationCase]:
     ]
 
 
-_CONVERGENT_COLUMNS = ("easy", "edf", "fb-mod", "fb-unmod", "cs-i-np", "cs-ni-np", "cs-greedy-np")
+_CONVERGENT_COLUMNS = (
+    *("easy", "edf", MODIFIED, UNMODIFIED),
+    *(INCREMENTAL, OPTIMAL, GREEDY, PREEMPTIVE_INCREMENTAL, PREEMPTIVE_OPTIMAL),
+)
+_TWO_LEVEL_CONVERGENT = {  # §4.3.2; the age factor of Flexible Backfilling is that of its note
+    "fcfs": _local_settings_of_thesis("fcfs"),
+    "easy": _local_settings_of_thesis("easy"),
+    UNMODIFIED: _local_settings_of_thesis(UNMODIFIED, lead=_LEAD, age_factor=1.1),
+    OPTIMAL: _local_settings_of_thesis(OPTIMAL),
+}
 _TABLE_5 = {  # mean licence usage, percent: branch and bound, and, as far as legible, greedy
     (40, 45): (87.0, 82.0),
     (45, 50): (88.0, 84.0),
@@ -186,10 +215,23 @@ def _convergent_policies() -> list[SimulationCase]:
             f"inter-arrival {seconds}",
             column,
             SeededScenario(replace(synthetic.CONVERGENT, inter_arrival=seconds)),
-            SimulationSettings(policy=column, meta_policy=PUSH_POLICY),
+            _local_settings_of_thesis(column),
         )
         for seconds in (4, 6, 8, 10, 12, 16, 20)
         for column in _CONVERGENT_COLUMNS
+    ]
+
+
+def _two_level_convergent() -> list[SimulationCase]:
+    return [
+        SimulationCase(
+            f"inter-arrival {seconds}",
+            column,
+            SeededScenario(replace(synthetic.TWO_LEVEL, inter_arrival=seconds)),
+            settings,
+        )
+        for seconds in (0, 5, 10, 15)
+        for column, settings in _TWO_LEVEL_CONVERGENT.items()
     ]
 
 
@@ -208,7 +250,7 @@ def _convergent_exact() -> list[SimulationCase]:
                 )
             ),
             SimulationSettings(
-                policy="cs-ni-np", meta_policy=PUSH_POLICY, parameters={"knapsack": column}
+                policy=OPTIMAL, meta_policy=PUSH_POLICY, parameters={"knapsack": column}
             ),
             dict(zip(["licence_usage"], _TABLE_5[low, high][index : index + 1], strict=False)),
         )
@@ -361,7 +403,7 @@ PUBLISHED = (
     ),
     Experiment(
         name="convergent-policies",
-        about="Convergent Scheduling, not preemptive, under seven loads",
+        about="Convergent Scheduling, with preemption and without, under seven loads",
         source="Pasquali 2008, Table 4, Figures 20-22",
         runs=20,
         baseline="easy",
@@ -370,8 +412,22 @@ PUBLISHED = (
             "slowdown_without_deadline": metrics.slowdown_without_deadline,
             "system_usage": lambda s: 100 * metrics.system_usage(s),
             "licence_usage": lambda s: 100 * metrics.licence_usage(s),
+            "input_transfer": metrics.input_transfer,
         },
         cases=_convergent_policies,
+    ),
+    Experiment(
+        name="two-level-convergent",
+        about="Load and Ordering above FCFS, EASY, Flexible Backfilling, Convergent Scheduling",
+        source="Pasquali 2008, Table 7, Figures 30-32",
+        runs=20,
+        baseline="easy",
+        figures={
+            **{f"share_c{index + 1}": _work_percent(index) for index in range(4)},
+            "late": late_percent,
+            "slowdown_without_deadline": metrics.slowdown_without_deadline,
+        },
+        cases=_two_level_convergent,
     ),
     Experiment(
         name="local-periods",

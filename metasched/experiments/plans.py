@@ -16,7 +16,7 @@ _DEPTH = 100_000.0  # more jobs than there are: the papers plan all
 _PARAMETERS: dict[str, dict[str, float | str]] = {  # of each policy
     "fcfs": {},
     "easy": {},
-    "fb-unmod": {"run": "estimate", "late": "zero"},  # the thesis's value of a deadline
+    "fb-unmod": {"preset": "thesis"},
     "eg-edf": {"depth": _DEPTH},
     "tabu": {"depth": _DEPTH},
 }

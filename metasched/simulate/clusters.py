@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from metasched.errors import UserError
 
@@ -22,6 +24,16 @@ class Machine:
     cpus: int
     benchmark: float = REFERENCE_BENCHMARK  # speed
     licences: frozenset[str] | None = None  # usable on it; None: all
+    bandwidth: float = math.inf  # megabytes per second of its link to all other machines
+
+
+class StoredInput(NamedTuple):
+    """A part of the input of a job, where it is stored."""
+
+    cluster: str  # name
+    machine: int  # index
+    size: float  # megabytes
+    bandwidth: float  # megabytes per second of the machine's link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,4 +72,16 @@ class SimulatedCluster:
             licences=licences or {},
             policy=policy,
             queue_depth=queue_depth,
+        )
+
+    def transfer_seconds(self, inputs: Sequence[StoredInput], machine: int) -> float:
+        """Return the seconds to bring the input to a machine, part by part; 0 for what is there.
+
+        `Transf` of Pasquali 2008, §3.2.2. The slower of two links limits a transfer.
+        """
+        bandwidth = self.machines[machine].bandwidth
+        return sum(
+            stored.size / min(stored.bandwidth, bandwidth)
+            for stored in inputs
+            if (stored.cluster, stored.machine) != (self.name, machine)
         )

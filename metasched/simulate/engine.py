@@ -356,7 +356,9 @@ class Simulation:
         """Submit a job to managers if it bypasses metasched, else to the core."""
         targets = self._scheme.bypass_targets(entry, now, self._policy.seed, self._managers)
         for index in targets:
-            self._managers[index].submit(entry.job, 1, entry.run_time, through_metasched=False)
+            self._managers[index].submit(
+                entry.job, 1, entry.run_time, entry.inputs, through_metasched=False
+            )
             self._needs_pass.add(index)
         if targets:
             self._bypassing[entry.job.id] = list(targets)
@@ -386,8 +388,8 @@ class Simulation:
             self._needs_pass.add(index)
             match action:
                 case Dispatch(id, dispatch_id):
-                    task = self.core.tasks[id, 0]
-                    manager.submit(task.job, task.priority, self._entries_by_id[id].run_time)
+                    task, entry = self.core.tasks[id, 0], self._entries_by_id[id]
+                    manager.submit(task.job, task.priority, entry.run_time, entry.inputs)
                     self._tags[id] = tag_of(INSTANCE, id, dispatch_id)
                     self._unlisted[id] = index
                     if self._leasing:  # patience counts from the acceptance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from metasched.policies.local.queueing import (
     RunningJob,
     WaitingJob,
 )
-from metasched.simulate.clusters import SimulatedCluster
+from metasched.simulate.clusters import SimulatedCluster, StoredInput
 from metasched.simulate.lazy_head_plan import LazyHeadPlan
 
 # A job that has just started, its machine, and its true run time in seconds.
@@ -117,7 +117,13 @@ class SimulatedManager:
         return cached
 
     def submit(
-        self, job: Job, priority: int, run_time: float, *, through_metasched: bool = True
+        self,
+        job: Job,
+        priority: int,
+        run_time: float,
+        inputs: Sequence[StoredInput] = (),
+        *,
+        through_metasched: bool = True,
     ) -> None:
         """Queue a job that runs `run_time` seconds on a machine of its own benchmark.
 
@@ -127,13 +133,16 @@ class SimulatedManager:
         speed = job.benchmark / self.cluster.benchmark if counted else job.benchmark
         self._true_run_times[job.id] = run_time * speed
         self._info = None
-        self.queue[job.id] = self._waiting_job(job, priority)
+        self.queue[job.id] = self._waiting_job(job, priority, inputs)
         if not through_metasched:
             self._bypassing_work[job.id] = job.cpus * job.estimated
 
-    def _waiting_job(self, job: Job, priority: int) -> WaitingJob:
+    def _waiting_job(
+        self, job: Job, priority: int, inputs: Sequence[StoredInput] = ()
+    ) -> WaitingJob:
         """Return the job as the local policy of this cluster sees it."""
         machines: Mapping[int, float] = EMPTY
+        transfers: Mapping[int, float] = EMPTY
         estimated, on_fastest = job.estimated, 0.0
         if self._free_by_machine is None:
             estimated *= job.benchmark / self.cluster.benchmark
@@ -144,6 +153,10 @@ class SimulatedManager:
                 index: work / self.cluster.machines[index].benchmark
                 for index in self._machines_for(job)
             }
+            if inputs:
+                transfers = {
+                    index: self.cluster.transfer_seconds(inputs, index) for index in machines
+                }
         return WaitingJob(
             job.id,
             job.cpus,
@@ -155,6 +168,7 @@ class SimulatedManager:
             priority,
             job.user,
             on_fastest=on_fastest,
+            transfers=transfers,
         )
 
     def withdraw(self, job_id: int) -> None:

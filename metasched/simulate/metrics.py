@@ -7,7 +7,7 @@ in the papers name their source.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from metasched.simulate.engine import Schedule, ScheduledJob
@@ -195,27 +195,23 @@ def average_usage(
 
 
 def licence_usage(schedule: Schedule) -> float:
-    """Return the mean, over licences and time, of copies in use / min(copies, requested).
+    """Return copies in use / min(copies, requested), at each instant the mean over licences.
 
-    Pasquali 2008, §4.1. Requested: by waiting and running jobs. Times without requests do not
-    count; each cluster has its own copies, unless they are pooled. 0 without licences.
+    Pasquali 2008, §4.3. Requested: by waiting and running jobs. The mean over time is that of the
+    instants with requests, and at each of them that of the requested licences. Each cluster has its
+    own copies, unless they are pooled. 0 without licences.
     """
-    shared_totals = {pool.name: pool.total or 0 for pool in schedule.pools}
-    requesters: dict[tuple[int | None, str], list[ScheduledJob]] = defaultdict(list)
+    pooled = {pool.name: pool.total or 0 for pool in schedule.pools}
+    units: dict[tuple[int | None, str], int] = {}  # copies, by cluster (None: pooled) and licence
+    requests: dict[tuple[int | None, str], list[tuple[ScheduledJob, int]]] = defaultdict(list)
     for scheduled in schedule.jobs:
-        for name in scheduled.job.licences:
-            requesters[None if name in shared_totals else scheduled.cluster, name].append(scheduled)
-
-    def usages() -> Iterator[float]:
-        for (cluster, name), jobs in requesters.items():
-            copies = (
-                shared_totals[name]
-                if cluster is None
-                else schedule.clusters[cluster].licences[name]
+        for name, count in scheduled.job.licences.items():
+            cluster = None if name in pooled else scheduled.cluster
+            requests[cluster, name].append((scheduled, count))
+            units[cluster, name] = (
+                pooled[name] if cluster is None else schedule.clusters[cluster].licences[name]
             )
-            yield _usage(jobs, copies, lambda scheduled, name=name: scheduled.job.licences[name])  # type: ignore[misc]
-
-    return mean(usages())
+    return _mean_usage([_Requests(units[key], jobs) for key, jobs in requests.items()])
 
 
 def system_usage(schedule: Schedule) -> float:
@@ -223,34 +219,64 @@ def system_usage(schedule: Schedule) -> float:
 
     Pasquali 2008, §4.1: machines, if no machine is shared between jobs; else processors.
     """
+    jobs = schedule.jobs
     if all(c.machines and not c.shared for c in schedule.clusters):
-        return _usage(schedule.jobs, sum(len(c.machines) for c in schedule.clusters), lambda _: 1)
-    return _usage(
-        schedule.jobs, sum(c.cpus for c in schedule.clusters), lambda scheduled: scheduled.cpus
-    )
+        machines = sum(len(c.machines) for c in schedule.clusters)
+        return _mean_usage([_Requests(machines, [(scheduled, 1) for scheduled in jobs])])
+    cpus = sum(c.cpus for c in schedule.clusters)
+    return _mean_usage([_Requests(cpus, [(scheduled, scheduled.cpus) for scheduled in jobs])])
 
 
-def _usage(
-    jobs: Sequence[ScheduledJob], units: int, amount_of: Callable[[ScheduledJob], int]
-) -> float:
-    """Return the mean of used / min(units, requested), over the times with requests."""
-    changes: list[tuple[float, int, int]] = []
-    for scheduled in jobs:
-        amount = amount_of(scheduled)
-        changes.append((scheduled.job.submitted, 0, amount))
-        changes.append((scheduled.end, 0, -amount))
-        for run in scheduled.runs:
-            changes.append((run.start, amount, 0))
-            changes.append((run.end, -amount, 0))
+class _Requests(NamedTuple):
+    """The jobs that request a resource, and their amounts."""
+
+    units: int  # of the resource
+    jobs: Sequence[tuple[ScheduledJob, int]]
+
+
+def _mean_usage(resources: Sequence[_Requests]) -> float:
+    """Return the mean over time of the mean of used / min(units, requested) over resources.
+
+    Only resources that are requested count, and only times at which one is.
+    """
+    changes: list[tuple[float, int, int, int]] = []  # time, resource, used, requested
+    for index, resource in enumerate(resources):
+        for scheduled, amount in resource.jobs:
+            changes.append((scheduled.job.submitted, index, 0, amount))
+            changes.append((scheduled.end, index, 0, -amount))
+            for run in scheduled.runs:
+                changes.append((run.start, index, amount, 0))
+                changes.append((run.end, index, -amount, 0))
     changes.sort()
-    used = requested = 0
+    used, requested, usage = ([0] * len(resources), [0] * len(resources), [0.0] * len(resources))
     total = weight = previous_time = 0.0
-    for time, used_change, requested_change in changes:
-        if requested > 0:
-            total += (time - previous_time) * used / min(units, requested)
+    active = 0  # resources with requests
+    for time, index, used_change, requested_change in changes:
+        if active and time > previous_time:
+            total += (time - previous_time) * sum(usage) / active
             weight += time - previous_time
-        used, requested, previous_time = used + used_change, requested + requested_change, time
+        previous_time = time
+        active -= requested[index] > 0
+        used[index] += used_change
+        requested[index] += requested_change
+        active += requested[index] > 0
+        least = min(resources[index].units, requested[index])
+        usage[index] = used[index] / least if least > 0 else 0.0
     return total / weight if weight else 0.0
+
+
+def input_transfer(schedule: Schedule) -> float:
+    """Return the mean seconds to bring the input of a job to the machine of its first run.
+
+    Over jobs with input on clusters of machines. Transfers do not delay a simulated job.
+    """
+    return mean(
+        schedule.clusters[scheduled.cluster].transfer_seconds(
+            scheduled.entry.inputs, scheduled.runs[0].machine
+        )
+        for scheduled in schedule.jobs
+        if scheduled.entry.inputs and schedule.clusters[scheduled.cluster].machines
+    )
 
 
 def slowdown_without_deadline(schedule: Schedule) -> float:

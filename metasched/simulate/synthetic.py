@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple
 
 from metasched.model.job import Job
-from metasched.simulate.clusters import Machine, SimulatedCluster
+from metasched.simulate.clusters import Machine, SimulatedCluster, StoredInput
 from metasched.simulate.workload import Workload, WorkloadEntry
 
 Range = tuple[float, float]  # lowest, highest
@@ -48,6 +48,8 @@ class UniformGenerator:
     ratio: Range = (0.5, 0.7)  # copies of a licence / machines on which it is usable
     suitability: float = 0.9  # probability that a licence is usable on a machine
     no_deadline: float = 0.0  # share of the jobs without a deadline
+    input_size: Range = (0.0, 0.0)  # megabytes of a job's input, on a machine that is drawn
+    bandwidth: Range = (100.0, 100.0)  # megabytes per second of a machine's link
     shared: bool = False  # several jobs on one machine
 
     def generate(self, name: str, seed: int) -> Scenario:
@@ -56,7 +58,45 @@ class UniformGenerator:
             self._draw_cluster(f"c{number}", size, Random(f"{seed}/cluster/{number}"))
             for number, size in enumerate(self.machines, 1)
         )
-        return Scenario(Workload(name, self._draw_entries(Random(f"{seed}/jobs"))), clusters)
+        entries = self._draw_entries(Random(f"{seed}/jobs"))
+        if self.input_size[1] > 0:
+            clusters = self._with_links(clusters, Random(f"{seed}/links"))
+            entries = self._with_inputs(entries, clusters, Random(f"{seed}/inputs"))
+        return Scenario(Workload(name, entries), clusters)
+
+    def _with_links(
+        self, clusters: Iterable[SimulatedCluster], rng: Random
+    ) -> tuple[SimulatedCluster, ...]:
+        """Draw the bandwidth of each machine."""
+        return tuple(
+            replace(
+                cluster,
+                machines=tuple(
+                    replace(machine, bandwidth=rng.uniform(*self.bandwidth))
+                    for machine in cluster.machines
+                ),
+            )
+            for cluster in clusters
+        )
+
+    def _with_inputs(
+        self,
+        entries: Iterable[WorkloadEntry],
+        clusters: Iterable[SimulatedCluster],
+        rng: Random,
+    ) -> tuple[WorkloadEntry, ...]:
+        """Draw the size of each job's input, and the machine that stores it."""
+        places = [
+            (cluster.name, index, machine.bandwidth)
+            for cluster in clusters
+            for index, machine in enumerate(cluster.machines)
+        ]
+
+        def draw() -> StoredInput:
+            cluster, machine, bandwidth = rng.choice(places)
+            return StoredInput(cluster, machine, rng.uniform(*self.input_size), bandwidth)
+
+        return tuple(entry._replace(inputs=(draw(),)) for entry in entries)
 
     def _draw_cluster(self, cluster_name: str, size: int, rng: Random) -> SimulatedCluster:
         machines = [
@@ -133,6 +173,8 @@ CONVERGENT = UniformGenerator(  # Table 4
     needs=0.2,
     ratio=(0.55, 0.65),
     no_deadline=0.3,
+    input_size=(100, 800),
+    bandwidth=(10, 100),
 )
 TWO_LEVEL = UniformGenerator(  # Table 6
     machines=(120, 60, 30, 15),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from metasched.model.job import Job
+from metasched.simulate.clusters import StoredInput
 from metasched.simulate.swf import SwfRecord, SwfTrace
 
 MIN_ESTIMATE = 1.0  # seconds: the estimate of a job without a requested time and with run time 0
@@ -24,6 +25,7 @@ class WorkloadEntry(NamedTuple):
     number: int  # in the trace
     home: str = ""  # cluster that its owner would use; "": none
     direct: bool = False  # its owner submits it to the home cluster, bypassing metasched
+    inputs: tuple[StoredInput, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def full_queue(jobs: int) -> SimulatedManager:
     workload, (cluster,) = generator.generate("bench", 1)
     manager = SimulatedManager(cluster, OptimalConvergent(licences=cluster.licences))
     for entry in workload.entries:
-        manager.submit(entry.job, 1, entry.run_time)
+        manager.submit(entry.job, 1, entry.run_time, entry.inputs)
     return manager
 
 
