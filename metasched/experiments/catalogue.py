@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from metasched.experiments.admission import ADMISSION
 from metasched.experiments.federated import FEDERATED
 from metasched.experiments.harness import Experiment, ExperimentCase, ExperimentError, FigureResult
+from metasched.experiments.knapsacks import CONVERGENT_EXACT
 from metasched.experiments.kurowski2011 import RESERVATIONS
 from metasched.experiments.pasquali2008 import PUBLISHED
 from metasched.experiments.plans import PLANS
@@ -20,7 +21,15 @@ DASK_TIMEOUT = 30.0  # seconds to connect to a Dask scheduler
 MAX_LOST_WORKERS = 3  # retries of a run after a lost worker
 EXPERIMENTS = {
     experiment.name: experiment
-    for experiment in (*PUBLISHED, PLANS, *CLASSIFIED, *RESERVATIONS, ADMISSION, *FEDERATED)
+    for experiment in (
+        *PUBLISHED,
+        CONVERGENT_EXACT,
+        PLANS,
+        *CLASSIFIED,
+        *RESERVATIONS,
+        ADMISSION,
+        *FEDERATED,
+    )
 }
 
 

@@ -201,12 +201,6 @@ _TWO_LEVEL_CONVERGENT = {  # §4.3.2; the age factor of Flexible Backfilling is 
     UNMODIFIED: _local_settings_of_thesis(UNMODIFIED, lead=_LEAD, age_factor=1.1),
     OPTIMAL: _local_settings_of_thesis(OPTIMAL),
 }
-_TABLE_5 = {  # mean licence usage, percent: branch and bound, and, as far as legible, greedy
-    (40, 45): (87.0, 82.0),
-    (45, 50): (88.0, 84.0),
-    (50, 55): (89.0, 87.0),
-    (55, 60): (88.0,),
-}
 
 
 def _convergent_policies() -> list[SimulationCase]:
@@ -232,30 +226,6 @@ def _two_level_convergent() -> list[SimulationCase]:
         )
         for seconds in (0, 5, 10, 15)
         for column, settings in _TWO_LEVEL_CONVERGENT.items()
-    ]
-
-
-def _convergent_exact() -> list[SimulationCase]:
-    return [
-        SimulationCase(
-            f"ratio {low}-{high}%",
-            column,
-            SeededScenario(
-                replace(
-                    synthetic.CONVERGENT,
-                    machines=(100,),
-                    licences=40,
-                    jobs=1000,
-                    ratio=_percent(low, high),
-                )
-            ),
-            SimulationSettings(
-                policy=OPTIMAL, meta_policy=PUSH_POLICY, parameters={"knapsack": column}
-            ),
-            dict(zip(["licence_usage"], _TABLE_5[low, high][index : index + 1], strict=False)),
-        )
-        for low, high in _TABLE_5
-        for index, column in enumerate(("exact", "greedy"))
     ]
 
 
@@ -391,15 +361,6 @@ PUBLISHED = (
             "slowdown": lambda s: metrics.mean(map(metrics.slowdown, s.jobs)),
         },
         cases=_deadline_readings,
-    ),
-    Experiment(
-        name="convergent-exact",
-        about="Convergent Scheduling with a greedy and an exact knapsack of licences",
-        source="Pasquali 2008, Tables 4, 5",
-        runs=20,
-        baseline="exact",
-        figures=_LICENCE_FIGURES,
-        cases=_convergent_exact,
     ),
     Experiment(
         name="convergent-policies",

@@ -7,7 +7,8 @@ a job's value is its mean preference. Pasquali 2008, §3.2.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -70,6 +71,11 @@ def choose_exact(values: FloatArray, amounts: FloatArray, capacities: FloatArray
     chosen: Mask = result.x > 0.5
     fits = bool((amounts[chosen].sum(axis=0) <= capacities).all())
     return chosen if fits and values[chosen].sum() >= values[greedy].sum() else greedy
+
+
+KNAPSACKS: Mapping[str, Knapsack] = MappingProxyType(
+    {"greedy": choose_greedy, "exact": choose_exact}
+)
 
 
 def cluster_by_licence(requests: Mask) -> IndexArray:

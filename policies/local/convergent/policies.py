@@ -15,7 +15,7 @@ from metasched.policies.local.convergent.heuristics import (
     default_heuristics,
     sum_contributions,
 )
-from metasched.policies.local.convergent.knapsack import choose_exact, choose_greedy, choose_jobs
+from metasched.policies.local.convergent.knapsack import KNAPSACKS, Knapsack, choose_jobs
 from metasched.policies.local.convergent.matching import (
     Matcher,
     match_greedy,
@@ -55,7 +55,7 @@ class ConvergentMatching:
     reservation: anti-aging alone keeps a large job from waiting forever.
 
     `licences` maps licence names to the copies of the cluster; other counted resources restrict
-    starts and have no preference.
+    starts and have no preference. `solve` replaces the knapsack of the weights.
     """
 
     matcher: ClassVar[Matcher]
@@ -65,13 +65,14 @@ class ConvergentMatching:
         weights: ConvergentWeights | None = None,
         licences: Mapping[str, int] | None = None,
         heuristics: Sequence[MatrixHeuristic] | None = None,
+        solve: Knapsack | None = None,
     ) -> None:
         self.weights = weights or ConvergentWeights()
         self.licences = dict(licences or {})
         self.heuristics = tuple(
             default_heuristics(self.weights) if heuristics is None else heuristics
         )
-        self._solve = choose_exact if self.weights.knapsack == "exact" else choose_greedy
+        self._solve = solve or KNAPSACKS[self.weights.knapsack]
         self._table = JobMachineTable(1)
 
     def preferences(
