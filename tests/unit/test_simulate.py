@@ -20,7 +20,7 @@ from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
 from metasched.simulate import metrics, synthetic
 from metasched.simulate.cluster_specs import parse_clusters
-from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster
+from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster, StoredInput
 from metasched.simulate.engine import Schedule, Simulation
 from metasched.simulate.settings import SettingError, read_settings, read_workload, simulate
 from metasched.simulate.workload import Workload, WorkloadEntry
@@ -278,6 +278,68 @@ def test_deadlines_and_licences_in_the_metrics() -> None:
     assert figures["missed_deadlines"] == 0.5
     assert figures["mean_tardiness"] == 2.5
     assert figures["licence_usage"] == 1.0
+
+
+def test_licence_usage_is_a_mean_over_licences_at_each_instant() -> None:
+    """Jobs keep l1 in use for 30 s and l2 for 10 of them; then job 6 waits 10 s for processors."""
+    cluster = SimulatedCluster(name="c", cpus=8, licences={"l1": 1, "l2": 2, "l3": 2})
+    jobs = [
+        *[Job(id=n, submitted=0.0, estimated=10.0, licences={"l1": 1}) for n in (1, 2, 3)],
+        Job(id=4, submitted=0.0, estimated=10.0, licences={"l2": 1}),
+        Job(id=5, submitted=30.0, estimated=10.0, licences={"l3": 1}),
+        Job(id=6, submitted=30.0, estimated=10.0, cpus=8, licences={"l3": 1}),
+    ]
+    entries = tuple(WorkloadEntry(job, job.estimated, job.id) for job in jobs)
+    schedule = Simulation(
+        Workload("w", entries), [cluster], Policy(), lambda _: make_policy("first-fit")
+    ).run()
+    # not the mean over licences of their means over time, (1 + 1 + 0.75) / 3
+    assert metrics.licence_usage(schedule) == pytest.approx((30 * 1 + 10 * 0.5 + 10 * 1) / 50)
+
+
+def test_input_is_brought_over_the_slower_link() -> None:
+    machines = [Machine(1, 300.0, bandwidth=10.0), Machine(1, 200.0, bandwidth=40.0), Machine(1)]
+    cluster = SimulatedCluster.of_machines("c", machines, shared=False)
+    inputs = (StoredInput("c", 1, 80.0, 40.0), StoredInput("other", 1, 100.0, 20.0))
+    assert [cluster.transfer_seconds(inputs, machine) for machine in range(3)] == [
+        80 / 10 + 100 / 10,  # both over its own link
+        100 / 20,  # it stores the first part
+        80 / 40 + 100 / 20,  # over the links of those that store them
+    ]
+
+
+def test_the_input_heuristic_sees_where_the_input_is() -> None:
+    """Of equal machines Convergent Scheduling takes the one that stores the input."""
+    pytest.importorskip("scipy")
+    machines = [Machine(1, 100.0, bandwidth=10.0) for _ in range(4)]
+    cluster = SimulatedCluster.of_machines("c", machines, shared=False)
+    for stored in range(4):
+        entry = WorkloadEntry(
+            Job(id=1, submitted=0.0, estimated=10.0, benchmark=100.0),
+            10.0,
+            1,
+            inputs=(StoredInput("c", stored, 500.0, 10.0),),
+        )
+        schedule = Simulation(
+            Workload("w", (entry,)), [cluster], Policy(), lambda _: make_policy("cs-ni-np")
+        ).run()
+        assert schedule.jobs[0].machine == stored
+        assert metrics.input_transfer(schedule) == 0.0
+        assert schedule.jobs[0].run_time == 10.0
+
+
+def test_drawn_inputs_leave_the_other_draws_as_they_are() -> None:
+    with_inputs = synthetic.CONVERGENT.generate("t", 3)
+    without = replace(synthetic.CONVERGENT, input_size=(0.0, 0.0)).generate("t", 3)
+    assert [e._replace(inputs=()) for e in with_inputs.workload.entries] == list(
+        without.workload.entries
+    )
+    sizes = [stored.size for entry in with_inputs.workload.entries for stored in entry.inputs]
+    assert len(sizes) == 1500
+    assert 100 <= min(sizes) < 110 < 790 < max(sizes) <= 800
+    links = [machine.bandwidth for machine in with_inputs.clusters[0].machines]
+    assert 10 <= min(links) < max(links) <= 100
+    assert {e.inputs[0].machine for e in with_inputs.workload.entries} == set(range(150))
 
 
 @pytest.mark.parametrize(("shared", "usage"), [(True, 0.75), (False, 1.0)])
