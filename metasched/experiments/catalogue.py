@@ -13,6 +13,7 @@ from metasched.experiments.federated import FEDERATED
 from metasched.experiments.harness import Experiment, ExperimentCase, ExperimentError, FigureResult
 from metasched.experiments.knapsacks import CONVERGENT_EXACT
 from metasched.experiments.kurowski2011 import RESERVATIONS
+from metasched.experiments.local_policies import LOCAL_POLICIES
 from metasched.experiments.pasquali2008 import PUBLISHED
 from metasched.experiments.plans import PLANS
 from metasched.experiments.self_optimising import CLASSIFIED
@@ -25,6 +26,7 @@ EXPERIMENTS = {
         *PUBLISHED,
         CONVERGENT_EXACT,
         PLANS,
+        LOCAL_POLICIES,
         *CLASSIFIED,
         *RESERVATIONS,
         ADMISSION,

@@ -49,6 +49,7 @@ class Federation:
     jobs: int  # of all windows, before these are cut
     load: float  # work of a window / capacity of its clusters during the window
     direct_share: float = 0.0  # of the users: submit to their home cluster, bypassing metasched
+    overlay: Overlay = OVERLAY
 
     def __call__(self, seed: int) -> Scenario:
         """Return the workload and the clusters of a seed."""
@@ -73,7 +74,7 @@ class Federation:
         ]
         clusters.sort(key=lambda cluster: -cluster.cpus)
         workload = replace(federation, entries=tuple(entries))
-        return Scenario(OVERLAY.apply(workload, seed), tuple(clusters))
+        return Scenario(self.overlay.apply(workload, seed), tuple(clusters))
 
     def _window(self, site: TraceSite, seed: int) -> Workload:
         """Return a window of jobs of a site, from time 0, scaled to the load."""

@@ -1,0 +1,90 @@
+"""Local policies on real traces, with drawn deadlines, classes and licences: which one to choose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from metasched.experiments.federations import OVERLAY, Federation, TraceSite
+from metasched.experiments.harness import Experiment, SimulationCase, late_percent
+from metasched.experiments.pasquali2008 import PUSH_POLICY
+from metasched.policies.local.registry import POLICIES, WITHOUT_PREEMPTION
+from metasched.simulate import metrics
+from metasched.simulate.engine import Schedule
+from metasched.simulate.settings import SimulationSettings
+from metasched.simulate.synthetic import Scenario
+
+JOBS = 2000  # of a window
+LOADS = (0.70, 0.90)
+SPARE = 1.2  # copies of a licence / mean number that running jobs would hold
+SITES = (
+    TraceSite("SDSC-SP2.swf.gz", {"sdsc": 128}),
+    TraceSite("KTH-SP2.swf.gz", {"kth": 100}),
+    TraceSite("CERIT-wagap-2013.swf.gz", {"zewura": 1600}),
+)
+NAMES = {"sdsc": "SDSC", "kth": "KTH", "zewura": "CERIT"}
+_OVERLAY = replace(OVERLAY, licences=3, needs=0.1)  # a quarter of the jobs needs a licence
+_NOT_COMPARED = {
+    *WITHOUT_PREEMPTION,  # only simulated clusters can suspend
+    *("cs-i-np", "cs-greedy-np"),  # the matching decides nothing where processors are counted
+    "rcbo",  # as `tabu`, at ten times the cost
+}
+
+
+@dataclass(frozen=True)
+class LicensedWindow:
+    """A window of a trace on its cluster, whose licences are a little more than it needs."""
+
+    window: Federation
+
+    def __call__(self, seed: int) -> Scenario:
+        workload, (cluster,) = self.window(seed)
+        span = workload.entries[-1].job.submitted
+        copies = {
+            name: math.ceil(
+                SPARE
+                * sum(entry.run_time for entry in workload.entries if name in entry.job.licences)
+                / span
+            )
+            for name in _OVERLAY.licence_names
+        }
+        return Scenario(workload, (replace(cluster, licences=copies),))
+
+
+def _cases() -> list[SimulationCase]:
+    return [
+        SimulationCase(
+            f"{NAMES[next(iter(site.clusters))]} {load:.2f}",
+            policy,
+            LicensedWindow(
+                Federation(next(iter(site.clusters)), (site,), JOBS, load, overlay=_OVERLAY)
+            ),
+            SimulationSettings(policy=policy, meta_policy=PUSH_POLICY),
+        )
+        for site in SITES
+        for load in LOADS
+        for policy in POLICIES
+        if policy not in _NOT_COMPARED
+    ]
+
+
+def _gold_wait(schedule: Schedule) -> float:
+    """Return the mean wait of users of the class gold, in seconds."""
+    return metrics.mean(p.wait for p in schedule.jobs if p.job.user_class == "gold")
+
+
+LOCAL_POLICIES = Experiment(
+    name="local-policies",
+    about="Local policies on real traces with drawn deadlines, classes and licences",
+    source="SDSC-SP2, KTH-SP2, CERIT; a cluster each",
+    runs=20,
+    baseline="easy",
+    figures={
+        "wait, s": lambda s: metrics.mean(p.wait for p in s.jobs),
+        "bounded slowdown": lambda s: metrics.mean(map(metrics.bounded_slowdown, s.jobs)),
+        "late, %": late_percent,
+        "wait of gold, s": _gold_wait,
+        "longest wait, h": lambda s: max(p.wait for p in s.jobs) / 3600,
+    },
+    cases=_cases,
+)
