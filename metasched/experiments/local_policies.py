@@ -1,4 +1,4 @@
-"""Local policies on real traces, with drawn deadlines, classes and licences: which one to choose."""
+"""Local policies on real traces, with drawn deadlines, classes and licences: which to choose."""
 
 from __future__ import annotations
 
