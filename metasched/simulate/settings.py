@@ -279,8 +279,15 @@ def _generate(
             cpus = cpus[1]
         if not 1 <= cpus <= 10**6:
             raise SettingError(f"{cpus} processors, --set cpus; write 1 to 1000000")
-        return synthetic.generate_lublin(jobs, cpus, settings.seed)
-    return replace(synthetic.TABLES[name], **arguments).generate(name, settings.seed)
+        try:
+            return synthetic.generate_lublin(jobs, cpus, settings.seed)
+        except ValueError as error:
+            raise SettingError(f"{error}, --set") from None
+    try:
+        generator = replace(synthetic.TABLES[name], **arguments)
+    except ValueError as error:
+        raise SettingError(f"{error}, --set") from None
+    return generator.generate(name, settings.seed)
 
 
 def _parse_range(text: str) -> tuple[int | None, int | None]:

@@ -18,6 +18,7 @@ from metasched.simulate.clusters import Machine, SimulatedCluster, StoredInput
 from metasched.simulate.workload import Workload, WorkloadEntry
 
 Range = tuple[float, float]  # lowest, highest
+MAX_JOBS = 10**7  # of a generated workload
 
 
 class Scenario(NamedTuple):
@@ -27,11 +28,17 @@ class Scenario(NamedTuple):
     clusters: tuple[SimulatedCluster, ...]
 
 
+def check_jobs(jobs: int) -> None:
+    """Raise ValueError if a generator cannot draw so many jobs."""
+    if not 1 <= jobs <= MAX_JOBS:
+        raise ValueError(f"jobs is {jobs}; it must be 1 to {MAX_JOBS}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class UniformGenerator:
     """Draws jobs and machines from uniform ranges, with exponential times between submissions.
 
-    The field names are keys of `--set`.
+    The field names are keys of `--set`. ValueError if a value is out of range.
     """
 
     machines: tuple[int, ...]  # number per cluster, the most powerful cluster first
@@ -51,6 +58,20 @@ class UniformGenerator:
     input_size: Range = (0.0, 0.0)  # megabytes of a job's input, on a machine that is drawn
     bandwidth: Range = (100.0, 100.0)  # megabytes per second of a machine's link
     shared: bool = False  # several jobs on one machine
+
+    def __post_init__(self) -> None:
+        check_jobs(self.jobs)
+        for name in ("needs", "suitability", "no_deadline"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0..1")
+        positive = ("estimated", "benchmark", "cpus", "machine_cpus", "bandwidth")
+        for name in (*positive, "margin", "ratio", "input_size"):
+            low, high = getattr(self, name)
+            if not low <= high < math.inf:
+                raise ValueError(f"{name} is {low}:{high}; write the lower number first")
+            if low < 0 or (low == 0 and name in positive):
+                above = "above 0" if name in positive else "0 or more"
+                raise ValueError(f"{name} is {low}:{high}; it must be {above}")
 
     def generate(self, name: str, seed: int) -> Scenario:
         """Return the workload and the clusters of a seed."""
@@ -222,8 +243,10 @@ def generate_lublin(jobs: int, cpus: int, seed: int) -> Scenario:
 
     Lublin and Feitelson 2003. The logarithm of sizes is two-stage uniform; serial jobs and powers
     of two are favoured. The logarithm of run times is hyper-gamma and correlated with the size. The
-    logarithm of times between submissions is gamma, with a daily cycle.
+    logarithm of times between submissions is gamma, with a daily cycle. ValueError if `jobs` is out
+    of range.
     """
+    check_jobs(jobs)
     rng = Random(f"{seed}/lublin")
     cycle = _daily_cycle()
     entries, now = [], 0.0

@@ -54,10 +54,13 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 def make_weights(arguments: Mapping[str, Any]) -> Weights:
     """Create weights from keys of configuration; `preset` names a source, other keys go before it.
 
-    ValueError for an unknown preset or a value out of range.
+    ValueError for an unknown preset, a value out of range, or if all weights are 0.
     """
     values = dict(arguments)
     preset = values.pop("preset", None)
     if preset is not None and preset not in PRESETS:
         raise ValueError(f'preset is "{preset}"; it must be "thesis" or "paper"')
-    return Weights(**{**(PRESETS[preset] if preset is not None else {}), **values})
+    weights = Weights(**{**(PRESETS[preset] if preset is not None else {}), **values})
+    if not any((weights.age_factor, weights.least, weights.most, weights.licence, weights.boost)):
+        raise ValueError("all weights are 0, so jobs stay in the order of arrival; use policy easy")
+    return weights

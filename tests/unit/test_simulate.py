@@ -372,6 +372,40 @@ def test_impossible_clusters(text: str) -> None:
         parse_clusters(text)
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("benchmark=0:10", "benchmark is 0.0:10.0; it must be above 0"),
+        ("machine_cpus=0", "machine_cpus is 0:0; it must be above 0"),
+        ("estimated=9:3", "estimated is 9.0:3.0; write the lower number first"),
+        ("input_size=800:100", "write the lower number first"),
+        ("bandwidth=0", "bandwidth is 0.0:0.0; it must be above 0"),
+        ("no_deadline=2", "no_deadline is 2.0; it must be 0..1"),
+        ("jobs=0", "jobs is 0; it must be 1 to"),
+        ("jobs=1e9", "jobs is 1000000000; it must be 1 to"),
+    ],
+)
+def test_a_workload_that_cannot_be_drawn_is_refused(setting: str, message: str) -> None:
+    settings = read_settings("easy", [setting], 1)
+    for source in ("table4", "lublin") if setting.startswith("jobs") else ("table4",):
+        with pytest.raises(SettingError) as error:
+            read_workload(source, None, None, settings)
+        assert message in str(error.value)
+        assert str(error.value).endswith("--set")
+
+
+def test_jobs_that_fit_nowhere_are_counted_as_dropped() -> None:
+    settings = read_settings("cs-ni-np", ["cpus=7:9", "machine_cpus=1:7", "jobs=60"], 1)
+    settings.generator_settings.pop("suitability", None)
+    workload, clusters = read_workload("table4", None, None, settings)
+    large = sum(
+        entry.job.cpus > max(m.cpus for m in clusters[0].machines) for entry in workload.entries
+    )
+    schedule = simulate(workload, clusters, settings)
+    assert len(schedule.jobs) + sum(schedule.dropped.values()) == 60
+    assert schedule.dropped.get("fits on no cluster", 0) >= large
+
+
 def test_clusters_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(
@@ -437,6 +471,8 @@ def test_licences_of_a_file(tmp_path: Path) -> None:
         ("lsf", "perid=3", "write period"),
         ("lsf", "period=soon", "no duration"),
         ("fb-mod", "age_factor=x", "not a number"),
+        ("cs-ni-np", "lead=1", "lead is 1.0; it must be more than 1"),
+        ("cs-i-p", "least=20", "it must be at most most"),
         ("fb-mod", "run=never", 'must be "best", "estimate" or "fastest"'),
         ("easy", "load=heavy", "observed or paper"),
         ("easy", "pull=maybe", '"true" nor "false"'),
