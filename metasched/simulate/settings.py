@@ -243,6 +243,8 @@ def read_workload(
         raise SettingError(f"{source} has no number of processors; add --clusters")
     workload = workload.subset(*_parse_range(jobs)) if jobs is not None else workload
     if not workload.entries:
+        if jobs is None:
+            raise SettingError(f"{source} has no jobs to simulate; take another trace")
         raise SettingError(f"{source} has no jobs in this range, --jobs {jobs}; write another")
     return settings.overlay.apply(workload, settings.seed), _add_licences(
         selected, settings.overlay
