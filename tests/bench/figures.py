@@ -98,6 +98,11 @@ SECTIONS = {
         "Whole commands, in pure Python and [compiled](admin/install.md#compiled). jobs/s is the "
         "rate inside by the clock, without start and reading.",
     ),
+    "test_local_policies": (
+        "Local policies",
+        "Simulations of 2,000 jobs of real traces at a load of .9, with licences and deadlines "
+        "([local-policies](experiments/tables.md#local-policies)).",
+    ),
     "test_plans": (
         "Plans",
         "Tabu Search and RCBO over a plan on 150 machines, jobs and machines by Pasquali 2008, "

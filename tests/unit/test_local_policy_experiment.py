@@ -1,0 +1,49 @@
+"""The comparison of local policies on real traces: its workloads and its cases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from metasched.experiments.catalogue import EXPERIMENTS
+from metasched.experiments.federations import Federation, TraceSite
+from metasched.experiments.harness import SimulationCase
+from metasched.experiments.local_policies import LicensedWindow
+from metasched.policies.local.registry import POLICIES
+from metasched.simulate.workload import Overlay
+
+
+def test_every_policy_of_a_real_cluster_is_compared() -> None:
+    cases = EXPERIMENTS["local-policies"].cases()
+    compared = {case.column for case in cases}
+    assert {name for name in POLICIES if not name.endswith("-p")} - compared == {
+        *("cs-i-np", "cs-greedy-np"),  # as cs-ni-np on counted processors
+        "rcbo",  # as tabu
+    }
+    assert {case.row for case in cases} == {
+        f"{site} {load:.2f}" for site in ("SDSC", "KTH", "CERIT") for load in (0.7, 0.9)
+    }
+    for case in cases:
+        assert isinstance(case, SimulationCase)
+        assert case.settings.parameters == {}
+
+
+def test_licences_are_a_little_more_than_the_window_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand jobs of 600 s, each 60 s: ten run at a time, so 20% of them hold two copies."""
+    lines = [
+        f"{n} {60 * n} -1 600 -1 -1 -1 2 900 -1 1 {n % 10} -1 -1 -1 -1 -1 -1\n"
+        for n in range(1, 2001)
+    ]
+    (tmp_path / "a.swf").write_text("".join(lines))
+    monkeypatch.setenv("METASCHED_TRACES", str(tmp_path))
+    overlay = Overlay(licences=2, needs=0.2)
+    window = Federation("a", (TraceSite("a.swf", {"a": 20}),), 1000, 1.0, overlay=overlay)
+    workload, (cluster,) = LicensedWindow(window)(1)
+    assert len(workload.entries) == 1000
+    for name in ("l1", "l2"):
+        share = sum(name in entry.job.licences for entry in workload.entries) / 1000
+        assert 0.15 < share < 0.25
+        assert 1.2 * 10 * share <= cluster.licences[name] < 1.2 * 10 * share + 1.1
