@@ -41,7 +41,8 @@ class WaitingJob(NamedTuple):
     on_fastest: float = 0.0
     """Run time in seconds on the fastest machine of the cluster, even if it cannot run the job; 0
     where processors are counted: `estimated`."""
-    transfers: Mapping[int, float] = EMPTY  # seconds to bring its input to a machine, by index
+    transfers: Mapping[int, float] = EMPTY
+    """Seconds to bring its input to each machine of `machines`, in that order; empty: no input."""
 
 
 class RunningJob(NamedTuple):

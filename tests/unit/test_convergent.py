@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from itertools import combinations, permutations
 from pathlib import Path
 from random import Random
@@ -58,7 +59,6 @@ def view(
     deadlines: list[float] | None = None,
     requests: list[list[float]] | None = None,
     rho: list[float] | None = None,
-    transfers: list[list[float]] | None = None,
 ) -> JobMachineView:
     """Return a view of all jobs and machines."""
     times = np.array(run_times)
@@ -76,7 +76,7 @@ def view(
         current=np.full(count, NONE),
         rho=np.array(rho or []),
         queue_inverse=1 / times,
-        queue_transfers=None if transfers is None else np.array(transfers),
+        queue_nearness=None,
         queue_requests=np.zeros((count, 0)) if requests is None else np.array(requests),
         longest_of_queue=float(possible.max()),
     )
@@ -138,9 +138,23 @@ def test_licences_in_demand_are_preferred() -> None:
     assert contribution[:, 0].tolist() == pytest.approx([2.5, 2.5 * 3 / 3.5, 2.5 * 0.5 / 3.5])
 
 
-def test_input_and_shortness() -> None:
-    seen = view([[10.0, 20.0, math.inf]], transfers=[[0.0, 30.0, 50.0]])
-    assert InputTransfer(ConvergentWeights()).contribution(seen)[0, :2].tolist() == [3.0, 0.0]
+def test_input_counts_by_the_share_of_all_transfers() -> None:
+    table = JobMachineTable(4)
+    machines = {0: 10.0, 1: 20.0, 3: 5.0}
+    table.update(
+        [
+            WaitingJob(1, 1, 5.0, machines=machines, transfers={0: 0.0, 1: 30.0, 3: 10.0}),
+            WaitingJob(2, 1, 5.0, machines=machines),
+        ]
+    )
+    seen = replace(view([[10.0, 20.0, math.inf, 5.0]] * 2), queue_nearness=table.nearness)
+    contribution = InputTransfer(ConvergentWeights()).contribution(seen)
+    assert contribution[0, [0, 1, 3]].tolist() == [3.0, 0.75, 2.25]
+    assert contribution[1].tolist() == [0.0] * 4  # no input
+    assert not InputTransfer(ConvergentWeights()).contribution(view([[10.0, 20.0]])).any()
+
+
+def test_shortness() -> None:
     shortness = WaitMinimisation(ConvergentWeights()).contribution(view([[10.0, 40.0], [20.0, 5]]))
     assert shortness.tolist() == [[3.0, 0.0], [2.0, 3.5]]
 
@@ -302,7 +316,7 @@ def test_table_follows_the_queue() -> None:
         names = [name for name in ("l1", "l2", f"l{number}") if random.random() < 0.3]
         job = WaitingJob(number, 1, 5.0, dict.fromkeys(names, 1), machines or {0: 5.0}, number)
         if random.random() < 0.3:
-            job = job._replace(transfers={1: 4.0}, deadline=9.0)
+            job = job._replace(transfers=dict.fromkeys(job.machines, 4.0), deadline=9.0)
         queue.append(job)
         if random.random() < 0.1:
             random.shuffle(queue)
@@ -317,9 +331,9 @@ def test_table_follows_the_queue() -> None:
         for name, column in fresh.resource_columns.items():
             here = table.amounts[:, table.resource_columns[name]]
             assert (here == fresh.amounts[:, column]).all()
-        if fresh.transfers is not None:
-            assert table.transfers is not None
-            assert (table.transfers == fresh.transfers).all()
+        if fresh.nearness is not None:
+            assert table.nearness is not None
+            assert (table.nearness == fresh.nearness).all()
 
 
 def on_machines(*free: int, **licences: int) -> FreeResources:

@@ -105,13 +105,11 @@ class InputTransfer(MatrixHeuristic):
         self._weight = weights.input
 
     def contribution(self, view: JobMachineView) -> FloatArray:
-        if view.queue_transfers is None:
+        if view.queue_nearness is None:
             return np.zeros((1, 1))
-        possible = view.queue_inverse[view.rows] > 0
-        seconds = np.where(possible, view.queue_transfers[view.rows], 0.0)
-        sums = seconds.sum(axis=1, keepdims=True)
-        shares = seconds[:, view.machines] / np.where(sums > 0, sums, 1.0)
-        contributions: FloatArray = np.where(sums > 0, self._weight * (1 - shares), 0.0)
+        nearness = view.queue_nearness.take(view.rows, axis=0)
+        contributions: FloatArray = nearness.take(view.machines, axis=1)
+        contributions *= self._weight
         return contributions
 
 
@@ -184,9 +182,8 @@ def sum_contributions(heuristics: Sequence[MatrixHeuristic], view: JobMachineVie
     ValueError if a heuristic returns NaN.
     """
     matrix: FloatArray = np.zeros(view.shape)
-    vector: FloatArray = np.zeros(
-        (len(matrix), 1)
-    )  # contributions without regard to machines: one addition
+    # contributions without regard to machines: one addition
+    vector: FloatArray = np.zeros((len(matrix), 1))
     for heuristic in heuristics:
         contribution = heuristic.contribution(view)
         if contribution.shape[1] == 1:

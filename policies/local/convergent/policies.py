@@ -103,7 +103,7 @@ class ConvergentMatching:
             now=now,
             rows=rows,
             machines=machines,
-            run_times=table.run_times[rows[:, np.newaxis], machines],
+            run_times=table.run_times.take(rows, axis=0).take(machines, axis=1),
             longest=table.longest[rows],
             shortest=table.shortest[rows],
             submitted=table.submitted[rows],
@@ -111,7 +111,7 @@ class ConvergentMatching:
             current=np.full(len(rows), NONE, dtype=np.intp),
             rho=(requests.sum(axis=0) + held) / totals,
             queue_inverse=table.inverse,
-            queue_transfers=table.transfers,
+            queue_nearness=table.nearness,
             queue_requests=requests,
             longest_of_queue=float(table.longest.max(initial=0.0)),
         )

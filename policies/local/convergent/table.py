@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +37,7 @@ class JobMachineView:
     current: IndexArray  # N: position in `machines` on which the job runs; NONE: it waits
     rho: FloatArray  # L: requested and held copies / copies
     queue_inverse: FloatArray  # Q x M: 1 / run time
-    queue_transfers: FloatArray | None  # Q x M: seconds to bring the input there; None: no input
+    queue_nearness: FloatArray | None  # Q x M: 1 - share of all transfers; None: no input
     queue_requests: FloatArray  # Q x L: copies of licences
     longest_of_queue: float  # longest run time of all queued jobs on all machines
 
@@ -60,7 +59,7 @@ class JobMachineTable:
         self.resource_columns: dict[str, int] = {}
         self._times = np.empty((0, machine_count))
         self._inverse = np.empty((0, machine_count))
-        self._transfers: FloatArray | None = None
+        self._nearness: FloatArray | None = None
         self._amounts = np.empty((0, 0))
         self._columns = np.empty((5, 0))
 
@@ -73,8 +72,9 @@ class JobMachineTable:
         return self._inverse[: len(self.jobs)]
 
     @property
-    def transfers(self) -> FloatArray | None:
-        return None if self._transfers is None else self._transfers[: len(self.jobs)]
+    def nearness(self) -> FloatArray | None:
+        """1 - the machine's share of the transfers to all machines of the job; 0 without input."""
+        return None if self._nearness is None else self._nearness[: len(self.jobs)]
 
     @property
     def amounts(self) -> FloatArray:
@@ -122,7 +122,7 @@ class JobMachineTable:
         size, count = len(self.jobs), len(kept)
         first = next((new for new, old in enumerate(kept) if new != old), count)
         rows = np.array(kept[first:], dtype=np.intp)
-        for array in (self._times, self._inverse, self._transfers, self._amounts):
+        for array in (self._times, self._inverse, self._nearness, self._amounts):
             if array is not None and count - first:
                 array[first:count] = array[:size].take(rows, axis=0)
         if count - first:
@@ -134,17 +134,28 @@ class JobMachineTable:
         for job in added:
             for name in job.resources:
                 self.resource_columns.setdefault(name, len(self.resource_columns))
-        if self._transfers is None and any(job.transfers for job in added):
-            self._transfers = np.zeros((len(self._times), self.machine_count))
+        if self._nearness is None and any(job.transfers for job in added):
+            self._nearness = np.zeros((len(self._times), self.machine_count))
         self._grow(start + len(added))
         end = start + len(added)
         times = self._times[start:end]
         times.fill(math.inf)
-        _scatter(times, [job.machines or {0: job.estimated} for job in added])
+        machines = [job.machines or {0: job.estimated} for job in added]
+        places = _places(machines)
+        times[places] = _flat(machines)
         self._inverse[start:end] = 1 / times
-        if self._transfers is not None:
-            self._transfers[start:end] = 0.0
-            _scatter(self._transfers[start:end], [job.transfers for job in added])
+        if self._nearness is not None:
+            nearness = self._nearness[start:end]
+            nearness[:] = 0.0
+            nearness[places] = _flat(
+                [
+                    job.transfers or dict.fromkeys(m, 0.0)
+                    for job, m in zip(added, machines, strict=True)
+                ]
+            )
+            sums = nearness.sum(axis=1, keepdims=True)
+            nearness /= np.where(sums > 0, -sums, 1.0)
+            nearness += sums > 0
         self._amounts[start:end] = 0.0
         for row, job in enumerate(added, start):
             for name, amount in job.resources.items():
@@ -165,8 +176,8 @@ class JobMachineTable:
             self._times = _enlarged(self._times, new_size, self.machine_count)
             self._inverse = _enlarged(self._inverse, new_size, self.machine_count)
             self._columns = _enlarged(self._columns, len(self._columns), new_size)
-            if self._transfers is not None:
-                self._transfers = _enlarged(self._transfers, new_size, self.machine_count)
+            if self._nearness is not None:
+                self._nearness = _enlarged(self._nearness, new_size, self.machine_count)
         if self._amounts.shape != (new_size, len(self.resource_columns)):
             self._amounts = _enlarged(self._amounts, new_size, len(self.resource_columns))
 
@@ -177,12 +188,13 @@ def _enlarged(array: FloatArray, rows: int, columns: int) -> FloatArray:
     return larger
 
 
-def _scatter(rows: NDArray[Any], values_by_column: Sequence[Mapping[int, float]]) -> None:
-    """Set the given columns of each row, in a single assignment."""
-    counts = [len(values) for values in values_by_column]
-    total = sum(counts)
-    columns = np.fromiter(chain.from_iterable(values_by_column), np.intp, total)
-    values = np.fromiter(
-        chain.from_iterable([values.values() for values in values_by_column]), np.float64, total
-    )
-    rows[np.repeat(np.arange(len(counts)), counts), columns] = values
+def _places(rows: Sequence[Mapping[int, float]]) -> tuple[IndexArray, IndexArray]:
+    """Return the rows and columns of the values, in their order."""
+    counts = [len(values) for values in rows]
+    columns = np.fromiter(chain.from_iterable(rows), np.intp, sum(counts))
+    return np.repeat(np.arange(len(counts)), counts), columns
+
+
+def _flat(rows: Sequence[Mapping[int, float]]) -> FloatArray:
+    count = sum([len(values) for values in rows])
+    return np.fromiter(chain.from_iterable([values.values() for values in rows]), np.float64, count)
