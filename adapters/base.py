@@ -32,7 +32,7 @@ from metasched.model.job_usage import EndedRun, RunUsage
 from metasched.model.listing import AccountingAnswer, Listing, MissingTask
 from metasched.model.stored_names import STORED_FIELDS
 from metasched.model.survey import ReservationSpec, Survey
-from metasched.paths import drop_in_folder
+from metasched.paths import NAMED_VARIABLES, drop_in_folder
 
 if TYPE_CHECKING:
     from metasched.adapters.launcher_client import LauncherClient
@@ -84,6 +84,7 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
     daemon_variables: Mapping[str, str] = msgspec.field(default_factory=dict)
     makes_token: bool = False  # with a fence: each task makes a token for calls of the daemon
     prologue: str = ""  # of the site, lines of sh that run before the script
+    login: bool = False  # the script has the environment of a login shell (`login_environment`)
     dialect: str = "slurm"  # whose variables the script expects: slurm, gridengine or pbs
     runs_as_child: bool = False  # the script waits for the user's script, a child (see `claims`)
 
@@ -107,6 +108,7 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
         if self.exports_job_id:
             variables["SLURM_JOB_NAME"] = job.name
             variables["SLURM_SUBMIT_DIR"] = self.payload.directory
+        variables.pop(NAMED_VARIABLES, None)
         for name, value in variables.items():
             if not name or "=" in name or "\0" in name + value:
                 raise Refused(f"the environment variable {name[:40]!r} cannot be exported")

@@ -34,6 +34,7 @@ from metasched.adapters.claims import (
 )
 from metasched.adapters.errors import PartlySubmitted, Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, owner_deadline, requests_for
+from metasched.adapters.login_environment import with_login_environment
 from metasched.adapters.other_dialects import with_dialect_variables
 from metasched.adapters.prologue import with_prologue
 from metasched.adapters.protocol import (
@@ -171,7 +172,7 @@ class AdapterHost:
         return WorkerReply(delta=delta)
 
     def _submit(self, submission: Submission) -> WorkerReply:
-        submission = with_prologue(submission)
+        submission = with_login_environment(with_prologue(submission))
         if submission.dialect != "slurm":
             bin_dir = getattr(self.adapter.options, "bin_dir", None) or ""
             submission = with_dialect_variables(submission, self.adapter.cluster.name, bin_dir)

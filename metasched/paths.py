@@ -16,6 +16,9 @@ API_PROTOCOL = 2
 NEXT_CURSOR_HEADER = "Metasched-Next-Cursor"  # of a page: `cursor` of the request for the next page
 
 JOB_TOKEN_VARIABLE = "METASCHED_JOB_TOKEN_FILE"  # names the file with the token of a job
+# Variable of a request: the names that `--export` has named, separated by commas. A cluster with
+# login environments keeps these. Scripts do not see it. No field: older daemons would refuse that.
+NAMED_VARIABLES = "METASCHED_EXPORTED"
 
 SITE_CONFIG = "/etc/metasched/metasched.toml"
 SITE_SOCKET = "/run/metasched/metasched.sock"

@@ -6,6 +6,7 @@ The drop-in commands import this module: it keeps to Python 3.9 and imports noth
 from __future__ import annotations
 
 from metasched.errors import ParseError, quote_for_error
+from metasched.paths import NAMED_VARIABLES
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def exported_environment(
     """
     if list(entries) == ["NONE"]:
         return {}
+    named: list[str] = []
     exported = {
         variable: content
         for variable, content in environ.items()
@@ -38,6 +40,7 @@ def exported_environment(
             continue
         if not name or entry == "NONE":
             raise ParseError(quote_for_error(entry), "write ALL, NONE, or NAME,NAME=value,...")
+        named.append(name)
         if is_set:
             exported[name] = value
         elif name in environ:
@@ -53,6 +56,8 @@ def exported_environment(
         names = ", ".join(quote_for_error(variable) for variable in dropped)
         warnings.append(f"variables that are not UTF-8 text are not exported: {names}")
         exported = {name: content for name, content in exported.items() if name not in dropped}
+    if kept := [name for name in dict.fromkeys(named) if name in exported]:
+        exported[NAMED_VARIABLES] = ",".join(kept)
     return exported
 
 

@@ -415,6 +415,7 @@ def _cluster_settings(
             table, config.daemon.first_id, capabilities.sets_slurm_variables, location
         ),
         prologue=table.job.prologue,
+        login=table.job.environment == "login",
     )
 
 

@@ -45,6 +45,7 @@ class ClusterSettings:
     # 1, where Slurm's own ids are not hidden by it: scripts with #SBATCH lines alone see it
     exports_ids_from: int | None = None
     prologue: str = ""  # lines of sh that run before each script
+    login: bool = False  # scripts have the environment of a login shell, not of the submission
 
 
 @dataclass(frozen=True)

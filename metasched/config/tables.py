@@ -129,6 +129,7 @@ class ClusterJobTable(_Table):
 
     job_id: Literal["metasched", "native"] | None = None
     prologue: Annotated[str, AfterValidator(_require_shell_text)] = ""
+    environment: Literal["submit", "login"] = "submit"
 
 
 class ClusterTable(BaseModel):

@@ -152,6 +152,7 @@ class PendingActions:
             has_drop_ins=first_id != 1,
             dialect=dialect,
             prologue=self._settings.prologue,
+            login=self._settings.login,
         )
 
     # Withdrawals

@@ -1,4 +1,4 @@
-"""`[cluster.job] prologue` on real clusters of each kind."""
+"""`[cluster.job]` prologue and environment on real clusters of each kind."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ echo "loads for $1" # it's
 export LOADED="$METASCHED_CLUSTER of $USER"
 [ "$1" != stop ] || exit 7
 '''
+"""
+LOGIN = PROLOGUE + 'environment = "login"\n'
+PROFILE = "export PROFILE=read GIVEN=profile\n"
+LOGIN_SCRIPT = """#!/usr/bin/env python3
+import os
+names = "LOADED", "PROFILE", "GIVEN", "NAMED", "OTHER", "METASCHED_EXPORTED"
+print(*(os.environ.get(name) for name in names), os.environ["METASCHED_JOB_ID"], sep="|")
 """
 SCRIPT = """#!/bin/bash
 #SBATCH -n 1
@@ -48,11 +55,35 @@ def check(site: Site, cluster: str) -> None:
     assert texts == [f"loads for a\n{cluster} of ada a b c\n", "loads for stop\n"]
 
 
+def check_login(site: Site, cluster: str) -> None:
+    """The script sees the profile, not the submission, but for what `--export` has named."""
+    (site.folder / ".bash_profile").write_text(PROFILE)
+    environment = {"HOME": str(site.folder), "OTHER": "x", "NAMED": "of submission"}
+    script, output = site.folder / "login.py", site.folder / "login.out"
+    script.write_text(LOGIN_SCRIPT)
+    given = 'it\'s "$HOME"'
+    exported = f"ALL,USER=ada,NAMED,GIVEN={given}"
+    options = ("--parsable", "-o", str(output), "--export", exported)
+    job = int(site.run("submit", *options, script, "a", env=environment).stdout)
+    [row] = site.until_ended(job)
+    assert (row["exit_code"], output.read_text()) == (
+        0,
+        f"loads for a\n{cluster} of ada|read|{given}|of submission|None|None|{job}\n",
+    )
+
+
 def test_on_slurm(site: Site, one_node: SlurmSite) -> None:
     one_node["alpha"].empty()
     site.configure(one_node["alpha"].table("poll_interval = 0.5\n" + PROLOGUE))
     site.start()
     check(site, "alpha")
+
+
+def test_login_environment_on_slurm(site: Site, one_node: SlurmSite) -> None:
+    one_node["alpha"].empty()
+    site.configure(one_node["alpha"].table("poll_interval = 0.5\n" + LOGIN))
+    site.start()
+    check_login(site, "alpha")
 
 
 def test_on_a_local_cluster_with_claims(site: Site) -> None:
@@ -63,6 +94,13 @@ def test_on_a_local_cluster_with_claims(site: Site) -> None:
     check(site, "here")
 
 
+def test_login_environment_on_a_local_cluster_with_claims(site: Site) -> None:
+    (site.folder / "claims").mkdir()
+    site.configure(f'{ONE_LOCAL}fence_dir = "{site.folder}/claims"\n{LOGIN}')
+    site.start()
+    check_login(site, "here")
+
+
 def test_on_grid_engine(site: Site, gridengine_cell: Cell) -> None:
     gridengine_cell.empty()
     python = gridengine_cell.python(site.folder / "python")
@@ -70,3 +108,11 @@ def test_on_grid_engine(site: Site, gridengine_cell: Cell) -> None:
     site.configure(table)
     site.start()
     check(site, "cell")
+
+
+def test_login_environment_on_grid_engine(site: Site, gridengine_cell: Cell) -> None:
+    gridengine_cell.empty()
+    python = gridengine_cell.python(site.folder / "python")
+    site.configure(gridengine_cell.table(python, "poll_interval = 0.5\nsettle = 1\n" + LOGIN))
+    site.start()
+    check_login(site, "cell")
