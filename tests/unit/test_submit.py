@@ -13,6 +13,7 @@ import pytest
 from metasched.client.job_request import prepare_submission
 from metasched.client.options import InvalidSubmission, parse_command_line
 from metasched.client.schemas import JobRequest, SubmitRequest
+from metasched.paths import NAMED_VARIABLES
 from metasched.units import (
     ParseError,
     parse_count,
@@ -627,11 +628,11 @@ EXPORTED = {"PATH": "/bin", "A": "1", "METASCHED_SOCKET": "/s", "SLURMLESS": "ke
     [
         (None, EXPORTED),
         ("ALL", EXPORTED),
-        ("ALL,A=2,B=x=y", EXPORTED | {"A": "2", "B": "x=y"}),
+        ("ALL,A=2,B=x=y", EXPORTED | {"A": "2", "B": "x=y", NAMED_VARIABLES: "A,B"}),
         ("NONE", {}),
-        ("A", {"A": "1"}),
-        ("A,B=", {"A": "1", "B": ""}),
-        ("SLURM_JOB_ID", {"SLURM_JOB_ID": "5"}),
+        ("A", {"A": "1", NAMED_VARIABLES: "A"}),
+        ("A,B=", {"A": "1", "B": "", NAMED_VARIABLES: "A,B"}),
+        ("SLURM_JOB_ID", {"SLURM_JOB_ID": "5", NAMED_VARIABLES: "SLURM_JOB_ID"}),
     ],
 )
 def test_environment(export: str | None, expected: dict[str, str]) -> None:
