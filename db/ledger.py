@@ -93,6 +93,7 @@ from metasched.model.dependencies import DependencyTarget, parse_dependency
 from metasched.model.job import Job, Payload
 from metasched.model.job_usage import EndedRun, RunUsage
 from metasched.model.stored_names import EVENT_KINDS
+from metasched.model.token_scope import TokenScope
 
 _OPENING_EVENTS = (TaskEvent.SEND, TaskEvent.RESTART, TaskEvent.ADOPT)  # each opens an attempt
 
@@ -457,11 +458,18 @@ class Ledger(Writer):
             )
         )
 
-    def add_token(self, user: str, secret: str, now: float, expires: float) -> int:
+    def add_token(
+        self,
+        user: str,
+        secret: str,
+        now: float,
+        expires: float,
+        scope: TokenScope = TokenScope.USER,
+    ) -> int:
         """Store the hash of a user's new token and return the token's id."""
         with self._write_transaction() as connection:
             id = self._highest(token.c.id) + 1
-            row = {"id": id, "user": user, "digest": digest(secret)}
+            row = {"id": id, "user": user, "digest": digest(secret), "scope": scope.value}
             connection.execute(insert(token).values(**row, created=now, expires=expires))
         return id
 

@@ -30,6 +30,7 @@ from metasched.model.arrays import parse_array
 from metasched.model.job import Job, Payload, State
 from metasched.model.job_usage import EndedRun
 from metasched.model.reservation import Reservation
+from metasched.model.token_scope import TokenScope
 
 Value = TypeVar("Value")
 
@@ -326,13 +327,14 @@ class Queries:
         with self._connect() as connection:
             connection.execute(select(epoch.c.number).limit(1)).first()
 
-    def token_user(self, secret: str, now: float) -> str | None:
-        """Return the user of a token that is valid at `now` (epoch seconds), or None."""
-        query = select(token.c.user).where(
+    def find_token(self, secret: str, now: float) -> tuple[str | None, TokenScope]:
+        """Return user and scope of a token that is valid at `now` (epoch seconds), or None."""
+        query = select(token.c.user, token.c.scope).where(
             token.c.digest == digest(secret), token.c.expires > now, token.c.revoked.is_(None)
         )
         with self._connect() as connection:
-            return connection.execute(query).scalar()
+            row = connection.execute(query).first()
+        return (None, TokenScope.USER) if row is None else (row.user, TokenScope(row.scope))
 
     def tokens(self, user: str | None, after: int, limit: int) -> list[dict[str, Any]]:
         """Return the first `limit` tokens with ids above `after`, without their hashes, by id.

@@ -30,8 +30,9 @@ from sqlalchemy import (
 
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HELD
 from metasched.model.reservation import FINAL_STATES, ReservationState
+from metasched.model.token_scope import TokenScope
 
-REVISION = "0026"  # the newest migration, which creates exactly these tables
+REVISION = "0027"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -437,6 +438,7 @@ token = Table(
     Column("created", Float, nullable=False),
     Column("expires", Float, nullable=False),
     Column("revoked", Float),
+    Column("scope", SafeText, nullable=False, server_default=TokenScope.USER.value),
     Index("ix_token_user", "user", "id"),
 )
 

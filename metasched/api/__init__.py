@@ -13,5 +13,7 @@ selection       the jobs that a request refers to
 submissions, changes, modifications, jobs, explanations   routes of jobs
 clusters, licences, reservations, tokens                  routes of other resources
 submission_keys idempotency keys
+metrics         readings and counters for Prometheus
+readiness       whether the daemon accepts work, without a credential
 reference       the OpenAPI document, and the same as a page
 """

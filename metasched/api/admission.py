@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
@@ -42,6 +43,8 @@ MAX_NESTED_VALUES = 1000  # lists and objects there; each costs far more memory 
 PORTION = 1 << 20  # bytes of a response that are sent before the client has read the last ones
 CONNECTION_SECONDS = 0.0005  # of the event loop, for what happens outside of the application
 MAX_WAITING = 256  # readings of a user that are throttled; their clients may be gone
+METRICS_PATH = "/metrics"  # all that a token for metrics reads
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})  # that metrics tell apart
 RETRY_AFTER = {"Retry-After": f"{2 * RESTART_DELAY:.0f}"}
 
 
@@ -109,7 +112,11 @@ class Admission:
             except ClientDisconnect:
                 pass
             else:
-                await self._answer(request, caller, _replay(body, receive), _in_portions(send))
+                answer = _TimedResponse(_in_portions(send))
+                await self._answer(request, caller, _replay(body, receive), answer)
+                self._daemon.metrics.observe_request(
+                    _method_label(request), _route_label(request), answer.status, answer.seconds
+                )
 
     async def _answer(self, request: Request, caller: Caller, receive: Receive, send: Send) -> None:
         """Call the application; charge the caller with the time of a request that only reads."""
@@ -164,6 +171,9 @@ class Admission:
             raise ApiError(503, f"{problem}; nothing changed, try again soon") from None
         if connection.uid is None and not state["connections"].assign(connection, caller.user):
             raise ApiError(503, "too many connections of yours; nothing changed, try again soon")
+        if caller.scrapes_only and request.scope["path"] != METRICS_PATH:
+            problem = f"a token for metrics reads {METRICS_PATH} alone; use a token of your own"
+            raise _refusal(request, 403, ForbiddenError(problem))
         self._throttle.note_call(caller.user)
         state["caller"] = caller
         return caller, check
@@ -188,6 +198,32 @@ class Admission:
         if not _is_submission(request) and body.count(b"[") + body.count(b"{") > MAX_NESTED_VALUES:
             _count(request, Refusal.SIZE)
             raise ApiError(400, f"more than {MAX_NESTED_VALUES} lists and objects; see /docs")
+
+
+class _TimedResponse:
+    """A `send` that notes the status of a response, and the seconds until it began.
+
+    The time in which a client reads its response says nothing about the daemon.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send, self._begun = send, time.monotonic()
+        self.status, self.seconds = 500, 0.0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.seconds = message["status"], time.monotonic() - self._begun
+        await self._send(message)
+
+
+def _method_label(request: Request) -> str:
+    return request.method if request.method in METHODS else "other"
+
+
+def _route_label(request: Request) -> str:
+    """Return the pattern of the request's path; paths themselves name users and jobs."""
+    route = request.scope.get("route")
+    return "none" if route is None else str(route.path)
 
 
 def _count(request: Request, refusal: Refusal) -> None:

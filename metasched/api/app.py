@@ -29,6 +29,7 @@ from metasched.api import (
     jobs,
     licences,
     limits,
+    metrics,
     partitions,
     reference,
     reservations,
@@ -42,6 +43,7 @@ from metasched.api.connections import OpenConnections, Refusal
 from metasched.api.identity import Caller, ForbiddenError
 from metasched.api.lookups import Lookups
 from metasched.api.readers import Readers
+from metasched.api.readiness import Readiness
 from metasched.api.request import CurrentCaller, CurrentService, request_source
 from metasched.api.struct_body import HALF_A_CHARACTER
 from metasched.api.throttle import Throttle
@@ -83,7 +85,8 @@ def create_app(daemon: Daemon) -> FastAPI:
     app.add_middleware(
         Admission, daemon=daemon, throttle=throttle, accounts=app.state.account_lookups
     )
-    app.add_middleware(VersionExchange)  # outside the former
+    app.add_middleware(Readiness, daemon=daemon)  # outside the former: it needs no caller
+    app.add_middleware(VersionExchange)  # outside both
     app.state.readers = Readers(throttle, daemon.settings.requests.max_answers)
     app.state.listeners = []  # their open connections
     app.state.launcher_locks = defaultdict(asyncio.Lock)  # by user
@@ -91,8 +94,9 @@ def create_app(daemon: Daemon) -> FastAPI:
         submissions.MAX_DIRECTORY_CHECKS, "directory-check"
     )
     job_modules = (submissions, changes, jobs, explanations)
-    site_modules = (clusters, partitions, licences, limits, shares, reservations, tokens, reference)
-    for module in (*job_modules, *site_modules):
+    site_modules = (clusters, partitions, licences, limits, shares, reservations, tokens)
+    admin_modules = (metrics, reference)
+    for module in (*job_modules, *site_modules, *admin_modules):
         app.include_router(module.router)
     _register_error_handlers(app)
 

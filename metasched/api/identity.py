@@ -22,10 +22,13 @@ from metasched.client.credentials import MUNGE_TIMEOUT, daemon_name, request_dig
 from metasched.config.settings import Settings
 from metasched.config.tables import TcpTable
 from metasched.db.ledger import Ledger
+from metasched.db.store import StorageFailed
 from metasched.model.job_token import is_job_token
+from metasched.model.token_scope import TokenScope
 
 CALLER_LIFETIME = 5.0  # seconds for which an account's name and rights are used again
 MAX_CALLERS = 10_000  # that are remembered
+MAX_SCRAPERS = 100  # tokens for metrics that are remembered
 
 # UnauthenticatedError if a body is not that for which the credential was made
 BodyCheck = Callable[[bytes], None]
@@ -49,6 +52,7 @@ class Caller:
     by_token: bool = False  # authenticated by a token
     user_class: str = "regular"
     limited_groups: tuple[str, ...] = ()  # the user's groups that have limits
+    scrapes_only: bool = False  # authenticated by a token that reads metrics alone
 
     def require_operator(self, action: str) -> None:
         """ForbiddenError unless the caller is an operator."""
@@ -77,16 +81,18 @@ class Callers:
     def __init__(self, settings: Settings, accounts: Lookups) -> None:
         self._settings = settings
         self.accounts, self.credentials = accounts, Lookups("credential")
-        # by user id and whether by token: the caller, and monotonic seconds of its look-up
-        self._resolved: dict[tuple[int, bool], tuple[Caller, float]] = {}
+        # by user id and token's scope: the caller, and monotonic seconds of its look-up
+        self._resolved: dict[tuple[int, TokenScope | None], tuple[Caller, float]] = {}
+        # owners of valid tokens for metrics, by the token: these are good while no database answers
+        self.scrapers: dict[str, str] = {}
 
-    async def resolve(self, uid: int, by_token: bool) -> Caller:
+    async def resolve(self, uid: int, scope: TokenScope | None) -> Caller:
         """Return the caller with a user id. ForbiddenError if it may not use this daemon."""
-        now, key = time.monotonic(), (uid, by_token)
+        now, key = time.monotonic(), (uid, scope)
         caller, since = self._resolved.get(key, (None, 0.0))
         if caller is None or now - since > CALLER_LIFETIME:
             caller = await self.accounts.run(
-                key, partial(_resolve_caller, uid, by_token, self._settings)
+                key, partial(_resolve_caller, uid, scope, self._settings)
             )
             if len(self._resolved) >= MAX_CALLERS:
                 self._resolved.clear()
@@ -108,17 +114,22 @@ async def authenticate(
     not use this daemon. Only a token needs the ledger, or the state of its job: StorageFailed if
     the database is away, ApiError if the state cannot be told.
     """
-    uid, by_token, check = request.scope["state"]["connection"].uid, False, None
+    uid, scope, check = request.scope["state"]["connection"].uid, None, None
     if uid is None:
-        uid, by_token, check = await _authenticate_remote(
+        uid, scope, check = await _authenticate_remote(
             request, settings, callers, get_ledger, job_tokens
         )
-    return await callers.resolve(uid, by_token), check
+    return await callers.resolve(uid, scope), check
 
 
-def _resolve_caller(uid: int, by_token: bool, settings: Settings) -> Caller:
-    """Return the caller with a user id. ForbiddenError if it may not use this daemon."""
-    user = user_name_of(uid)
+def _resolve_caller(uid: int, scope: TokenScope | None, settings: Settings) -> Caller:
+    """Return the caller with a user id. ForbiddenError if it may not use this daemon.
+
+    `scope` is that of the token that authenticated it, None without a token.
+    """
+    user, by_token = user_name_of(uid), scope is not None
+    if scope is TokenScope.METRICS:
+        return Caller(user, by_token=True, scrapes_only=True)
     if settings.site is None:
         if uid != os.geteuid():
             raise ForbiddenError(f"user id {uid} may not use this personal daemon; start your own")
@@ -139,18 +150,18 @@ async def _authenticate_remote(
     callers: Callers,
     get_ledger: Callable[[], Ledger],
     job_tokens: JobTokens,
-) -> tuple[int, bool, BodyCheck | None]:
-    """Return the user id of a caller on another host, whether by token, and the body's check."""
+) -> tuple[int, TokenScope | None, BodyCheck | None]:
+    """Return the user id of a caller on another host, its token's scope, and the body's check."""
     assert settings.tcp is not None
     look_up = callers.credentials.run
     scheme, _, credential = request.headers.get("authorization", "").partition(" ")
     if scheme == "Bearer" and settings.tcp.tokens:
+        scope = TokenScope.USER
         if is_job_token(credential):
             user = await job_tokens.user_of(credential)
             problem = "the token is of no running job, for it ends with its job; log in yourself"
         else:
-            find_user = partial(get_ledger().token_user, credential, time.time())
-            user = await look_up(credential, find_user)
+            user, scope = await _owner_of_token(credential, callers, get_ledger)
             problem = "the token is unknown, expired or revoked; make a new one"
         if user is None:
             raise UnauthenticatedError(problem)
@@ -159,7 +170,7 @@ async def _authenticate_remote(
         except KeyError:
             problem = f"there is no account {user} any more"
             raise UnauthenticatedError(f"{problem}; ask the site") from None
-        return account.pw_uid, True, None
+        return account.pw_uid, scope, None
     if scheme == "MUNGE" and settings.tcp.munge:
         target = request.scope["raw_path"].decode("ascii")
         if query := request.scope["query_string"]:
@@ -177,10 +188,33 @@ async def _authenticate_remote(
                     f"{names[0]}; use that name, or ask the site for more names, [tcp]"
                 )
 
-        return uid, False, check
+        return uid, None, check
     schemes = (("MUNGE", settings.tcp.munge), ("a token", settings.tcp.tokens))
     accepted = " or ".join(scheme for scheme, enabled in schemes if enabled)
     raise UnauthenticatedError(f"no credential that this daemon accepts; show {accepted}")
+
+
+async def _owner_of_token(
+    secret: str, callers: Callers, get_ledger: Callable[[], Ledger]
+) -> tuple[str | None, TokenScope]:
+    """Return the owner of a valid token, None if it is not valid, and the token's scope.
+
+    StorageFailed if no database answers, but for a token for metrics that was valid before: an
+    outage is what metrics are for.
+    """
+    try:
+        find = partial(get_ledger().find_token, secret, time.time())
+        user, scope = await callers.credentials.run(secret, find)
+    except StorageFailed:
+        if (user := callers.scrapers.get(secret)) is None:
+            raise
+        return user, TokenScope.METRICS
+    callers.scrapers.pop(secret, None)
+    if user is not None and scope is TokenScope.METRICS:
+        if len(callers.scrapers) >= MAX_SCRAPERS:
+            callers.scrapers.clear()
+        callers.scrapers[secret] = user
+    return user, scope
 
 
 def _accepted_daemon_names(tcp: TcpTable, address: str, port: int) -> list[str]:

@@ -18,6 +18,7 @@ from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.api.whole_answers import joined, whole_answer
 from metasched.errors import ApiError
+from metasched.model.token_scope import TokenScope
 from metasched.units import iso
 
 PORTION = 1_000  # tokens that are read at a time
@@ -28,10 +29,11 @@ router = APIRouter()
 
 
 @dataclass(frozen=True)
-class TokenLifetime:
-    """Lifetime of a new token."""
+class NewToken:
+    """Lifetime and scope of a new token."""
 
     seconds: float
+    scope: TokenScope = TokenScope.USER
 
 
 @router.post("/tokens")
@@ -39,7 +41,7 @@ async def create_token(
     daemon: CurrentDaemon,
     caller: CurrentCaller,
     _: CurrentService,
-    lifetime: Annotated[TokenLifetime, Body()],
+    requested: Annotated[NewToken, Body()],
 ) -> dict[str, Any]:
     if caller.by_token:
         raise ForbiddenError(
@@ -47,13 +49,16 @@ async def create_token(
         )
     if daemon.settings.tcp is None or not daemon.settings.tcp.tokens:
         raise ForbiddenError("tokens are not enabled; the site can enable them in [tcp]")
-    if not 0 < lifetime.seconds <= MAX_LIFETIME:
+    if requested.scope is TokenScope.METRICS:
+        caller.require_operator("create tokens for metrics")
+    if not 0 < requested.seconds <= MAX_LIFETIME:
         raise ApiError(
             422, f"a token is valid for at most {MAX_LIFETIME / 86400:g} days; request less"
         )
     secret, now = f"ms_{secrets.token_urlsafe(32)}", time.time()
-    token_id = daemon.ledger.add_token(caller.user, secret, now, now + lifetime.seconds)
-    return {"id": token_id, "token": secret, "expires": iso(now + lifetime.seconds)}
+    expires = now + requested.seconds
+    token_id = daemon.ledger.add_token(caller.user, secret, now, expires, requested.scope)
+    return {"id": token_id, "token": secret, "expires": iso(expires), "scope": requested.scope}
 
 
 @router.get("/tokens", response_model=list[dict[str, Any]])

@@ -35,6 +35,9 @@ def create(
         Path | None,
         typer.Option("--file", metavar="PATH", help="Write the token to this file (0600) instead."),
     ] = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="For Prometheus: it reads /metrics, nothing else.")
+    ] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
@@ -43,6 +46,7 @@ def create(
     \b
     Examples:
       metasched token create > token && chmod 600 token
+      metasched token create --metrics --expires 365-00:00:00 --file /etc/prometheus/metasched
       metasched token create --expires 8:00:00 --file ~/.config/metasched/token
     """
     try:
@@ -51,14 +55,14 @@ def create(
         raise UserError(f"{error.problem}, --expires; {error.fix}") from None
     client = connect(config)
     if file is None:
-        new_token = client.create_token(seconds)
+        new_token = client.create_token(seconds, for_metrics=metrics)
         print(json_format.dumps(new_token) if json else new_token["token"])
         return
     # the file is created first: a token that cannot be stored is never created
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w", encoding="ascii") as target:
         try:
-            new_token = client.create_token(seconds)
+            new_token = client.create_token(seconds, for_metrics=metrics)
         except BaseException:
             file.unlink()
             raise
@@ -84,9 +88,12 @@ def list_tokens(json: JsonOption = False, config: ConfigOption = None) -> None:
         return
     time_fields = ("created", "expires", "revoked")
     print_table(
-        ("ID", "USER", *(name.upper() for name in time_fields)),
+        ("ID", "USER", "SCOPE", *(name.upper() for name in time_fields)),
         (
-            (row["id"], row["user"], *(format_time(row[name]) for name in time_fields))
+            (
+                *(row["id"], row["user"], row.get("scope", "user")),
+                *(format_time(row[name]) for name in time_fields),
+            )
             for row in rows
         ),
     )

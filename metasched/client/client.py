@@ -228,9 +228,15 @@ class Client:
     def cancel_reservation(self, reservation_id: int) -> dict[str, Any]:
         return self._parse_object(self._request("POST", f"/reservations/{reservation_id}/cancel"))
 
-    def create_token(self, lifetime: float) -> dict[str, Any]:
-        """Create a token for the caller, valid for `lifetime` seconds: `id`, `token`, `expires`."""
-        return self._parse_object(self._request("POST", "/tokens", body={"seconds": lifetime}))
+    def create_token(self, lifetime: float, *, for_metrics: bool = False) -> dict[str, Any]:
+        """Create a token for the caller, valid for `lifetime` seconds: `id`, `token`, `expires`.
+
+        `for_metrics`: a token that reads metrics, and nothing else.
+        """
+        body: dict[str, Any] = {"seconds": lifetime}
+        if for_metrics:
+            body["scope"] = "metrics"
+        return self._parse_object(self._request("POST", "/tokens", body=body))
 
     def tokens(self) -> list[dict[str, Any]]:
         return self._all_pages("/tokens", {})

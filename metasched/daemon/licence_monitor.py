@@ -43,6 +43,8 @@ class LicenceMonitor:
         self.breaker = CircuitBreaker(settings.interval, MAX_RETRY_DELAY)
         self.observed: float | None = None  # epoch seconds of the last counts
         self.missing_licences: dict[str, str] = {}  # not counted by the last report, with reason
+        # tokens leased to started tasks that the last report does not show, by licence
+        self.unseen: dict[str, int] = {}
         self._host = host
         self._last_counts: dict[str, LicenceCount] = {}
 
@@ -77,7 +79,7 @@ class LicenceMonitor:
             log.info("licence server %s answers", settings.name)
         self.breaker.record_success()
         self.observed = observed
-        counts, missing = [], {}
+        counts, missing, unseen = [], {}, {}
         for pool, leased in zip(self.pools, leased_before, strict=True):
             name = settings.features.get(pool.name, pool.name)
             feature = report.feature(name)
@@ -89,11 +91,13 @@ class LicenceMonitor:
             leased_during_query = leased | leased_tokens(core, pool.name)
             used = count_outside(feature, leased_during_query.values())
             counts.append(LicenceCount(pool.name, feature.issued, used, observed))
+            leased_tokens_now = sum(tokens.count for tokens in leased_during_query.values())
+            unseen[pool.name] = max(leased_tokens_now - (feature.used - used), 0)
         for licence_name, reason in missing.items():
             if self.missing_licences.get(licence_name) != reason:
                 message = f"licence server {settings.name} does not count {licence_name}"
                 log.warning("%s: %s", message, reason)
-        self.missing_licences = missing
+        self.missing_licences, self.unseen = missing, unseen
         await self._report_counts([count for count in counts if self._matters_to_core(count)])
 
     def _record_failure(self, error: str) -> None:

@@ -92,6 +92,15 @@ class PendingActions:
             due[queue] = min(due.get(queue, math.inf), pending.breaker.open_until)
         return due
 
+    def counts(self) -> dict[str, int]:
+        """Return the number of pending actions by kind."""
+        return {
+            "dispatch": sum(map(len, self._dispatches.values())),
+            "withdrawal": len(self._withdrawals),
+            "accounting": int(self._accounting_query is not None),
+            "claim": len(self._claims),
+        }
+
     # Dispatches
 
     def has_dispatches(self, owner: str) -> bool:

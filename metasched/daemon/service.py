@@ -43,6 +43,7 @@ from metasched.daemon.database_probe import DatabaseProbe
 from metasched.daemon.licence_monitor import LicenceMonitor
 from metasched.daemon.mail import Mailer
 from metasched.daemon.manager_start_times import ExpectedStart
+from metasched.daemon.metrics import Metrics
 from metasched.daemon.quarantine import Quarantine, first_error
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.pruning import PruningPass
@@ -63,8 +64,11 @@ MAX_TIMER_SLEEP = 10.0  # seconds; bounds the effect of a change of the wall clo
 class SchedulerService:
     """One run of the scheduler, from the stored state to a stop or a failed write."""
 
-    def __init__(self, settings: Settings, ledger: Ledger, quarantine: Quarantine) -> None:
+    def __init__(
+        self, settings: Settings, ledger: Ledger, quarantine: Quarantine, metrics: Metrics
+    ) -> None:
         self.settings, self.ledger, self.quarantine = settings, ledger, quarantine
+        self._metrics = metrics
         self.core = Core()
         self._clock_detector = ClockStepDetector()
         self.state_changed = asyncio.Event()
@@ -105,6 +109,7 @@ class SchedulerService:
         )
         outcome = self.core.step(started)
         ledger.record([(started, outcome)])
+        metrics.service_starts.inc()
         self._start_actions([outcome])
 
     async def apply_events(
@@ -153,7 +158,8 @@ class SchedulerService:
 
     def _commit(self) -> None:
         try:
-            self.ledger.commit_group()
+            with self._metrics.timed_commit():
+                self.ledger.commit_group()
         except Exception as error:
             self.fail(error)
             raise
@@ -170,6 +176,7 @@ class SchedulerService:
                 connection.reservation_sync.enqueue(reservation_action)
                 connection.poll_soon()
             self.mailer.check_outcome(outcome)
+            self._metrics.observe(outcome)
         self._timers_changed.set()
         previous_signal, self.state_changed = self.state_changed, asyncio.Event()
         previous_signal.set()
@@ -297,6 +304,7 @@ class Daemon:
         self._ledger: Ledger | None = None  # None until the database answered
         self.service: SchedulerService | None = None
         self.quarantine = Quarantine()
+        self.metrics = Metrics()
         self.database_probe = DatabaseProbe(lambda: self.ledger.check_readable())
         self._stopped_reason = "the daemon starts"  # why `service` is None
         self.database_unavailable = False  # at the last try
@@ -350,7 +358,9 @@ class Daemon:
         while True:
             await self._await_database()
             try:
-                self.service = SchedulerService(self.settings, self.ledger, self.quarantine)
+                self.service = SchedulerService(
+                    self.settings, self.ledger, self.quarantine, self.metrics
+                )
                 await self.service.run()
             except* StorageFailed as storage_errors:
                 self.database_unavailable = True

@@ -35,6 +35,10 @@ SECTIONS = {
         "Processor time of the daemon without its workers. At commit 8a6966f a single submission "
         "took 4.5 to 5.6 ms.",
     ),
+    "test_scrapes": (
+        "Metrics",
+        "Processor time of the daemon for a scrape; one of its three clusters is away.",
+    ),
     "test_drop_in": (
         "Commands",
         "The lower quartile of 40 calls, median of three rounds. All commands share the processors "

@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import require
 from tests.e2e.conftest import TWO_LOCAL, Site
+from tests.e2e.test_metrics import Remote, free_port, metrics_token, sample
 from tests.harness.http_calls import call
 from tests.harness.postgresql import LOCKED, PASSWORD, Server, missing
 
@@ -104,6 +105,26 @@ def test_health_reports_an_outage_though_nothing_is_to_be_stored(
     own_server.start()
     own_site.until(lambda: call(socket, "GET", "/health").status == 200)
     assert own_site.until_ended(own_site.submit("--wrap", "true"))[0]["state"] == "completed"
+
+
+def test_metrics_are_there_while_the_database_is_not(own_site: Site, own_server: Server) -> None:
+    port = free_port()
+    own_site.configure(extra=f'[tcp]\nlisten = "127.0.0.1:{port}"\n')
+    own_site.start()
+    scraper, unused = (Remote(port, metrics_token(own_site)) for _ in range(2))
+    user = Remote(port, own_site.run("token", "create").stdout.strip())
+    assert scraper.get("/metrics")[0] == user.get("/metrics")[0] == 200
+    own_server.stop()
+    own_site.until(lambda: Remote(port, "").get("/ready")[0] == 503)
+    status, text = scraper.get("/metrics")
+    assert status == 200
+    assert "metasched_database_up 0.0" in text
+    # what was never seen to be valid, and other rights, need the database
+    assert unused.get("/metrics")[0] == user.get("/metrics")[0] == 503
+    own_server.start()
+    own_site.until(lambda: Remote(port, "").get("/ready")[0] == 200)
+    assert "metasched_scheduler_running 1.0" in scraper.get("/metrics")[1]
+    assert sample(own_site, "service_starts_total") == 2
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from metasched.config.reading import load_settings
 from metasched.core.events import ClusterDrained, CoreEvent, JobSubmitted, Outcome
 from metasched.core.scheduler import Core, replay
 from metasched.daemon import commit_group
+from metasched.daemon.metrics import Metrics
 from metasched.daemon.quarantine import Quarantine
 from metasched.daemon.service import SchedulerService
 from metasched.db.ledger import Ledger, StoredJob
@@ -82,7 +83,7 @@ def run(
 
     def run_test(test: Callable[[SchedulerService], Coroutine[Any, Any, None]]) -> None:
         async def run_in_loop() -> None:
-            await test(SchedulerService(settings, ledger, Quarantine()))
+            await test(SchedulerService(settings, ledger, Quarantine(), Metrics()))
 
         asyncio.run(run_in_loop())
 
@@ -236,7 +237,7 @@ def check_stored(ledger: Ledger, jobs: list[int]) -> None:
     ledger.restore(restored, 100)
     assert {id for id, _ in restored.tasks} == set(jobs)
     ledger.add_token("ada", "secret", NOW, NOW + 60)
-    assert ledger.token_user("secret", NOW) == "ada"
+    assert ledger.find_token("secret", NOW)[0] == "ada"
 
 
 def test_a_failed_commit_stores_none_of_the_group(
@@ -253,7 +254,7 @@ def test_a_failed_commit_stores_none_of_the_group(
         with pytest.raises(StorageFailed):  # until the service starts again
             ledger.add_token("ada", "s", NOW, NOW + 60)
         ledger.acquire_lock()
-        again = SchedulerService(service.settings, ledger, Quarantine())
+        again = SchedulerService(service.settings, ledger, Quarantine(), Metrics())
         assert await submit(again) == 1
 
     run(test)
@@ -269,7 +270,7 @@ def test_a_failed_commit_of_a_transaction_leaves_nothing_for_the_next(
         ledger.add_token("ada", "lost", NOW, NOW + 60)
     commits.failing = False
     ledger.add_token("ada", "kept", NOW, NOW + 60)
-    assert [ledger.token_user(secret, NOW) for secret in ("lost", "kept")] == [None, "ada"]
+    assert [ledger.find_token(secret, NOW)[0] for secret in ("lost", "kept")] == [None, "ada"]
 
 
 def test_another_transaction_stores_the_group_before_it(run: Run, ledger: Ledger) -> None:

@@ -1,0 +1,87 @@
+"""The route /metrics, in the text format of Prometheus or as OpenMetrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+from starlette.concurrency import run_in_threadpool
+
+from metasched.api.connections import OpenConnections, Refusal
+from metasched.api.readers import CurrentReaders
+from metasched.api.request import CurrentCaller, CurrentDaemon
+from metasched.daemon.service import Daemon
+from metasched.daemon.state_metrics import (
+    Family,
+    TaskCounts,
+    daemon_families,
+    service_families,
+)
+from metasched.db.store import StorageFailed
+
+router = APIRouter()
+
+
+class Scrape(Collector):
+    """What one scrape shows: counters of the daemon, then readings of its state."""
+
+    def __init__(self, daemon: Daemon, readings: Iterable[Family]) -> None:
+        self._registry, self._readings = daemon.metrics.registry, readings
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._registry.collect()
+        yield from self._readings
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(
+    request: Request, daemon: CurrentDaemon, _: CurrentCaller, readers: CurrentReaders
+) -> Response:
+    """Return all metrics. Without a running scheduler those of the daemon alone, not an error."""
+    readings = daemon_families(
+        version("metasched"),
+        daemon.started,
+        database_up=await _database_answers(daemon),
+        running=daemon.unavailable_reason is None,
+    )
+    readings += _connection_families(request.app.state.listeners)
+    if (service := daemon.service) is not None and service.failure is None:
+        counts = TaskCounts()
+        await readers.run_in_loop(request, counts.count(service.core.state))
+        readings += service_families(service, counts)
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    # in a thread, since the text of many clusters takes longer than a step of the scheduler
+    body = await run_in_threadpool(encode, Scrape(daemon, readings))
+    return Response(body, media_type=None, headers={"Content-Type": content_type})
+
+
+async def _database_answers(daemon: Daemon) -> bool:
+    try:
+        await daemon.database_probe.check()
+    except StorageFailed:
+        return False
+    return True
+
+
+def _connection_families(listeners: Sequence[OpenConnections]) -> list[Family]:
+    """Return the connections of each listener, and what was refused since the start."""
+    open_now = GaugeMetricFamily("metasched_connections", "Open connections.", labels=["listener"])
+    limits = GaugeMetricFamily(
+        "metasched_connections_limit", "Most open connections.", labels=["listener"]
+    )
+    refused = CounterMetricFamily(
+        "metasched_connections_refused",
+        "Connections and requests that were refused, by kind.",
+        labels=["listener", "kind"],
+    )
+    for connections in listeners:
+        open_now.add_metric([connections.address], len(connections))
+        limits.add_metric([connections.address], connections.limit)
+        for kind in Refusal:
+            refused.add_metric([connections.address, kind.value], connections.refusals[kind])
+    return [open_now, limits, refused]

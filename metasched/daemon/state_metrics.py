@@ -1,0 +1,252 @@
+"""Readings of the scheduler's state for Prometheus: queue, clusters, licences, reservations.
+
+They are computed for each scrape, so nothing has to be kept up to date. Tasks are counted in
+portions, so that events and requests come in between.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+from metasched.core.state import SchedulerState
+from metasched.core.transitions import QUEUED_OR_HELD, UNSTARTED
+from metasched.daemon.circuit_breaker import CircuitBreaker
+from metasched.daemon.cluster_connection import ClusterConnection
+from metasched.daemon.service import SchedulerService
+from metasched.model.job import MANAGER_REASON, Job, Reason, State
+
+Family = GaugeMetricFamily | CounterMetricFamily | InfoMetricFamily
+
+PORTION = 1_000  # tasks that are counted at a time, in about half a millisecond
+_REASONS: Final = {reason.value: reason.value for reason in Reason}
+_WAITING: Final = QUEUED_OR_HELD | UNSTARTED
+
+
+class TaskCounts:
+    """Open tasks by state, class and reason, and the longest wait of each class."""
+
+    def __init__(self) -> None:
+        self.tasks: Counter[tuple[str, str, str]] = Counter()  # by state, class, reason
+        self.oldest: dict[str, float] = {}  # by class: submission of an unstarted task
+
+    def count(self, state: SchedulerState) -> Iterator[None]:
+        """Count all open tasks; yield after each portion."""
+        tasks = iter(list(state.tasks.values()))
+        while portion := list(islice(tasks, PORTION)):
+            for task in portion:
+                self._add(task.job, task.state, task.reason, 1)
+            yield
+        for remainder in list(state.remainders.values()):
+            self._add(remainder.job, remainder.state, remainder.reason, len(remainder))
+
+    def _add(self, job: Job, state: State, reason: str, tasks: int) -> None:
+        user_class = job.user_class
+        self.tasks[state.value, user_class, reason_label(reason)] += tasks
+        if state in _WAITING and job.submitted < self.oldest.get(user_class, math.inf):
+            self.oldest[user_class] = job.submitted
+
+
+def reason_label(reason: str) -> str:
+    """Return the label of a task's reason; reasons of managers, and unknown ones, share one."""
+    if reason.startswith(MANAGER_REASON):
+        return "manager"
+    return _REASONS.get(reason, "other" if reason else "")
+
+
+def daemon_families(
+    version: str, started: float, *, database_up: bool, running: bool
+) -> list[Family]:
+    """Return the readings that need no running service."""
+    info = InfoMetricFamily("metasched", "Release of the daemon.", {"version": version})
+    return [
+        info,
+        _gauge("start_time_seconds", "Start of the daemon, epoch seconds.", started),
+        _gauge("database_up", "Whether the database answers (1) or not (0).", float(database_up)),
+        _gauge("scheduler_running", "Whether the scheduler service runs (1).", float(running)),
+    ]
+
+
+def service_families(service: SchedulerService, counts: TaskCounts) -> Iterator[Family]:
+    """Yield the readings of a running service. The cost depends on clusters and licences only."""
+    now = time.time()
+    yield from _queue(counts, now)
+    yield from _clusters(service, now)
+    yield from _pulls(service)
+    yield from _licences(service, now)
+    yield from _reservations(service)
+    yield _gauge(
+        "mail_failing",
+        "Whether the last mail to an owner failed (1).",
+        float(bool(service.mailer.last_error)),
+    )
+    yield _gauge(
+        "sources_paused",
+        "Clusters, servers and users that pause after a defect of metasched.",
+        len(service.quarantine.paused_sources),
+    )
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"metasched_{name}", text, value)
+
+
+def _gauges(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"metasched_{name}", text, labels=labels)
+
+
+def _queue(counts: TaskCounts, now: float) -> Iterator[Family]:
+    tasks = _gauges("tasks", "Open tasks.", "state", "class", "reason")
+    for labels, count in counts.tasks.items():
+        tasks.add_metric(labels, count)
+    yield tasks
+    waits = _gauges("longest_wait_seconds", "Age of the oldest task that has not started.", "class")
+    for user_class, submitted in counts.oldest.items():
+        waits.add_metric([user_class], max(now - submitted, 0.0))
+    yield waits
+
+
+def _clusters(service: SchedulerService, now: float) -> Iterator[Family]:
+    core = service.core
+    readings = {
+        "up": _gauges("cluster_up", "Whether the cluster answers (1) or not (0).", "cluster"),
+        "drained": _gauges("cluster_drained", "Whether it is drained (1).", "cluster"),
+        "cpus": _gauges("cluster_processors", "Its usable processors.", "cluster"),
+        "used": _gauges("cluster_processors_used", "Its processors in use.", "cluster"),
+        "pending": _gauges(
+            "cluster_pending_jobs", "Jobs that wait in its queue, of all users.", "cluster"
+        ),
+        "age": _gauges("cluster_listing_age_seconds", "Age of its last listing.", "cluster"),
+        "set_aside": _gauges(
+            "cluster_rows_set_aside", "Rows of its listing that cannot be used.", "cluster"
+        ),
+    }
+    loads = _gauges(
+        "cluster_load_seconds",
+        "Load by priority: seconds until its queue of that priority and above is empty.",
+        *("cluster", "priority"),
+    )
+    breakers = _gauges(
+        "breaker_failures",
+        "Failures in a row of a repeated operation; 0 while it works.",
+        *("source", "operation"),
+    )
+    actions = _gauges(
+        "actions_pending",
+        "Actions that wait for a cluster.",
+        "cluster",
+        "action",
+    )
+    for cluster in core.clusters:
+        connection = service.connections[cluster.name]
+        info, unreachable_reason = core.cluster_status(cluster.name)
+        values = {
+            "up": float(not unreachable_reason),
+            "drained": float(core.find_drain(cluster.name) is not None),
+            "cpus": info.cpus if info else 0,
+            "used": info.used_cpus if info else 0,
+            "pending": info.pending_jobs if info else 0,
+            "set_aside": len(connection.row_filter.rows),
+        }
+        if connection.last_listed:
+            values["age"] = max(now - connection.last_listed, 0.0)
+        for name, value in values.items():
+            readings[name].add_metric([cluster.name], value)
+        for priority, load in enumerate(core.load_ordering.load(cluster.name), start=1):
+            loads.add_metric([cluster.name, str(priority)], load)
+        for operation, breaker in _breakers(connection):
+            breakers.add_metric([f"cluster {cluster.name}", operation], breaker.failures)
+        for action, count in connection.pending_actions.counts().items():
+            actions.add_metric([cluster.name, action], count)
+    for monitor in service.licence_monitors:
+        breakers.add_metric([f"licence server {monitor.name}", "query"], monitor.breaker.failures)
+    yield from (*readings.values(), loads, breakers, actions)
+
+
+def _breakers(connection: ClusterConnection) -> list[tuple[str, CircuitBreaker]]:
+    return [
+        ("listing", connection.breaker),
+        ("worker", connection.worker.breaker),
+        ("use", connection.use_monitor.breaker),
+        ("shares", connection.use_monitor.shares_breaker),
+    ]
+
+
+def _pulls(service: SchedulerService) -> Iterator[Family]:
+    pulls = CounterMetricFamily(
+        "metasched_pulls",
+        "Tasks that were moved to a cluster where they should start at once.",
+        labels=["cluster"],
+    )
+    started = CounterMetricFamily(
+        "metasched_pulls_started_at_once", "Pulled tasks that started at once.", labels=["cluster"]
+    )
+    for cluster in service.core.clusters:
+        pulled, started_at_once = service.core.pull_counts(cluster.name)
+        pulls.add_metric([cluster.name], pulled)
+        started.add_metric([cluster.name], started_at_once)
+    yield from (pulls, started)
+
+
+def _licences(service: SchedulerService, now: float) -> Iterator[Family]:
+    readings = {
+        "known": _gauges("licence_known", "Whether its tokens can be leased (1).", "licence"),
+        "total": _gauges("licence_tokens", "Tokens that exist.", "licence"),
+        "leased": _gauges("licence_tokens_leased", "Tokens leased to tasks.", "licence"),
+        "outside": _gauges("licence_tokens_outside", "Tokens that others use.", "licence"),
+        "lingering": _gauges(
+            "licence_tokens_lingering", "Returned tokens that still count as used.", "licence"
+        ),
+        "reserved": _gauges(
+            "licence_tokens_reserved", "Unleased tokens of active reservations.", "licence"
+        ),
+        "free": _gauges("licence_tokens_free", "Tokens that may be leased now.", "licence"),
+        "waiting": _gauges(
+            "licence_tokens_waiting", "Tokens that queued tasks ask for.", "licence"
+        ),
+        "age": _gauges(
+            "licence_count_age_seconds", "Age of the last count of server or managers.", "licence"
+        ),
+        "drift": _gauges(
+            "licence_tokens_unseen",
+            "Tokens leased to running tasks that the last count of the server does not show.",
+            "licence",
+        ),
+    }
+    unseen = {name: n for monitor in service.licence_monitors for name, n in monitor.unseen.items()}
+    for status in service.core.licences.statuses(now):
+        values: dict[str, float | None] = {
+            "known": float(not status.unknown_reason),
+            "total": status.total,
+            "leased": status.leased_tokens,
+            "outside": status.outside,
+            "lingering": status.lingering,
+            "reserved": status.reserved,
+            "free": None if status.free is None else max(status.free, 0),
+            "waiting": status.waiting_tokens,
+            "age": None if status.observed is None else max(now - status.observed, 0.0),
+            "drift": unseen.get(status.licence),
+        }
+        for name, value in values.items():
+            if value is not None:
+                readings[name].add_metric([status.licence], value)
+    yield from readings.values()
+
+
+def _reservations(service: SchedulerService) -> Iterator[Family]:
+    reservations = _gauges(
+        "reservations", "Reservations that are open, or known to a manager.", "cluster", "state"
+    )
+    counts = Counter(
+        (reservation.cluster, reservation.state.value)
+        for reservation in list(service.core.reservations.by_id.values())
+    )
+    for labels, count in counts.items():
+        reservations.add_metric(labels, count)
+    yield reservations
