@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from sys import intern
 from typing import Any, get_args
 
 import msgspec
@@ -13,7 +14,7 @@ from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import ClusterDrained, CoreEvent, ListingReceived
 from metasched.core.recovered_state import RecoveredState
 from metasched.core.state import MAX_ENDED_TASKS
-from metasched.core.tasks import Attempt, EndedTask, Intent, PastAttempt, Task
+from metasched.core.tasks import NO_CLUSTERS, Attempt, EndedTask, Intent, PastAttempt, Task
 from metasched.core.transitions import LIVE
 from metasched.db import leases, reservations, share_uses, task_runs, tuning
 from metasched.db.cluster_info import apply_changes
@@ -29,6 +30,8 @@ EVENT_TYPES: dict[str, type[CoreEvent]] = {EVENT_KINDS[k.__name__]: k for k in g
 ATTEMPT_FIELDS = {
     f.encode_name: f.name for f in structs.fields(Attempt) if f.encode_name in attempt.c
 }
+# all rows at once take more memory than what is made of them, and the process keeps that
+_IN_PORTIONS = {"yield_per": 1000}
 _SAME_TASK = and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.task_index)
 
 
@@ -77,50 +80,58 @@ def recover(connection: Connection, window: int) -> RecoveredState:
 def _open_tasks(connection: Connection) -> Iterator[Task]:
     """Yield the open tasks with their live and past attempts."""
     execute = connection.execute
-    jobs: dict[int, Job] = {}
-    rejected_by: dict[tuple[int, int], set[str]] = {}
+    is_open = task.c.ended.is_(None)
+    rejected_by: dict[tuple[int, int], frozenset[str]] = {}
     past: dict[tuple[int, int], dict[int, PastAttempt]] = {}
     ended_attempts = (
         select(attempt, task.c.forgiven)
         .join(task, _SAME_TASK)
-        .where(task.c.ended.is_(None), attempt.c.state.not_in(sorted(LIVE)))
+        .where(is_open, attempt.c.state.not_in(sorted(LIVE)))
         .order_by(attempt.c.number)
     )
-    for row in execute(ended_attempts):
+    for row in execute(ended_attempts, execution_options=_IN_PORTIONS):
         key = (row.job, row.task_index)
         past.setdefault(key, {})[row.sending] = _decode_past_attempt(row)
         if row.refused and row.number > row.forgiven:
-            rejected_by.setdefault(key, set()).add(row.cluster)
-    rows = execute(
-        select(task, job.c.priority, func.coalesce(job.c.changed, job.c.job).label("spec"))
-        .join(job, job.c.id == task.c.job)
-        .where(task.c.ended.is_(None))
-        .order_by(task.c.job, task.c.task_index)
-    ).all()
+            rejected_by[key] = rejected_by.get(key, NO_CLUSTERS) | {intern(row.cluster)}
     live = {
-        (row.job, row.task_index): row
-        for row in execute(select(attempt).where(attempt.c.state.in_(sorted(LIVE))))
+        (row.job, row.task_index): _decode_attempt(row)
+        for row in execute(
+            select(attempt).where(attempt.c.state.in_(sorted(LIVE))),
+            execution_options=_IN_PORTIONS,
+        )
     }
-    for row in rows:
-        if row.job not in jobs:
-            jobs[row.job] = msgspec.json.decode(row.spec, type=Job)
+    # apart from the tasks: an array has many, and one text
+    spec = func.coalesce(job.c.changed, job.c.job).label("spec")
+    jobs = {
+        row.id: (msgspec.json.decode(row.spec, type=Job), row.priority)
+        for row in execute(
+            select(job.c.id, job.c.priority, spec).where(
+                job.c.id.in_(select(task.c.job).where(is_open))
+            ),
+            execution_options=_IN_PORTIONS,
+        )
+    }
+    rows = select(task).where(is_open).order_by(task.c.job, task.c.task_index)
+    for row in execute(rows, execution_options=_IN_PORTIONS):
         key = (row.job, row.task_index)
         live_attempt = live.get(key)
         if live_attempt is not None:
-            past.get(key, {}).pop(live_attempt.sending, None)
+            past.get(key, {}).pop(live_attempt.dispatch_id, None)
+        job_of_task, priority = jobs[row.job]
         yield Task(
-            jobs[row.job],
+            job_of_task,
             row.task_index,
-            row.priority,
+            priority,
             queue_key=0.0,
             state=State(row.state),
-            reason=row.reason,
+            reason=intern(row.reason),
             held=row.held,
             attempts=row.attempts,
             moves=row.moves,
             target=row.target,
-            attempt=_decode_attempt(live_attempt) if live_attempt is not None else None,
-            rejected_by=rejected_by.get(key, set()),
+            attempt=live_attempt,
+            rejected_by=rejected_by.get(key, NO_CLUSTERS),
             ignore_rejections_until=row.forgiven,
             past_attempts=past.get(key, {}),
         )
@@ -129,7 +140,8 @@ def _open_tasks(connection: Connection) -> Iterator[Task]:
 def _ended_tasks(connection: Connection) -> dict[tuple[int, int], EndedTask]:
     """Return the last ended tasks, oldest first."""
     execute = connection.execute
-    ended_rows = select(task).order_by(task.c.ended.desc()).where(task.c.ended.is_not(None))
+    remembered = (task.c.job, task.c.task_index, task.c.state, task.c.attempts, task.c.ended)
+    ended_rows = select(*remembered).order_by(task.c.ended.desc()).where(task.c.ended.is_not(None))
     rows = execute(ended_rows.limit(MAX_ENDED_TASKS)).all()
     past: dict[tuple[int, int], dict[int, PastAttempt]] = {}
     if rows:
@@ -148,7 +160,8 @@ def _ended_tasks(connection: Connection) -> dict[tuple[int, int], EndedTask]:
             )
             .join(task, _SAME_TASK)
             .where(task.c.ended >= oldest)
-            .order_by(columns.number)
+            .order_by(columns.number),
+            execution_options=_IN_PORTIONS,
         ):
             task_attempts = past.setdefault((row.job, row.task_index), {})
             task_attempts[row.sending] = _decode_past_attempt(row)
@@ -216,12 +229,13 @@ def _decode_attempt(row: Any) -> Attempt:
     fields = {name: getattr(row, column) for column, name in ATTEMPT_FIELDS.items()}
     fields["state"] = State(row.state)
     fields["intent"] = Intent(row.intent) if row.intent else None
+    fields["cluster"] = intern(row.cluster)
     return Attempt(**fields)
 
 
 def _decode_past_attempt(row: Any) -> PastAttempt:
     requeued = row.begun and row.intent == Intent.REQUEUE
-    return PastAttempt(row.cluster, row.begun, row.fence, row.revoked, requeued)
+    return PastAttempt(intern(row.cluster), row.begun, intern(row.fence), row.revoked, requeued)
 
 
 def recorded_events(connection: Connection, since: int = 0) -> Iterator[CoreEvent]:
@@ -232,8 +246,7 @@ def recorded_events(connection: Connection, since: int = 0) -> Iterator[CoreEven
     """
     infos: dict[str, ClusterInfo] = {}
     query = select(event).where(event.c.id >= since).order_by(event.c.id)
-    # in portions: all events may not fit into memory
-    for row in connection.execute(query, execution_options={"yield_per": 1000}):
+    for row in connection.execute(query, execution_options=_IN_PORTIONS):
         event_type = EVENT_TYPES[row.kind]
         if event_type is not ListingReceived:
             yield msgspec.json.decode(row.data, type=event_type)

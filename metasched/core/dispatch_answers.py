@@ -108,6 +108,6 @@ class DispatchAnswers:
         for task in tasks:
             if view is None:
                 if task.live_attempt.number > task.ignore_rejections_until:
-                    task.rejected_by.add(task.live_attempt.cluster)
+                    task.rejected_by |= {task.live_attempt.cluster}
                 task.live_attempt.rejected = True
             yield self._state_machine.apply(task, TaskEvent.REFUSE, event.reason)

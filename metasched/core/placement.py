@@ -315,7 +315,7 @@ class Placement:
         )
         return (
             *(job.user, job.requirements, job.directory, job.writes, *job.native.items()),
-            *(task.priority, frozenset(task.rejected_by), job.id if has_own_limit else None),
+            *(task.priority, task.rejected_by, job.id if has_own_limit else None),
             *(job.user_class, job.groups),  # with user and account these name the site's limits
             task.target,  # promised a place there
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 
 import msgspec
+from msgspec import structs
 
 from metasched.core.array_remainder import Remainder
 from metasched.core.dependency_status import TargetSummary
@@ -20,6 +21,8 @@ from metasched.model.licence import Lease, LicenceCount, LingeringTokens
 from metasched.model.reservation import Reservation
 from metasched.model.stored_names import STORED_FIELDS
 from metasched.model.tuning import TuningState
+
+_ARRAY, _MAP = b"\xdd", b"\xdf"  # of msgpack; the number of items follows in four bytes
 
 
 class RecoveredState(
@@ -49,8 +52,19 @@ class RecoveredState(
     remainders: list[Remainder] = msgspec.field(default_factory=list)  # of arrays, by job
 
     def pack(self) -> bytes:
-        """Encode as compressed msgpack."""
-        return zlib.compress(msgspec.msgpack.encode(self), 1)
+        """Encode as compressed msgpack, item by item: each task repeats its job, uncompressed."""
+        encode, compressor = msgspec.msgpack.Encoder().encode, zlib.compressobj(1)
+        fields = structs.fields(self)
+        packed = [compressor.compress(_MAP + len(fields).to_bytes(4, "big"))]
+        for field in fields:
+            packed.append(compressor.compress(encode(field.encode_name)))
+            value = getattr(self, field.name)
+            if not isinstance(value, list):
+                packed.append(compressor.compress(encode(value)))
+                continue
+            packed.append(compressor.compress(_ARRAY + len(value).to_bytes(4, "big")))
+            packed += filter(None, (compressor.compress(encode(item)) for item in value))
+        return b"".join([*packed, compressor.flush()])
 
     @staticmethod
     def unpack(data: bytes) -> RecoveredState:

@@ -14,7 +14,15 @@ from metasched.core.cluster_view import ClusterView
 from metasched.core.events import Revoke, Withdraw
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.state import SchedulerState
-from metasched.core.tasks import IF_PENDING_INTENTS, Attempt, Intent, PastAttempt, StateChange, Task
+from metasched.core.tasks import (
+    IF_PENDING_INTENTS,
+    NO_CLUSTERS,
+    Attempt,
+    Intent,
+    PastAttempt,
+    StateChange,
+    Task,
+)
 from metasched.core.transitions import (
     FINAL,
     LIVE,
@@ -135,7 +143,7 @@ class TaskStateMachine:
     def reopen(self, task: Task, last_dispatch: int, cause: str) -> StateChange:
         """Queue an ended task again, and forget rejections by clusters."""
         task.ended, task.attempt, task.target, task.held = None, None, None, False
-        task.ignore_rejections_until, task.rejected_by = task.attempts, set()
+        task.ignore_rejections_until, task.rejected_by = task.attempts, NO_CLUSTERS
         task.reason = ""
         for dispatch_id, past_attempt in task.past_attempts.items():
             if past_attempt.has_started and not past_attempt.requeued:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import Final
 
 import msgspec
 
@@ -17,6 +18,8 @@ from metasched.model.job import Job, State
 from metasched.model.stored_names import STORED_FIELDS
 
 TaskId = tuple[int, int]  # job, index
+
+NO_CLUSTERS: Final[frozenset[str]] = frozenset()  # shared: each empty set takes 216 bytes
 
 
 class Intent(StrEnum):
@@ -163,7 +166,7 @@ class Task(msgspec.Struct, rename=STORED_FIELDS["Task"]):
     moves: int = 0  # number of moves to other clusters
     target: str | None = None  # target cluster of a pull
     attempt: Attempt | None = None  # its live attempt
-    rejected_by: set[str] = msgspec.field(default_factory=set)  # clusters
+    rejected_by: frozenset[str] = NO_CLUSTERS
     ignore_rejections_until: int = 0  # number of the last attempt whose rejection does not count
     past_attempts: dict[int, PastAttempt] = msgspec.field(default_factory=dict)  # by dispatch id
     task_id: TaskId = (0, 0)

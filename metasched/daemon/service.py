@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -375,6 +376,7 @@ class Daemon:
             self.service = None
             log.error("%s; starting again from the database", self._stopped_reason)
             await asyncio.sleep(delay)
+            gc.collect()  # its state has cycles, and would stay in memory beside the next
 
     async def _await_database(self) -> None:
         """Wait until the database can be written to."""
