@@ -358,6 +358,7 @@ class Daemon:
             await asyncio.sleep(RESTART_DELAY)
         while True:
             await self._await_database()
+            gc.collect()  # a former service has cycles, and would stay in memory beside the next
             try:
                 self.service = SchedulerService(
                     self.settings, self.ledger, self.quarantine, self.metrics
@@ -376,7 +377,6 @@ class Daemon:
             self.service = None
             log.error("%s; starting again from the database", self._stopped_reason)
             await asyncio.sleep(delay)
-            gc.collect()  # its state has cycles, and would stay in memory beside the next
 
     async def _await_database(self) -> None:
         """Wait until the database can be written to."""

@@ -8,15 +8,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import time
 import tracemalloc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from metasched.config.reading import load_settings
-from metasched.core.events import DaemonStarted, JobSubmitted
+from metasched.core.events import (
+    CoreEvent,
+    DaemonStarted,
+    JobSubmitted,
+    Outcome,
+    TimerExpired,
+)
 from metasched.core.scheduler import Core
 from metasched.daemon.service import Daemon, SchedulerService
 from metasched.db.ledger import Ledger, StoredJob
@@ -97,23 +104,32 @@ def test_the_state_of_a_service_that_failed_is_freed_before_the_next_is_restored
     alive: list[int] = []  # services, at each restoration
     restored = asyncio.Event()
 
-    class WatchedLedger(Ledger):
+    class FailingLedger(Ledger):
+        disk_full = False
+
         def restore(self, core: Core, window: int) -> None:
             alive.append(sum(reference() is not None for reference in former))
-            restored.set()
+            self.disk_full = False
             super().restore(core, window)
+            restored.set()
 
-    async def fail_twice() -> None:
-        ledger = WatchedLedger(settings.database.open())
+        def _write_steps(self, steps: Sequence[tuple[CoreEvent, Outcome]]) -> None:
+            if self.disk_full:
+                raise StorageFailed("disk full")
+            super()._write_steps(steps)
+
+    async def fail_repeatedly() -> None:
+        ledger = FailingLedger(settings.database.open())
         daemon = Daemon(settings, lambda: ledger)
         running = asyncio.create_task(daemon.run())
         for _ in range(3):
             await restored.wait()
             restored.clear()
-            await asyncio.sleep(0.1)
             assert daemon.service is not None
             former.append(weakref.ref(daemon.service))
-            daemon.service.fail(StorageFailed("disk full"))
+            ledger.disk_full = True
+            with contextlib.suppress(StorageFailed):
+                await daemon.service.apply_events(TimerExpired(time.time()))
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
@@ -121,7 +137,7 @@ def test_the_state_of_a_service_that_failed_is_freed_before_the_next_is_restored
 
     gc.disable()  # by chance it would be early enough
     try:
-        asyncio.run(fail_twice())
+        asyncio.run(fail_repeatedly())
     finally:
         gc.enable()
     assert alive == [0, 0, 0]
