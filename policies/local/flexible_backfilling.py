@@ -175,8 +175,10 @@ class _QueueTable:
     def _at_most(self, cpus: float, resources: Mapping[str, int]) -> Mask:
         mask: Mask = self.row(_CPUS) <= cpus
         for name, amount in resources.items():
-            if amount < self._max_amounts.get(name, 0):
-                mask &= self.row(self.resource_rows[name]) <= amount
+            # below 0: the host has less than when its running jobs started
+            free = max(amount, 0)
+            if free < self._max_amounts.get(name, 0):
+                mask &= self.row(self.resource_rows[name]) <= free
         return mask
 
 

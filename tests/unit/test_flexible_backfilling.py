@@ -14,7 +14,7 @@ from metasched.policies.local.registry import make_policy
 from metasched.policies.local.weights import Weights, make_weights
 from metasched.simulate.clusters import Machine, SimulatedCluster
 from metasched.simulate.manager import SimulatedManager
-from tests.harness.local_policies import LOCAL_POLICIES
+from tests.harness.local_policies import CONVERGENT, LOCAL_POLICIES
 
 NONE = {"age_factor": 0.0, "least": 0.0, "most": 0.0, "licence": 0.0, "boost": 0.0}
 
@@ -92,6 +92,17 @@ def started(
 ) -> list[int]:
     running = [RunningJob(9, 4 - free, 200.0)] if free < 4 else []
     return [start.id for start in policy.choose_starts(now, queue, running, FreeResources(free))]
+
+
+@pytest.mark.parametrize("name", sorted({*LOCAL_POLICIES} - {*CONVERGENT}))
+def test_jobs_start_on_a_host_that_has_lost_what_a_running_job_uses(name: str) -> None:
+    policy = make_policy(name)
+    running = [RunningJob(9, 1, 200.0, {"gpu": 1})]
+    for id, resources in ((1, {}), (2, {"gpu": 1}), (3, {})):
+        queue = [WaitingJob(id, 1, 10.0, resources)]
+        free = FreeResources(3, {"gpu": -1})
+        started = [start.id for start in policy.choose_starts(0.0, queue, running, free)]
+        assert started == ([] if resources else [id])
 
 
 def test_the_reservation_is_kept_or_goes_to_who_comes_first() -> None:
