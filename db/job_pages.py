@@ -366,6 +366,7 @@ _STATUS_COLUMNS = (
     attempt.c.cpu_seconds,
     attempt.c.max_memory,
     attempt.c.restarts,
+    attempt.c.gres_choice,
 )
 _IS_LAST_ATTEMPT = and_(
     attempt.c.job == task.c.job,

@@ -157,6 +157,7 @@ def _ended_tasks(connection: Connection) -> dict[tuple[int, int], EndedTask]:
                 columns.fence,
                 columns.revoked,
                 columns.intent,
+                columns.gres_choice,
             )
             .join(task, _SAME_TASK)
             .where(task.c.ended >= oldest)
@@ -235,7 +236,8 @@ def _decode_attempt(row: Any) -> Attempt:
 
 def _decode_past_attempt(row: Any) -> PastAttempt:
     requeued = row.begun and row.intent == Intent.REQUEUE
-    return PastAttempt(intern(row.cluster), row.begun, intern(row.fence), row.revoked, requeued)
+    cluster, fence = intern(row.cluster), intern(row.fence)
+    return PastAttempt(cluster, row.begun, fence, row.revoked, requeued, row.gres_choice)
 
 
 def recorded_events(connection: Connection, since: int = 0) -> Iterator[CoreEvent]:

@@ -274,6 +274,7 @@ def _status_row(row: Any) -> dict[str, Any]:
         "cpu_seconds": None,
         "max_memory": None,
         "restarts": None,
+        "gres_choice": None,
     }
 
 

@@ -158,10 +158,14 @@ def _gres_choices(job: Job) -> list[Job]:
     """Return the job with each of its alternative generic resources in turn."""
     if not job.gres_alternatives:
         return [job]
-    return [
-        structs.replace(job, gres=gres, gres_alternatives=())
-        for gres in (job.gres, *job.gres_alternatives)
-    ]
+    return [choose_gres(job, number) for number in range(len(job.gres_choices))]
+
+
+def choose_gres(job: Job, choice: int | None) -> Job:
+    """Return the job with one of its `gres_choices` alone; None: as it is."""
+    if choice is None:
+        return job
+    return structs.replace(job, gres=job.gres_choices[choice], gres_alternatives=())
 
 
 def _with_fitting_gres(job: Job, info: ClusterInfo) -> Job:

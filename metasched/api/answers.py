@@ -12,8 +12,10 @@ from typing import Any
 import msgspec
 from fastapi.responses import Response
 
+from metasched.core.transitions import QUEUED_OR_HELD
 from metasched.model.job import Job, Payload
 from metasched.model.manager_options import ManagerOptions
+from metasched.policies.eligible import choose_gres
 from metasched.units import iso
 
 
@@ -49,8 +51,8 @@ class JobDetails(JobRow):
     nodes: int | None  # None: any number
     memory: int | None  # MiB per node
     memory_per_cpu: int | None  # MiB
-    gres: Mapping[str, int]  # per node
-    gres_alternatives: Sequence[Mapping[str, int]]  # each could take its place
+    gres: Mapping[str, int]  # per node; of alternatives those that its attempt requests
+    gres_alternatives: Sequence[Mapping[str, int]]  # the others, as long as it may get them
     exclusive: bool
     time_limit: float | None
     begin: str | None
@@ -83,6 +85,8 @@ class JobDetails(JobRow):
 def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Payload) -> JobDetails:
     """Return the details of a task from its row of `status`, and what is stored of it."""
     options = job.manager_options or ManagerOptions()
+    if row.state not in QUEUED_OR_HELD:
+        job = choose_gres(job, stored["gres_choice"])
     return JobDetails(
         **asdict(row),
         number=job.task_number(stored["task_index"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -25,7 +25,7 @@ from metasched.daemon.service import SchedulerService
 from metasched.db.job_pages import TaskFilter
 from metasched.db.tuning import RecordedChange
 from metasched.model.cluster import Cluster
-from metasched.model.job import Reason, State
+from metasched.model.job import Job, Reason, State
 from metasched.policies.eligible import UnmappedNameError, translate_job
 from metasched.policies.exclusions import describe_fit
 from metasched.units import iso
@@ -93,7 +93,7 @@ async def explain(
         "text": summary
         + _describe_state(row, clusters, cause)
         + _describe_account(clusters)
-        + _describe_gres(clusters)
+        + _describe_gres(job_row, row, clusters)
         + _describe_standing(standing)
         + _describe_expectation(expectation),
         "expected_start": iso(expectation.start) if expectation else None,
@@ -161,13 +161,19 @@ def _describe_account(clusters: Sequence[dict[str, Any]]) -> str:
     return ""
 
 
-def _describe_gres(clusters: Sequence[dict[str, Any]]) -> str:
-    """Describe the alternative of its generic resources that a job gets, in a sentence."""
+def _describe_gres(
+    job_row: dict[str, Any], row: dict[str, Any], clusters: Sequence[dict[str, Any]]
+) -> str:
+    """Describe the alternative of its generic resources that a task gets, in a sentence."""
+    state, choice = State(row["state"]), row["gres_choice"]
+    if choice is not None and state not in QUEUED_OR_HELD:
+        job = msgspec.json.decode(job_row["changed"] or job_row["job"], type=Job)
+        verb = "requested" if state in FINAL else "requests"
+        gres = _counts(job.gres_choices[choice])
+        return f" Of its alternatives it {verb} {gres} on {row['cluster']}."
     choices = [c for c in clusters if c["gres"]]
-    if chosen := [c for c in choices if c["chosen"]]:
-        return f" Of its alternatives it uses {chosen[0]['gres']} on {chosen[0]['cluster']}."
     texts = ", ".join(f"{c['gres']} on {c['cluster']}" for c in choices if c["eligible"])
-    return f" Of its alternatives it would use {texts}." if texts else ""
+    return f" Of its alternatives it would request {texts}." if texts else ""
 
 
 def _describe_standing(standing: Standing | None) -> str:
@@ -240,13 +246,22 @@ def cluster_verdicts(
 def _chosen_gres(service: SchedulerService, task: Task, cluster: Cluster) -> str | None:
     """Return which of its alternative generic resources a job gets there; None: it has none."""
     info, _ = service.core.cluster_status(cluster.name)
-    if not task.job.gres_alternatives or info is None:
+    if not task.job.gres_alternatives:
+        return None
+    attempt = task.attempt
+    if attempt and attempt.cluster == cluster.name and attempt.gres_choice is not None:
+        return _counts(task.job.gres_choices[attempt.gres_choice])
+    if info is None:
         return None
     try:
-        gres = translate_job(task.job, cluster, info).gres
+        return _counts(translate_job(task.job, cluster, info).gres)
     except UnmappedNameError:
         return None
-    return ",".join(f"{name}:{count}" for name, count in gres.items())
+
+
+def _counts(resources: Mapping[str, int]) -> str:
+    """Write counts as in `gpu:a100:2,disk:1`."""
+    return ",".join(f"{name}:{count}" for name, count in resources.items())
 
 
 def _node_fit(service: SchedulerService, task: Task, cluster: Cluster) -> dict[str, Any] | None:

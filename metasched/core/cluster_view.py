@@ -179,6 +179,10 @@ class ClusterView:
         """Return an eligible job with the manager's names of partition, account and so on."""
         return translate_job(job, self.cluster, self.info)
 
+    def choose_gres(self, job: Job) -> int:
+        """Return which of its `gres_choices` an eligible job requests there."""
+        return job.gres_choices.index(self.translate_job(job).gres)
+
     # Tasks of metasched
 
     def add_task(self, task: Task) -> None:

@@ -458,6 +458,7 @@ class Placement:
             dispatched=state.now,
             observed_at_dispatch=view.observed_seconds(state.observed_seconds),
             fence=view.cluster.fence_dir,
+            gres_choice=view.choose_gres(task.job) if task.job.gres_alternatives else None,
         )
         cause = "load and ordering"
         if task.target == cluster:

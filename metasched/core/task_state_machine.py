@@ -163,7 +163,12 @@ class TaskStateMachine:
         self._state.outcome.closed_attempts.append((task, attempt))
         requeued = attempt.has_started and attempt.intent is Intent.REQUEUE
         task.past_attempts[attempt.dispatch_id] = PastAttempt(
-            attempt.cluster, attempt.has_started, attempt.fence, attempt.revoked, requeued
+            attempt.cluster,
+            attempt.has_started,
+            attempt.fence,
+            attempt.revoked,
+            requeued,
+            attempt.gres_choice,
         )
         view = self._state.views.get(attempt.cluster)
         maybe_submitted = attempt.tried is not None or attempt.accepted is not None
@@ -310,6 +315,7 @@ class TaskStateMachine:
             accepted=self._state.now,
             has_started=past_attempt.has_started,
             fence=past_attempt.fence,
+            gres_choice=past_attempt.gres_choice,
             restarts=stale_attempt.row.restarts if stale_attempt else 0,
         )
         if self._is_former(task.attempt):

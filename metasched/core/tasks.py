@@ -85,6 +85,7 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
     has_started: bool = False  # whether the payload ever started under this dispatch
     # folder in which its payload claims it: `fence_dir` until the call; "": no claims
     fence: str = ""
+    gres_choice: int | None = None  # `Job.gres_choices` that it requests; None: not recorded
     revoking: bool = False  # its claim may have been revoked
     revoked: bool = False  # its claim has been revoked
 
@@ -141,6 +142,7 @@ class PastAttempt(msgspec.Struct, rename=STORED_FIELDS["PastAttempt"]):
     fence: str = ""  # folder in which its payload claims it
     revoked: bool = False  # its claim is revoked: its payload can never start
     requeued: bool = False  # the task was requeued since: if it continues, it is cancelled again
+    gres_choice: int | None = None  # as that of `Attempt`
 
 
 class EndedTask(msgspec.Struct, rename=STORED_FIELDS["EndedTask"]):

@@ -24,7 +24,7 @@ from metasched.daemon.host import SchedulerHost
 from metasched.model.job import Payload
 from metasched.model.listing import TaskClaim
 from metasched.model.reservation import manager_name
-from metasched.policies.eligible import translate_job
+from metasched.policies.eligible import choose_gres, translate_job
 
 
 @dataclass(eq=False)
@@ -134,7 +134,8 @@ class PendingActions:
             return None
         info, _ = core.cluster_status(name)
         dialect, first_id = script_dialect(payload.script), self._settings.exports_ids_from
-        job = translate_job(tasks[0].job, self._settings.cluster, info)
+        chosen = choose_gres(tasks[0].job, attempts[0].gres_choice)
+        job = translate_job(chosen, self._settings.cluster, info)
         exports_job_id = (
             dialect == "slurm"
             and first_id is not None

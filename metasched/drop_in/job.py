@@ -183,6 +183,16 @@ class Job:
         return format_memory(self.row["memory"] or self.row["memory_per_cpu"] or 0)
 
     @property
+    def gres(self) -> str:
+        """Generic resources per node, as in `gres:gpu:a100:2`; "": none."""
+        return ",".join(f"gres:{name}:{count}" for name, count in self.row["gres"].items())
+
+    @property
+    def licences(self) -> str:
+        """Licences, as in `matlab:2`; "": none."""
+        return ",".join(f"{name}:{count}" for name, count in self.row["licences"].items())
+
+    @property
     def wait_status(self) -> tuple[int, int]:
         """Exit code and signal."""
         code, signal = self.row["exit_code"] or 0, self.row["signal"] or 0

@@ -28,14 +28,6 @@ def _time_left(job: Job) -> str:
     return format_duration(left) if left >= 0 else "INVALID"
 
 
-def _licences(job: Job) -> str:
-    return ",".join(f"{name}:{count}" for name, count in job.row["licences"].items()) or UNSET
-
-
-def _gres(job: Job) -> str:
-    return ",".join(f"gres:{name}:{count}" for name, count in job.row["gres"].items()) or "N/A"
-
-
 def _sharing(job: Job) -> str:
     return "NO" if job.row["exclusive"] else "OK"
 
@@ -73,8 +65,8 @@ FIELDS = (
     Field("", "numtasks", "TASKS", _value("tasks")),
     Field("c", "mincpus", "MIN_CPUS", lambda job: str(job.row["cpus"] // job.row["tasks"])),
     Field("m", "minmemory", "MIN_MEMORY", lambda job: job.memory),
-    Field("b", "tres-per-node", "TRES_PER_NODE", _gres),
-    Field("", "gres", "TRES_PER_NODE", _gres),
+    Field("b", "tres-per-node", "TRES_PER_NODE", lambda job: job.gres or "N/A"),
+    Field("", "gres", "TRES_PER_NODE", lambda job: job.gres or "N/A"),
     Field("l", "timelimit", "TIME_LIMIT", lambda job: format_duration(job.row["time_limit"])),
     Field("L", "timeleft", "TIME_LEFT", _time_left),
     Field("M", "timeused", "TIME", lambda job: format_duration(job.time_used)),
@@ -88,7 +80,7 @@ FIELDS = (
     Field("p", "priority", "PRIORITY", _value("priority")),
     Field("E", "dependency", "DEPENDENCY", _value("dependency")),
     Field("f", "feature", "FEATURES", _value("constraint")),
-    Field("W", "licenses", "LICENSES", _licences),
+    Field("W", "licenses", "LICENSES", lambda job: job.licences or UNSET),
     Field("v", "reservation", "RESERVATION", _value("reservation")),
     Field("k", "comment", "COMMENT", _value("comment")),
     Field("o", "command", "COMMAND", _always(UNSET)),

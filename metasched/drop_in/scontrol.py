@@ -225,6 +225,7 @@ def _record(job: Job) -> list[str]:
     code, signal = job.wait_status
     limit, cpus = row["time_limit"], row["cpus"] // row["tasks"]
     time_limit = "UNLIMITED" if limit is None else format_clock(limit)
+    gres = f"\nTresPerNode={job.gres}" if job.gres else ""
     host = f"\nBatchHost={printable(job.nodes[0])}" if job.nodes else ""
     return f"""\
 JobId={job.number} {array}JobName={_text(row["name"])}
@@ -242,11 +243,12 @@ NodeList={printable(row["node_list"])}{host}
 NumNodes={job.node_count} NumCPUs={row["cpus"]} NumTasks={row["tasks"]} CPUs/Task={cpus}
 MinCPUsNode={cpus} MinMemory{"CPU" if row["memory_per_cpu"] else "Node"}={job.memory}
 Features={_text(row["constraint"])}
-OverSubscribe={"NO" if row["exclusive"] else "OK"} Command={UNSET}
+OverSubscribe={"NO" if row["exclusive"] else "OK"} Licenses={job.licences or UNSET}
+Command={UNSET}
 WorkDir={printable(row["directory"])}
 StdErr={printable(row["error"] or row["output"])}
 StdIn=/dev/null
-StdOut={printable(row["output"])}""".split("\n")
+StdOut={printable(row["output"])}{gres}""".split("\n")
 
 
 def _text(value: object) -> str:

@@ -196,10 +196,10 @@ class Job(JobSpec, frozen=True, kw_only=True):
         if self.licences:
             for name, count in self.licences.items():
                 require_at_least(f"licence {name}", count)
-        for gres in (self.gres, *self.gres_alternatives) if self.gres else ():
+        for gres in self.gres_choices if self.gres else ():
             for name, count in gres.items():
                 require_at_least(f"gres {name}", count)
-        if self.gres_alternatives and not all((self.gres, *self.gres_alternatives)):
+        if self.gres_alternatives and not all(self.gres_choices):
             raise ValueError("an alternative of gres is empty")
         if not 0 <= self.owner_priority <= 3:
             raise ValueError(f"owner priority is {self.owner_priority}; it must be 0..3")
@@ -211,6 +211,11 @@ class Job(JobSpec, frozen=True, kw_only=True):
     @property
     def parsed_array(self) -> JobArray | None:
         return None if self.array is None else parse_array(self.array)
+
+    @property
+    def gres_choices(self) -> tuple[Mapping[str, int], ...]:
+        """The generic resources of which it needs one entry, the first that fits."""
+        return self.gres, *self.gres_alternatives
 
     @property
     def node_requirements(self) -> Hashable:

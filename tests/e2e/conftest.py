@@ -199,6 +199,11 @@ class Site:
         [row] = self.rows(job)
         return row
 
+    def details(self, job: int) -> dict[str, Any]:
+        """Return the row of a job in `GET /jobs/details`."""
+        [row] = self._client.job_details([str(job)])
+        return row
+
     def until(self, condition: Callable[[], Any], patience: float = 180.0) -> Any:
         """Poll `condition` and return its first true value; retry if what it reads is not there."""
         deadline = time.monotonic() + patience

@@ -66,11 +66,13 @@ def test_each_cluster_takes_the_gres_that_it_has(site: Site) -> None:
     alternatives = ("--gres", "gpu:a100|gpu:h100")
     jobs = [site.submit(*alternatives, "--wrap", "sleep 300") for _ in range(2)]
     site.until(lambda: all(site.row(job)["state"] == "running" for job in jobs))
-    assert {site.row(job)["cluster"] for job in jobs} == {"left", "right"}
-    for job in jobs:
-        kind = {"left": "a100", "right": "h100"}[site.row(job)["cluster"]]
-        text = site.run("explain", str(job)).stdout
-        assert f"Of its alternatives it uses gpu:{kind}:1 on" in text
+    kinds = {job: {"left": "a100", "right": "h100"}[site.row(job)["cluster"]] for job in jobs}
+    assert sorted(kinds.values()) == ["a100", "h100"]
+    for job, kind in kinds.items():
+        explanation = site.run("explain", str(job)).stdout
+        assert f"Of its alternatives it requests gpu:{kind}:1 on" in explanation
+        row = site.details(job)
+        assert (row["gres"], row["gres_alternatives"]) == ({f"gpu:{kind}": 1}, [])
     waiting = site.submit(*alternatives, "--wrap", "true")
     site.run("cancel", str(jobs[1]))
     assert site.until_ended(waiting)[0]["state"] == "completed"
@@ -78,5 +80,35 @@ def test_each_cluster_takes_the_gres_that_it_has(site: Site) -> None:
     assert "no set of nodes" in refused.stderr
     site.run("cancel", str(jobs[0]))
     site.until_ended(*jobs)
+    requested = f"Of its alternatives it requested gpu:{kinds[jobs[0]]}:1 on"
+    assert requested in site.run("explain", str(jobs[0])).stdout
     assert site.stop() == 0
     site.replayed()
+
+
+def test_the_gres_of_a_placed_job_stay_those_of_its_placement(site: Site) -> None:
+    table = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n'
+    site.configure(table + 'gres = { "gpu:a100" = 1, "gpu:h100" = 1 }\n')
+    site.start()
+    options = ("--gres", "gpu:a100|gpu:h100", "--wrap", "sleep 300")
+    first, waiting = site.submit(*options), site.submit("--hold", *options)
+    site.until(lambda: site.row(first)["state"] == "running")
+    assert site.details(waiting)["gres_alternatives"] == [{"gpu:h100": 1}]
+    assert site.stop() == 0
+    site.configure(table + 'gres = { "gpu:h100" = 1 }\n')
+    site.start()
+    assert "requests gpu:a100:1 on left" in site.run("explain", str(first)).stdout
+    [verdict] = site.json("explain", str(first))["clusters"]
+    assert verdict["gres"] == "gpu:a100:1"
+    assert site.details(first)["gres"] == {"gpu:a100": 1}
+    site.run("release", str(waiting))
+    site.until(lambda: site.row(waiting)["state"] == "running")
+    assert site.details(waiting)["gres"] == {"gpu:h100": 1}
+    site.run("requeue", str(first))  # it can have an H100 only now
+    site.run("cancel", str(waiting))
+    site.until(lambda: site.details(first)["gres"] == {"gpu:h100": 1})
+    site.run("cancel", str(first))
+    site.until_ended(first, waiting)
+    assert site.stop() == 0
+    site.replayed()
+    assert "give the state of" in site.run("db", "check").stdout

@@ -235,6 +235,22 @@ def state(cluster: SlurmCluster, job: str) -> str:
     return cluster.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T %r").strip()
 
 
+def test_the_chosen_gres_are_those_of_the_real_job(clusters: Clusters) -> None:
+    waiting = clusters.site.submit("--hold", "--gres", "gpu:h100:1|gpu:2", *SLEEP)
+    job = clusters.submit("north", "--gres", "gpu:h100:1|gpu:2")
+
+    def shown(lines: list[str]) -> tuple[list[str], list[str]]:
+        words = [word for line in lines for word in line.split()]
+        starts = ("TresPerNode=", "Licenses=")
+        return tuple([word for word in words if word.startswith(start)] for start in starts)  # type: ignore[return-value]
+
+    own = clusters.lines("scontrol", "-o", "show", "job", str(job))
+    real = clusters.alpha.run("scontrol", "-o", "show", "job", clusters.native_id(job))
+    assert shown(own) == shown([real]) == (["TresPerNode=gres:gpu:2"], ["Licenses=(null)"])
+    gres = clusters.lines("squeue", "-h", "-j", f"{waiting},{job}", "-o", "%i %b")
+    assert gres == [f"{waiting} gres:gpu:h100:1", f"{job} gres:gpu:2"]
+
+
 def test_ids_of_both_kinds_in_a_command(clusters: Clusters) -> None:
     mine, other, kept = (native(clusters.alpha, name) for name in ("a", "b", "c"))
     same = native(clusters.beta, "d")
@@ -257,8 +273,9 @@ def test_ids_of_both_kinds_in_a_command(clusters: Clusters) -> None:
     assert clusters.lines("squeue", "-h", "-j", later, "-o", "%r") == ["JobHeldUser"]
     assert clusters.lines("scancel", str(own[0]), mine, other) == []
     clusters.site.until_ended(own[0])
-    for job in (mine, other):
-        assert state(clusters.alpha, job).startswith("CANCELLED")
+    clusters.site.until(
+        lambda: all(state(clusters.alpha, job)[:9] == "CANCELLED" for job in (mine, other))
+    )
     assert state(clusters.alpha, kept) == state(clusters.beta, same) == "PENDING JobHeldUser"
     # another cluster may have the same id
     assert clusters.lines("scancel", "-M", "south", same) == []

@@ -72,6 +72,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "restarts": 1,
         "begun": True,
         "fence": "/claims/x",
+        "gres_choice": 1,
         "revoking": False,
         "revoked": False,
         "lease_expired": False,
