@@ -10,17 +10,18 @@ daemon that lost its place to a newer daemon can store nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from msgspec import structs
-from sqlalchemy import Engine, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Engine, bindparam, delete, insert, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from metasched.core.audit_trail import AuditTrail
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
     ClockSet,
@@ -37,6 +38,7 @@ from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.core.tasks import Intent, PastAttempt, Task
 from metasched.core.transitions import TaskEvent
 from metasched.db import (
+    audit,
     leases,
     limit_uses,
     recovery,
@@ -88,6 +90,7 @@ from metasched.db.submission_keys import Receipt, SubmissionKey
 from metasched.db.task_numbers import replace_numbers
 from metasched.db.writer import Writer
 from metasched.model.arrays import parse_array
+from metasched.model.audit import AuditKind, AuditRecord, cleaned
 from metasched.model.cluster import ClusterInfo
 from metasched.model.dependencies import DependencyTarget, parse_dependency
 from metasched.model.job import Job, Payload
@@ -124,6 +127,14 @@ def encode(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
+def _ignore_records(_: Sequence[AuditRecord]) -> None:
+    """Nobody is to learn of audit records."""
+
+
+def _token_record(kind: AuditKind, id: int, actor: str, owner: str, now: float) -> AuditRecord:
+    return cleaned(AuditRecord(time=now, kind=kind, actor=actor, owner=owner, cause=f"token {id}"))
+
+
 class Ledger(Writer):
     """The writer of the database. Any method raises StorageFailed if nothing was stored."""
 
@@ -138,6 +149,12 @@ class Ledger(Writer):
         self._lasting_infos: dict[str, str] = {}  # as in the table `cluster`
         self._cursors: dict[str, str] = {}  # as in the table `listing_cursor`
         self._pending_checkpoint: bytes | None = None  # stored with the next DaemonStarted
+        self._audit_trail, self._last_audit = AuditTrail(), 0
+        # of the open transaction: records without a line in the log, and whether there are others
+        self._new_records: list[AuditRecord] = []
+        self._has_logged_records = False
+        # called after the commit of audit records, with those that have no line in the log yet
+        self.on_audit: Callable[[Sequence[AuditRecord]], None] = _ignore_records
 
     def acquire_lock(self) -> None:
         """Check before `restore` that the database answers and no other daemon is active on it.
@@ -235,6 +252,50 @@ class Ledger(Writer):
             self._write_steps(steps)
             if receipt is not None:
                 submission_keys.store(connection, receipt)
+            self._audit(
+                connection,
+                [record for step in steps for record in self._audit_trail.records(*step)],
+            )
+
+    def record_notices(
+        self,
+        records: Sequence[AuditRecord],
+        conditions: Iterable[tuple[AuditRecord, str, str]] = (),
+    ) -> None:
+        """Add audit records that no event causes to the open group, which the caller commits.
+
+        `records` have lines in the log. `conditions`: records with a subject and its condition,
+        left out if that is the same.
+        """
+        with self._join_group() as connection:
+            changed = [
+                cleaned(record)
+                for record, subject, value in conditions
+                if self._audit_trail.changes(subject, value)
+            ]
+            self._audit(connection, changed)
+            if records:
+                self._last_audit = audit.store(connection, records, self._last_audit)
+                self._has_logged_records = True
+
+    def audit_condition(self, subject: str) -> str:
+        """Return what was last recorded of a subject; see `AuditTrail`."""
+        return self._audit_trail.condition(subject)
+
+    def _audit(self, connection: Connection, records: Sequence[AuditRecord]) -> None:
+        """Store audit records and the conditions that changed in the caller's transaction."""
+        self._last_audit = audit.store(connection, records, self._last_audit)
+        audit.store_conditions(connection, self._audit_trail.take_changed())
+        self._new_records += records
+
+    def _forget_failed(self) -> None:
+        self._new_records, self._has_logged_records = [], False
+
+    def _note_commit(self) -> None:
+        records, has_logged = self._new_records, self._has_logged_records
+        self._forget_failed()
+        if records or has_logged:
+            self.on_audit(records)
 
     def find_submission(self, key: SubmissionKey, after: float) -> tuple[str, Any] | None:
         """Return digest of the body and answer of the submission with a key, or None.
@@ -471,13 +532,17 @@ class Ledger(Writer):
             id = self._highest(token.c.id) + 1
             row = {"id": id, "user": user, "digest": digest(secret), "scope": scope.value}
             connection.execute(insert(token).values(**row, created=now, expires=expires))
+            self._audit(connection, [_token_record(AuditKind.TOKEN_CREATED, id, user, user, now)])
         return id
 
-    def revoke_token(self, id: int, now: float) -> None:
-        """Revoke a token; an earlier revocation keeps its time."""
+    def revoke_token(self, id: int, now: float, by: str) -> None:
+        """Revoke a token on behalf of a user; an earlier revocation keeps its time."""
         query = update(token).where(token.c.id == id, token.c.revoked.is_(None))
         with self._write_transaction() as connection:
-            connection.execute(query.values(revoked=now))
+            owner = connection.execute(select(token.c.user).where(token.c.id == id)).scalar()
+            if connection.execute(query.values(revoked=now)).rowcount:
+                record = _token_record(AuditKind.TOKEN_REVOKED, id, by, owner or "", now)
+                self._audit(connection, [record])
 
     def mark_notified(self, id: int, now: float) -> None:
         """Store that the owner of a broken reservation has been notified."""
@@ -526,6 +591,8 @@ class Ledger(Writer):
             self._next_event = self._highest(event.c.id) + 1
             self._next_job = max(self._next_free_id(), self._first_id)
             self._next_reservation = reservations.highest_id(connection) + 1
+            self._last_audit = audit.last_id(connection)
+            conditions = audit.read_conditions(connection)
             recovered = recovery.recover(connection, window)
             newest = execute(
                 select(checkpoint.c.event, checkpoint.c.decisions)
@@ -539,6 +606,9 @@ class Ledger(Writer):
             )
             self._pending_checkpoint = recovered.pack() if checkpoint_due else None
             core.restore(recovered)
+            self._audit_trail = AuditTrail(
+                conditions, core.reservations.by_id, {d.cluster: d for d in recovered.drains}
+            )
 
     def listing_cursors(self) -> dict[str, str]:
         """Return the stored positions in the listings of clusters."""

@@ -1,8 +1,9 @@
 """Deletion of old rows in short transactions, beside a daemon that writes.
 
-A pass walks the index of ended tasks, then reservations, keys and events, each by a cursor: a row
-that is kept is examined once in a pass. So its cost grows with the rows that have become old, and
-neither with their square nor with the whole history. `PortionSize` bounds for how long others wait.
+A pass walks the index of ended tasks, then reservations, keys, audit records and events, each by a
+cursor: a row that is kept is examined once in a pass. So its cost grows with the rows that have
+become old, and neither with their square nor with the whole history. `PortionSize` bounds for how
+long others wait.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, and_, delete, func, select, tuple_
 from sqlalchemy.exc import DBAPIError
 
-from metasched.db import reservations, submission_keys, task_runs
+from metasched.db import audit, reservations, submission_keys, task_runs
 from metasched.db.job_pages import PLAN_BY_INDEX
 from metasched.db.portion_size import PortionSize
 from metasched.db.schema import (
@@ -37,6 +38,7 @@ TASKS_PER_PORTION = 200  # examined, and deleted
 CHANGES_PER_PORTION = 2000  # of a larger job
 EVENTS_PER_PORTION = 2000
 RESERVATIONS_PER_PORTION = 100
+RECORDS_PER_PORTION = 2000  # of the audit
 PRUNED_KINDS = ("jobs", "reservations", "events")
 PAUSE = 0.01  # seconds between transactions, for others to write
 MARGINS_KEPT = 1000  # recent jobs with a deadline are kept: later priorities depend on them
@@ -83,15 +85,18 @@ class PruningPass:
         self,
         before: float,
         keys_before: float | None = None,
+        audit_before: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Times are epoch seconds; submission keys created before `keys_before` are deleted.
+        """Times are epoch seconds; None: what it is for is not deleted.
 
-        `clock` returns seconds.
+        `keys_before`: creation of submission keys. `audit_before`: audit records. `clock` returns
+        seconds.
         """
         self._clock = clock
         self._size = PortionSize()
         self._before, self._keys_before = before, keys_before
+        self._audit_before = audit_before
         self.deleted = dict.fromkeys(PRUNED_KINDS, 0)
         self._last_task = (0.0, 0)  # end and job of the last task examined
         self._last_reservation = 0  # the last one examined
@@ -102,6 +107,7 @@ class PruningPass:
             self._prune_jobs,
             self._prune_reservations,
             self._prune_keys,
+            self._prune_audit,
             self._prune_events,
         ]
 
@@ -196,6 +202,12 @@ class PruningPass:
         if self._keys_before is None:
             return False
         return submission_keys.prune_batch(connection, self._keys_before) > 0
+
+    def _prune_audit(self, connection: Connection) -> bool:
+        if self._audit_before is None:
+            return False
+        most = self._size.rows(RECORDS_PER_PORTION)
+        return audit.prune_batch(connection, self._audit_before, most) > 0
 
     def _prune_events(self, connection: Connection) -> bool:
         """Delete events without changes before the last checkpoint that is old enough."""

@@ -15,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from metasched.core.events import CoreEvent, RequeuedTask
 from metasched.core.tasks import TaskId
-from metasched.db import recovery, reservations, task_runs, tuning
+from metasched.db import audit, recovery, reservations, task_runs, tuning
 from metasched.db.job_pages import (
     BEFORE_ALL,
     MAX_EXAMINED,
@@ -353,6 +353,22 @@ class Queries:
         query = select(token.c.user).where(token.c.id == token_id)
         with self._connect() as connection:
             return connection.execute(query).scalar()
+
+    def audit_page(
+        self, wanted: audit.AuditFilter, after: int, limit: int, *, newest: bool = False
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Return audit records and the position after them; see `audit.read_page`.
+
+        The position is that of the last record on the page, if there may be more; else that of the
+        last record that the caller may see, whatever the filter.
+        """
+        with self._connect() as connection:
+            # what is stored meanwhile comes after it
+            last = audit.last_id(connection, wanted.visible_to)
+            rows = audit.read_page(connection, wanted, (after, last), limit, newest=newest)
+        if len(rows) == limit and not newest:
+            return rows, int(rows[-1]["id"])
+        return rows, max(last, after)
 
     def events(self, since: int = 0) -> Iterator[CoreEvent]:
         """Yield the recorded events in order; see `recovery.recorded_events`."""

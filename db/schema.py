@@ -32,7 +32,7 @@ from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HEL
 from metasched.model.reservation import FINAL_STATES, ReservationState
 from metasched.model.token_scope import TokenScope
 
-REVISION = "0028"  # the newest migration, which creates exactly these tables
+REVISION = "0029"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -464,6 +464,39 @@ drain = Table(
     Column("by", SafeText, nullable=False),
     Column("reason", SafeText, nullable=False),
     Column("keep_pending", Boolean(create_constraint=False), nullable=False),
+)
+
+# Acts of operators, and changes of clusters, licences, policy, reservations and jobs: see
+# `model.audit`. Ids grow with the time: microseconds since the epoch, or one more than the last.
+# So a range of times is a range of ids, and each index has one column of a filter and the id.
+# `owner`: whom a record concerns; '': everybody may see it; null: operators only.
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Int64, primary_key=True, autoincrement=False),
+    Column("time", Float, nullable=False),
+    Column("kind", SafeText, nullable=False),
+    Column("actor", SafeText, nullable=False),
+    Column("owner", SafeText),
+    Column("job", Int64),
+    Column("task_index", Int64),
+    Column("reservation", Int64),
+    Column("cluster", SafeText, nullable=False),
+    Column("licence", SafeText, nullable=False),
+    Column("cause", SafeText, nullable=False),
+    Column("count", Int64, nullable=False),
+    Column("details", SafeText, nullable=False),  # JSON
+    CheckConstraint("count > 0", name="count"),
+)
+for _name in ("kind", "actor", "owner", "cluster", "job"):
+    Index(f"ix_audit_{_name}", audit.c[_name], audit.c.id)
+
+# What was last recorded of a subject, such as "unreachable" of a cluster: see `AuditTrail`.
+audit_condition = Table(
+    "audit_condition",
+    metadata,
+    Column("subject", SafeText, primary_key=True),
+    Column("value", SafeText, nullable=False),
 )
 
 # Configurations of the self-optimising classification, with the jobs they were judged by.

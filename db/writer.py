@@ -40,6 +40,12 @@ class Writer(Queries):
         self._has_members = False  # whether the open group holds a request
         self._lost: StorageFailed | None = None  # why a group was lost since the last start
 
+    def _note_commit(self) -> None:
+        """What was written is stored."""
+
+    def _forget_failed(self) -> None:
+        """What was written is not stored."""
+
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
@@ -62,7 +68,9 @@ class Writer(Queries):
             failure = StorageUncertain if error.connection_invalidated else StorageFailed
             self._lost = failure(driver_message(error))
             self._undo_failed_commit()
+            self._forget_failed()
             raise self._lost from error
+        self._note_commit()
 
     @contextmanager
     def _join_group(self) -> Iterator[Connection]:
@@ -116,6 +124,7 @@ class Writer(Queries):
 
     def _roll_back(self) -> None:
         group, self._group, self._has_members = self._group, None, False
+        self._forget_failed()
         if group is not None:
             try:
                 group.rollback()
@@ -146,9 +155,12 @@ class Writer(Queries):
             with self._connection.begin():
                 yield self._connection
                 committing = True
+            self._note_commit()
         except _REFUSED as error:
+            self._forget_failed()
             raise _rejected(error) from error
         except DBAPIError as error:
+            self._forget_failed()
             if committing and error.connection_invalidated:
                 raise StorageUncertain(driver_message(error)) from error
             if committing:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -31,9 +30,7 @@ from metasched.api.timed_call import TimedCall
 from metasched.daemon.service import RESTART_DELAY, Daemon
 from metasched.db.store import StorageFailed
 from metasched.errors import ApiError
-from metasched.model.row_checks import clean_text
-
-log = logging.getLogger("metasched")
+from metasched.model.audit import OPERATORS_ONLY, AuditKind, AuditRecord
 
 LARGE_BODY = 1 << 20  # bytes; a user has one larger body in memory at a time
 SMALL_BODY = 1 << 16  # bytes; the limit of all bodies together does not count smaller ones
@@ -232,12 +229,18 @@ def _count(request: Request, refusal: Refusal) -> None:
 
 
 def _refusal(request: Request, status: int, error: Exception) -> ApiError:
-    """Log that a caller was refused, and return the answer."""
+    """Record that a caller was refused, and return the answer."""
     _count(request, Refusal.CREDENTIAL)
     peer = request.state.connection.peer
-    log.warning(
-        "refused %s: %s", peer, clean_text(str(error)), extra={"repeat_key": f"refused {peer}"}
+    daemon: Daemon = request.app.state.daemon
+    record = AuditRecord(
+        time=time.time(),
+        kind=AuditKind.CREDENTIAL_REFUSED,
+        owner=OPERATORS_ONLY,
+        cause=str(error),
+        details={"peer": peer},
     )
+    daemon.quarantine.notices.add(record, f"{peer}: {error}")
     return ApiError(status, str(error))
 
 

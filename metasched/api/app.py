@@ -25,6 +25,7 @@ from starlette.exceptions import HTTPException
 from metasched.api import (
     changes,
     clusters,
+    events,
     explanations,
     jobs,
     licences,
@@ -95,7 +96,7 @@ def create_app(daemon: Daemon) -> FastAPI:
     )
     job_modules = (submissions, changes, jobs, explanations)
     site_modules = (clusters, partitions, licences, limits, shares, reservations, tokens)
-    admin_modules = (metrics, reference)
+    admin_modules = (events, metrics, reference)
     for module in (*job_modules, *site_modules, *admin_modules):
         app.include_router(module.router)
     _register_error_handlers(app)

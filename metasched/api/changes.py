@@ -287,7 +287,8 @@ def _user_request(
         elif sum(map(len, in_runs)) > len(remainder):
             by_index.append(set(chain(*in_runs)).difference(*members))
     indices = tuple(sorted(chain(*by_index)))
-    return UserRequested(now, action, job_id, indices, caller.user, exit_code, is_whole)
+    by, owner = caller.user, selected[0].user
+    return UserRequested(now, action, job_id, indices, by, exit_code, is_whole, owner)
 
 
 def _requeue_targets(service: SchedulerService, job: Job) -> tuple[TargetSummary, ...]:

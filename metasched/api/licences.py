@@ -76,6 +76,7 @@ async def release_licences(
     selected = await select_tasks(request, readers, service, "release", selection)
     now, results = time.time(), []
     indices: dict[int, list[int]] = {}
+    owners = {tasks.job: tasks.user for tasks in selected}
     for tasks, index in ((entry, index) for entry in selected for index in entry.indices):
         task_id = (tasks.job, index)
         lease = service.core.licences.leases.get(task_id)
@@ -96,7 +97,7 @@ async def release_licences(
             }
         )
     events = [
-        LicencesReleased(now, job_id, tuple(task_indices), caller.user)
+        LicencesReleased(now, job_id, tuple(task_indices), caller.user, owners[job_id])
         for job_id, task_indices in indices.items()
     ]
     if events:

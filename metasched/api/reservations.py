@@ -83,7 +83,7 @@ async def create(
                 for window in await find_windows(service, user, body)
             ]
         }
-    return _reservation_row(await reserve(service, user, body))
+    return _reservation_row(await reserve(service, user, body, caller.user))
 
 
 @router.post("/reservations/{id}/cancel")

@@ -47,6 +47,7 @@ class SelectedTasks:
     indices: range  # at least one
     state: State  # before the request
     is_run: bool  # whether they had no row of their own when they were read
+    user: str  # the owner
 
 
 async def select_tasks(
@@ -90,7 +91,8 @@ async def select_tasks(
 
 
 def _selected(row: Mapping[str, Any], indices: range, is_run: bool) -> SelectedTasks:
-    return SelectedTasks(row["job"], row["array"], indices, State(row["state"]), is_run)
+    state = State(row["state"])
+    return SelectedTasks(row["job"], row["array"], indices, state, is_run, row["user"])
 
 
 def _single(index: int) -> range:
@@ -121,7 +123,7 @@ def _with_present_states(
         if (remainder := core.remainders.get(run.job)) is not None:
             parts = list(remainder.members(run.indices))
             remaining += [
-                SelectedTasks(run.job, run.array, indices, remainder.state, True)
+                SelectedTasks(run.job, run.array, indices, remainder.state, True, run.user)
                 for indices in parts
             ]
         if len(states) + sum(map(len, parts)) < len(run.indices):
@@ -131,7 +133,7 @@ def _with_present_states(
                     return None
                 states[index] = ended.state
         for index, state in sorted(states.items()):
-            tasks = SelectedTasks(run.job, run.array, _single(index), state, False)
+            tasks = SelectedTasks(run.job, run.array, _single(index), state, False, run.user)
             selected.setdefault((run.job, index), tasks)
     for (job_id, index), tasks in selected.items():
         if (task := core.tasks.get((job_id, index))) is not None:

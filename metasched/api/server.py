@@ -24,6 +24,7 @@ from metasched.api.connections import Connection, OpenConnections, Refusal
 from metasched.api.http_protocol import DeadlineProtocol
 from metasched.config.settings import ConfigError, Settings
 from metasched.config.tables import TcpTable
+from metasched.daemon.audit_log import FORMATTERS
 from metasched.daemon.descriptors import connection_limit
 from metasched.daemon.repeated_lines import RepeatHandler
 from metasched.daemon.service import Daemon
@@ -85,11 +86,9 @@ def serve(settings: Settings, *, standby: bool = False) -> int:
     """
     if settings.site is not None and os.geteuid() == 0:
         raise ConfigError("[site] and root: the daemon is not root; start it by its own account")
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-        handlers=[RepeatHandler()],
-    )
+    handler = RepeatHandler()
+    handler.setFormatter(FORMATTERS[settings.log_format]())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)
     gc.set_threshold(NEW_OBJECTS_PER_COLLECTION)
     try:
@@ -317,6 +316,7 @@ async def _serve_until_stopped(
     for server, _ in servers:
         server.should_exit = True
     await asyncio.gather(*server_tasks)
+    daemon.close()
     daemon_task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await daemon_task

@@ -101,5 +101,5 @@ async def revoke_token(
     owner = daemon.ledger.token_owner(id)
     if owner is None or not (caller.operator or owner == caller.user):
         raise ApiError(404, f"you have no token {id}; see `metasched token list`")
-    daemon.ledger.revoke_token(id, time.time())
+    daemon.ledger.revoke_token(id, time.time(), caller.user)
     return {"id": id}

@@ -37,6 +37,7 @@ COMMANDS = {  # name -> module
     "shares": "shares",
     "clusters": "clusters",
     "cluster": "clusters",
+    "events": "events",
     "reserve": "reservations",
     "reservations": "reservations",
     "reservation": "reservations",

@@ -244,6 +244,17 @@ class Client:
     def revoke_token(self, token_id: int) -> None:
         self._request("POST", f"/tokens/{token_id}/revoke")
 
+    def events(
+        self, cursor: str | None = None, limit: int = PAGE_SIZE, **filters: object
+    ) -> tuple[list[dict[str, Any]], str]:
+        """Return audit records after a cursor, at most `limit`, and the cursor after them.
+
+        `filters`: see GET /events. With `wait` (seconds) the daemon waits for a record.
+        """
+        query = {"cursor": cursor, "limit": limit, **filters}
+        answer, fields = self._connection.request("GET", "/events", query)
+        return self._parse_rows(answer), fields.get(NEXT_CURSOR_HEADER.lower(), cursor or "0")
+
     def health(self) -> dict[str, Any]:
         return self._parse_object(self._request("GET", "/health"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import getpass
+import hashlib
 import itertools
 import os
 import tomllib
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from metasched.adapters.base import Capabilities
+from metasched.adapters.launcher_client import user_name_of
 from metasched.adapters.registry import ADAPTER_GROUP, adapter_class
 from metasched.config.fair_share import read_fair_share
 from metasched.config.limits import read_limits
@@ -22,6 +24,7 @@ from metasched.config.settings import (
     ClusterSettings,
     ConfigError,
     LicenceServerSettings,
+    PolicyOrigin,
     RequestLimits,
     Settings,
 )
@@ -80,7 +83,8 @@ def load_settings(path: Path | None) -> Settings:
     _require_unique("cluster", [table.name for table in config.cluster], path)
     _require_unique("licence_server", [table.name for table in config.licence_server], path)
     base = path.parent.absolute() if path is not None else Path(personal_data())
-    policy = read_policy(None if config.policy.file is None else base / config.policy.file)
+    policy_path = None if config.policy.file is None else base / config.policy.file
+    policy = read_policy(policy_path)
     clusters = tuple(_cluster_settings(table, config, path) for table in config.cluster)
     _check_policy_matches(config, policy, path)
     database = _ledger_database(config, base, path)
@@ -123,6 +127,9 @@ def load_settings(path: Path | None) -> Settings:
         if config.fair_share is None
         else read_fair_share(config.fair_share, [table.name for table in config.cluster], path),
         mail_program=base / daemon.mail_program if daemon.mail_program else None,
+        event_retention=daemon.keep_events,
+        log_format=daemon.log_format,
+        policy_origin=PolicyOrigin() if policy_path is None else _origin_of(policy_path),
     )
 
 
@@ -276,6 +283,15 @@ def read_policy(path: Path | None) -> Policy:
         raise ConfigError(f"{error}, [weights] in {path}") from None
     values = {field.name: getattr(policy_file, field.name) for field in fields(Policy)}
     return Policy(**{**values, "self_optimising": _read_self_optimising(policy_file, path)})
+
+
+def _origin_of(path: Path) -> PolicyOrigin:
+    """Return the origin of a policy file that was read just now."""
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        return PolicyOrigin(str(path), digest, user_name_of(path.stat().st_uid))
+    except OSError as error:
+        raise ConfigError(f"{error.strerror}, {path}; name a readable file") from None
 
 
 def _read_self_optimising(policy_file: PolicyFile, path: Path) -> dict[str, SelfOptimisation]:

@@ -9,7 +9,7 @@ import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from metasched.config.tables import DEFAULT_USE_INTERVAL, DaemonTable, SiteTable, TcpTable
 from metasched.db.store import Database
@@ -74,6 +74,15 @@ class RequestLimits:
 
 
 @dataclass(frozen=True)
+class PolicyOrigin:
+    """Where the policy was read."""
+
+    path: str = ""  # "": the defaults
+    digest: str = ""  # SHA-256 of the file
+    owner: str = ""  # account that owns the file
+
+
+@dataclass(frozen=True)
 class Settings:
     """A complete, valid configuration."""
 
@@ -100,6 +109,9 @@ class Settings:
     limits: LimitSettings = field(default_factory=LimitSettings)
     use_interval: float = DEFAULT_USE_INTERVAL  # seconds between queries of accounting
     fair_share: FairShareSettings | None = None  # None: users take turns
+    event_retention: float = _DAEMON.keep_events  # seconds for which audit records are stored
+    log_format: Literal["text", "json"] = _DAEMON.log_format
+    policy_origin: PolicyOrigin = field(default_factory=lambda: PolicyOrigin())
 
     @property
     def launcher(self) -> Path | None:

@@ -63,6 +63,8 @@ class DaemonTable(_Table):
     folder: str | None = None
     socket: str | None = None
     keep: Seconds = 365 * 86400.0
+    keep_events: Seconds = 2 * 365 * 86400.0
+    log_format: Literal["text", "json"] = "text"
     max_array_tasks: Annotated[int, Field(ge=1, le=MAX_TASKS)] = 100_000
     first_id: Annotated[int, Field(ge=1, le=MAX_FIRST_ID)] = 1
     mail_program: str | None = None

@@ -46,6 +46,9 @@ class DaemonStarted(msgspec.Struct, rename=STORED_FIELDS["DaemonStarted"], froze
     restored: bool = False  # the first start on a restored backup
     limits: LimitSettings = LimitSettings()
     fair_share: FairShareSettings | None = None  # None: users take turns
+    policy_file: str = ""  # path of the policy file; "": the defaults
+    policy_digest: str = ""  # SHA-256 of that file
+    policy_owner: str = ""  # account that owns it
 
 
 class JobSubmitted(msgspec.Struct, rename=STORED_FIELDS["JobSubmitted"]):
@@ -131,6 +134,8 @@ class ListingReceived(msgspec.Struct, rename=STORED_FIELDS["ListingReceived"]):
     # "": each full listing repeats all ends
     cursor: str = ""
     partial: bool = False  # the first ends of a listing whose rest follows; it proves nothing
+    # (tag, index, defect) of rows that this listing sets aside, the first ones; for the audit
+    defects: tuple[tuple[str, int, str], ...] = ()
 
 
 class AccountingReceived(msgspec.Struct, rename=STORED_FIELDS["AccountingReceived"], frozen=True):
@@ -176,6 +181,7 @@ class UserRequested(msgspec.Struct, rename=STORED_FIELDS["UserRequested"], froze
     by: str = ""  # name of the user
     exit_code: int | None = None  # of `ran`, if the operator knows it
     with_remainder: bool = False  # besides `indices`, all tasks of the array's remainder
+    owner: str = ""  # user of the job; "": not recorded
 
 
 class RequeuedTask(msgspec.Struct, frozen=True):
@@ -254,6 +260,7 @@ class LicencesReleased(msgspec.Struct, frozen=True):
     job: int
     indices: tuple[int, ...] | None = None  # None: all tasks
     by: str = ""
+    owner: str = ""  # user of the job; "": not recorded
 
 
 class UseReported(msgspec.Struct, frozen=True):

@@ -40,6 +40,7 @@ from metasched.daemon.usage_collector import UsageCollector
 from metasched.daemon.use_monitor import UseMonitor
 from metasched.daemon.worker_process import WorkerProcess
 from metasched.db.store import StorageFailed
+from metasched.model.audit import AuditKind, AuditRecord
 from metasched.model.listing import AccountingAnswer
 from metasched.model.row_checks import is_time
 
@@ -52,6 +53,7 @@ MAX_POLL_INTERVAL = 10.0  # seconds between polls while tasks of metasched are o
 IDLE_POLL_INTERVAL = 60.0  # seconds between polls without open tasks; a submission resets it
 MAX_RETRY_DELAY = 60.0  # seconds between polls of an unreachable cluster
 UNREACHABLE_AFTER_FAILURES = 2  # consecutive failed polls after which the core is notified
+MAX_DEFECTS = 10  # rows of a listing whose defects its event has
 
 
 class ClusterConnection:
@@ -233,15 +235,15 @@ class ClusterConnection:
             return
         _, unreachable = core.cluster_status(self.name)
         if unreachable or self.breaker.failures:
-            log.info("cluster %s answers", self.name)
             self.pending_actions.retry_withdrawals_now()
             if self._turns is not None:
                 self._turns.forget_pauses()
         self.breaker.record_success()
+        self._note_breaker(AuditKind.BREAKER_CLOSED, "")
         self._full_poll = False
         self.start_times.update(delta, core.instances)
         # a row that is set aside changes the state of its task once
-        newly_set_aside = set(delta.quarantined) - set_aside
+        newly_set_aside = [row for row in delta.quarantined if row not in set_aside]
         has_changes = bool(delta.rows or delta.vanished or newly_set_aside)
         must_store = has_changes or delta.info or delta.full or unreachable
         unusable = tuple((row.tag, row.task) for row in delta.quarantined)
@@ -260,6 +262,9 @@ class ClusterConnection:
                 self._in_flight.since_poll(),
                 unusable,
                 self._cursor if delta.cursor else "",
+                defects=tuple(
+                    (row.tag, row.task, row.defect) for row in newly_set_aside[:MAX_DEFECTS]
+                ),
             )
             await self._host.apply_events(listing)
         self.last_listed = delta.taken
@@ -326,16 +331,24 @@ class ClusterConnection:
         worker_pause = self.worker.breaker.open_until - now
         delay = self.breaker.record_failure(reason, time.time(), now, minimum=worker_pause)
         self._next_poll = self.breaker.open_until
-        log.warning("cluster %s does not answer (%s); next try in %g s", self.name, reason, delay)
+        self._note_breaker(AuditKind.BREAKER_OPEN, f"{reason}; next try in {delay:g} s")
         if self.breaker.failures == UNREACHABLE_AFTER_FAILURES:
             await self._report_unreachable(reason)
+        elif self.breaker.failures > UNREACHABLE_AFTER_FAILURES:
+            message = "cluster %s does not answer yet (%s); next try in %g s"
+            log.warning(message, self.name, reason, delay)
+
+    def _note_breaker(self, kind: AuditKind, cause: str) -> None:
+        """Record whether the breaker of polls is open; `cause` "": it is closed."""
+        record = AuditRecord(time=time.time(), kind=kind, cluster=self.name, cause=cause)
+        subject = f"breaker of cluster {self.name}"
+        self._host.note_condition(record, subject, "open" if cause else "")
 
     async def _close_for_site_fault(self, reason: str) -> None:
         """Close the cluster at once: it would refuse the jobs of all users until a repair."""
         self.breaker.record_failure(reason, time.time(), time.monotonic())
         self._next_poll = self.breaker.open_until
-        log.warning("cluster %s is closed by a fault of the site: %s", self.name, reason)
-        await self._report_unreachable(reason)
+        await self._report_unreachable(f"a fault of the site: {reason}")
 
     async def _report_unreachable(self, reason: str) -> None:
         """Notify the core; dispatch elsewhere what did not leave yet."""

@@ -9,6 +9,7 @@ from metasched.core.events import CoreEvent, Outcome
 from metasched.core.scheduler import Core
 from metasched.daemon.quarantine import Quarantine
 from metasched.db.ledger import Ledger
+from metasched.model.audit import AuditRecord
 
 
 class SchedulerHost(Protocol):
@@ -38,6 +39,9 @@ class SchedulerHost(Protocol):
 
         StorageFailed if the transaction failed: no action was started.
         """
+
+    def note_condition(self, record: AuditRecord, subject: str, value: str) -> None:
+        """Record a condition of a subject, "" for well, if it is not what was recorded last."""
 
     def is_owner(self, tag: str, account: str) -> bool:
         """Return whether `account` may own native jobs with this tag."""

@@ -20,6 +20,7 @@ from metasched.daemon.host import SchedulerHost
 from metasched.licence_servers.base import LicenceServerError, UsageReport
 from metasched.licence_servers.matching import LeasedTokens, count_outside, expand_hosts
 from metasched.licence_servers.process import ServerQuery, query_server
+from metasched.model.audit import AuditKind, AuditRecord
 from metasched.model.licence import LicenceCount, LicencePool
 
 log = logging.getLogger("metasched")
@@ -75,9 +76,8 @@ class LicenceMonitor:
         except LicenceServerError as error:
             self._record_failure(str(error))
             return
-        if self.breaker.failures:
-            log.info("licence server %s answers", settings.name)
         self.breaker.record_success()
+        self._note_state(AuditKind.LICENCE_SERVER_ANSWERS, "")
         self.observed = observed
         counts, missing, unseen = [], {}, {}
         for pool, leased in zip(self.pools, leased_before, strict=True):
@@ -103,7 +103,18 @@ class LicenceMonitor:
     def _record_failure(self, error: str) -> None:
         delay = self.breaker.record_failure(error, time.time(), time.monotonic())
         name = self.settings.name
-        log.warning("licence server %s does not answer (%s); next try in %g s", name, error, delay)
+        self._note_state(AuditKind.LICENCE_SERVER_SILENT, f"{error}; next try in {delay:g} s")
+        if self.breaker.failures > 1:
+            message = "licence server %s does not answer yet (%s); next try in %g s"
+            log.warning(message, name, error, delay)
+
+    def _note_state(self, kind: AuditKind, cause: str) -> None:
+        """Record whether the server answers; `cause` "": it does."""
+        record = AuditRecord(
+            time=time.time(), kind=kind, cause=cause, details={"server": self.name}
+        )
+        subject = f"licence server {self.name}"
+        self._host.note_condition(record, subject, "silent" if cause else "")
 
     def _matters_to_core(self, count: LicenceCount) -> bool:
         """Return whether a count may have an effect; an idle daemon writes little."""

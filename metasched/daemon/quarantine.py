@@ -19,6 +19,8 @@ from msgspec import structs
 
 from metasched.adapters.protocol import ListingDelta
 from metasched.daemon.circuit_breaker import CircuitBreaker
+from metasched.daemon.notices import Notices
+from metasched.model.audit import OPERATORS_ONLY, AuditKind, AuditRecord
 from metasched.model.listing import JobStatus, QuarantinedRow
 from metasched.model.row_checks import RowDefect, clean_row, clean_text, quarantined, row_defect
 
@@ -44,6 +46,7 @@ class FailedRow:
 class Quarantine:
     """Rows and sources that made the daemon fail."""
 
+    notices: Notices = field(default_factory=Notices)
     _rows: OrderedDict[RowKey, FailedRow] = field(default_factory=OrderedDict)
     _sources: OrderedDict[str, CircuitBreaker] = field(default_factory=OrderedDict)
 
@@ -55,12 +58,11 @@ class Quarantine:
         error_id = secrets.token_hex(4)
         if isinstance(error, RowDefect) and cluster:
             self._record_row(cluster, error.row)
-            log.error(
-                "error %s: %s of cluster %s made the core fail; it is set aside, all others are "
-                "applied; this is a defect of metasched, please report it",
-                *(error_id, error, cluster),
-                exc_info=error,
+            cause = (
+                f"error {error_id}: {error} made the core fail; it is set aside, all others are "
+                "applied; this is a defect of metasched, please report it"
             )
+            self._record_defect(f"cluster {cluster}", cause, error, cluster)
             return error_id
         now = time.monotonic()
         breaker = self._sources.setdefault(source, CircuitBreaker(*PAUSES))
@@ -71,12 +73,22 @@ class Quarantine:
         self._sources.move_to_end(source)
         if len(self._sources) > MAX_ENTRIES:
             self._sources.popitem(last=False)
-        log.error(
-            "error %s: a defect of metasched with %s, which pauses for %g s; please report it",
-            *(error_id, source, pause),
-            exc_info=error,
-        )
+        cause = f"a defect of metasched with {source}, which pauses for {pause:g} s"
+        self._record_defect(source, f"error {error_id}: {cause}; please report it", error)
         return error_id
+
+    def _record_defect(
+        self, source: str, cause: str, error: BaseException, cluster: str = ""
+    ) -> None:
+        record = AuditRecord(
+            time=time.time(),
+            kind=AuditKind.DEFECT,
+            owner=OPERATORS_ONLY,
+            cluster=cluster,
+            cause=cause,
+            details={"source": source},
+        )
+        self.notices.add(record, source, error)
 
     def _record_row(self, cluster: str, row: JobStatus) -> None:
         key = (cluster, row.tag, row.task, row.owner)
@@ -128,7 +140,6 @@ class RowFilter:
 
     def filter(self, delta: ListingDelta) -> ListingDelta:
         """Return a delta without unusable rows; its `quarantined` are all rows set aside now."""
-        previous = {(row.tag, row.task, row.owner) for row in self.rows}
         if delta.full and not delta.cursor:  # with a cursor an ended task is not listed again
             self._own.clear()
         for key in delta.vanished:
@@ -142,7 +153,6 @@ class RowFilter:
                 self._own.pop(key, None)
                 usable.append(clean_row(row))
         self._workers = delta.quarantined
-        self._log_new(row for row in self.rows if (row.tag, row.task, row.owner) not in previous)
         return structs.replace(delta, rows=tuple(usable), quarantined=self.rows)
 
     def usable(self, rows: Iterable[JobStatus]) -> tuple[JobStatus, ...]:
@@ -150,18 +160,14 @@ class RowFilter:
         usable = []
         for row in rows:
             if defect := self.quarantine.row_defect(self.cluster, row):
-                self._log_new([quarantined(row, defect)])
+                entry = quarantined(row, defect)
+                log.warning(
+                    "cluster %s: its accounting of %s, task %d, is set aside: %s",
+                    *(self.cluster, entry.tag, entry.task, entry.defect),
+                )
             else:
                 usable.append(clean_row(row))
         return tuple(usable)
-
-    def _log_new(self, rows: Iterable[QuarantinedRow]) -> None:
-        for row in rows:
-            owner = f" of {row.owner}" if row.owner else ""
-            log.warning(
-                "cluster %s: the row of %s, task %d%s is set aside: %s",
-                *(self.cluster, row.tag, row.task, owner, row.defect),
-            )
 
 
 def first_error(errors: BaseException) -> BaseException:

@@ -76,6 +76,8 @@ class RepeatHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 def _keys_of(record: logging.LogRecord) -> list[tuple[str, int]]:
     """Return the texts that equal lines have in common, each with the limit of written lines."""
+    if hasattr(record, "audit"):  # `notices` counts what may be repeated
+        return []
     key = getattr(record, "repeat_key", None)
     if key is not None:
         return [("lines about clients", CLIENT_BURST), (key, BURST)]

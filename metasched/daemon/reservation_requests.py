@@ -63,9 +63,15 @@ class PossibleWindow(NamedTuple):
     starts: list[tuple[float, float]]  # intervals (first, last), `MAX_STARTS` at most
 
 
-async def reserve(service: SchedulerService, user: str, terms: ReservationTerms) -> Reservation:
-    """Reserve a window; return the reservation after its manager answered, or timed out."""
+async def reserve(
+    service: SchedulerService, user: str, terms: ReservationTerms, by: str = ""
+) -> Reservation:
+    """Reserve a window; return the reservation after its manager answered, or timed out.
+
+    `by` requested it for `user`; "": the user did.
+    """
     event = await _survey_and_check(service, user, terms, service.ledger.next_reservation)
+    event = structs.replace(event, by=by)
     book = service.core.reservations
     [outcome] = await service.apply_events(event)
     if event.id not in outcome.reservations:

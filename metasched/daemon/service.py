@@ -23,6 +23,7 @@ import contextlib
 import gc
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from metasched.adapters.protocol import FIRST_CURSOR
@@ -38,6 +39,7 @@ from metasched.core.events import (
 )
 from metasched.core.scheduler import Core
 from metasched.core.tasks import TaskId
+from metasched.daemon.audit_log import log_record
 from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.commit_group import CommitGroup
 from metasched.daemon.database_probe import DatabaseProbe
@@ -48,8 +50,9 @@ from metasched.daemon.metrics import Metrics
 from metasched.daemon.quarantine import Quarantine, first_error
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.pruning import PruningPass
-from metasched.db.store import DatabaseUnreachable, StorageFailed
+from metasched.db.store import DatabaseUnreachable, StorageFailed, StorageUncertain
 from metasched.db.submission_keys import KEY_LIFETIME, Receipt
+from metasched.model.audit import AuditKind, AuditRecord
 
 log = logging.getLogger("metasched")
 
@@ -60,6 +63,8 @@ OUTAGE_LOG_INTERVAL = 60.0  # seconds between log lines about the same outage of
 RESTART_DELAY = 2.0  # seconds before a failed service is started again
 MAX_RESTART_DELAY = 60.0  # seconds, if it fails before it runs
 MAX_TIMER_SLEEP = 10.0  # seconds; bounds the effect of a change of the wall clock
+NOTICE_PAUSE = 1.0  # seconds between two stores of audit records that no event causes
+MAX_AUDIT_LINES = 100  # lines of the log of a kind in a commit
 
 
 class SchedulerService:
@@ -107,6 +112,9 @@ class SchedulerService:
             restored=identity.restored,
             limits=settings.limits,
             fair_share=settings.fair_share,
+            policy_file=settings.policy_origin.path,
+            policy_digest=settings.policy_origin.digest,
+            policy_owner=settings.policy_origin.owner,
         )
         outcome = self.core.step(started)
         ledger.record([(started, outcome)])
@@ -226,6 +234,7 @@ class SchedulerService:
             for monitor in self.licence_monitors:
                 group.create_task(self._contain(f"licence server {monitor.name}", monitor.run))
             group.create_task(self._contain("mail", self.mailer.run))
+            group.create_task(self._contain("audit", self._store_notices))
             group.create_task(self._contain("timers", self._run_timers))
             group.create_task(self._contain("removal of old jobs", self._prune))
             group.create_task(self._check_database())
@@ -246,6 +255,37 @@ class SchedulerService:
                 if self.failure is not None:
                     raise
 
+    def note_condition(self, record: AuditRecord, subject: str, value: str) -> None:
+        """Record a condition of a subject, "" for well, if it is not what was recorded last."""
+        notices = self.quarantine.notices
+        if self.ledger.audit_condition(subject) != value or notices.has_condition(subject):
+            notices.set_condition(record, subject, value)
+
+    async def _store_notices(self) -> None:
+        """Store audit records that no event causes, at most once in `NOTICE_PAUSE`."""
+        notices = self.quarantine.notices
+        while True:
+            due = notices.next_due
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(due and max(due - time.monotonic(), 0.0)):
+                    await notices.added.wait()
+            self.store_notices()
+            await asyncio.sleep(NOTICE_PAUSE)
+
+    def store_notices(self) -> None:
+        """Store audit records that no event causes. StorageFailed if they wait further."""
+        records, conditions = self.quarantine.notices.take()
+        if not (records or conditions):
+            return
+        try:
+            self.store_group()
+            self.ledger.record_notices(records, conditions)
+            self._commit()
+        except StorageFailed as error:
+            if not isinstance(error, StorageUncertain):  # else they may be stored
+                self.quarantine.notices.put_back(records)
+            raise
+
     async def _prune(self) -> None:
         """Delete jobs that ended before the retention time, and old keys, a few at a time.
 
@@ -253,13 +293,18 @@ class SchedulerService:
         """
         while True:
             now = time.time()
-            pruning = PruningPass(now - self.settings.retention, now - KEY_LIFETIME)
+            pruning = PruningPass(
+                now - self.settings.retention,
+                now - KEY_LIFETIME,
+                now - self.settings.event_retention,
+            )
             try:
                 while await asyncio.to_thread(self.ledger.prune_portion, pruning):
                     await asyncio.sleep(PRUNE_PAUSE)
             except StorageFailed as error:
                 log.warning("old jobs are not deleted now: %s", error)
-            await asyncio.sleep(min(PRUNE_INTERVAL, self.settings.retention))
+            retention = min(self.settings.retention, self.settings.event_retention)
+            await asyncio.sleep(min(PRUNE_INTERVAL, retention))
 
     def check_database_soon(self) -> None:
         """Check the database at once instead of at the next interval: a request failed on it."""
@@ -306,6 +351,7 @@ class Daemon:
         self.service: SchedulerService | None = None
         self.quarantine = Quarantine()
         self.metrics = Metrics()
+        self.audit_added = asyncio.Event()  # set, and replaced, when audit records are stored
         self.database_probe = DatabaseProbe(lambda: self.ledger.check_readable())
         self._stopped_reason = "the daemon starts"  # why `service` is None
         self.database_unavailable = False  # at the last try
@@ -324,6 +370,7 @@ class Daemon:
         """Open the ledger; return False if the database is away. StoreError for other faults."""
         try:
             self._ledger = self._open_ledger()
+            self._ledger.on_audit = self._audit_stored
         except DatabaseUnreachable as error:
             self._note_outage(error)
         return self._ledger is not None
@@ -344,9 +391,31 @@ class Daemon:
             return self._stopped_reason
         return None if self.service.failure is None else _reason_of(self.service.failure)
 
+    def _audit_stored(self, records: Sequence[AuditRecord]) -> None:
+        """Write the lines of stored audit records, and wake up who follows them."""
+        written: Counter[AuditKind] = Counter()
+        for record in records:
+            written[record.kind] += 1
+            if written[record.kind] <= MAX_AUDIT_LINES:
+                log_record(record)
+        for kind, number in written.items():
+            if number > MAX_AUDIT_LINES:
+                others = number - MAX_AUDIT_LINES
+                log.warning("%s: %d more at once; see `metasched events`", kind.value, others)
+        previous_signal, self.audit_added = self.audit_added, asyncio.Event()
+        previous_signal.set()
+
+    def close(self) -> None:
+        """Store the audit records that wait, before the daemon ends."""
+        self.quarantine.notices.close()
+        if self.service is not None:
+            with contextlib.suppress(StorageFailed):
+                self.service.store_notices()
+
     def stop(self) -> None:
         """Wake up requests that wait for a change of state, since the daemon ends."""
         self.stopping = True
+        self.audit_added.set()
         if self.service is not None:
             self.service.state_changed.set()
 

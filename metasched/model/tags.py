@@ -39,6 +39,12 @@ def parse_tag(tag: str, instances: frozenset[str]) -> tuple[int, int] | None:
     return int(match[2]), int(match[3])
 
 
+def tag_job(tag: str) -> int | None:
+    """Return the job that a tag of any instance names, or None: anybody can write such a text."""
+    match = _TAG.fullmatch(tag)
+    return None if match is None else int(match[2])
+
+
 class Instances:
     """The names that a database has had. A restored backup gets a new name.
 

@@ -15,11 +15,11 @@ ARRAY = f"1-{SIZE}"
 
 
 def run(first: int, last: int, job_id: int = 1) -> SelectedTasks:
-    return SelectedTasks(job_id, ARRAY, range(first, last + 1), State.QUEUED, True)
+    return SelectedTasks(job_id, ARRAY, range(first, last + 1), State.QUEUED, True, "ada")
 
 
 def single(index: int, job_id: int = 1) -> SelectedTasks:
-    return SelectedTasks(job_id, ARRAY, range(index, index + 1), State.QUEUED, False)
+    return SelectedTasks(job_id, ARRAY, range(index, index + 1), State.QUEUED, False, "ada")
 
 
 def test_a_task_that_left_its_run_and_ended_since_it_was_read_is_listed() -> None:
@@ -94,7 +94,7 @@ def test_a_whole_remainder_and_tasks_that_left_it_are_cancelled() -> None:
 def test_a_task_that_left_the_selected_states_is_left_out() -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job(1)))
-    task = SelectedTasks(1, None, range(1), State.QUEUED, False)
+    task = SelectedTasks(1, None, range(1), State.QUEUED, False, "ada")
     assert site.state() is State.DISPATCHING
     assert not _is_in(site.core, task, frozenset({"queued"}))
     assert _is_in(site.core, task, frozenset({"queued", "dispatching"}))

@@ -37,6 +37,7 @@ class ReservationRequested(
     let_run: float = 0.0  # seconds that jobs may run past the end
     licences: Mapping[str, int] = msgspec.field(default_factory=dict)  # to reserve as well
     mail: str = ""  # address of the owner
+    by: str = ""  # user who requested it; "": the owner
 
 
 class ReservationBound(msgspec.Struct, frozen=True):
