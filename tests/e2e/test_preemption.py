@@ -256,8 +256,9 @@ def test_tasks_of_an_array_are_preempted_while_others_run_on(
         )
     )
     test.site.run("cancel", str(filler))
-    for index in preempted:
-        test.site.until(lambda index=index: test.records.runs(job, index) == ["alpha", "here"])
+    test.site.until(
+        lambda: all(test.records.runs(job, index) == ["alpha", "here"] for index in preempted)
+    )
     assert {index for index in natives if test.records.runs(job, index) == ["alpha"]} == kept
     test.records.let_end()
     rows = test.site.until_ended(job)

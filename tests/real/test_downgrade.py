@@ -178,6 +178,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "created": 1.5,
         "expires": 9.5,
         "revoked": None,
+        "scope": "user",
     },
     "submission_key": {
         "user": WIDE,
