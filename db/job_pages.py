@@ -43,9 +43,12 @@ BEFORE_ALL: TaskId = (-1, -1)  # position before the first task
 LAST_INDEX = 2**63 - 1  # an index is at most 63 bits in both databases
 
 TaskSelector = tuple[int, int | None]  # a job and a task's index; None: all its tasks
+Columns = Sequence[ColumnElement[Any]]
 TaskIds = Select[Any]  # a query that gives jobs and indices
 
 _job_id, _index = task.c.job, task.c.task_index
+# of a selection: a page of all columns takes five times the memory
+SELECTION_COLUMNS: Columns = (_job_id, job.c.array, _index, task.c.state)
 # sorted: else SQLite would walk all tasks in this order rather than sort those that ended
 _unindexed = (_job_id + 0, _index + 0)
 # PostgreSQL's planner misjudges how few rows a LIMIT leaves, and would read whole tables
@@ -104,16 +107,18 @@ def read_page(
     after: TaskId = BEFORE_ALL,
     limit: int = 10_000,
     with_runs: bool = True,
+    columns: Columns | None = None,
 ) -> JobPage:
     """Return at most `limit` rows after a task, from 1 to `MAX_EXAMINED`.
 
-    `with_runs`: also those of tasks in runs; see `read_runs`.
+    `with_runs`: also those of tasks in runs; see `read_runs`. `columns`: of tasks with rows of
+    their own; None: those of `status`.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(PLAN_BY_INDEX)  # for this transaction
     if wanted.named is None:
         runs, until = _page_of_runs(connection, wanted, after, limit) if with_runs else ([], None)
-        page = _read_from(connection, wanted, _indexed_tasks(wanted, after), limit)
+        page = _read_from(connection, wanted, _indexed_tasks(wanted, after), limit, columns)
         return _with_runs(page, runs, limit, until)
     rows: list[dict[str, Any]] = []
     examined = 0
@@ -123,7 +128,7 @@ def read_page(
         remaining = limit - len(rows)
         named = _indices_by_job(portion)
         runs = _listed_runs(connection, wanted, after, named) if with_runs else []
-        page = _read_from(connection, wanted, _named_tasks(portion, after), remaining)
+        page = _read_from(connection, wanted, _named_tasks(portion, after), remaining, columns)
         page = _with_runs(page, runs, remaining)
         rows += page.rows
         examined += len(portion)
@@ -244,7 +249,11 @@ def _indices_by_job(selectors: Iterable[TaskSelector]) -> IndicesByJob:
 
 
 def _read_from(
-    connection: Connection, wanted: TaskFilter, sources: Sequence[TaskIds], limit: int
+    connection: Connection,
+    wanted: TaskFilter,
+    sources: Sequence[TaskIds],
+    limit: int,
+    columns: Columns | None,
 ) -> JobPage:
     """Return the first `limit` tasks of several queries that pass the filter."""
     if not sources:
@@ -257,7 +266,7 @@ def _read_from(
         boundary = connection.execute(last).first()
     found = _first_tasks(sources, count).limit(count).subquery("found")
     query = (
-        select(*_STATUS_COLUMNS)
+        select(*(_STATUS_COLUMNS if columns is None else columns))
         .select_from(found)
         .join(task, and_(_job_id == found.c.job, _index == found.c.task_index))
         .join(job, job.c.id == _job_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from metasched.db import audit, recovery, reservations, task_runs, tuning
 from metasched.db.job_pages import (
     BEFORE_ALL,
     MAX_EXAMINED,
+    SELECTION_COLUMNS,
     JobPage,
     TaskFilter,
     read_page,
@@ -66,11 +67,7 @@ class Queries:
 
         `with_runs`: also the rows of tasks in runs.
         """
-        after: TaskId | None = BEFORE_ALL
-        while after is not None:
-            page = self.status_page(wanted, after, MAX_EXAMINED, with_runs)
-            yield page
-            after = page.next_after
+        return _all_pages(lambda after: self.status_page(wanted, after, MAX_EXAMINED, with_runs))
 
     def status_page(
         self, wanted: TaskFilter, after: TaskId, limit: int = MAX_EXAMINED, with_runs: bool = True
@@ -78,6 +75,15 @@ class Queries:
         """Return at most `limit` rows of `status --json` after a task."""
         with self._connect() as connection:
             return read_page(connection, wanted, after, limit, with_runs)
+
+    def selected_tasks(self, wanted: TaskFilter) -> Iterator[JobPage]:
+        """Yield pages of job, array, index and state of tasks that pass a filter, not in runs."""
+
+        def page(after: TaskId) -> JobPage:
+            with self._connect() as connection:
+                return read_page(connection, wanted, after, MAX_EXAMINED, False, SELECTION_COLUMNS)
+
+        return _all_pages(page)
 
     def selected_runs(self, wanted: TaskFilter) -> list[task_runs.ListedRun]:
         """Return the runs with tasks that pass a filter."""
@@ -395,6 +401,14 @@ def _lines_of(row: dict[str, Any], index: int | None, after: int) -> Iterator[di
         listed = range(index, index + 1)
     for task_index in listed[bisect_right(listed, after) :]:
         yield {**row, "task_index": task_index}
+
+
+def _all_pages(page: Callable[[TaskId], JobPage]) -> Iterator[JobPage]:
+    """Yield pages, each of which `page` reads from the end of the last."""
+    after: TaskId | None = BEFORE_ALL
+    while after is not None:
+        yield (read := page(after))
+        after = read.next_after
 
 
 def _in_portions(ids: Sequence[Value], size: int = 10_000) -> Iterator[Sequence[Value]]:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import msgspec
 from fastapi.responses import Response, StreamingResponse
@@ -23,7 +24,7 @@ from metasched.core.scheduler import Core
 from metasched.model.job import State
 
 PORTION = 10_000  # tasks; other requests are served in between
-GROUP_SIZE = 1 << 18  # bytes sent at a time
+GROUP_SIZE = 1 << 18  # bytes sent at a time, at least
 LINE_COST = 50  # tasks of a portion that encoding a line counts as
 _TASK_0 = b'"task":0'
 
@@ -38,7 +39,7 @@ class _Lines:
     note: str
 
     def __lt__(self, other: _Lines) -> bool:
-        return (self.tasks.job, self.indices[0]) < (other.tasks.job, other.indices[0])
+        return self.indices[0] < other.indices[0]
 
     def encode(self) -> bytes:
         """Return the lines with commas between them."""
@@ -54,71 +55,82 @@ class _Lines:
         return head + between.join(map(str, self.indices)).encode() + tail
 
 
+class ChangedStates:
+    """The states of tasks after the steps of a request, which are not kept themselves."""
+
+    def __init__(self, outcomes: Iterable[Outcome] = ()) -> None:
+        self.single: defaultdict[int, dict[int, State]] = defaultdict(dict)  # by job and index
+        self.cancelled: defaultdict[int, list[range]] = defaultdict(list)  # runs, by job
+        self.add(outcomes)
+
+    def add(self, outcomes: Iterable[Outcome]) -> None:
+        """Add the steps that follow."""
+        for outcome in outcomes:
+            for change in outcome.changes:
+                if change.run_last is None:
+                    self.single[change.job][change.index] = change.after
+            for job_id, (first, last, step) in outcome.cancelled_runs:
+                self.cancelled[job_id].append(range(first, last + 1, step))
+
+
 async def change_answer(
-    core: Core,
-    selected: Sequence[SelectedTasks],
-    notes: Sequence[str],
-    outcomes: Sequence[Outcome],
+    core: Core, selected: Sequence[SelectedTasks], notes: Sequence[str], changed: ChangedStates
 ) -> Response:
-    """Return the state before and after a change, with a note, for each task."""
-    parts, cost = [b'{"jobs":['], 0
-    for lines in _in_order(_all_lines(core, selected, notes, outcomes)):
+    """Return the state before and after a change, with a note, for each task.
+
+    `selected` are by job, with a note each.
+    """
+    groups, group, cost = list[bytes](), bytearray(b'{"jobs":['), 0
+    separator = b""
+    for lines in _all_lines(core, selected, notes, changed):
         for first in range(0, len(lines.indices), PORTION):
             portion = lines.indices[first : first + PORTION]
-            parts += [replace(lines, indices=portion).encode(), b","]
+            group += separator + replace(lines, indices=portion).encode()
+            separator = b","
+            if len(group) >= GROUP_SIZE:
+                groups.append(bytes(group))
+                group.clear()
             cost += LINE_COST + len(portion)
             if cost >= PORTION:
                 cost = 0
                 await asyncio.sleep(0)
-    if len(parts) > 1:
-        parts.pop()
-    parts.append(b"]}")
-    length = {"Content-Length": str(sum(map(len, parts)))}
-    return StreamingResponse(_grouped(parts), headers=length, media_type="application/json")
+    groups.append(bytes(group + b"]}"))
+    length = {"Content-Length": str(sum(map(len, groups)))}
+    return StreamingResponse(_each(groups), headers=length, media_type="application/json")
 
 
-async def _grouped(parts: Sequence[bytes]) -> AsyncIterator[bytes]:
-    """Yield the parts of an answer, short ones together."""
-    group: list[bytes] = []
-    size = 0
-    for part in parts:
-        group.append(part)
-        size += len(part)
-        if size >= GROUP_SIZE:
-            yield b"".join(group)
-            group, size = [], 0
-    yield b"".join(group)
+async def _each(groups: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for group in groups:
+        yield group
 
 
 def _all_lines(
-    core: Core,
-    selected: Sequence[SelectedTasks],
-    notes: Sequence[str],
-    outcomes: Sequence[Outcome],
+    core: Core, selected: Sequence[SelectedTasks], notes: Sequence[str], changed: ChangedStates
 ) -> Iterator[_Lines]:
-    """Yield the lines of selected tasks, those of each task once, in no order."""
-    after: defaultdict[int, dict[int, State]] = defaultdict(dict)  # of changed tasks, by job
-    cancelled: defaultdict[int, list[range]] = defaultdict(list)  # by job
-    for outcome in outcomes:
-        for change in outcome.changes:
-            if change.run_last is None:
-                after[change.job][change.index] = change.after
-        for job_id, (first, last, step) in outcome.cancelled_runs:
-            cancelled[job_id].append(range(first, last + 1, step))
-    for tasks, note in zip(selected, notes, strict=True):
-        present = core.open_tasks.get(tasks.job, {})
+    """Yield the lines of selected tasks in order, those of each task once."""
+    with_notes = zip(selected, notes, strict=True)
+    for _, of_job in groupby(with_notes, key=lambda pair: pair[0].job):
+        yield from _in_order(_lines_of_job(core, of_job, changed))
+
+
+def _lines_of_job(
+    core: Core, selected: Iterable[tuple[SelectedTasks, str]], changed: ChangedStates
+) -> Iterator[_Lines]:
+    """Yield the lines of selected tasks of a job, those of each task once, in no order."""
+    for tasks, note in selected:
+        present, after = core.open_tasks.get(tasks.job, {}), changed.single.get(tasks.job, {})
         state = tasks.state
         if not tasks.is_run:
             index = tasks.indices[0]
-            state = after[tasks.job].get(index, state)
+            state = after.get(index, state)
             state = present[index].state if index in present else state
             yield _Lines(tasks, tasks.indices, state, note)
             continue
-        if any(tasks.indices[0] in run for run in cancelled[tasks.job]):
+        if any(tasks.indices[0] in run for run in changed.cancelled.get(tasks.job, ())):
             state = State.CANCELLED
         elif (remainder := core.remainders.get(tasks.job)) is not None:
             state = remainder.state
-        single = after[tasks.job] | {index: task.state for index, task in present.items()}
+        single = after | {index: task.state for index, task in present.items()}
         rest = tasks.indices
         for index in sorted(index for index in single if index in tasks.indices):
             position = rest.index(index)
@@ -130,13 +142,13 @@ def _all_lines(
             yield _Lines(tasks, rest, state, note)
 
 
-def _in_order(all_lines: Iterable[_Lines]) -> Iterator[_Lines]:
-    """Yield lines by job and index; where they overlap, they are cut."""
-    heap = list(all_lines)
+def _in_order(lines_of_job: Iterable[_Lines]) -> Iterator[_Lines]:
+    """Yield lines of a job by index; where they overlap, they are cut."""
+    heap = list(lines_of_job)
     heapq.heapify(heap)
     while heap:
         lines = heapq.heappop(heap)
-        if heap and heap[0].tasks.job == lines.tasks.job:
+        if heap:
             next_index = heap[0].indices[0]
             if lines.indices[-1] > next_index:
                 position = bisect_left(lines.indices, next_index)

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
 from metasched.api.answers import ChangedTasks
-from metasched.api.change_answers import change_answer
+from metasched.api.change_answers import ChangedStates, change_answer
 from metasched.api.identity import Caller
 from metasched.api.modifications import (
     METASCHED_FIELDS,
@@ -130,7 +130,7 @@ async def modify(
             raise ApiError(403, f"job {job_id}: {notes[job_id]}")
     outcomes = await service.apply_events(*events) if events else []
     notes_by_task = [notes[tasks.job] for tasks in selected]
-    return await change_answer(service.core, selected, notes_by_task, outcomes)
+    return await change_answer(service.core, selected, notes_by_task, ChangedStates(outcomes))
 
 
 @router.post("/jobs/{action}", response_model=ChangedTasks)
@@ -158,13 +158,13 @@ async def request_action(
     notes = [_note_for(action, tasks.state, _has_started(service, tasks)) for tasks in selected]
 
     if action == "requeue":
-        outcomes = await _requeue(service, selected, caller)
+        changed = ChangedStates(await _requeue(service, selected, caller))
     else:
         states = frozenset(parse_states(selection.state))
-        outcomes = await _apply_in_portions(
+        changed = await _apply_in_portions(
             service, action, selected, states, caller, selection.exit_code
         )
-    return await change_answer(service.core, selected, notes, outcomes)
+    return await change_answer(service.core, selected, notes, changed)
 
 
 async def _requeue(
@@ -188,13 +188,13 @@ async def _apply_in_portions(
     states: frozenset[str],
     caller: Caller,
     exit_code: int | None,
-) -> list[Outcome]:
+) -> ChangedStates:
     """Apply an action to selected tasks, `PORTION` of them at a time; others are served between.
 
     A task that has left the selected `states` (empty: all) meanwhile is left out. ApiError if the
     database fails when some are changed.
     """
-    outcomes: list[Outcome] = []
+    changed, any_changed = ChangedStates(), False
     for of_jobs in _portions(selected):
         now = time.time()
         portion = [
@@ -208,16 +208,17 @@ async def _apply_in_portions(
             _user_request(service, now, action, of_job, caller, exit_code) for of_job in portion
         ]
         try:
-            outcomes += await service.apply_events(*events)
+            changed.add(await service.apply_events(*events))
+            any_changed = True
         except StorageFailed as error:
-            if not outcomes:
+            if not any_changed:
                 raise
             raise ApiError(
                 504,
                 f"the database failed when some of the tasks were changed ({error}); "
                 "check with `metasched status`, and repeat the command",
             ) from error
-    return outcomes
+    return changed
 
 
 def _is_in(core: Core, tasks: SelectedTasks, states: frozenset[str]) -> bool:

@@ -74,7 +74,7 @@ async def select_tasks(
             for run in ledger.selected_runs(wanted)
             for indices in run.ranges()
         ]
-        for page in ledger.status_pages(wanted, with_runs=False):
+        for page in ledger.selected_tasks(wanted):
             yield [_selected(row, _single(row["task_index"]), False) for row in page.rows]
 
     for _ in range(MAX_READS):
