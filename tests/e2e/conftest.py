@@ -20,7 +20,9 @@ import pytest
 from metasched.client.address import find_daemon
 from metasched.client.client import Client
 from metasched.client.connection import ClientError
+from metasched.core.audit_trail import AuditTrail
 from metasched.core.scheduler import replay
+from metasched.db.audit import AuditFilter
 from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger
 from tests.conftest import require
@@ -29,6 +31,11 @@ from tests.harness.previous_release import PreviousRelease, PreviousReleaseError
 from tests.harness.slurm import SlurmSite
 
 COMMAND = Path(sys.executable).parent / "metasched"
+# kinds of audit records that are stored without an event of the core
+KINDS_WITHOUT_EVENT = {
+    *("breaker_open", "breaker_closed", "defect", "credential_refused"),
+    *("licence_server_silent", "licence_server_answers", "token_created", "token_revoked"),
+}
 ENDED = {"completed", "failed", "timeout", "cancelled", "rejected"}
 FOLDER = "metasched.clusters"  # the default with SQLite, beside its file
 ONE_LOCAL = """
@@ -247,7 +254,10 @@ class Site:
                     process.kill()
 
     def replayed(self) -> None:
-        """Assert that replaying the recorded events gives the recorded changes and priorities."""
+        """Assert that replaying the recorded events gives the recorded changes and priorities.
+
+        It gives each audit record once, too, but for those that no event causes.
+        """
         ledger = Ledger(database_from_url(self.url, self.folder).open_existing())
         try:
             lines = sorted(
@@ -255,7 +265,12 @@ class Site:
                 key=lambda line: line["id"],
             )
             priorities = {row["job"]: row["priority"] for row in ledger.status()}
-            outcomes = list(replay(ledger.events()))
+            events = list(ledger.events())
+            audited, _ = ledger.audit_page(AuditFilter(), 0, 1_000_000)
+            trail, records, outcomes = AuditTrail(), [], []
+            for event, out in zip(events, replay(events), strict=True):
+                outcomes.append(out)
+                records += trail.records(event, out)
         finally:
             ledger.close()
         columns = ["job", "task_index", "attempt", "what", "before", "after", "cluster"]
@@ -270,6 +285,14 @@ class Site:
         assert changes == recorded
         again = {t.job.id: t.priority for out in outcomes for t in out.tasks.values()}
         assert again == priorities
+        expected = [(r.time, r.kind.value, r.job, r.cluster, r.cause) for r in records]
+        columns = ["time", "kind", "job", "cluster", "cause"]
+        stored = [
+            tuple(row[column] for column in columns)
+            for row in audited
+            if row["kind"] not in KINDS_WITHOUT_EVENT
+        ]
+        assert stored == expected
 
 
 def reserve(site: Site, *options: str) -> dict[str, Any]:

@@ -287,7 +287,7 @@ def test_without_a_time_no_record_is_pruned(ledger: Ledger) -> None:
 MANY = """
 INSERT INTO audit (id, time, kind, actor, owner, job, task_index, reservation, cluster, licence,
                    cause, count, details)
-WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
+WITH RECURSIVE n(i) AS (SELECT CAST(1 AS BIGINT) UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
 SELECT 1700000000000000 + i * 1000000, 1700000000 + i,
        CASE i % 100 WHEN 0 THEN 'cluster_drained' ELSE 'job_unknown' END,
        CASE i % 50 WHEN 0 THEN 'root' ELSE '' END,

@@ -188,6 +188,22 @@ ROWS: dict[str, dict[str, Any]] = {
         "answer": "{}",
     },
     "drain": {"cluster": "alpha", "time": 1.5, "by": WIDE, "reason": WIDE, "keep_pending": True},
+    "audit": {
+        "id": 1 << 50,
+        "time": 1.5,
+        "kind": "cluster_drained",
+        "actor": WIDE,
+        "owner": None,
+        "job": 1 << 40,
+        "task_index": 4,
+        "reservation": 1,
+        "cluster": "alpha",
+        "licence": "solver",
+        "cause": WIDE,
+        "count": 1,
+        "details": "{}",
+    },
+    "audit_condition": {"subject": "cluster alpha", "value": "unreachable"},
     "checkpoint": {"event": 1, "time": 1.5, "data": b"\x00\xff", "decisions": 2},
 }
 

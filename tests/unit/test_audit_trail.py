@@ -44,6 +44,7 @@ from metasched.model.reservation_request import ReservationRequest
 from metasched.model.survey import ManagerReservation, NodeUsage, Survey
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
+from tests.e2e.conftest import KINDS_WITHOUT_EVENT
 from tests.unit.core_site import NOW, facts, job
 
 K = AuditKind
@@ -264,11 +265,8 @@ SCENES: dict[AuditKind, tuple[Callable[[Trail], object], dict[str, Any]]] = {
         {"owner": "ada", "job": 1, "details": {"state": "completed"}},
     ),
 }
-# Kinds that no event of the core causes: tests/unit/test_notices.py, tests/real/test_audit.py
-WITHOUT_EVENT = {
-    *(K.BREAKER_OPEN, K.BREAKER_CLOSED, K.DEFECT, K.CREDENTIAL_REFUSED),
-    *(K.LICENCE_SERVER_SILENT, K.LICENCE_SERVER_ANSWERS, K.TOKEN_CREATED, K.TOKEN_REVOKED),
-}
+# Other kinds are provoked in tests/unit/test_notices.py, tests/real/test_audit.py and tests/e2e
+WITHOUT_EVENT = set(map(AuditKind, KINDS_WITHOUT_EVENT))
 
 
 @pytest.fixture

@@ -1,0 +1,123 @@
+"""What another account learns of events, and can write into them; two real accounts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import COMMAND
+from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite, running_site
+from tests.harness.accounts import OPERATOR, A, B
+
+pytestmark = pytest.mark.root
+
+LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n'
+LICENCE = '[[licence]]\nname = "matlab"\ntotal = 4\n'
+SECRET = "bob ruined the disk"
+
+
+@pytest.fixture(scope="module")
+def site(common_folder: Path) -> Iterator[MultiUserSite]:
+    folder = common_folder / "events"
+    with running_site(folder, LICENCE + LOCAL, f"[cluster.left]\n{SUPERVISE}") as site:
+        yield site
+
+
+def events(site: MultiUserSite, *options: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = site.json("events", *options)
+    return rows
+
+
+def call(site: MultiUserSite, *command: str | Path) -> str:
+    """Run a program as the caller, whatever its exit code."""
+    arguments: dict[str, Any] = {"env": site.environment, "capture_output": True, "text": True}
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        command, check=False, stdin=subprocess.DEVNULL, **arguments, **site.caller
+    )
+    return done.stdout
+
+
+def test_users_see_their_own_and_public_events_without_names_and_causes(
+    site: MultiUserSite,
+) -> None:
+    a, b, operator = site.by(A), site.by(B), site.by(OPERATOR)
+    job = a.submit("--hold", "-o", "/dev/null", "--wrap", "true")
+    own = b.submit("--hold", "-o", "/dev/null", "--wrap", "true")
+    operator.run("release", str(job))
+    operator.run("cancel", str(job))
+    operator.run("cluster", "drain", "left", "--reason", SECRET)
+    operator.run("cluster", "resume", "left")
+    operator.run("licence", "set", "matlab", "3")
+    seen = {account: events(site.by(account)) for account in (A, B, OPERATOR)}
+
+    acts = [row for row in seen[OPERATOR] if row["job"] == job]
+    assert {(row["actor"], row["owner"]) for row in acts} == {(OPERATOR, A)}
+    assert {row["kind"] for row in acts} >= {"job_cancelled", "job_released"}
+    assert [row for row in seen[A] if row["job"] == job] == acts  # with the operator's name
+
+    public = [row for row in seen[B] if row["kind"] in ("cluster_drained", "licence_set")]
+    assert len(public) == 2
+    for row in seen[B]:
+        if row["owner"] != B:
+            hidden = ("actor", "owner", "cause", "job", "task", "reservation")
+            assert all(row[name] is None for name in hidden), row
+            assert row["details"] == {}
+    text = json.dumps(seen[B])
+    assert SECRET not in text
+    assert A not in text
+    assert OPERATOR not in text
+    # not even by filters: none tells whether a job, a user or a kind has hidden events
+    assert events(b, "--job", str(job)) == []
+    assert events(b, "--job", "999999") == []
+    assert events(b, "--kind", "policy_changed") == []
+    assert "only operators" in b.error("events", "--user", A, code=3)
+    assert "only operators" in b.error("events", "--user", "nobody-at-all", code=3)
+    assert events(b, "--user", B) == [row for row in seen[B] if row["owner"] == B]
+    b.run("cancel", str(own))  # his own request is no event
+    assert events(b, "--job", str(own)) == []
+
+
+def test_a_cursor_tells_nothing_of_hidden_events(site: MultiUserSite) -> None:
+    a, b, operator = site.by(A), site.by(B), site.by(OPERATOR)
+
+    script = (
+        "from metasched.client.client import Client\n"
+        "from metasched.client.address import find_daemon\n"
+        "print(Client(find_daemon(None)).events(newest=True, limit=1)[1])"
+    )
+
+    def position(user: MultiUserSite) -> str:
+        """Return the cursor after all events that a user sees."""
+        return call(user, sys.executable, "-c", script).strip()
+
+    before = position(b)
+    job = a.submit("--hold", "-o", "/dev/null", "--wrap", "true")
+    operator.run("cancel", str(job))
+    assert position(b) == before
+    assert int(position(operator)) > int(before)
+    assert int(position(a)) > int(before)
+
+
+HOSTILE_NAME = "x\n2026-01-01 00:00:00,000 INFO cluster_drained actor=root cluster=left\x1b[2J"
+
+
+def test_a_hostile_name_forges_no_line(site: MultiUserSite) -> None:
+    """The operator changes a job whose owner chose the name; both names are in the event."""
+    a, operator = site.by(A), site.by(OPERATOR)
+    job = a.submit("--hold", "-o", "/dev/null", "--wrap", "true")
+    for name in (HOSTILE_NAME, "\u202eevil \u2028 name"):
+        call(operator, COMMAND, "modify", str(job), "--name", name)
+        call(a, COMMAND, "submit", "--hold", "-o", "/dev/null", "--name", name, "--wrap", "true")
+    operator.run("cancel", "--user", A)
+    table = operator.run("events").stdout
+    assert all(line.isprintable() for line in table.splitlines())
+    log = site.log.read_text()
+    assert all(line.isprintable() for line in log.splitlines())
+    forged = [line for line in log.splitlines() if line.startswith("2026-01-01 00:00:00,000")]
+    assert forged == []
