@@ -15,7 +15,7 @@ from metasched.drop_in.command import (
     real_arguments,
 )
 from metasched.drop_in.format_language import printable
-from metasched.drop_in.job import Job, format_clock, format_time, user_id
+from metasched.drop_in.job import Job, format_clock, format_memory, format_time, user_id
 from metasched.drop_in.job_filters import (
     fold_waiting,
     is_job_id,
@@ -123,6 +123,30 @@ def _allocated(job: Job, count: int) -> str:
     return str(count if job.has_started else 0)
 
 
+def _requested_memory(job: Job, step: str) -> str:
+    """Return the memory of the whole job, as in the accounting; squeue lists what was asked for."""
+    if step:
+        return ""
+    if job.row["memory"]:
+        return format_memory(job.row["memory"] * job.node_count)
+    return format_memory((job.row["memory_per_cpu"] or 0) * job.row["cpus"])
+
+
+def _state(job: Job, step: str) -> str:
+    """Return the state of a job, or of its script: one that a signal ended is cancelled."""
+    return "CANCELLED" if step and job.state == "FAILED" and job.wait_status[1] else job.state
+
+
+def _exit_code(job: Job, step: str) -> str:
+    """Return `code:signal`; of a cancelled job only the script has a signal."""
+    status = (0, 0) if job.state == "CANCELLED" and not step else job.wait_status
+    return "{}:{}".format(*status)
+
+
+def _start(job: Job, step: str) -> str:
+    return format_time(job.started, "Unknown" if job.ended is None else "None")
+
+
 FIELDS = {
     field.heading.lower(): field
     for field in (
@@ -135,8 +159,8 @@ FIELDS = {
         Field("Account", 10, _of_row("account")),
         Field("QOS", 10, _of_allocation("qos")),
         Field("Cluster", 10, _of_row("cluster")),
-        Field("State", 10, lambda job, step: job.state),
-        Field("ExitCode", 8, lambda job, step: "{}:{}".format(*job.wait_status)),
+        Field("State", 10, _state),
+        Field("ExitCode", 8, _exit_code),
         Field("DerivedExitCode", 15, lambda job, step: "" if step else "0:0"),
         Field("Reason", 22, lambda job, step: "" if step else job.reason),
         Field("AdminComment", 19, lambda job, step: "" if step else job.admin_comment),
@@ -145,12 +169,12 @@ FIELDS = {
         Field("AllocCPUS", 10, lambda job, step: _allocated(job, job.row["cpus"])),
         Field("ReqCPUS", 8, _of_row("cpus")),
         Field("NCPUS", 10, lambda job, step: _allocated(job, job.row["cpus"])),
-        Field("NTasks", 8, lambda job, step: str(job.row["tasks"]) if step else ""),
+        Field("NTasks", 8, lambda job, step: "1" if step else ""),
         Field("AllocNodes", 10, lambda job, step: _allocated(job, job.node_count)),
         Field("NNodes", 8, lambda job, step: str(job.node_count)),
         Field("ReqNodes", 8, lambda job, step: str(job.row["nodes"] or 1)),
         Field("NodeList", 15, lambda job, step: job.row["node_list"] or "None assigned"),
-        Field("ReqMem", 10, lambda job, step: "" if step else job.memory),
+        Field("ReqMem", 10, _requested_memory),
         Field("MaxRSS", 10, _peak_memory),
         Field("Timelimit", 10, _limit),
         Field("Elapsed", 10, lambda job, step: format_clock(job.time_used)),
@@ -160,7 +184,7 @@ FIELDS = {
         Field("TotalCPU", 10, _total_cpu),
         Field("Submit", 19, lambda job, step: format_time(job.submitted, "Unknown")),
         Field("Eligible", 19, lambda job, step: format_time(job.submitted, "Unknown")),
-        Field("Start", 19, lambda job, step: format_time(job.started, "Unknown")),
+        Field("Start", 19, _start),
         Field("End", 19, lambda job, step: format_time(job.ended, "Unknown")),
         Field("Priority", 10, _of_allocation("priority")),
         Field("WorkDir", 20, _of_allocation("directory")),
