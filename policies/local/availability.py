@@ -11,19 +11,27 @@ from metasched.policies.local.queueing import NEVER
 class AvailabilityProfile:
     """Free amount of a resource from now on, a step function of time.
 
-    `releases` holds (time, amount). Neighbouring steps differ, so n holds make at most 2n + 1
-    steps after a change. With v steps, `hold` and `earliest_start` are O(v).
+    `releases` holds (time, amount); a negative amount is held from then on. Neighbouring steps
+    differ, so n holds make at most 2n + 1 steps. With v steps, all methods
+    are O(v).
     """
 
     def __init__(self, now: float, free: int, releases: Iterable[tuple[float, int]]) -> None:
-        self.times, self.free = [now], [free]
+        times, steps = [now], [free]
         for time, amount in sorted(releases):
             free += amount
-            if time <= self.times[-1]:
-                self.free[-1] = free
+            if time > times[-1]:
+                if len(steps) > 1 and steps[-1] == steps[-2]:
+                    times[-1] = time
+                    steps[-1] = free
+                else:
+                    times.append(time)
+                    steps.append(free)
             else:
-                self.times.append(time)
-                self.free.append(free)
+                steps[-1] = free
+        if len(steps) > 1 and steps[-1] == steps[-2]:
+            del times[-1], steps[-1]
+        self.times, self.free = times, steps
 
     def hold(self, start: float, end: float, amount: int) -> None:
         """Hold `amount` from `start` (not before now) to `end`; a negative amount releases it."""
@@ -60,6 +68,19 @@ class AvailabilityProfile:
             else:
                 step += 1
         return NEVER
+
+    def longest_gap(self, amount: int, end: float) -> tuple[float, float]:
+        """Return the seconds of the longest gap up to `end`, and when the last gap begins.
+
+        A gap is a time in which `amount` is free; the last one has no end.
+        """
+        longest, begin = 0.0, NEVER
+        for time, free in zip(self.times, self.free, strict=True):
+            if free >= amount:
+                begin = min(begin, time)
+            elif begin < NEVER:
+                longest, begin = max(longest, time - begin), NEVER
+        return max(longest, end - begin), begin
 
     def advance(self, now: float) -> None:
         """Forget what was before `now`."""

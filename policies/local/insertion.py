@@ -11,7 +11,7 @@ are the queued ones, and both denominators are at least 1. Equal weights: the ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 from typing import Literal, NamedTuple
 
 from metasched.policies.local.plan import ClusterPlan, PlanQuality, run_time, suitable_machines
@@ -31,6 +31,13 @@ class _Candidate(NamedTuple):
     quality: PlanQuality  # of the plan with the job there
 
 
+class _Bound(NamedTuple):
+    """What the candidate of a machine can at best be."""
+
+    end: float
+    quality: PlanQuality
+
+
 def weight(old: PlanQuality, new: PlanQuality) -> float:
     """Return by how much a plan is better: relative gains in makespan and in jobs in time.
 
@@ -44,13 +51,18 @@ def insert_job(plan: ClusterPlan, job: WaitingJob, comparison: Comparison) -> bo
     """Add the job to the plan; False if no machine can ever run it.
 
     O(m v) for m machines with v steps each, or O(m n v) without a gap, for n jobs of later
-    deadlines on each machine.
+    deadlines on each machine. Machines that a bound rules out take O(log v).
     """
     before = plan.quality()
     if comparison == "plan":
-        gaps = list(_gaps(plan, job, before))
-        candidates = gaps or list(_by_deadline(plan, job, before))
-        best = max(candidates, key=lambda c: (weight(before, c.quality), -c.end), default=None)
+        gaps = (_gap(plan, job, machine, before) for machine in suitable_machines(job))
+        best = max(
+            (gap for gap in gaps if gap is not None),
+            key=lambda c: (weight(before, c.quality), -c.end),
+            default=None,
+        )
+        if best is None:
+            best = _best_by_deadline(plan, job, before)
     else:
         best = _win_pairs(plan, job, before)
     if best is None:
@@ -64,32 +76,28 @@ def insert_job(plan: ClusterPlan, job: WaitingJob, comparison: Comparison) -> bo
 
 def _win_pairs(plan: ClusterPlan, job: WaitingJob, before: PlanQuality) -> _Candidate | None:
     """Return the winner of the pairwise comparisons; after the first gap only gaps take part."""
-    gaps = {gap.machine: gap for gap in _gaps(plan, job, before)}
-    by_deadline = {candidate.machine: candidate for candidate in _by_deadline(plan, job, before)}
     best, gap_found = None, False
     for machine in suitable_machines(job):
-        candidate = gaps.get(machine) or (None if gap_found else by_deadline.get(machine))
-        gap_found = gap_found or machine in gaps
+        candidate = _gap(plan, job, machine, before)
+        if candidate:
+            gap_found = True
+        elif not gap_found:
+            candidate = _by_deadline(plan, job, machine, before)
         if candidate and (best is None or weight(best.quality, candidate.quality) > 0):
             best = candidate
     return best
 
 
-def _gaps(plan: ClusterPlan, job: WaitingJob, before: PlanQuality) -> Iterator[_Candidate]:
-    """Yield the earliest gap of each machine that has one."""
-    now = plan.now
-    for machine in suitable_machines(job):
-        seconds = run_time(job, machine)
-        latest = max(now, plan.machines[machine].end - seconds)
-        start = plan.earliest_start(job, machine, latest)
-        if start < NEVER:
-            yield _Candidate(
-                machine,
-                start,
-                start + seconds,
-                True,
-                _with_job(before, job, start + seconds - now, now),
-            )
+def _gap(
+    plan: ClusterPlan, job: WaitingJob, machine: int, before: PlanQuality
+) -> _Candidate | None:
+    """Return the earliest gap of the machine, if it has one."""
+    now, seconds = plan.now, run_time(job, machine)
+    start = plan.earliest_start(job, machine, max(now, plan.machines[machine].end - seconds))
+    if start == NEVER:
+        return None
+    end = start + seconds
+    return _Candidate(machine, start, end, True, _with_job(before, job, end - now, now))
 
 
 def _with_job(before: PlanQuality, job: WaitingJob, end: float, now: float) -> PlanQuality:
@@ -98,47 +106,78 @@ def _with_job(before: PlanQuality, job: WaitingJob, end: float, now: float) -> P
     return PlanQuality(max(before.makespan, end), before.in_time + (not late), before.late + late)
 
 
-def _by_deadline(plan: ClusterPlan, job: WaitingJob, before: PlanQuality) -> Iterator[_Candidate]:
-    """Yield each suitable machine with the job in the order of deadlines there."""
-    for machine in suitable_machines(job):
-        if _position(plan, job, machine) == len(plan.machines[machine].runs):
-            start = plan.earliest_start(job, machine)  # moves no job: no trial needed
-            if start == NEVER:
-                continue
-            end = start + run_time(job, machine)
-            yield _Candidate(
-                machine, start, end, False, _with_job(before, job, end - plan.now, plan.now)
-            )
-            continue
-        saved = plan.save(machine)
-        if _insert_by_deadline(plan, job, machine):
-            run = plan.runs[job.id]
-            yield _Candidate(machine, run.start, run.end, False, plan.quality())
-            del plan.runs[job.id]
-        plan.restore(saved)
+def _best_by_deadline(plan: ClusterPlan, job: WaitingJob, before: PlanQuality) -> _Candidate | None:
+    """Return the best machine for the job in the order of deadlines there.
+
+    Only machines whose bounds reach the best candidate are tried. Bounds and candidates lie in one
+    heap by (-weight, end, order of machines): the first candidate that comes up is the best.
+    """
+    heap: list[tuple[float, float, int, int, _Candidate | None]] = []
+    others = plan.ends_of_others()
+    for order, machine in enumerate(suitable_machines(job)):
+        bound = _bound_by_deadline(plan, job, machine, before, others[machine])
+        if bound is not None:
+            heap.append((-weight(before, bound.quality), bound.end, order, machine, None))
+    heapify(heap)
+    while heap:
+        _, _, order, machine, candidate = heappop(heap)
+        if candidate is not None:
+            return candidate
+        candidate = _by_deadline(plan, job, machine, before)
+        if candidate is not None:
+            entry = (-weight(before, candidate.quality), candidate.end, order, machine, candidate)
+            heappush(heap, entry)
+    return None
 
 
-def _position(plan: ClusterPlan, job: WaitingJob, machine: int) -> int:
-    """Return the position before the first run of the machine with a later deadline."""
-    runs = plan.machines[machine].runs
-    if job.deadline is None:
-        return len(runs)
-    deadline = job.deadline
-    return next(
-        (
-            position
-            for position, run in enumerate(runs)
-            if run.job.deadline is None or run.job.deadline > deadline
-        ),
-        len(runs),
-    )
+def _bound_by_deadline(
+    plan: ClusterPlan, job: WaitingJob, machine: int, before: PlanQuality, others_end: float
+) -> _Bound | None:
+    """Return what no plan with the job on the machine, in the order of deadlines, can exceed.
+
+    The job and the moved runs start no earlier than among the runs that stay.
+    """
+    schedule, now = plan.machines[machine], plan.now
+    position = schedule.position_by_deadline(job.deadline)
+    staying = schedule.profile_without(position)
+    cpus, seconds = plan.cpus_on(job, machine), run_time(job, machine)
+    start = staying.earliest_start(cpus, seconds, now)
+    if job.cpus > schedule.cpus or start == NEVER:
+        return None
+    end = start + seconds
+    in_time = before.in_time + (job.deadline is None or end <= job.deadline)
+    for run in schedule.late_from(position):
+        deadline = run.job.deadline
+        if deadline is not None and now < deadline:
+            rest = run_time(run.job, machine)
+            in_time += staying.earliest_start(run.cpus, rest, now) + rest <= deadline
+    makespan = max(others_end, end) - now
+    return _Bound(end, PlanQuality(max(makespan, 0.0), in_time, 0))
+
+
+def _by_deadline(
+    plan: ClusterPlan, job: WaitingJob, machine: int, before: PlanQuality
+) -> _Candidate | None:
+    """Return the plan with the job in the order of deadlines of the machine."""
+    schedule, now = plan.machines[machine], plan.now
+    if schedule.position_by_deadline(job.deadline) == len(schedule.runs):
+        start = plan.earliest_start(job, machine)  # moves no job: no trial needed
+        if start == NEVER:
+            return None
+        end = start + run_time(job, machine)
+        return _Candidate(machine, start, end, False, _with_job(before, job, end - now, now))
+    saved, candidate = plan.save(machine), None
+    if _insert_by_deadline(plan, job, machine):
+        run = plan.runs[job.id]
+        candidate = _Candidate(machine, run.start, run.end, False, plan.quality())
+        del plan.runs[job.id]
+    plan.restore(saved)
+    return candidate
 
 
 def _insert_by_deadline(plan: ClusterPlan, job: WaitingJob, machine: int) -> bool:
     """Place the job before the runs of later deadlines, and those again behind it."""
-    moved = plan.machines[machine].runs[_position(plan, job, machine) :]
-    for run in moved:
-        plan.remove(run)
+    moved = plan.remove_from(machine, plan.machines[machine].position_by_deadline(job.deadline))
     start = plan.earliest_start(job, machine)
     if start < NEVER:
         plan.place(job, machine, start)

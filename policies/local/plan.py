@@ -11,7 +11,8 @@ the jobs before it use no more than they did.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from metasched.policies.local.queueing import (
 )
 
 _START = attrgetter("start")
+_ROUNDING = 1e-5  # seconds by which sums of times may differ
 COUNTED = 0  # the machine of a cluster of counted processors
 
 
@@ -53,43 +55,120 @@ class PlanQuality(NamedTuple):
 
 
 class MachineSchedule:
-    """The schedule of a machine: running jobs, and planned runs in the order of their starts."""
+    """The schedule of a machine: running jobs, and planned runs in the order of their starts.
+
+    An arrival asks all machines and changes one. So what a machine answers is kept until it
+    changes: the longest gaps, the order of deadlines, and profiles without the last runs.
+    """
 
     def __init__(self, cpus: int) -> None:
         self.cpus = cpus
-        self.running_ends: dict[int, float] = {}  # by job
+        self.running: dict[int, tuple[float, int]] = {}  # end and processors, by job
         self.runs: list[PlannedRun] = []
         self.profile = AvailabilityProfile(0.0, cpus, ())
         self.end = 0.0  # of the last job
         self.late_count = 0
+        self._gaps: dict[int, tuple[float, float]] = {}  # by processors
+        self._latest_deadlines: list[float] = []  # of the runs up to each
+        self._late: list[tuple[int, PlannedRun]] = []  # late runs and their positions
+        self._truncated: dict[int, AvailabilityProfile] = {}  # by number of runs that are kept
 
     def restart(self, now: float, running: Mapping[int, tuple[float, int]]) -> None:
         """Forget all runs; `running` holds end and processors of running jobs."""
-        self.running_ends = {job: end for job, (end, _) in running.items()}
-        free = self.cpus - sum(cpus for _, cpus in running.values())
-        self.profile = AvailabilityProfile(now, free, running.values())
-        self.runs, self.late_count = [], 0
-        self.end = max(self.running_ends.values(), default=now)
+        self.running = dict(running)
+        self.runs = []
+        self.profile = self._new_profile(now, ())
+        self._summarise(now)
 
     def add(self, run: PlannedRun) -> None:
         insort(self.runs, run, key=_START)
         self.profile.hold(run.start, run.end, run.cpus)
         self.end = max(self.end, run.end)
         self.late_count += run.late
+        self._forget_answers()
 
     def remove(self, run: PlannedRun) -> None:
         self.profile.hold(run.start, run.end, -run.cpus)
         del self.runs[self._index(run)]
         self.late_count -= run.late
         if run.end >= self.end:
-            ends = [*self.running_ends.values(), *[other.end for other in self.runs]]
-            self.end = max(ends, default=0.0)
+            self.end = self._last_end(0.0)
+        self._forget_answers()
+
+    def remove_from(self, position: int) -> list[PlannedRun]:
+        """Remove and return the runs from a position on."""
+        profile = self.profile_without(position).copy()
+        removed = self.runs[position:]
+        del self.runs[position:]
+        self.profile = profile
+        self._summarise(0.0)
+        return removed
 
     def begin(self, run: PlannedRun) -> None:
         """Turn a planned run into a running job that ends as planned."""
         del self.runs[self._index(run)]
         self.late_count -= run.late
-        self.running_ends[run.job.id] = run.end
+        self.running[run.job.id] = run.end, run.cpus
+        self._forget_positions()
+
+    def may_start(self, cpus: int, seconds: float, latest: float) -> bool:
+        """Return False if no gap of so many seconds begins up to `latest`."""
+        if cpus not in self._gaps:
+            self._gaps[cpus] = self.profile.longest_gap(cpus, self.end)
+        longest, free_from = self._gaps[cpus]
+        return seconds <= longest + _ROUNDING or free_from <= latest
+
+    def late_from(self, position: int) -> Iterator[PlannedRun]:
+        """Yield the late runs from a position on."""
+        if len(self._late) != self.late_count:
+            self._late = [(index, run) for index, run in enumerate(self.runs) if run.late]
+        for index, run in reversed(self._late):
+            if index < position:
+                break
+            yield run
+
+    def position_by_deadline(self, deadline: float | None) -> int:
+        """Return the position before the first run with a later deadline, or with none."""
+        if deadline is None:
+            return len(self.runs)
+        if len(self._latest_deadlines) != len(self.runs):
+            deadlines = [NEVER if r.job.deadline is None else r.job.deadline for r in self.runs]
+            self._latest_deadlines = list(accumulate(deadlines, max))
+        return bisect_right(self._latest_deadlines, deadline)
+
+    def profile_without(self, position: int) -> AvailabilityProfile:
+        """Return the profile without the runs from a position on; not to be changed."""
+        profile = self._truncated.get(position)
+        if profile is None:
+            now = self.profile.times[0]
+            profile = self._truncated[position] = self._new_profile(now, self.runs[:position])
+        return profile
+
+    def _new_profile(self, now: float, runs: Iterable[PlannedRun]) -> AvailabilityProfile:
+        """Return the profile of the running jobs and some runs, from `now` on."""
+        releases = [(end, cpus) for end, cpus in self.running.values() if end > now]
+        free = self.cpus - sum([cpus for _, cpus in releases])
+        for run in runs:
+            releases += ((run.start, -run.cpus), (run.end, run.cpus))
+        return AvailabilityProfile(now, free, releases)
+
+    def _summarise(self, earliest_end: float) -> None:
+        """Find the last end and the late runs again."""
+        self.end = self._last_end(earliest_end)
+        self.late_count = sum([run.late for run in self.runs])
+        self._forget_answers()
+
+    def _last_end(self, earliest: float) -> float:
+        ends = [end for end, _ in self.running.values()]
+        return max([*ends, *[run.end for run in self.runs]], default=earliest)
+
+    def _forget_answers(self) -> None:
+        self._gaps = {}
+        self._forget_positions()
+
+    def _forget_positions(self) -> None:
+        self._latest_deadlines, self._late = [], []
+        self._truncated = {}
 
     def _index(self, run: PlannedRun) -> int:
         index = bisect_right(self.runs, run.start, key=_START) - 1
@@ -100,9 +179,11 @@ class MachineSchedule:
     def copy(self) -> MachineSchedule:
         """Return an independent copy."""
         copied = MachineSchedule(self.cpus)
-        copied.running_ends, copied.runs = self.running_ends, self.runs.copy()
+        copied.running, copied.runs = self.running, self.runs.copy()
         copied.profile = self.profile.copy()
         copied.end, copied.late_count = self.end, self.late_count
+        copied._gaps, copied._truncated = self._gaps, self._truncated
+        copied._latest_deadlines, copied._late = self._latest_deadlines, self._late
         return copied
 
 
@@ -128,23 +209,30 @@ class ClusterPlan:
         self._resources: dict[str, AvailabilityProfile] = {}
         self._running_ends: dict[int, float] = {}  # of all running jobs, by id
         self._total_cpus = 0
+        self._queue: dict[int, WaitingJob] = {}  # of the last pass, without what has started
 
     # What has happened since the last pass.
 
     def observe(
         self,
         now: float,
-        queue: Iterable[WaitingJob],
+        queue: Collection[WaitingJob],
         running: Collection[RunningJob],
         free: FreeResources,
-    ) -> None:
-        """Bring the plan up to date: place jobs again where it was not kept."""
+    ) -> list[WaitingJob]:
+        """Bring the plan up to date: place jobs again where it was not kept.
+
+        Returns the jobs of the queue that are not planned, in its order.
+        """
         self.now = now
         free_cpus = [free.cpus] if free.machines is None else free.machines
         self.shared = free.shared or free.machines is None
         total = sum(free_cpus) + sum([r.cpus for r in running])
         ends = {r.id: expected_end(r, now) for r in running}
-        changed = self._remove_withdrawn(queue)
+        jobs, known = list(queue), list(self._queue.values())
+        appended = jobs[: len(known)] == known
+        changed = set() if appended else self._remove_withdrawn(jobs)
+        all_planned = appended and len(self.runs) == len(known)
         if (
             not changed
             and total == self._total_cpus
@@ -158,7 +246,16 @@ class ClusterPlan:
                 profile.advance(now)
         else:
             self._observe_changes(running, free_cpus, free.resources, changed)
+            all_planned = False
         self._running_ends, self._total_cpus = ends, total
+        if appended:
+            arrived = jobs[len(known) :]
+            self._queue.update([(job.id, job) for job in arrived])
+            if all_planned:
+                return arrived
+        else:
+            self._queue = {job.id: job for job in jobs}
+        return [job for job in jobs if job.id not in self.runs]
 
     def _observe_changes(
         self,
@@ -177,7 +274,7 @@ class ClusterPlan:
         for machine, schedule in enumerate(self.machines):
             jobs = running_by_machine[machine]
             size = free_cpus[machine] + sum([held for _, held in jobs.values()])
-            expected = {job: end for job, end in schedule.running_ends.items() if end > now}
+            expected = {job: end for job, (end, _) in schedule.running.items() if end > now}
             overdue = bool(schedule.runs) and schedule.runs[0].start < now
             if (
                 resources
@@ -224,6 +321,8 @@ class ClusterPlan:
         if job.cpus > schedule.cpus:
             return NEVER
         seconds, cpus = run_time(job, machine), self.cpus_on(job, machine)
+        if latest < NEVER and not schedule.may_start(cpus, seconds, latest):
+            return NEVER
         if not (job.resources and self._resources):
             return schedule.profile.earliest_start(cpus, seconds, self.now, latest)
         needs = [(schedule.profile, cpus)]
@@ -254,6 +353,14 @@ class ClusterPlan:
         del self.runs[run.job.id]
         self._hold_resources(run, -1)
 
+    def remove_from(self, machine: int, position: int) -> list[PlannedRun]:
+        """Remove and return the runs of a machine from a position on."""
+        removed = self.machines[machine].remove_from(position)
+        for run in removed:
+            del self.runs[run.job.id]
+            self._hold_resources(run, -1)
+        return removed
+
     def place_again(self, runs: Iterable[PlannedRun]) -> None:
         """Place runs that were removed, each on its machine, as early as possible, in order."""
         for run in runs:
@@ -281,7 +388,7 @@ class ClusterPlan:
             for run in schedule.runs[: bisect_right(schedule.runs, self.now, key=_START)]
         ]
         for run in due:
-            del self.runs[run.job.id]
+            del self.runs[run.job.id], self._queue[run.job.id]
             self.machines[run.machine].begin(run)
             self._running_ends[run.job.id] = run.end
         return due
@@ -311,6 +418,12 @@ class ClusterPlan:
         late = sum([schedule.late_count for schedule in self.machines])
         makespan = max([schedule.end for schedule in self.machines], default=self.now) - self.now
         return PlanQuality(max(makespan, 0.0), len(self.runs) - late, late)
+
+    def ends_of_others(self) -> list[float]:
+        """Return for each machine the end of the last job on any other; `now` if there is none."""
+        ends = [schedule.end for schedule in self.machines]
+        *_, second, last = [self.now, self.now, *sorted(ends)]
+        return [second if end == last else last for end in ends]
 
     def left_over(self) -> LeftOver:
         """Return what the plan leaves to a job that is submitted now."""

@@ -54,13 +54,11 @@ class EarliestGap:
         free: FreeResources,
     ) -> list[JobStart]:
         plan = self.plan
-        plan.observe(now, queue, running, free)
         inserted = 0
-        for job in queue:
+        for job in plan.observe(now, queue, running, free):
             if len(plan.runs) >= self._depth:
                 break
-            if job.id not in plan.runs:
-                inserted += insert_job(plan, job, self._compare)
+            inserted += insert_job(plan, job, self._compare)
         self.improve(inserted)
         capacity = make_capacity(now, running, free)
         for run in plan.take_due():

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.policies.local.availability import AvailabilityProfile
-from metasched.policies.local.insertion import COMPARISONS, Comparison, insert_job
+from metasched.policies.local.insertion import (
+    COMPARISONS,
+    Comparison,
+    _best_by_deadline,
+    _by_deadline,
+    insert_job,
+    weight,
+)
 from metasched.policies.local.plan import ClusterPlan, PlanQuality
 from metasched.policies.local.plan_search import (
     STOP_RULES,
@@ -83,7 +90,7 @@ def planned(jobs: list[WaitingJob], comparison: Comparison, memory: int | None) 
     running = [RunningJob(99, 4, 120.0)]
     resources = {} if memory is None else {"memory": memory}
     free = FreeResources(12, resources, (4, 5, 3))
-    plan.observe(100.0, [], running, free)
+    assert plan.observe(100.0, jobs, running, free) == jobs
     for job in jobs:
         assert insert_job(plan, job, comparison)
     return plan
@@ -122,6 +129,35 @@ def test_an_insertion_overlaps_nothing(
     jobs: list[WaitingJob], comparison: Comparison, memory: int | None
 ) -> None:
     check(planned(jobs, comparison, memory), jobs, memory)
+
+
+@given(queued_jobs(), memories, st.integers(0, 20))
+def test_the_bounds_of_an_insertion_rule_out_no_better_machine(
+    jobs: list[WaitingJob], memory: int | None, passed: int
+) -> None:
+    """The choice is that of a trial of every machine, also after some time has passed."""
+    plan = planned(jobs[:-1], "plan", memory)
+    running = [RunningJob(99, 4, 120.0)]
+    resources = {} if memory is None else {"memory": memory}
+    if not any(run.start < 100 + passed for run in plan.runs.values()):
+        plan.observe(100.0 + passed, jobs, running, FreeResources(12, resources, (4, 5, 3)))
+    before, runs, job = plan.quality(), dict(plan.runs), jobs[-1]
+    tried = [_by_deadline(plan, job, machine, before) for machine in job.machines]
+    keys = [(weight(before, c.quality), -c.end) for c in tried if c is not None]
+    best = _best_by_deadline(plan, job, before)
+    assert best == tried[keys.index(max(keys))]
+    assert (plan.runs, plan.quality()) == (runs, before)
+
+
+@given(queued_jobs(), st.integers(1, 8), st.integers(1, 60), st.integers(100, 250))
+def test_a_machine_without_a_gap_is_known_without_a_search(
+    jobs: list[WaitingJob], needed: int, length: int, latest: int
+) -> None:
+    for schedule in planned(jobs, "plan", None).machines:
+        limit = max(100.0, min(float(latest), schedule.end - length))
+        if not schedule.may_start(needed, float(length), limit):
+            profile = schedule.profile
+            assert profile.earliest_start(needed, float(length), 100.0, limit) == NEVER
 
 
 @given(queued_jobs(), st.sampled_from(STOP_RULES), st.integers(1, 20), memories, st.integers(0, 1))

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.policies.local.insertion import Comparison, insert_job, weight
+from metasched.policies.local.insertion import (
+    Comparison,
+    _best_by_deadline,
+    insert_job,
+    weight,
+)
 from metasched.policies.local.plan import ClusterPlan, PlanQuality
 from metasched.policies.local.plan_search import BoundedMemory, ResourceOptimisation, TabuSearch
 from metasched.policies.local.planning import EarliestGap
@@ -78,6 +83,17 @@ def test_the_comparisons_differ_where_a_gap_comes_after_a_better_insertion(
     plan.place(job(2, 4, 50.0, 50.0), 1, 30.0)
     insert_job(plan, job(3, 2, 15.0, 29.0, deadline=26.0), comparison)
     assert places(plan)[3][0] == machine
+
+
+def test_a_machine_wins_where_the_job_lets_a_late_one_be_in_time() -> None:
+    """Behind job 3, job 1 no longer fills the first machine at 10 s, and job 2 goes before it."""
+    running = (RunningJob(98, 2, 10.0), RunningJob(99, 4, 30.0, machine=2))
+    plan = plan_of(2, 4, 0, running=running)
+    plan.place(job(1, 4, 10.0), 0, 10.0)
+    plan.place(job(2, 2, 5.0, deadline=16.0), 0, 20.0)
+    best = _best_by_deadline(plan, job(3, 2, 15.0, 10.0, deadline=15.0), plan.quality())
+    assert best is not None
+    assert (best.machine, best.quality) == (0, PlanQuality(30.0, 3, 0))
 
 
 def test_tabu_search_moves_the_last_job_of_the_machine_with_most_late_jobs() -> None:
