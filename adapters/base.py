@@ -135,6 +135,16 @@ def task_variables(
     return variables
 
 
+class ManagerState(msgspec.Struct, frozen=True, kw_only=True):
+    """What calls of a manager found, for the checks of an installation."""
+
+    cpus: int  # usable processors
+    partitions: tuple[str, ...] = ()
+    records: str = ""  # `ClusterInfo.accounting_source`
+    release: str = ""  # of the manager's own commands
+    clock_lead: float | None = None  # seconds; its clock minus this host's; None: not reported
+
+
 class Withdrawal(msgspec.Struct, rename=STORED_FIELDS["Withdrawal"], frozen=True, kw_only=True):
     """A request to end tasks of one dispatch.
 
@@ -205,6 +215,16 @@ class Adapter(ABC):
         daemon's host, outside any worker. Raises Unreachable.
         """
         return []
+
+    def inspect(self) -> ManagerState:
+        """Query the manager without changing anything, before a daemon runs or beside it.
+
+        Called on an instance of its own, with an empty folder: override this if the folder is the
+        manager, or if a listing changes something. Raises Unreachable.
+        """
+        info = self.poll().info
+        names = tuple(partition.name for partition in info.partitions)
+        return ManagerState(cpus=info.cpus, partitions=names, records=info.accounting_source)
 
     def add_former_instances(self, names: frozenset[str]) -> None:
         """Recognise the tags of former instances, too: the database is a restored backup.

@@ -13,7 +13,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from metasched.adapters.base import CHANGE_VERBS, Adapter, Capabilities, Submission, Withdrawal
+from metasched.adapters.base import (
+    CHANGE_VERBS,
+    Adapter,
+    Capabilities,
+    ManagerState,
+    Submission,
+    Withdrawal,
+)
 from metasched.adapters.drmaa.generic import DeclaredResources, GenericDrmaa, NativeTemplates
 from metasched.adapters.drmaa.session import DrmaaSession
 from metasched.adapters.gridengine.adapter import CellSettings, GridEngine
@@ -161,6 +168,11 @@ class Drmaa(Adapter):
 
     def poll(self) -> Listing:
         return self._profile.poll()
+
+    def inspect(self) -> ManagerState:
+        if isinstance(self._profile, GenericDrmaa):
+            return super().inspect()
+        return self._profile.inspect()
 
     def query_foreign_use(self, query: UseQuery) -> UseAnswer:
         if isinstance(self._profile, GenericDrmaa):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from metasched.adapters.base import Submission, Withdrawal
+from metasched.adapters.base import ManagerState, Submission, Withdrawal
 from metasched.adapters.commands import memory_file
 from metasched.adapters.drmaa.job_script import build_job_script
 from metasched.adapters.drmaa.session import DrmaaSession
@@ -274,6 +274,22 @@ class GridEngine:
                 use_source="" if self._accounting.since is None else "accounting file",
             ),
             quarantined=self._set_aside.rows,
+        )
+
+    def inspect(self) -> ManagerState:
+        """Query the cell by qstat, qhost and qconf, and in personal mode open a DRMAA session."""
+        configuration, listed_at = self._configuration(), time.time()
+        jobs = self._commands.list_jobs("*").jobs
+        hosts = self._commands.list_hosts()
+        if self._launcher is None:
+            self._session.open()
+        demand = CellDemand(jobs, listed_at, self._settings.default_time)
+        info = cluster_info(demand, hosts, configuration.limits, {}, None)
+        return ManagerState(
+            cpus=info.cpus,
+            partitions=tuple(partition.name for partition in info.partitions),
+            records="accounting file",
+            release=self._commands.query(listing.parse_release, "qstat", "-help"),
         )
 
     def query_foreign_use(self, query: UseQuery) -> UseAnswer:

@@ -455,6 +455,11 @@ def parse_accounting_delay(configuration: str) -> float:
     return parse_seconds(flush_time) or 0.0
 
 
+def parse_release(text: str) -> str:
+    """Parse `qstat -help`: the release of the cell's commands, such as SGE 8.1.9."""
+    return text.strip().partition("\n")[0]
+
+
 def parse_duration_offset(scheduler: str) -> float:
     """Parse `qconf -ssconf`: seconds for which a job keeps its slots after its limit."""
     parameters = _parse_pairs(parse_settings(scheduler).get("params", "").upper())

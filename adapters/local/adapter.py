@@ -27,7 +27,7 @@ from typing import ClassVar
 
 from msgspec import structs
 
-from metasched.adapters.base import Adapter, Capabilities, Submission, Withdrawal
+from metasched.adapters.base import Adapter, Capabilities, ManagerState, Submission, Withdrawal
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, remaining_seconds, uid_of
 from metasched.adapters.local.host import FORK_SERVER_TIMEOUT, require_open_path
@@ -166,6 +166,9 @@ class Local(Adapter):
                 cursor="" if self._cursor is None else f"{table.first_opened!r}:{ends.last}",
                 partial=ends.more,
             )
+
+    def inspect(self) -> ManagerState:
+        return ManagerState(cpus=self.options.cpus, partitions=(PARTITION_NAME,))
 
     def _position(self, table: TaskTable) -> tuple[int, int]:
         """Return the number of the end after which to list, and how many to list.

@@ -20,7 +20,14 @@ from typing import Any, ClassVar
 
 from msgspec import structs
 
-from metasched.adapters.base import CHANGE_VERBS, Adapter, Capabilities, Submission, Withdrawal
+from metasched.adapters.base import (
+    CHANGE_VERBS,
+    Adapter,
+    Capabilities,
+    ManagerState,
+    Submission,
+    Withdrawal,
+)
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, uid_of, user_name_of
 from metasched.adapters.single_submissions import submit_each
@@ -302,6 +309,14 @@ class Slurm(Adapter):
             up_since=clock_offset + up_since,
             quarantined=tuple(set_aside),
         )
+
+    def inspect(self) -> ManagerState:
+        state = super().inspect()
+        clock_lead = self._commands.controller().now - time.time()
+        major, minor = self._commands.release_version()
+        # the controller reports whole seconds
+        clock_lead = clock_lead if clock_lead > 0 else min(clock_lead + 1.0, 0.0)
+        return structs.replace(state, release=f"{major:02}.{minor:02}", clock_lead=clock_lead)
 
     def _summarise(
         self,

@@ -117,10 +117,20 @@ def create_app(daemon: Daemon) -> FastAPI:
             "quarantine": quarantine_rows(daemon) if caller.operator else [],
             "connections": connection_rows(app.state.listeners) if caller.operator else [],
             "descriptors": descriptor_use() if caller.operator else None,
+            "configuration": configuration_row(daemon) if caller.operator else None,
             "delayed": throttle.delay_rows(MAX_LISTED) if caller.operator else [],
         }
 
     return app
+
+
+def configuration_row(daemon: Daemon) -> dict[str, Any]:
+    """Return the file of the configuration, and the digests of all files that were read."""
+    path = daemon.settings.config_path
+    return {
+        "file": None if path is None else str(path),
+        "digests": {str(name): digest for name, digest in daemon.settings.files.items()},
+    }
 
 
 def quarantine_rows(daemon: Daemon) -> list[dict[str, Any]]:

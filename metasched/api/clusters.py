@@ -98,6 +98,7 @@ def _cluster_row(service: SchedulerService, name: str, adapter: str) -> dict[str
         "used": info.used_cpus if info else 0,
         "pending": info.pending_jobs if info else 0,
         "records": info.accounting_source if info else "",
+        "listed": iso(connection.last_listed or None),
         "load": service.core.load_ordering.load(name),
         "count": service.core.load_ordering.count(name),
         "pulls": pulls,

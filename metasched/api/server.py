@@ -26,6 +26,7 @@ from metasched.config.settings import ConfigError, Settings
 from metasched.config.tables import TcpTable
 from metasched.daemon.audit_log import FORMATTERS
 from metasched.daemon.descriptors import connection_limit
+from metasched.daemon.doctor.folder_checks import socket_folder_remedy
 from metasched.daemon.repeated_lines import RepeatHandler
 from metasched.daemon.service import Daemon
 from metasched.db.ledger import Ledger
@@ -50,7 +51,12 @@ REFUSAL = (
 @contextlib.contextmanager
 def _unix_listener(path: Path, world_accessible: bool) -> Iterator[socket.socket]:
     """Listen on a unix socket, for its owner or for all accounts; replace a stale socket."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o755 if world_accessible else 0o700)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o755 if world_accessible else 0o700)
+    except PermissionError:
+        fix = socket_folder_remedy(path.parent)
+        problem = f"no folder {path.parent}, and this account cannot create it"
+        raise ConfigError(f"{problem}; {fix}") from None
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         raise ConfigError(f"{path} is no socket; name another in [daemon] socket, or remove it")
     with contextlib.suppress(FileNotFoundError):

@@ -1,41 +1,41 @@
 """The command `doctor`."""
 
 import json as json_format
+from typing import Annotated
+
+import typer
 
 from metasched.cli.common_options import JsonOption, NearestConfigOption
-from metasched.cli.show import print_table
+from metasched.cli.findings import print_findings
 
 
 def doctor(
     json: JsonOption = False,
     config: NearestConfigOption = None,
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", min=0.5, max=600, metavar="SECONDS", help="Time of all checks."),
+    ] = 3.5,
 ) -> int:
     """Check the installation; print each problem and its fix.
 
-    Checks the configuration, the database and its disk, the launcher (site mode), the daemon, each
-    cluster and its clock, and unknown jobs. Run it as the daemon's account, on the daemon's host.
-    Exits with 1 if a check fails.
+    Reads the file as a restart would. Checks accounts, folders, the database, the launcher, mail,
+    each cluster and licence server by calls of its own, and the running daemon. Run it as the
+    daemon's account, on the daemon's host. Exits with 1 if there is an error; warnings and notes
+    are no errors.
 
     \b
     Examples:
       metasched doctor
       metasched doctor --json
+      metasched doctor -c new.toml --timeout 30
     """
-    from metasched.daemon.doctor import run_checks
+    from metasched.daemon.doctor.checks import run_checks
 
-    findings = run_checks(config)
+    findings = run_checks(config, timeout)
+    rows = [finding.as_json() for finding in findings]
     if json:
-        print(json_format.dumps([finding.as_json() for finding in findings], indent=2))
+        print(json_format.dumps(rows, indent=2))
     else:
-        print_table(
-            ("CHECK", "RESULT", "NOTE"),
-            (
-                (
-                    finding.check,
-                    "ok" if finding.ok else "wrong",
-                    finding.text + (f"; {finding.fix}" if finding.fix else ""),
-                )
-                for finding in findings
-            ),
-        )
+        print_findings(rows)
     return 0 if all(finding.ok for finding in findings) else 1

@@ -77,14 +77,16 @@ def load_settings(path: Path | None) -> Settings:
     `path` None: a local cluster with the processors of this host. ConfigError for the first
     mistake.
     """
-    config = _validated(ConfigFile, _default_tables() if path is None else _read_toml(path), path)
+    files: dict[Path, str] = {}
+    tables = _default_tables() if path is None else _read_toml(path, files)
+    config = _validated(ConfigFile, tables, path)
     if not config.cluster:
         raise ConfigError(f"no cluster in {path}; add a [[cluster]] table")
     _require_unique("cluster", [table.name for table in config.cluster], path)
     _require_unique("licence_server", [table.name for table in config.licence_server], path)
     base = path.parent.absolute() if path is not None else Path(personal_data())
     policy_path = None if config.policy.file is None else base / config.policy.file
-    policy = read_policy(policy_path)
+    policy = read_policy(policy_path, files)
     clusters = tuple(_cluster_settings(table, config, path) for table in config.cluster)
     _check_policy_matches(config, policy, path)
     database = _ledger_database(config, base, path)
@@ -94,7 +96,7 @@ def load_settings(path: Path | None) -> Settings:
     if site is not None:
         site = site.model_copy(update={"launcher": str(base / site.launcher)})
     return Settings(
-        config_path=path,
+        config_path=None if path is None else path.absolute(),
         database=database,
         socket=socket,
         state_folder=base / daemon.folder if daemon.folder else database.folder,
@@ -129,7 +131,8 @@ def load_settings(path: Path | None) -> Settings:
         mail_program=base / daemon.mail_program if daemon.mail_program else None,
         event_retention=daemon.keep_events,
         log_format=daemon.log_format,
-        policy_origin=PolicyOrigin() if policy_path is None else _origin_of(policy_path),
+        policy_origin=PolicyOrigin() if policy_path is None else _origin_of(policy_path, files),
+        files=files,
     )
 
 
@@ -258,11 +261,14 @@ def _check_late_binding(table: ClusterTable, capabilities: Capabilities, locatio
         )
 
 
-def read_policy(path: Path | None) -> Policy:
-    """Return the policy of a file; None: the defaults. ConfigError for the first mistake."""
+def read_policy(path: Path | None, files: dict[Path, str] | None = None) -> Policy:
+    """Return the policy of a file; None: the defaults. ConfigError for the first mistake.
+
+    `files` receives the digest of the file.
+    """
     if path is None:
         return Policy()
-    policy_file = _validated(PolicyFile, _read_toml(path), path)
+    policy_file = _validated(PolicyFile, _read_toml(path, files), path)
     for key, allowed_values in POLICY_CHOICES.items():
         if getattr(policy_file, key) not in allowed_values:
             raise ConfigError(
@@ -285,13 +291,13 @@ def read_policy(path: Path | None) -> Policy:
     return Policy(**{**values, "self_optimising": _read_self_optimising(policy_file, path)})
 
 
-def _origin_of(path: Path) -> PolicyOrigin:
-    """Return the origin of a policy file that was read just now."""
+def _origin_of(path: Path, files: Mapping[Path, str]) -> PolicyOrigin:
+    """Return the origin of a policy file that was read just now; `files` has its digest."""
     try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        return PolicyOrigin(str(path), digest, user_name_of(path.stat().st_uid))
+        owner = user_name_of(path.stat().st_uid)
     except OSError as error:
         raise ConfigError(f"{error.strerror}, {path}; name a readable file") from None
+    return PolicyOrigin(str(path), files[path.absolute()], owner)
 
 
 def _read_self_optimising(policy_file: PolicyFile, path: Path) -> dict[str, SelfOptimisation]:
@@ -307,9 +313,13 @@ def _read_self_optimising(policy_file: PolicyFile, path: Path) -> dict[str, Self
     return settings
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path, files: dict[Path, str] | None = None) -> dict[str, Any]:
+    """Return the tables of a file; `files` receives its digest by its absolute path."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        if files is not None:
+            files[path.absolute()] = hashlib.sha256(content).hexdigest()
+        return tomllib.loads(content.decode())
     except FileNotFoundError:
         raise ConfigError(f"no file {path}; create it, or name another with --config") from None
     except OSError as error:

@@ -112,6 +112,8 @@ class Settings:
     event_retention: float = _DAEMON.keep_events  # seconds for which audit records are stored
     log_format: Literal["text", "json"] = _DAEMON.log_format
     policy_origin: PolicyOrigin = field(default_factory=lambda: PolicyOrigin())
+    # SHA-256 of each file that was read, by its absolute path
+    files: Mapping[Path, str] = field(default_factory=dict)
 
     @property
     def launcher(self) -> Path | None:

@@ -149,16 +149,32 @@ class Site:
     def run(
         self, *arguments: str | Path, code: int = 0, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
+        """Run a command as the caller."""
+        return self._run([COMMAND, *arguments], code, env, {"cwd": self.folder, **self.caller})
+
+    def run_beside_daemon(
+        self, *arguments: str | Path, code: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as the daemon's account, in its network namespace."""
+        return self._run([*self.before, COMMAND, *arguments], code, None, {"cwd": "/"})
+
+    def _run(
+        self,
+        command: Sequence[str | Path],
+        code: int,
+        env: dict[str, str] | None,
+        caller: Mapping[str, Any],
+    ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [COMMAND, *arguments],
+            command,
             env=self.environment | (env or {}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=120,
-            **{"cwd": self.folder, **self.caller},
+            **caller,
         )
-        assert done.returncode == code, f"{arguments}: {done}"
+        assert done.returncode == code, f"{command}: {done}"
         assert "Traceback" not in done.stderr
         return done
 

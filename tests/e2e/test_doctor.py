@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import sqlite3
 from typing import Any
 
-from tests.e2e.conftest import TWO_LOCAL, Site
+import psutil
+
+from tests.e2e.conftest import FOLDER, ONE_LOCAL, TWO_LOCAL, Site
+
+SLEEP = ["sleep", "4711"]
 
 
 def findings(site: Site, code: int) -> dict[str, dict[str, Any]]:
@@ -50,6 +55,106 @@ def test_a_healthy_site_then_one_problem_after_the_other(running: Site) -> None:
     running.start()
     running.run("cancel", str(job))
     running.until_ended(job)
+
+
+def test_permissions_have_findings_of_their_own(running: Site) -> None:
+    """The remedy for a permission is no backup."""
+    assert findings(running, 0)["daemon's file"]["text"].endswith("as the daemon has read it")
+    running.database.chmod(0o666)
+    row = findings(running, 1)["database file"]
+    assert (row["id"], row["severity"]) == ("database-mode", "error")
+    assert row["mend"] == f"chmod 600 {running.database}"
+    running.database.chmod(0o600)
+    running.config.chmod(0o666)
+    assert findings(running, 1)["configuration file"]["id"] == "config-writable"
+    running.config.chmod(0o644)
+    running.stop()
+    running.database.chmod(0)
+    state = running.folder / FOLDER
+    state.chmod(0)
+    try:
+        rows = findings(running, 1)
+    finally:
+        state.chmod(0o700)
+        running.database.chmod(0o600)
+    me = getpass.getuser()
+    assert rows["database"]["id"] == "database-unreadable"
+    assert rows["database"]["mend"] == f"sudo -u {me} metasched doctor"
+    assert "backup" not in json.dumps(rows)
+    assert rows["state folder"]["id"] == "folder-unreadable"
+    running.start()
+
+
+def test_names_that_nobody_has_are_warnings(site: Site) -> None:
+    site.configure(
+        extra='[policy]\nfile = "policy.toml"\n'
+        '[[user_class]]\nname = "gold"\nusers = ["nobody-here"]\ngroups = ["no-such-group"]\n'
+    )
+    (site.folder / "policy.toml").write_text("[classes]\ngold = 7\nregular = 1\n")
+    rows = findings(site, 1)  # no daemon
+    assert rows["user nobody-here"]["severity"] == "warning"
+    assert rows["user nobody-here"]["text"] == 'no user nobody-here, user_class "gold"'
+    assert rows["group no-such-group"]["id"] == "group-unknown"
+    assert {row["id"] for row in rows.values() if row["severity"] == "error"} == {
+        "daemon-unreachable",
+        "database-unusable",
+    }
+
+
+def test_a_folder_of_the_socket_that_a_reboot_removed(site: Site) -> None:
+    closed = site.folder / "run"
+    closed.mkdir(mode=0o555)
+    site.configure()
+    site.config.write_text(site.config.read_text().replace("ms.sock", "run/metasched/ms.sock"))
+    row = findings(site, 1)["socket"]
+    assert row["id"] == "socket-folder-missing"
+    assert row["mend"].startswith(f"install -d -o {getpass.getuser()} -m 755 {closed}/metasched")
+    error = site.error("serve", code=2)
+    assert error.startswith(f"no folder {closed}/metasched, and this account cannot create it; ")
+    assert "install -d" in error
+
+
+def test_a_dead_cluster_delays_no_other_answer(site: Site) -> None:
+    """Its commands hang; doctor reports all else in time, and leaves no process behind."""
+    program = site.folder / "squeue"
+    program.write_text("#!/bin/sh\nexec sleep 4711\n")
+    program.chmod(0o755)
+    site.configure(
+        f'[[cluster]]\nname = "dead"\nadapter = "slurm"\nconfig = "{site.folder}/none.conf"\n'
+        f'bin_dir = "{site.folder}"\naccess = "commands"\n{ONE_LOCAL}'
+    )
+    rows = findings(site, 1)
+    assert rows["manager of dead"]["id"] == "cluster-unreachable"
+    assert "squeue: no answer within" in rows["manager of dead"]["text"]
+    assert rows["manager of here"]["severity"] == "ok"
+    assert rows["manager of here"]["text"] == "4 usable processors"
+    site.until(
+        lambda: not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == SLEEP]
+    )
+
+
+def test_a_worker_that_cannot_run_this_release(site: Site) -> None:
+    site.configure(ONE_LOCAL + 'python = "/bin/true"\n')
+    row = findings(site, 1)["manager of here"]
+    assert row["id"] == "cluster-worker"
+    assert row["mend"].startswith("install metasched ")
+    assert row["mend"].endswith("for /bin/true")
+
+
+def test_a_changed_file_and_another_file(running: Site) -> None:
+    running.config.write_text(running.config.read_text() + "# changed\n")
+    row = findings(running, 0)["daemon's file"]
+    assert (row["id"], row["severity"], row["mend"]) == (
+        "daemon-changed-file",
+        "note",
+        "metasched reload",
+    )
+    other = running.folder / "other.toml"
+    other.write_text(running.config.read_text())
+    rows = json.loads(running.run("doctor", "--json", "-c", other).stdout)
+    [row] = [row for row in rows if row["check"] == "daemon's file"]
+    assert row["id"] == "daemon-other-file"
+    assert row["mend"] == f"metasched doctor --config {running.config}"
 
 
 def test_a_cluster_that_does_not_answer(site: Site) -> None:

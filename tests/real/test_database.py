@@ -34,7 +34,7 @@ from metasched.core.events import (
 )
 from metasched.core.scheduler import Core
 from metasched.core.tasks import PastAttempt
-from metasched.daemon.doctor import tag_of_unknown
+from metasched.daemon.doctor.daemon_checks import tag_of_unknown
 from metasched.db import postgresql
 from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger, StoredJob

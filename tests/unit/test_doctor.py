@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from metasched.config.reading import load_settings
-from metasched.daemon.doctor import check_evidence, check_use, run_checks
+from metasched.daemon.doctor.checks import run_checks
+from metasched.daemon.doctor.daemon_checks import check_evidence, check_use
 
 SITE = """[daemon]
 database = "sqlite:///ms.db"

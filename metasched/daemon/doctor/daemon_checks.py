@@ -1,0 +1,289 @@
+"""The running daemon, by its own answers: clusters, licences, reservations, unknown jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from importlib.metadata import version
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
+
+from metasched.client.client import Client
+from metasched.client.native_ids import first_id_problem
+from metasched.config.settings import Settings
+from metasched.daemon.doctor.cluster_checks import check_records
+from metasched.daemon.doctor.findings import Finding, found, from_error, passed
+from metasched.db.instances import read_first_dispatches
+from metasched.db.schema import attempt
+from metasched.db.store import Database
+from metasched.errors import UserError
+from metasched.model.job import State
+from metasched.model.tags import Instances
+
+MAX_WORKER_DEATHS = 3  # in a row, from which a cluster is reported
+MAX_DESCRIPTOR_USE = 0.95  # of the daemon's descriptors, from which it is reported
+MAX_LISTED_JOBS = 5  # unknown jobs that are listed one by one
+MAX_DELAYED = 3  # accounts whose listings waited longest
+MAX_LISTING_AGE = 600.0  # seconds; an idle daemon lists each cluster once a minute
+
+
+def check_daemon(settings: Settings) -> Iterator[Finding]:
+    client = Client(settings.socket)
+    try:
+        health, clusters = client.health(), client.clusters()
+        servers, licences = client.licence_servers(), client.licences()
+        unknown, reservations = client.jobs(state="unknown"), client.reservations()
+    except UserError as error:
+        yield from_error("daemon-unreachable", "daemon", str(error))
+        return
+    command_version, daemon_version = version("metasched"), health.get("version")
+    message = f"version {daemon_version} since {health.get('started')}"
+    if command_version == daemon_version:
+        yield passed("daemon", message)
+    else:
+        fix = "restart the daemon, or use its own commands"
+        yield found(
+            "daemon-version", "daemon", f"{message}, this command is {command_version}", fix
+        )
+    if mail_error := health.get("mail"):
+        fix = "run it by hand as the daemon's account; its output is in the daemon's log"
+        yield found("mail-failed", "mail", f"an owner was not notified: {mail_error}", fix)
+    yield from _check_files(health.get("configuration"), settings)
+    for entry in health.get("quarantine", ()):
+        yield _quarantine_entry(entry)
+    for row in health.get("connections", ()):  # of an operator; unknown to earlier daemons
+        yield _check_listener(row)
+    if (descriptors := health.get("descriptors")) is not None:
+        yield _check_descriptors(**descriptors)
+    if delayed := health.get("delayed"):  # of an operator; unknown to earlier daemons
+        yield _delayed_listings(delayed)
+    yield _check_ids(health, clusters)
+    for row in clusters:
+        yield _check_cluster(row)
+        yield from check_evidence(row, settings)
+        yield from check_listing_age(row)
+        yield from check_use(row, settings)
+    for row in servers:
+        yield _check_licence_server(row)
+    for row in licences:
+        yield from _check_manager_licences(row)
+    names = {row["cluster"] for row in clusters}
+    for row in reservations:
+        if row["closed"] is None and row["cluster"] not in names:
+            yield _unconfigured_reservation(row)
+    down = {row["cluster"] for row in clusters if row["state"].startswith("down")}
+    for job in unknown[:MAX_LISTED_JOBS]:
+        yield _unknown_job(job, tag_of_unknown(settings.database, job), down)
+    if len(unknown) > MAX_LISTED_JOBS:
+        remaining = f"{len(unknown) - MAX_LISTED_JOBS} more"
+        yield found(
+            "job-unknown", "unknown jobs", remaining, "see `metasched status --state unknown`"
+        )
+
+
+def _check_ids(health: dict[str, Any], clusters: list[dict[str, Any]]) -> Finding:
+    """Return whether the drop-in commands can be used; they need not."""
+    first_id = health.get("first_id", 1)
+    problem, fix = first_id_problem(first_id, clusters)
+    if not problem:
+        return passed("drop-in commands", f"ids from {first_id} are those of no cluster")
+    kind = "drop-in-off" if first_id == 1 else "drop-in-ids"
+    return found(kind, "drop-in commands", f"cannot be used: {problem}", fix)
+
+
+def _quarantine_entry(entry: dict[str, Any]) -> Finding:
+    """Return the result for a source that failed, or a row that is set aside."""
+    if "tag" not in entry:
+        message = f"{entry['words']}, since {entry['since']}, next try {entry['next_try']}"
+        return found("daemon-defect", entry["source"], message)
+    owner = f" of {entry['owner']}" if entry["owner"] else ""
+    message = f"the row of {entry['tag']}, task {entry['task']}{owner} is set aside"
+    fix = "look at that job in its manager; its state in metasched is unknown"
+    return found("daemon-defect", entry["source"], f"{message}: {entry['defect']}", fix)
+
+
+def _check_listener(row: dict[str, Any]) -> Finding:
+    """Return the result for a listener: it is full, or how many connections it has refused."""
+    refused = ", ".join(f"{kind} {count}" for kind, count in row["refused"].items() if count)
+    message = (
+        f"{row['open']} of {row['limit']} connections, {row['waiting']} of {row['waiting_limit']} "
+        f"wait for jobs; refused since the start: {refused or 'none'}"
+    )
+    check = f"listener {row['listener']}"
+    if row["open"] < row["limit"] and not row["refused"]["no_descriptor"]:
+        return passed(check, message)
+    fix = "see the daemon's log; raise `connections`, LimitNOFILE"
+    return found("daemon-connections", check, message, fix)
+
+
+def _delayed_listings(rows: list[dict[str, Any]]) -> Finding:
+    """Return whose listings wait most; that harms nobody else."""
+    accounts = [
+        f"{row['user']} {row['requests']} ({row['seconds']:.0f} s)" for row in rows[:MAX_DELAYED]
+    ]
+    message = f"waited while others called, since the start: {', '.join(accounts)}"
+    return found("daemon-delayed", "listings", message)
+
+
+def _check_descriptors(open: int, limit: int | None) -> Finding:
+    message = f"{open} of {'any number' if limit is None else limit}"
+    if limit is None or open < MAX_DESCRIPTOR_USE * limit:
+        return passed("file descriptors", message)
+    fix = "raise LimitNOFILE of the daemon"
+    return found("daemon-descriptors", "file descriptors", message, fix)
+
+
+def _check_cluster(row: dict[str, Any]) -> Finding:
+    check, worker, breaker = f"cluster {row['cluster']}", row["worker"], row["breaker"]
+    if row["state"].startswith("down"):
+        message = f"{row['state']}, since {breaker['since']}, next try {breaker['next_try']}"
+        fix = "query its manager on this host by the manager's own commands"
+        return found("cluster-down", check, message, fix)
+    if worker["failures"] >= MAX_WORKER_DEATHS:
+        fix = "see the daemon's log; check the cluster's `python` and `library`"
+        return found("worker-dies", check, worker["words"], fix)
+    return passed(check, row["state"])
+
+
+def _check_licence_server(row: dict[str, Any]) -> Finding:
+    check, breaker = f"licence server {row['server']}", row["breaker"]
+    if breaker["failures"]:
+        message = f"{breaker['words']}, since {breaker['since']}, next try {breaker['next_try']}"
+        fix = f"try `metasched licence probe {row['server']}`"
+        return found("licence-server-unreachable", check, message, fix)
+    if row["lacking"]:
+        message = "; ".join(f"does not count {name}: {why}" for name, why in row["lacking"].items())
+        fix = "see `features`, or the server's own log"
+        return found("licence-missing", check, message, fix)
+    if not row["licences"]:
+        return passed(check, "counts no licence of the configuration")
+    return passed(
+        check, f"answered at {row['observed']}" if row["observed"] else "has not answered yet"
+    )
+
+
+def _check_manager_licences(row: dict[str, Any]) -> Iterator[Finding]:
+    """Compare the manager's own counter of a licence with the ledger."""
+    name = row["licence"]
+    for counter in row["managers"]:
+        check = f"licence {name} on {counter['cluster']}"
+        if counter["others"]:
+            text = f"{counter['others']} are used there outside metasched"
+            yield found("licence-outside", check, text)
+        if row["total"] is not None and counter["total"] != row["total"]:
+            text = f"it gives out {counter['total']}, there are {row['total']}"
+            yield found("licence-outside", check, text)
+
+
+def _unconfigured_reservation(row: dict[str, Any]) -> Finding:
+    """Return the result for an open reservation on a cluster that is not configured."""
+    id, cluster = row["reservation"], row["cluster"]
+    message = f"of {row['user']}, {row['state']} from {row['start']}: cluster {cluster}"
+    fix = (
+        f"put {cluster} back into the configuration and restart the daemon, "
+        f"or `metasched reservation cancel {id}`"
+    )
+    return found("reservation-cluster", f"reservation {id}", f"{message} is not configured", fix)
+
+
+def check_evidence(row: dict[str, Any], settings: Settings) -> Iterator[Finding]:
+    """Warn where nothing remembers the end of a job that its manager has forgotten."""
+    if row["state"].startswith("down"):
+        return  # whether it has accounting is not known
+    fences = {entry.cluster.name: entry.cluster.fence_dir for entry in settings.clusters}
+    has_claims = bool(fences.get(row["cluster"]))
+    yield from check_records(row["cluster"], row["adapter"], row["records"], has_claims)
+
+
+def check_listing_age(row: dict[str, Any]) -> Iterator[Finding]:
+    """Warn of a cluster that is up, though its last listing is old."""
+    listed = row.get("listed")  # unknown to earlier daemons
+    if not listed or row["state"].startswith("down"):
+        return
+    age = time.time() - datetime.fromisoformat(listed).timestamp()
+    if age > MAX_LISTING_AGE:
+        text = f"listed {age / 60:.0f} minutes ago, though it counts as up"
+        yield found("listing-old", f"listing of {row['cluster']}", text)
+
+
+def _check_files(read: dict[str, Any] | None, settings: Settings) -> Iterator[Finding]:
+    """Compare the files that the daemon has read with those that this command has read."""
+    if read is None:  # not an operator, or an earlier daemon
+        return
+    theirs: dict[str, str] = read["digests"]
+    own = {str(path): digest for path, digest in settings.files.items()}
+    path = str(settings.config_path) if settings.config_path else None
+    if read["file"] != path:
+        text = f"it reads {read['file'] or 'no file'}, doctor reads {path or 'none'}"
+        fix = f"metasched doctor --config {read['file']}" if read["file"] else "restart it"
+        yield found("daemon-other-file", "daemon's file", text, fix)
+    elif changed := sorted(name for name in own | theirs if own.get(name) != theirs.get(name)):
+        text = f"{', '.join(changed)}: changed since the daemon read it"
+        yield found("daemon-changed-file", "daemon's file", text)
+    else:
+        yield passed("daemon's file", f"{path or 'none'}, as the daemon has read it")
+
+
+def check_use(row: dict[str, Any], settings: Settings) -> Iterator[Finding]:
+    """With fair share, report a cluster whose accounting reports no use or no shares."""
+    fair_share, use = settings.fair_share, row.get("use")  # unknown to earlier daemons
+    if fair_share is None or use is None or row["state"].startswith("down"):
+        return
+    check = f"fair share on {row['cluster']}"
+    fix = "query its accounting as the daemon's account, see docs/admin/fair-share.md"
+    for subject, breaker in (("use", use["breaker"]), ("shares", use["shares"])):
+        if breaker["failures"]:
+            message = f"its accounting reports no {subject} since {breaker['since']}"
+            yield found("fair-share-use", check, f"{message}: {breaker['words']}", fix)
+    if use["source"]:
+        if not (use["breaker"]["failures"] or use["shares"]["failures"]):
+            yield passed(check, f"{use['source']}, use until {use['until'] or 'not yet'}")
+    elif fair_share.shares_from == row["cluster"]:
+        fix = "set up slurmdbd there, or write the shares into [fair_share]"
+        yield found("fair-share-use", check, "it has no accounting, so it reports no shares", fix)
+    elif row["adapter"] == "slurm":
+        text = "no slurmdbd, so that only jobs of metasched count as use there"
+        yield found("fair-share-partial", check, text)
+
+
+def tag_of_unknown(database: Database, row: dict[str, Any]) -> str:
+    """Return the tag of an unknown task's live attempt, as its manager has it.
+
+    An attempt in a backup has the name that the database had when it was dispatched.
+    """
+    live_dispatch = select(attempt.c.sending).where(
+        attempt.c.job == row["job"],
+        attempt.c.task_index == (row["task"] or 0),
+        attempt.c.state == State.UNKNOWN,
+    )
+    unknown_tag = f"ms-*-{row['job']}-*"
+    try:
+        engine = database.open_existing()
+    except UserError:
+        return unknown_tag
+    try:
+        with engine.connect() as connection:
+            dispatch_id = connection.execute(live_dispatch).scalar()
+            instances = Instances(read_first_dispatches(connection))
+    except DBAPIError:
+        return unknown_tag
+    finally:
+        engine.dispose()
+    return unknown_tag if dispatch_id is None else instances.tag_of(row["job"], dispatch_id)
+
+
+def _unknown_job(row: dict[str, Any], tag: str, down: set[str]) -> Finding:
+    """Return the result for a job in state `unknown`."""
+    id = row["job"] if row["task"] is None else f"{row['job']}_{row['task']}"
+    message = f"unknown on {row['cluster']} (there {row['native_id'] or 'without an id'})"
+    if row["cluster"] in down:
+        fix = f"wait: its state is known as soon as {row['cluster']} answers"
+    else:
+        fix = (
+            f"look for {tag} in the records of {row['cluster']}, "
+            f"then `metasched resolve {id} lost` or `ran`"
+        )
+    return found("job-unknown", f"job {id}", message, fix)

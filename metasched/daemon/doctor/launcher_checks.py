@@ -1,0 +1,58 @@
+"""The launcher of site mode, and the program that sends mail."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterator
+
+from metasched.adapters.errors import Refused, SiteFault, Unreachable
+from metasched.adapters.launcher_client import LauncherClient
+from metasched.adapters.registry import adapter_class
+from metasched.config.settings import Settings
+from metasched.daemon.doctor.findings import Finding, found, from_error, passed
+
+
+def check_launcher(settings: Settings) -> Iterator[Finding]:
+    """Check that the launcher answers, for whom, and compare its clusters with the file's."""
+    path = settings.launcher
+    if path is None:
+        return
+    allowed = []
+    for user in dict.fromkeys(("root", pwd.getpwuid(os.geteuid()).pw_name)):
+        try:
+            LauncherClient(path, "").check_access(user, "/")
+            allowed.append(user)
+        except Refused:
+            pass  # as it should: no job may run as root or as the daemon's account
+        except SiteFault as error:
+            yield from_error("launcher-unusable", "launcher", error.reason)
+            return
+        except Unreachable as error:
+            fix = "run this as the daemon's account; look at the log of metasched-launcher"
+            yield found("launcher-unusable", "launcher", error.reason, fix)
+            return
+    yield passed("launcher", f"answers at {path}")
+    if allowed:
+        text = f"it would run jobs of {' and '.join(allowed)}"
+        yield found("launcher-accounts", "launcher accounts", text)
+    for entry in settings.clusters:
+        name = entry.cluster.name
+        verbs = adapter_class(entry.cluster.adapter).launcher_verbs
+        try:
+            LauncherClient(path, name).check_cluster(verbs)
+        except Unreachable as error:
+            yield from_error("launcher-cluster", f"launcher.toml for {name}", error.reason)
+        else:
+            yield passed(f"launcher.toml for {name}", ", ".join(verbs))
+
+
+def check_mail_program(settings: Settings) -> Iterator[Finding]:
+    """Check that the mail program can be executed."""
+    path = settings.mail_program
+    if path is None:
+        return
+    if path.is_file() and os.access(path, os.X_OK):
+        yield passed("mail program", str(path))
+    else:
+        yield found("mail-program", "mail program", f"no program {path}")
