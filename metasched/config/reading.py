@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import getpass
 import hashlib
-import itertools
 import os
 import tomllib
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from metasched.adapters.launcher_client import user_name_of
 from metasched.adapters.registry import ADAPTER_GROUP, adapter_class
 from metasched.config.fair_share import read_fair_share
 from metasched.config.limits import read_limits
+from metasched.config.mistakes import describe_first, describe_toml_error, suggestion
 from metasched.config.settings import (
     ClusterSettings,
     ConfigError,
@@ -92,7 +91,7 @@ def load_settings(path: Path | None) -> Settings:
     database = _ledger_database(config, base, path)
     daemon, site = config.daemon, config.site
     socket = _daemon_socket(config, base, path)
-    tcp = None if config.tcp is None else checked_tcp(config.tcp, base)
+    tcp = None if config.tcp is None else checked_tcp(config.tcp, base, path)
     if site is not None:
         site = site.model_copy(update={"launcher": str(base / site.launcher)})
     return Settings(
@@ -116,7 +115,7 @@ def load_settings(path: Path | None) -> Settings:
         ),
         site=site,
         tcp=tcp,
-        job_variables=read_job_variables(tcp, socket),
+        job_variables=read_job_variables(tcp, socket, path),
         licence_servers=tuple(
             _licence_server_settings(table, path) for table in config.licence_server
         ),
@@ -207,7 +206,7 @@ def _licence_pools(config: ConfigFile, path: Path | None) -> tuple[LicencePool, 
             if name not in defined_names:
                 fix = f"add a [[{table_name}]] table"
                 if defined_names:
-                    fix = _suggestion(name, defined_names)
+                    fix = suggestion(name, defined_names)
                 raise ConfigError(f'no {table_name} "{name}", {location}; {fix}')
         if table.clusters and (unlisted := set(table.machines).difference(table.clusters)):
             raise ConfigError(
@@ -281,7 +280,7 @@ def read_policy(path: Path | None, files: dict[Path, str] | None = None) -> Poli
     for name in policy_file.weights:
         if name not in heuristic_names:
             raise ConfigError(
-                f'unknown weight "{name}" in {path}; {_suggestion(name, heuristic_names)}'
+                f'unknown weight "{name}" in {path}; {suggestion(name, heuristic_names)}'
             )
     try:
         Classifier(weights=policy_file.weights)
@@ -319,74 +318,26 @@ def _read_toml(path: Path, files: dict[Path, str] | None = None) -> dict[str, An
         content = path.read_bytes()
         if files is not None:
             files[path.absolute()] = hashlib.sha256(content).hexdigest()
-        return tomllib.loads(content.decode())
+        text = content.decode()
+        return tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"no file {path}; create it, or name another with --config") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; name the file in it") from None
     except OSError as error:
         account = getpass.getuser()
         raise ConfigError(f"{path}: {error.strerror}; make it readable for {account}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text; write it again as TOML") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML ({error}); correct that line") from None
-
-
-def _suggestion(name: str, known_names: tuple[str, ...]) -> str:
-    """Return the remedy for an unknown name: the most similar known name, or all of them."""
-    matches = difflib.get_close_matches(name, known_names, n=1)
-    return f'write "{matches[0]}"' if matches else f"known are {', '.join(known_names)}"
-
-
-def _locate(location: tuple[int | str, ...], table: dict[str, Any]) -> tuple[str, str]:
-    """Return the key of an error and its table, as they are written in the file."""
-    description = ""
-    value: Any = table
-    for step, next_step in itertools.pairwise(location):
-        if isinstance(step, int):
-            value = value[step]
-            name = value.get("name") if isinstance(value, dict) else None
-            description = f'{location[0]} "{name or step + 1}"'
-        else:
-            value = value.get(step) if isinstance(value, dict) else None
-            description = description if isinstance(next_step, int) else f"[{step}]"
-    return str(location[-1]) if location else "", description
+        raise ConfigError(describe_toml_error(text, error, path)) from None
 
 
 def _validated(table_class: type[TableT], table: dict[str, Any], path: Path | None) -> TableT:
     try:
         return table_class.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(_first_error(error, table, str(path), _known_keys(table_class))) from None
-
-
-def _known_keys(table_class: type[BaseModel]) -> tuple[str, ...]:
-    names = list(table_class.model_fields)
-    for field_info in table_class.model_fields.values():
-        for annotation in (field_info.annotation, *getattr(field_info.annotation, "__args__", ())):
-            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-                names += annotation.model_fields
-    return tuple(names)
-
-
-def _first_error(
-    error: ValidationError, table: dict[str, Any], path: str, known_names: tuple[str, ...]
-) -> str:
-    """Describe the first mistake in one line: problem, place; remedy."""
-    mistake = error.errors()[0]
-    key, description = _locate(mistake["loc"], table)
-    location = f"{path}, {description}" if description else path
-    if mistake["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f'unknown key "{key}", {location}; {_suggestion(key, known_names)}'
-    if mistake["type"] in ("missing", "missing_argument"):
-        return f'no key "{key}", {location}; add it'
-    message = mistake["msg"].removeprefix("Value error, ")
-    if mistake["type"] == "tuple_type":
-        is_table = isinstance(mistake["input"], dict)
-        message = f"write [[{key}]]" if is_table else "write a list in [ ]"
-    explanation = f"{message[:1].lower()}{message[1:]}"
-    if not key:  # the check of a dataclass names the key itself
-        return f"{explanation}, {location}"
-    return f"{key} = {mistake['input']!r}, {location}; {explanation}"
+        raise ConfigError(describe_first(error, table, table_class, str(path))) from None
 
 
 def _cluster_settings(
@@ -405,7 +356,7 @@ def _cluster_settings(
         )
     for name in table.map:
         if name not in MAP_NAMES:
-            raise ConfigError(f'unknown map "{name}", {location}; {_suggestion(name, MAP_NAMES)}')
+            raise ConfigError(f'unknown map "{name}", {location}; {suggestion(name, MAP_NAMES)}')
     return ClusterSettings(
         cluster=Cluster(
             name=table.name,
@@ -490,7 +441,7 @@ def _plugin_class(
 
         known = tuple(sorted(entry_points(group=entry_point_group).names))
         raise ConfigError(
-            f'unknown {key} "{name}", {location}; {_suggestion(name, known)}'
+            f'unknown {key} "{name}", {location}; {suggestion(name, known)}'
         ) from None
 
 
@@ -501,8 +452,8 @@ def _plugin_options(options_class: type[Any], table: BaseModel, location: str) -
     for key in options:
         if key not in option_names:
             known_keys = (*option_names, *type(table).model_fields)
-            raise ConfigError(f'unknown key "{key}", {location}; {_suggestion(key, known_keys)}')
+            raise ConfigError(f'unknown key "{key}", {location}; {suggestion(key, known_keys)}')
     try:
         return asdict(TypeAdapter(options_class).validate_python(options))
     except ValidationError as error:
-        raise ConfigError(_first_error(error, options, location, option_names)) from None
+        raise ConfigError(describe_first(error, options, options_class, location)) from None

@@ -18,45 +18,46 @@ _URL = re.compile(r"https://(?:([^\s/:@?#]+)|\[([0-9a-fA-F:]+)\])(?::(\d{1,5}))?
 _PEM_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
-def checked_tcp(table: TcpTable, base_folder: Path) -> TcpTable:
+def checked_tcp(table: TcpTable, base_folder: Path, path: Path | None) -> TcpTable:
     """Return the table with absolute paths, and the host of `url` among the names.
 
     ConfigError if traffic would not be encrypted, or no authentication is allowed.
     """
+    place = f"{path}, [tcp]"
     host, colon, port = table.listen.rpartition(":")
     if not (host and colon and port.isdecimal() and int(port) < 1 << 16):
-        raise ConfigError(f'listen = "{table.listen}", [tcp]; write "address:port"')
+        raise ConfigError(f'listen = "{table.listen}", {place}; write "address:port"')
     if invalid_names := [name for name in table.names if not _NAME.fullmatch(name)]:
-        raise ConfigError(f'names has "{invalid_names[0]}", [tcp]; write "host:port"')
+        raise ConfigError(f'names has "{invalid_names[0]}", {place}; write "host:port"')
     if (table.certificate is None) != (table.key is None):
-        raise ConfigError("certificate and key, [tcp]; give both or neither")
+        raise ConfigError(f"certificate and key, {place}; give both or neither")
     if table.certificate is None and host.strip("[]") not in ("127.0.0.1", "::1", "localhost"):
         raise ConfigError(
-            f'listen = "{table.listen}" without a certificate, [tcp]; give certificate and key, '
+            f'listen = "{table.listen}" without a certificate, {place}; give certificate and key, '
             "or listen on 127.0.0.1 behind a proxy that speaks TLS"
         )
     if not (table.munge or table.tokens):
-        raise ConfigError("neither munge nor tokens, [tcp]; allow one, or leave the table out")
+        raise ConfigError(f"neither munge nor tokens, {place}; allow one, or leave the table out")
     changes: dict[str, object] = {
         name: str(base_folder / file)
         for name, file in (("certificate", table.certificate), ("key", table.key))
         if file is not None
     }
     if table.url is not None:
-        changes["names"] = (*table.names, _name_in_url(table.url))
+        changes["names"] = (*table.names, _name_in_url(table.url, place))
     return table.model_copy(update=changes)
 
 
-def _name_in_url(url: str) -> str:
+def _name_in_url(url: str, place: str) -> str:
     """Return the name by which clients call the daemon at a URL. ConfigError if it is invalid."""
     match = _URL.fullmatch(url)
     port = int(match[3] or 443) if match else 0
     if match is None or not 0 < port < 1 << 16:
-        raise ConfigError(f'url = "{url}", [tcp]; write "https://host:port"')
+        raise ConfigError(f'url = "{url}", {place}; write "https://host:port"')
     return daemon_name(match[1] or match[2], port)
 
 
-def read_job_variables(tcp: TcpTable | None, socket: Path) -> dict[str, str]:
+def read_job_variables(tcp: TcpTable | None, socket: Path, path: Path | None) -> dict[str, str]:
     """Return the environment variables by which jobs find the daemon; none without `url`.
 
     ConfigError if the daemon's certificate cannot be read.
@@ -64,18 +65,20 @@ def read_job_variables(tcp: TcpTable | None, socket: Path) -> dict[str, str]:
     if tcp is None or tcp.url is None:
         return {}
     # without a certificate a proxy speaks TLS, with one that the nodes must trust
-    fingerprint = _fingerprint(tcp.certificate) if tcp.certificate else ""
+    fingerprint = _fingerprint(tcp.certificate, f"{path}, [tcp]") if tcp.certificate else ""
     return job_variables(tcp.url, fingerprint, os.geteuid(), str(socket))
 
 
-def _fingerprint(path: str) -> str:
+def _fingerprint(path: str, place: str) -> str:
     """Return the SHA-256 of the first certificate in a file: that of the daemon."""
     try:
         match = _PEM_CERTIFICATE.search(Path(path).read_text("latin-1"))
         content = ssl.PEM_cert_to_DER_cert(match[0]) if match else b""
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{reason}, certificate {path}, [tcp]; name readable PEM files") from None
+        raise ConfigError(
+            f"{reason}, certificate {path}, {place}; name readable PEM files"
+        ) from None
     if not content:
-        raise ConfigError(f"no certificate, {path}, [tcp]; name readable PEM files")
+        raise ConfigError(f"no certificate in {path}, {place}; name readable PEM files")
     return hashlib.sha256(content).hexdigest()

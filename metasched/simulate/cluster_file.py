@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from metasched.config.mistakes import describe_first, describe_toml_error
 from metasched.config.tables import MAX_QUEUE_DEPTH, FairShareTable, LimitsTable
 from metasched.errors import UserError
 from metasched.model.fair_share import FairShareSettings
@@ -138,18 +139,17 @@ def read_limit_settings(
 
 def _read_file(path: Path) -> ClustersFile:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text)
         tables = ClustersFile.model_validate(content)
     except OSError as error:
         raise ClusterError(f"{error.strerror}, {path}; name a readable file") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ClusterError(f"invalid TOML ({error}), {path}; correct that line") from None
+    except UnicodeDecodeError:
+        raise ClusterError(f"{path} is not UTF-8 text; write it again as TOML") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ClusterError(describe_toml_error(text, error, path)) from None
     except ValidationError as error:
-        first_error = error.errors()[0]
-        location = ".".join(str(step) for step in first_error["loc"])
-        raise ClusterError(
-            f"{location}: {first_error['msg'].lower()}, {path}; correct it"
-        ) from None
+        raise ClusterError(describe_first(error, content, ClustersFile, str(path))) from None
     names = [table.name for table in tables.cluster]
     if duplicate := next((name for name in names if names.count(name) > 1), None):
         raise ClusterError(f'two clusters are named "{duplicate}", {path}; rename one')

@@ -454,7 +454,7 @@ def test_licences_of_a_file(tmp_path: Path) -> None:
         (f"{cluster}{licence}clusters = ['b']\n", 'no cluster "b"'),
         (f"{cluster}licences = {{ l = 1 }}\n{licence}", "its own licences"),
         (cluster + licence.replace("'l'", "'a licence'"), "no name"),
-        (cluster + licence.replace("2", "0"), "licence.0.total"),
+        (cluster + licence.replace("2", "0"), "total = 0"),
         (cluster + licence.replace("2", "9999999999"), "must be"),
     ):
         path.write_text(text)
@@ -641,7 +641,7 @@ def test_shares_in_a_file_of_clusters(tmp_path: Path) -> None:
     for tables, problem in (
         ('[fair_share]\nshares_from = "a"\n', "shares_from, .*; write the shares"),
         ('[fair_share.shares.x]\nparent = "x"\n', "cycle, x below x"),
-        ("[fair_share.users]\nada = 0\n", "ada: input should be greater"),
+        ("[fair_share.users]\nada = 0\n", "ada = 0, .*; write a number from 1e-09"),
     ):
         file.write_text(text + tables)
         with pytest.raises(ClusterError, match=problem):
