@@ -33,7 +33,7 @@ def cancelled(job: int, index: int) -> TaskChange:
 
 
 def selected_task(job: int, index: int) -> SelectedTasks:
-    return SelectedTasks(job, "1-1000", range(index, index + 1), State.QUEUED, False)
+    return SelectedTasks(job, "1-1000", range(index, index + 1), State.QUEUED, False, "ada")
 
 
 def answer(selected: Sequence[SelectedTasks], changed: ChangedStates) -> list[bytes]:
@@ -53,8 +53,8 @@ def test_a_line_for_each_task_by_job_and_index() -> None:
     selected = [
         selected_task(1, 5),
         selected_task(2, 3),
-        SelectedTasks(2, "1-9", range(4, 10), State.QUEUED, True),
-        SelectedTasks(7, None, range(1), State.RUNNING, False),
+        SelectedTasks(2, "1-9", range(4, 10), State.QUEUED, True, "ada"),
+        SelectedTasks(7, None, range(1), State.RUNNING, False, "ada"),
     ]
     rows = msgspec.json.decode(b"".join(answer(selected, ChangedStates([outcome]))))["jobs"]
     assert [(row["job"], row["task"], row["state"]) for row in rows] == [
