@@ -48,7 +48,7 @@ TaskIds = Select[Any]  # a query that gives jobs and indices
 
 _job_id, _index = task.c.job, task.c.task_index
 # of a selection: a page of all columns takes five times the memory
-SELECTION_COLUMNS: Columns = (_job_id, job.c.array, _index, task.c.state)
+SELECTION_COLUMNS: Columns = (_job_id, job.c.array, job.c.user, _index, task.c.state)
 # sorted: else SQLite would walk all tasks in this order rather than sort those that ended
 _unindexed = (_job_id + 0, _index + 0)
 # PostgreSQL's planner misjudges how few rows a LIMIT leaves, and would read whole tables

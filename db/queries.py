@@ -77,7 +77,7 @@ class Queries:
             return read_page(connection, wanted, after, limit, with_runs)
 
     def selected_tasks(self, wanted: TaskFilter) -> Iterator[JobPage]:
-        """Yield pages of job, array, index and state of tasks that pass a filter, not in runs."""
+        """Yield pages of tasks that pass a filter, not in runs, with `SELECTION_COLUMNS`."""
 
         def page(after: TaskId) -> JobPage:
             with self._connect() as connection:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from sys import intern
 from typing import Any
 
 from fastapi import Request
@@ -92,7 +93,8 @@ async def select_tasks(
 
 def _selected(row: Mapping[str, Any], indices: range, is_run: bool) -> SelectedTasks:
     state = State(row["state"])
-    return SelectedTasks(row["job"], row["array"], indices, state, is_run, row["user"])
+    user = intern(row["user"])  # one string for thousands of tasks
+    return SelectedTasks(row["job"], row["array"], indices, state, is_run, user)
 
 
 def _single(index: int) -> range:
