@@ -16,12 +16,18 @@ from typing import Any
 import msgspec
 from sqlalchemy import Column, ColumnElement, Connection, Select, delete, func, insert, or_, select
 
-from metasched.db.job_pages import PLAN_BY_INDEX
 from metasched.db.schema import audit, audit_condition
 from metasched.model.audit import PUBLIC, AuditRecord
 
 TICKS = 1_000_000  # ids per second
 _INSERT = insert(audit)
+# PostgreSQL's planner would rather read and sort a whole range than follow its index to a page
+_PLAN_IN_ORDER = select(
+    *(
+        func.set_config(name, "off", True)
+        for name in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit")
+    )
+)
 # seconds by which a record may be stored late, or the clock may have been set back, so that
 # `until` still finds it
 MAX_LAG = 3600.0
@@ -110,7 +116,7 @@ def read_page(
     `span`: their ids are above the first, and at most the second.
     """
     if connection.dialect.name == "postgresql":
-        connection.execute(PLAN_BY_INDEX)  # for this transaction
+        connection.execute(_PLAN_IN_ORDER)  # for this transaction
     ranges: list[Iterator[dict[str, Any]]] = []
     for condition in _index_ranges(wanted):
         query = _in_span(select(audit).where(*condition), wanted, span)
