@@ -11,7 +11,7 @@ struct_body     request bodies that are msgspec structs
 request         dependencies of all routes: daemon, scheduler service, caller
 selection       the jobs that a request refers to
 submissions, changes, modifications, jobs, explanations   routes of jobs
-clusters, licences, reservations, tokens                  routes of other resources
+clusters, licences, reservations, tokens, events          routes of other resources
 submission_keys idempotency keys
 metrics         readings and counters for Prometheus
 readiness       whether the daemon accepts work, without a credential

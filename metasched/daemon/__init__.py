@@ -10,6 +10,8 @@ licence_monitor       queries licence servers at intervals
 usage_collector       asks accounting what ended tasks used, and stores it
 manager_start_times   start times that managers expect for pending tasks
 descriptors           file descriptors, and how many of them connections may take
+notices               audit records that no event causes
+audit_log             text and JSON lines of the log
 repeated_lines        the log, in which repeated lines are counted
 mail                  mail to owners of broken reservations
 circuit_breaker       delays calls that keep failing

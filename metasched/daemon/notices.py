@@ -43,7 +43,8 @@ class Notices:
     def add(self, record: AuditRecord, subject: str, error: BaseException | None = None) -> None:
         """Record that something happened; records of a kind and subject are equal.
 
-        The line of the log is written now: the database may be away.
+        The line of the log is written now: the database may be away. Each `error` has a line: its
+        id was told to whom it hit.
         """
         record, now = cleaned(record), time.monotonic()
         self._close_windows(now)
@@ -53,6 +54,8 @@ class Notices:
         window = self._windows.get((record.kind, subject))
         if window is not None:
             window.repeated, window.last = window.repeated + 1, record
+            if error is not None:
+                log_record(record, error)
             return
         self._windows[record.kind, subject] = _Window(now + WINDOW, record)
         self._record(record, error)

@@ -15,6 +15,7 @@ reservation           advance reservations and their states
 job_usage             use of ended tasks, asked of accounting
 survey                nodes and reservations as managers list them
 reservation_request   requests for reservations, and the offers of a cluster
+audit                 audit records and their kinds
 stored_names          stored spellings of renamed fields
 """
 

@@ -162,6 +162,6 @@ stale_after = "12s"
     check = finding(site, "licence server main")
     assert not check["ok"]
     assert "cannot be read" in check["text"]
-    assert "licence server main does not answer" in site.log.read_text()
+    assert "licence_server_silent" in site.log.read_text()
     says(good)
     assert [row["state"] for row in site.until_ended(job)] == ["completed"]

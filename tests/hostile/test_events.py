@@ -19,6 +19,14 @@ pytestmark = pytest.mark.root
 
 LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n'
 LICENCE = '[[licence]]\nname = "matlab"\ntotal = 4\n'
+CALL_AS = """
+import os, socket
+os.setuid({uid})
+client = socket.socket(socket.AF_UNIX)
+client.connect("{socket}")
+client.sendall(b"GET /health HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+assert b"403" in client.recv(100)
+"""
 SECRET = "bob ruined the disk"
 
 
@@ -81,6 +89,17 @@ def test_users_see_their_own_and_public_events_without_names_and_causes(
     assert events(b, "--user", B) == [row for row in seen[B] if row["owner"] == B]
     b.run("cancel", str(own))  # his own request is no event
     assert events(b, "--job", str(own)) == []
+
+
+def test_an_account_that_does_not_exist_is_refused_and_recorded(site: MultiUserSite) -> None:
+    unknown_uid = 54_321
+    command = [sys.executable, "-c", CALL_AS.format(uid=unknown_uid, socket=site.state / "ms.sock")]
+    subprocess.run(command, check=True)
+    operator = site.by(OPERATOR)
+    refused = operator.until(lambda: events(operator, "--kind", "credential_refused"))[-1]
+    assert f"no account with user id {unknown_uid}" in refused["cause"]
+    assert refused["details"] == {"peer": f"uid {unknown_uid}"}
+    assert events(site.by(A), "--kind", "credential_refused") == []
 
 
 def test_a_cursor_tells_nothing_of_hidden_events(site: MultiUserSite) -> None:

@@ -144,6 +144,16 @@ def test_pages_have_each_record_that_passes_once(
     assert [row["id"] for row in newest] == expected[-size:]
 
 
+@pytest.mark.parametrize("me", [None, "a\0b"])
+@pytest.mark.parametrize("job", [None, 2**63 - 1])
+def test_any_text_and_number_may_be_asked_for(
+    connection: Connection, me: str | None, job: int | None
+) -> None:
+    text = "a\0b'%\\"
+    wanted = AuditFilter(user=text, cluster=text, job=job, kind=text, visible_to=me, since=0.0)
+    assert read_page(connection, wanted, EVERYTHING, 10) == []
+
+
 def test_ids_grow_though_the_clock_is_set_back(connection: Connection) -> None:
     record = AuditRecord(time=NOW, kind=AuditKind.DEFECT)
     earlier = replace(record, time=NOW - 1000)

@@ -131,6 +131,14 @@ def test_a_defect_is_recorded_with_its_id(caplog: pytest.LogCaptureFixture) -> N
     assert line.exc_info is not None
 
 
+def test_each_defect_has_a_line_though_rows_are_few(caplog: pytest.LogCaptureFixture) -> None:
+    quarantine = Quarantine()
+    ids = [quarantine.record("requests of ada", ZeroDivisionError()) for _ in range(50)]
+    records, _ = quarantine.notices.take()
+    assert len(records) == 1
+    assert all(error_id in caplog.text for error_id in ids)
+
+
 def written(format: LogFormat, *records: AuditRecord, error: BaseException | None = None) -> str:
     """Return the lines of the log for these records."""
     stream, handler, log = StringIO(), RepeatHandler(), logging.getLogger("metasched")
