@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
+from metasched.model.host_lists import shorten_hosts
 from metasched.model.job import Job
 from metasched.policies.eligible import (
     UnmappedNameError,
@@ -18,6 +19,8 @@ from metasched.policies.eligible import (
     translate_job,
 )
 
+MAX_NAMES = 1000  # characters of a list of nodes
+_NAMES_IN_TEXT = 80  # characters
 _UP, _FREE = _PASSING = ("up", "free")  # requirements that nodes may meet later
 
 
@@ -28,6 +31,7 @@ class NodeExclusion:
     requirement: str  # constraint, cpus, memory or gres; up or free: of the nodes left, now
     nodes: int
     text: str  # follows the number: "have less than 64 GiB of memory"
+    names: str = ""  # of these nodes, as in n[1-3], at most `MAX_NAMES` characters; "": unknown
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class PartitionFit:
         """One line for the owner of the job; "" if nothing excludes nodes."""
         parts = [
             f"{item.nodes} {'of' if position == 0 else 'of the'} {self.nodes} nodes {item.text}"
+            + (f" ({shorten_hosts(item.names, _NAMES_IN_TEXT)})" if item.names else "")
             for position, item in enumerate(self.exclusions)
         ]
         if self.shortage:
@@ -76,12 +81,13 @@ def describe_fit(job: Job, cluster: Cluster, info: ClusterInfo | None) -> Partit
         group for group in partition.nodes if not any(lacks(group) for _, lacks, _ in lacking)
     ]
     exclusions = [
-        NodeExclusion(requirement, nodes, text)
+        NodeExclusion(requirement, nodes, text, _names(partition, lacks))
         for requirement, lacks, text in lacking
         if (nodes := sum(group.count for group in partition.nodes if lacks(group)))
     ]
     if down := sum(group.count for group in suitable if not group.up):
-        exclusions.append(NodeExclusion(_UP, down, "are down or drained"))
+        names = _names(partition, lambda g: not (g.up or any(lacks(g) for _, lacks, _ in lacking)))
+        exclusions.append(NodeExclusion(_UP, down, "are down or drained", names))
     if busy := sum(g.count for g in suitable if g.up and not count_tasks(job, g, only_free=True)):
         exclusions.append(NodeExclusion(_FREE, busy, "are busy now"))
     does_not_fit = describe_size_excess(job, partition) is not None
@@ -100,6 +106,12 @@ def describe_fit(job: Job, cluster: Cluster, info: ClusterInfo | None) -> Partit
             and describe_size_excess(job, other) is None
         ),
     )
+
+
+def _names(partition: Partition, excludes: Callable[[NodeCapacity], bool]) -> str:
+    """Return the names of nodes by what they are without load, cut at `MAX_NAMES` characters."""
+    names = [kind.names for kind in partition.named_nodes if excludes(kind.capacity)]
+    return shorten_hosts(",".join(names), MAX_NAMES)
 
 
 def _permanent_requirements(job: Job) -> Iterator[tuple[str, Callable[[NodeCapacity], bool], str]]:

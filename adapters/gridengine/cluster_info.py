@@ -121,13 +121,16 @@ def _partitions(
     partitions = []
     for name in names:
         nodes = [
-            capacity.nodes(queue for queue in capacity.host.queues if queue.name == name)
+            (
+                capacity.host.name,
+                capacity.nodes(queue for queue in capacity.host.queues if queue.name == name),
+            )
             for capacity in capacities
             if any(queue.name == name for queue in capacity.host.queues)
         ]
         partitions.append(_partition(name, nodes, limits[name].hard_time, default=len(names) == 1))
     if len(names) > 1:
-        hosts = [c.nodes(c.host.queues) for c in capacities if c.host.queues]
+        hosts = [(c.host.name, c.nodes(c.host.queues)) for c in capacities if c.host.queues]
         times = [limit.hard_time for limit in limits.values()]
         max_time = None if None in times else max(time for time in times if time is not None)
         partitions.insert(0, _partition(ANY_QUEUE, hosts, max_time, default=True))
@@ -135,10 +138,11 @@ def _partitions(
 
 
 def _partition(
-    name: str, nodes: Sequence[NodeCapacity], max_time: float | None, default: bool
+    name: str, hosts: Sequence[tuple[str, NodeCapacity]], max_time: float | None, default: bool
 ) -> Partition:
     """Return a partition, with equal nodes counted together."""
     counted: list[tuple[NodeCapacity, int]] = []
+    nodes = [node for _, node in hosts]
     for node in nodes:
         for position, (other, count) in enumerate(counted):
             if other == node:
@@ -153,4 +157,5 @@ def _partition(
         up=any(node.up for node in nodes),
         max_time=max_time,
         max_nodes=1,
+        named_nodes=Partition.name_nodes(hosts),
     )

@@ -327,6 +327,7 @@ class Local(Adapter):
             max_time=options.max_time,
             default_time=options.default_time,
             max_nodes=1,
+            named_nodes=Partition.name_nodes([(socket.gethostname(), nodes)]),
         )
         started = table.started.values()
         others = (task.requirements for task in table.queue if not task.is_own)

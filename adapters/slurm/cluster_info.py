@@ -19,7 +19,8 @@ from metasched.adapters.slurm.listing import (
     task_count,
 )
 from metasched.adapters.slurm.records import EMPTY_VALUES, parse_int
-from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
+from metasched.model.cluster import ClusterInfo, NamedNodes, NodeCapacity, Partition
+from metasched.model.host_lists import compressed_hosts
 from metasched.model.job import State
 
 # Reasons of pending jobs that do not compete for processors. They include limits of accounts and
@@ -102,8 +103,36 @@ def _partitions(node_lines: Sequence[NodeLine]) -> dict[str, Partition]:
             max_time=parse_duration(first.limit),
             default_time=parse_duration(first.default_limit),
             max_nodes=parse_int(max_nodes) if max_nodes.isdecimal() else None,
+            named_nodes=_name_nodes(lines),
         )
     return partitions
+
+
+def _name_nodes(lines: Iterable[NodeLine]) -> tuple[NamedNodes, ...]:
+    """Name nodes that are alike in capacity."""
+    names: dict[tuple[bool, str, str, str, str], list[str]] = {}
+    for line in lines:
+        kind = _is_usable(line), line.cpus.rpartition("/")[2], line.memory, line.gres, line.features
+        names.setdefault(kind, []).append(line.name)
+    return tuple(
+        NamedNodes(
+            compressed_hosts(frozenset(alike)),
+            NodeCapacity(
+                count=0,
+                cpus=parse_int(cpus),
+                free_cpus=0,
+                memory=parse_int(memory),
+                gres=parse_gres(gres),
+                features=_features(features),
+                up=up,
+            ),
+        )
+        for (up, cpus, memory, gres, features), alike in sorted(names.items())
+    )
+
+
+def _features(text: str) -> tuple[str, ...]:
+    return () if text in EMPTY_VALUES else tuple(text.split(","))
 
 
 def _group_nodes(lines: Iterable[NodeLine]) -> tuple[NodeCapacity, ...]:
@@ -122,7 +151,7 @@ def _group_nodes(lines: Iterable[NodeLine]) -> tuple[NodeCapacity, ...]:
                 free_memory=max(0, parse_int(memory) - parse_int(used_memory)) if up else 0,
                 gres=totals,
                 free_gres={n: count - used.get(n, 0) if up else 0 for n, count in totals.items()},
-                features=() if features in EMPTY_VALUES else tuple(features.split(",")),
+                features=_features(features),
                 up=up,
             )
         )

@@ -32,9 +32,11 @@ class Line:
 
     @property
     def cluster_reason(self) -> str:
-        """The cluster, and why the job waits or did not complete."""
+        """The cluster, the nodes of a running task, why a job waits or did not complete."""
         cluster, reason = self.row["cluster"], self.row["reason"]
-        return " ".join(filter(None, (cluster, reason and f"({reason})")))
+        runs = self.row["state"] in ("running", "suspended")
+        nodes = self.same_for_all.get("node_list") if runs else ""
+        return " ".join(filter(None, (cluster, nodes, reason and f"({reason})")))
 
     @property
     def time_used(self) -> float | None:

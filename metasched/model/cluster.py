@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
 from msgspec import structs
 
-from metasched.model.host_lists import cluster_hosts, find_host
+from metasched.model.host_lists import cluster_hosts, compressed_hosts, find_host
 from metasched.model.job import require_positive
 from metasched.model.stored_names import STORED_FIELDS
 
@@ -66,6 +66,19 @@ class NodeCapacity:
     features: tuple[str, ...] = ()
     up: bool = True  # False: down or drained, nothing free; jobs that need the nodes wait for them
 
+    @property
+    def without_load(self) -> NodeCapacity:
+        """What these nodes have in common with others, whatever their number and load."""
+        return replace(self, count=0, free_cpus=0, free_memory=None, free_gres={})
+
+
+@dataclass(frozen=True)
+class NamedNodes:
+    """Names of nodes that are alike, whatever their load: they change as seldom as the nodes."""
+
+    names: str  # a list of hosts, as in n[1-3]
+    capacity: NodeCapacity  # without load
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -78,6 +91,7 @@ class Partition:
     max_time: float | None = None  # seconds
     default_time: float | None = None  # seconds
     max_nodes: int | None = None  # per job
+    named_nodes: tuple[NamedNodes, ...] = ()  # all nodes; empty: their names are unknown
 
     @property
     def free_cpus(self) -> int:
@@ -98,12 +112,23 @@ class Partition:
         """The partition with itself and all of its nodes up."""
         return replace(self, up=True, nodes=tuple(replace(group, up=True) for group in self.nodes))
 
+    @staticmethod
+    def name_nodes(nodes: Iterable[tuple[str, NodeCapacity]]) -> tuple[NamedNodes, ...]:
+        """Return `named_nodes` of (name, capacity) of each node."""
+        kinds: dict[str, tuple[NodeCapacity, list[str]]] = {}
+        for name, capacity in nodes:
+            kind = capacity.without_load
+            kinds.setdefault(repr(kind), (kind, []))[1].append(name)
+        return tuple(
+            NamedNodes(compressed_hosts(frozenset(names)), kind) for kind, names in kinds.values()
+        )
+
     @property
     def without_load(self) -> Partition:
         """The partition without free resources, equal nodes merged."""
         groups: dict[str, NodeCapacity] = {}
         for group in self.nodes:
-            node_type = replace(group, count=0, free_cpus=0, free_memory=None, free_gres={})
+            node_type = group.without_load
             key = repr(node_type)
             merged = groups.get(key, node_type)
             groups[key] = replace(merged, count=merged.count + group.count)

@@ -79,6 +79,22 @@ def compress_hosts(names: Collection[str]) -> str:
     return ",".join(sorted(plain))
 
 
+@lru_cache(maxsize=256)
+def compressed_hosts(names: frozenset[str]) -> str:
+    """Return `compress_hosts(names)`, kept for sets of names that are seen again."""
+    return compress_hosts(names)
+
+
+def shorten_hosts(host_list: str, length: int) -> str:
+    """Return the beginning of a list, about `length` characters, with `,...` for what is cut."""
+    if len(host_list) <= length:
+        return host_list
+    kept = host_list[: max(host_list.rfind(",", 0, length), 0)]
+    if kept.count("[") > kept.count("]"):
+        kept += "]"
+    return f"{kept},..." if kept else "..."
+
+
 def _ranges(numbers: list[int], width: int) -> Iterator[str]:
     numbers.sort()
     start = previous = numbers[0]

@@ -293,3 +293,36 @@ def test_slurm_is_asked_for_the_chosen_licence(site: Site, slurm_site: SlurmSite
     ]
     assert site.stop() == 0
     site.replayed()
+
+
+def test_nodes_are_named(over_slurm: Site, slurm_site: SlurmSite) -> None:
+    site, alpha = over_slurm, slurm_site["alpha"]
+    refused = site.error("submit", "--gres", "gpu:3", "--cluster", "alpha", "--wrap", "x", code=3)
+    assert "4 of 4 nodes have fewer than 3 gpu (a[1-3],a4)" in refused
+    alpha.run("scontrol", "update", "NodeName=a2", "State=DRAIN", "Reason=test")
+    try:
+        options = ("--cluster", "alpha", "--nodes", "4", "--wrap", "true")
+        waiting = site.submit(*options)
+
+        def excluded() -> list[dict[str, object]]:
+            [verdict] = [
+                c for c in site.json("explain", str(waiting))["clusters"] if c["cluster"] == "alpha"
+            ]
+            return list(verdict["nodes"]["excluded"])
+
+        site.until(lambda: [(e["requirement"], e["names"]) for e in excluded()] == [("up", "a2")])
+        assert "1 of 4 nodes are down or drained (a2)" in site.run("explain", str(waiting)).stdout
+        running = site.submit("--cluster", "alpha", "--nodes", "2", "--wrap", "sleep 600")
+        site.until(lambda: site.row(running)["state"] == "running")
+        shown = site.run("status", str(running)).stdout
+        nodes = site.details(running)["node_list"]
+        assert nodes in ("a[1,3]", "a[1,4]", "a[3-4]")
+        assert f"alpha {nodes}" in shown
+        columns = site.run("status", "--format", "job,node_list", str(running)).stdout.split()
+        assert columns == ["JOB", "NODE_LIST", str(running), nodes]
+    finally:
+        alpha.run("scontrol", "update", "NodeName=a2", "State=RESUME")
+    site.run("cancel", str(waiting), str(running))
+    site.until_ended(waiting, running)
+    assert site.stop() == 0
+    site.replayed()

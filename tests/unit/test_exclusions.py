@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
+from metasched.model.host_lists import compress_hosts, expand_hosts, shorten_hosts
 from metasched.model.job import Job
-from metasched.policies.exclusions import PartitionFit, describe_fit
+from metasched.policies.exclusions import MAX_NAMES, PartitionFit, describe_fit
 
 GIB = 1024  # MiB
 SMALL = NodeCapacity(12, 16, 16, 32 * GIB, 32 * GIB)
@@ -101,3 +103,38 @@ def test_clusters_on_which_the_job_has_no_nodes(
     there: ClusterInfo | None, requested: dict[str, Any]
 ) -> None:
     assert fit(there, **requested) is None
+
+
+def named(*names: str) -> ClusterInfo:
+    kinds = (SMALL, LARGE, DRAINED)
+    nodes = Partition.name_nodes(zip(names, kinds, strict=True))
+    return info(named_nodes=tuple(replace(nodes[at], names=name) for at, name in enumerate(names)))
+
+
+def test_excluded_nodes_have_names() -> None:
+    found = fit(named("s[1-12]", "l[1-3]", "l4"), memory=64 * GIB)
+    assert found is not None
+    assert found.text == (
+        "partition main: 12 of 16 nodes have less than 64 GiB of memory (s[1-12]); "
+        "1 of the 16 nodes are down or drained (l4)"
+    )
+    assert [exclusion.names for exclusion in found.exclusions] == ["s[1-12]", "l4"]
+    both = fit(named("s[1-12]", "l[1-3]", "l4"), gres={"gpu": 3})
+    assert both is not None
+    assert both.exclusions[0].names == "s[1-12],l[1-3],l4"
+
+
+def test_long_lists_of_names_are_cut() -> None:
+    many = compress_hosts([f"s{number}" for number in range(1, 3000, 2)])
+    found = fit(named(many, "l[1-3]", "l4"), memory=64 * GIB)
+    assert found is not None
+    names = found.exclusions[0].names
+    assert names.endswith("],...")
+    assert MAX_NAMES - 10 < len(names) <= MAX_NAMES + 5
+    assert {*expand_hosts(names.removesuffix(",..."))} < {*expand_hosts(many)}
+    assert found.text.startswith(
+        "partition main: 12 of 16 nodes have less than 64 GiB of memory (s["
+    )
+    assert len(found.text) < 250
+    assert shorten_hosts("a" * 90, 80) == "..."
+    assert shorten_hosts("a1,b[1-3],c", 8) == "a1,..."
