@@ -14,7 +14,6 @@ and runs tests/contract against it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from metasched.adapters.errors import Refused
-from metasched.model.arrays import JobArray
+from metasched.model.arrays import JobArray, task_number
 from metasched.model.cluster import Cluster
 from metasched.model.fair_share import ShareTree
 from metasched.model.foreign_use import UseAnswer, UseQuery
@@ -129,7 +128,7 @@ def task_variables(
     if array is not None:
         variables |= array.variables(job_id, index)
     if exports_job_id:
-        number = job_id + (0 if array is None else bisect_left(array.indices, index))
+        number = task_number(job_id, array, index)
         # not SLURM_JOBID: MPI libraries that find it expect Slurm's other variables, and srun
         variables |= dict.fromkeys(("METASCHED_TASK_NUMBER", "SLURM_JOB_ID"), str(number))
     return variables

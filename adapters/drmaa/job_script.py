@@ -16,6 +16,7 @@ from metasched.adapters.base import Submission
 from metasched.adapters.errors import Refused
 from metasched.adapters.interpreter import exec_lines
 from metasched.adapters.slurm_dialect import batch_variables
+from metasched.model.job import Job
 from metasched.model.manager_options import EarlySignal, ManagerOptions
 from metasched.model.output_paths import split_at_node
 
@@ -51,8 +52,12 @@ def build_job_script(
     ]
     requested = submission.job.manager_options or ManagerOptions()
     write = ">>" if requested.append_output else ">"
-    output = _shell_path(payload.output, index)
-    error = "2>&1" if payload.error is None else f"2{write}{_shell_path(payload.error, index)}"
+    output = _shell_path(payload.output, submission.job, index)
+    error = (
+        "2>&1"
+        if payload.error is None
+        else f"2{write}{_shell_path(payload.error, submission.job, index)}"
+    )
     timer = _timer_lines(submission, index, requested.signal)
     lines = [
         "#!/bin/sh",
@@ -128,6 +133,7 @@ def _timer_lines(submission: Submission, index: int, early: EarlySignal | None) 
     return [f"{words} >/dev/null 2>&1 &", "_ms_timer=$!"]
 
 
-def _shell_path(path: str, index: int) -> str:
+def _shell_path(path: str, job: Job, index: int) -> str:
     """Quote a path for the shell, with the node's name filled in at run time."""
-    return '"$(uname -n | cut -d. -f1)"'.join(map(shlex.quote, split_at_node(path, index)))
+    parts = split_at_node(path, index, job.task_number(index))
+    return '"$(uname -n | cut -d. -f1)"'.join(map(shlex.quote, parts))

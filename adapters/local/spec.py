@@ -14,7 +14,7 @@ import msgspec
 from metasched.adapters.base import Submission, task_variables
 from metasched.adapters.local.queue_store import Requirements
 from metasched.adapters.slurm_dialect import batch_variables
-from metasched.model.arrays import parse_array
+from metasched.model.arrays import parse_array, task_number
 from metasched.model.manager_options import ManagerOptions
 from metasched.model.output_paths import expand_task_fields, first_node
 
@@ -102,8 +102,8 @@ def _fields_of(template: TaskTemplate, index: int) -> list[bytes]:
     array = None if template.array is None else parse_array(template.array)
     variables = task_variables(template.job, array, index, template.exports_job_id)
     fields = [spec_field("environment", f"{name}={value}") for name, value in variables.items()]
-    node = first_node(socket.gethostname())
+    node, number = first_node(socket.gethostname()), task_number(template.job, array, index)
     for stream, path in (("output", template.output), ("error", template.error)):
         if path is not None:
-            fields.append(spec_field(stream, expand_task_fields(path, index, node)))
+            fields.append(spec_field(stream, expand_task_fields(path, index, number, node)))
     return fields

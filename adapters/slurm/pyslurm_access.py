@@ -90,8 +90,10 @@ class PyslurmAccess(SlurmCommands):
             },
             "working_directory": payload.directory,
             "standard_in": "/dev/null",
-            "standard_output": output_path(payload.output, index),
-            "standard_error": None if payload.error is None else output_path(payload.error, index),
+            "standard_output": output_path(payload.output, job, index),
+            "standard_error": None
+            if payload.error is None
+            else output_path(payload.error, job, index),
             "log_files_open_mode": "truncate",
             "is_requeueable": job.requeue,
             "ntasks": job.tasks,

@@ -12,7 +12,7 @@ from metasched.adapters.slurm.listing import format_mark
 from metasched.model.arrays import format_indices
 from metasched.model.job import Job
 from metasched.model.manager_options import ManagerOptions
-from metasched.model.output_paths import split_at_node
+from metasched.model.output_paths import has_task_number, split_at_node
 from metasched.model.refusal_scope import RefusalScope
 
 _MAX_NAME_LENGTH = 256  # characters; Slurm takes 1024 bytes, UTF-8 needs up to 4 for a character
@@ -85,7 +85,7 @@ def sbatch_arguments(
         "ignore-pbs": None,
         "chdir": payload.directory,
         "input": "/dev/null",
-        "output": output_path(payload.output, index),
+        "output": output_path(payload.output, job, index),
         "open-mode": "append" if requested.append_output else "truncate",
         "ntasks": str(job.tasks),
         "cpus-per-task": str(job.cpus_per_task),
@@ -105,7 +105,7 @@ def sbatch_arguments(
     if submission.reservation:
         options["reservation"] = submission.reservation
     if payload.error is not None:
-        options["error"] = output_path(payload.error, index)
+        options["error"] = output_path(payload.error, job, index)
     if (limit := time_limit_minutes(job)) is not None:
         options["time"] = str(limit)
     for option in ("account", "partition", "qos", "constraint"):
@@ -167,14 +167,14 @@ def job_name(requested: str) -> str:
     return clean.encode("utf-8", "replace").decode().strip()
 
 
-def output_path(pattern: str, index: int | None) -> str:
+def output_path(pattern: str, job: Job, index: int | None) -> str:
     """Return a path in which sbatch expands %N, and %a for an array (`index` None).
 
     Raises Refused for %N with a backslash: sbatch then expands nothing.
     """
     if index is None:
         return re.sub(r"%(\d{0,2}a|N|%)?", lambda match: "%" + (match[1] or "%"), pattern)
-    parts = split_at_node(pattern, index)
+    parts = split_at_node(pattern, index, job.task_number(index))
     if "\\" not in pattern:
         return "%N".join(part.replace("%", "%%") for part in parts)
     if len(parts) > 1:
@@ -239,6 +239,7 @@ def can_be_array(submission: Submission) -> bool:
         payload.script.startswith("#!")
         and not re.search(r"[\0\r]", payload.script)
         and ("\\" not in paths)
+        and not has_task_number(paths)
     )
 
 

@@ -39,6 +39,7 @@ from metasched.daemon.service import Daemon, SchedulerService
 from metasched.db.job_pages import BEFORE_ALL, JobPage, TaskFilter, TaskSelector
 from metasched.db.queries import BEFORE_STORY
 from metasched.errors import ApiError
+from metasched.model.arrays import parse_array, task_number
 from metasched.model.job import State
 from metasched.model.output_paths import expand_task_fields, first_node, varies_by_task
 from metasched.paths import NEXT_CURSOR_HEADER
@@ -301,8 +302,10 @@ def _output_paths(daemon: Daemon, job_id: int, index: int | None) -> dict[str, A
         )
     first_nodes = [first_node(node_list) for node_list in daemon.ledger.nodes(job_id, index or 0)]
     node = (first_nodes and first_nodes[-1]) or "%N"
+    array = parse_array(job_row["array"]) if job_row["array"] else None
+    number = task_number(job_id, array, index or 0)
     return {
-        stream: path and expand_task_fields(path, index or 0, node)
+        stream: path and expand_task_fields(path, index or 0, number, node)
         for stream, path in paths.items()
     }
 

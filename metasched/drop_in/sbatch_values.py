@@ -341,14 +341,8 @@ def output_pattern(text: str) -> str:
 
     def translate(match: re.Match[str]) -> str:
         width, letter = match[1], match[2]
-        if letter in "Aaj" and letter:
+        if letter in "AajJnst" and letter:
             return f"%{width[-2:]}{letter}"
-        if letter == "J":
-            return f"%{width[-2:]}j"  # a batch script is no step
-        if letter in ("t", "n"):
-            return "0".zfill(int(width[-2:] or 0))  # of the only process on the first node
-        if letter == "s":
-            return "batch"
         if letter in ("x", "u", "N", "%") and letter:
             return f"%{letter}"
         if letter == "b":

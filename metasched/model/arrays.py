@@ -4,6 +4,7 @@
 # (typing, re) at the top.
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -133,3 +134,8 @@ def parse_task_selector(selector: str) -> tuple[int, tuple[int, ...] | None]:
     raise ParseError(
         f"{quote_for_error(selector)} is no job", "write 17, 17_3 for a task, 17_[3-9] for some"
     )
+
+
+def task_number(job_id: int, array: JobArray | None, index: int) -> int:
+    """Return the number that only this task has, among all jobs and tasks."""
+    return job_id + (0 if array is None else bisect_left(array.indices, index))

@@ -6,7 +6,6 @@ Times are seconds since the epoch (UTC), durations are seconds, memory is MiB.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from metasched.model.arrays import JobArray, parse_array
+from metasched.model.arrays import JobArray, parse_array, task_number
 from metasched.model.dependencies import parse_dependency
 from metasched.model.manager_options import ManagerOptions
 
@@ -284,7 +283,7 @@ class Job(JobSpec, frozen=True, kw_only=True):
 
     def task_number(self, index: int) -> int:
         """Return the number that only this task has, among all jobs and tasks."""
-        return self.id + bisect_left(self.indices, index)
+        return task_number(self.id, self.parsed_array, index)
 
     @property
     def cpus_per_task(self) -> int:
@@ -304,6 +303,6 @@ class Payload:
     arguments: tuple[str, ...] = ()  # of the script
     environment: Mapping[str, str] = field(default_factory=dict)
     directory: str = "/"  # working directory
-    output: str = "/dev/null"  # absolute; %a, %N and %% are expanded per task (`output_paths`)
+    output: str = "/dev/null"  # absolute; %a, %j, %N and %% are expanded per task (`output_paths`)
     error: str | None = None  # None: as `output`
     umask: int = 0o022

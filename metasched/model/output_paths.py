@@ -1,6 +1,7 @@
 """Output paths with the patterns of sbatch: `log-%A_%4a.out`. Pure.
 
-`expand_job_fields` expands patterns of the job at submission, and leaves `%a`, `%N` and `%%`;
+`expand_job_fields` expands patterns of the job at submission, and leaves `%a`, `%N`, `%%` and, for
+an array, `%j`;
 `expand_task_fields` expands these when the task is dispatched or its output is read.
 """
 
@@ -12,14 +13,17 @@ import re
 from metasched.errors import ParseError, quote_for_error
 
 DEFAULT, DEFAULT_OF_ARRAY = "metasched-%j.out", "metasched-%A_%a.out"
-PATTERN_HELP = "%A job, %a task, %j job and task, %x name, %u user, %N node, %t rank and %%"
-_PATTERN = r"%(\d{0,2})([AajxuNt%])?"  # compiled as a path needs it
+PATTERN_HELP = "%A job, %a task, %j number of the task, %x name, %u user, %N node, %t rank and %%"
+_PATTERN = r"%(\d{0,2})([AajJxuNnst%])?"  # compiled as a path needs it
+_NUMBERS = "AajJnst"  # may be padded with zeros
+# a batch script is the first rank of its job, on the first node, and no numbered step
+_OF_BATCH_SCRIPT = {"n": "0", "t": "0", "s": "batch"}
 
 
 def check_pattern(pattern: str) -> None:
     """Raise ParseError if the pattern names no file or contains an unknown field."""
     for match in re.finditer(_PATTERN, pattern) if "%" in pattern else ():
-        if match[2] is None or (match[1] and match[2] not in "Aaj"):
+        if match[2] is None or (match[1] and match[2] not in _NUMBERS):
             unknown = pattern[match.start() : match.end() + 1]
             raise ParseError(
                 f"unknown pattern {quote_for_error(unknown)} in {quote_for_error(pattern)}",
@@ -32,30 +36,32 @@ def check_pattern(pattern: str) -> None:
 def expand_job_fields(
     pattern: str, job: int, array: bool, name: str, user: str, directory: str
 ) -> str:
-    """Return the absolute path, in which only `%a`, `%N` and `%%` remain."""
+    """Return the absolute path, in which only `%a`, `%N`, `%%` and `%j` of an array remain."""
     from pathlib import PurePosixPath
 
     def replacement(match: re.Match[str]) -> str:
         width, letter = match[1], match[2]
-        if letter in ("A", "j"):
-            task = "_%a" if letter == "j" and array else ""
-            return str(job).zfill(int(width or 0)) + task
-        texts = {
-            "x": _escape(name.replace("/", "_")),
-            "u": _escape(user),
-            "t": "0",  # a batch script runs as the first rank of its job
-        }
+        if letter in ("j", "J") and array:
+            return f"%{width}j"
+        if letter in ("A", "j", "J"):
+            return str(job).zfill(int(width or 0))
+        if letter in _OF_BATCH_SCRIPT:
+            return _OF_BATCH_SCRIPT[letter].zfill(int(width or 0) if letter != "s" else 0)
+        texts = {"x": _escape(name.replace("/", "_")), "u": _escape(user)}
         return texts.get(letter, match[0])
 
     return str(PurePosixPath(_escape(directory), re.sub(_PATTERN, replacement, pattern)))
 
 
-def expand_task_fields(path: str, index: int, node: str) -> str:
-    """Return the path of a task from the result of `expand_job_fields`; `node`: its first node."""
-    return node.join(split_at_node(path, index))
+def expand_task_fields(path: str, index: int, number: int, node: str) -> str:
+    """Return the path of a task from the result of `expand_job_fields`.
+
+    `number`: see `Job.task_number`. `node`: its first node.
+    """
+    return node.join(split_at_node(path, index, number))
 
 
-def split_at_node(path: str, index: int) -> list[str]:
+def split_at_node(path: str, index: int, number: int) -> list[str]:
     """Split a task's path at `%N`, with the other fields expanded."""
     parts, position = [""], 0
     for match in re.finditer(_PATTERN, path):
@@ -63,8 +69,9 @@ def split_at_node(path: str, index: int) -> list[str]:
         position = match.end()
         if match[2] == "N":
             parts.append("")
-        elif match[2] == "a":
-            parts[-1] += str(index).zfill(int(match[1] or 0))
+        elif match[2] in ("a", "j"):
+            value = index if match[2] == "a" else number
+            parts[-1] += str(value).zfill(int(match[1] or 0))
         else:
             parts[-1] += "%" if match[2] == "%" else match[0]
     parts[-1] += path[position:]
@@ -73,7 +80,12 @@ def split_at_node(path: str, index: int) -> list[str]:
 
 def varies_by_task(path: str) -> bool:
     """Whether a path from `expand_job_fields` differs between tasks."""
-    return any(match[2] == "a" for match in re.finditer(_PATTERN, path))
+    return any(match[2] in ("a", "j") for match in re.finditer(_PATTERN, path))
+
+
+def has_task_number(path: str) -> bool:
+    """Whether a path from `expand_job_fields` has the number of a task, which managers ignore."""
+    return any(match[2] == "j" for match in re.finditer(_PATTERN, path))
 
 
 def first_node(nodes: str) -> str:

@@ -20,6 +20,7 @@ from metasched.model.output_paths import (
     expand_job_fields,
     expand_task_fields,
     first_node,
+    has_task_number,
     split_at_node,
     varies_by_task,
 )
@@ -86,14 +87,18 @@ def test_words_for_jobs_and_tasks() -> None:
 
 
 def test_a_job_fills_in_what_it_knows_and_leaves_the_rest_to_its_tasks() -> None:
-    pattern = "log/%x-%u-%4A-%j-%3a-%N-%t-%%"
+    pattern = "log/%x-%u-%4A-%5J-%3a-%N-%2t%n%s-%%"
     path = expand_job_fields(pattern, 17, True, "a/b %a", "ada", "/home/50%")
-    assert path == "/home/50%%/log/a_b %%a-ada-0017-17_%a-%3a-%N-0-%%"
+    assert path == "/home/50%%/log/a_b %%a-ada-0017-%5j-%3a-%N-000batch-%%"
     assert varies_by_task(path)
-    assert expand_task_fields(path, 5, "n1") == "/home/50%/log/a_b %a-ada-0017-17_5-005-n1-0-%"
-    assert split_at_node(path, 5) == ["/home/50%/log/a_b %a-ada-0017-17_5-005-", "-0-%"]
-    single = expand_job_fields("%j.out", 17, False, "", "", "/d")
-    assert (single, varies_by_task(single)) == ("/d/17.out", False)
+    before, after = "/home/50%/log/a_b %a-ada-0017-00019-005-", "-000batch-%"
+    assert expand_task_fields(path, 5, 19, "n1") == f"{before}n1{after}"
+    assert split_at_node(path, 5, 19) == [before, after]
+    assert has_task_number(path)
+    only_index = expand_job_fields("%A_%a-%%j", 17, True, "", "", "/d")
+    assert (varies_by_task(only_index), has_task_number(only_index)) == (True, False)
+    single = expand_job_fields("%4j.out", 17, False, "", "", "/d")
+    assert (single, varies_by_task(single)) == ("/d/0017.out", False)
 
 
 @pytest.mark.parametrize("pattern", ["%z", "50%", "%4", "%4x", "%123a", "dir/", "%"])

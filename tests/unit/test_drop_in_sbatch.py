@@ -215,7 +215,7 @@ def test_any_text_is_a_time_or_none(text: str) -> None:
     ("text", "pattern"),
     [
         ("f_%A_%4a.%j", "f_%A_%4a.%j"),
-        ("%J %n%t %3t %s", "%j 00 000 batch"),
+        ("%J %n%t %3t %s", "%J %n%t %3t %s"),
         ("%q 100%", "%%q 100%%"),
         (r"a\%j", "a%%j"),
         ("NONE", "/dev/null"),
