@@ -77,6 +77,7 @@ class FairShare:
         self._settings = FairShareSettings()
         self.uses: dict[LeafKey, ShareUse] = {}  # as stored; of tasks that have ended
         self.trees: dict[str, ShareTree] = {}  # as reported last, by cluster
+        self.falls = 0  # increases when any rank may have fallen
         self._epoch = 0.0  # epoch seconds
         self._accounts: dict[str, ShareAccount] = {}
         self._homes: dict[str, str] = {}  # account of a user's jobs that name none
@@ -102,7 +103,7 @@ class FairShare:
         tasks: Iterable[Task],
     ) -> None:
         """Take over the configuration, and charge the live tasks anew."""
-        self.enabled = settings is not None
+        self.enabled, self.falls = settings is not None, 0
         self._settings = settings or FairShareSettings()
         self._charges, self._dues = {}, []
         self._own_names = {
@@ -139,6 +140,7 @@ class FairShare:
     def _build_tree(self) -> None:
         """Build the tree with the stored use and the charges, from a new epoch."""
         tree, self._epoch = self.tree, self._state.now
+        self.falls += 1
         self._clear_tree()
         self._accounts = {ROOT: tree.root, **{a.name: a for a in tree.accounts}}
         for account in self._accounts.values():
@@ -193,6 +195,8 @@ class FairShare:
         return decayed(use.used, self._state.now - use.as_of, self._settings.half_life)
 
     def _add(self, leaf: Node, amount: float) -> None:
+        if amount < 0.0:
+            self.falls += 1
         for node in leaf.path:
             use = node.use + amount
             node.use = use if use > 0.0 else 0.0  # rounding

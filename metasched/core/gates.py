@@ -110,14 +110,14 @@ class SchedulingGates:
             return self.dependencies.describe(task, now)
         return ""
 
-    def rebuild(self, tasks: Sequence[Task], share_rank: ShareRanking | None) -> None:
+    def rebuild(self, tasks: Sequence[Task], shares: ShareRanking | None) -> None:
         """Forget all queued tasks, which the caller enqueues again; `tasks` are all open tasks.
 
-        `share_rank`: see `UserTurns`. Portions of a step go by turns in any case.
+        `shares`: see `UserTurns`. Portions of a step go by turns in any case.
         """
         self._ready, self._newly_ready, self._delayed = {}, {}, {}
         self._timers, self._first_timers = {}, []
-        self._release_turns, self.dispatch_turns = UserTurns(), UserTurns(share_rank)
+        self._release_turns, self.dispatch_turns = UserTurns(), UserTurns(shares)
         self.ineligible = IneligibleTasks(self._limits, self._state)
         self._slots, self._waiting_for_slot, self._next_indices = {}, {}, {}
         self._blocked, self._never_satisfied = {}, {}

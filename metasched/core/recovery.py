@@ -163,9 +163,9 @@ class Recovery:
         remainders = [remainder for _, remainder in sorted(self._state.remainders.items())]
         self._limits.configure(event.limits, open_tasks, remainders)
         self._fair_share.configure(event.fair_share, event.clusters, open_tasks)
-        share_rank = self._fair_share.rank_of if self._fair_share.enabled else None
-        self._gates.rebuild(open_tasks, share_rank)
-        self._leasing.licences.set_turns(UserTurns(share_rank), event.policy.age)
+        shares = self._fair_share if self._fair_share.enabled else None
+        self._gates.rebuild(open_tasks, shares)
+        self._leasing.licences.set_turns(UserTurns(shares), event.policy.age)
         untried: dict[tuple[int, int, str], list[int]] = {}
         for task in open_tasks:
             self._open(task)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 from metasched.core.tasks import Task, TaskId
 from metasched.model.job import Job
@@ -20,8 +21,16 @@ Turn = tuple[float, ...]  # the lowest goes first
 # Rank of a task in a contest: level (negative), turn, queue key, job, index
 Rank = tuple[int, Turn, float, int, int]
 FIRST_TURN: Turn = (-1.0,)  # before all turns
-ShareRanking = Callable[[Job], Turn]
 MAX_TURNS = 10_000  # levels of users that are remembered: waits make ever new levels
+
+
+class ShareRanking(Protocol):
+    """Ranks of jobs by fair share."""
+
+    falls: int  # increases when any rank may have fallen
+
+    def rank_of(self, job: Job) -> Turn:
+        """Return the rank of a job's user; the lowest goes first."""
 
 
 class UserTurns:
@@ -32,12 +41,13 @@ class UserTurns:
     priority keep their order. Turns count only while several users compete.
     """
 
-    def __init__(self, share_rank: ShareRanking | None = None) -> None:
-        """`share_rank` returns the rank of a job by fair share; None: users take turns."""
-        self._share_rank = share_rank
+    def __init__(self, shares: ShareRanking | None = None) -> None:
+        """`shares` rank jobs by fair share; None: users take turns."""
+        self._shares = shares
         self._next_turns: dict[tuple[int, str], float] = {}  # by level and user
         self._clocks: dict[int, float] = {}  # by level: the turn that was used last
         self._served_at: dict[str, float] = {}  # by user: epoch seconds of his last turn
+        self._rounds = 0  # that have ended
         # first of its level, since processors are kept free for it until it starts
         self.reserved_head: TaskId | None = None
 
@@ -86,15 +96,30 @@ class UserTurns:
         """Return the level of a job's task with this queue key, and the next turn of its user."""
         user, level = job.user, 0  # without `age`, any wait outweighs all priorities
         if age:
-            # the queue key is the submission, earlier by `age` for each step above the first
-            waits_since = queue_key + age * (priority - 1)
-            served_at = self._served_at.get(user)
-            if served_at is not None and served_at > waits_since:
-                waits_since = served_at
+            waits_since = self._waits_since(user, priority, queue_key, age)
             level = priority + max(int((now - waits_since) // age), 0)
-        if self._share_rank is not None:
-            return level, self._share_rank(job)
+        if self._shares is not None:
+            return level, self._shares.rank_of(job)
         return level, (self._next_turn(level, user),)
+
+    def level_rises_at(
+        self, user: str, priority: int, queue_key: float, now: float, age: float
+    ) -> float:
+        """Return when the level may rise by time alone, at the earliest (epoch seconds)."""
+        waits_since = self._waits_since(user, priority, queue_key, age)
+        return waits_since + ((now - waits_since) // age + 1.0) * age
+
+    def _waits_since(self, user: str, priority: int, queue_key: float, age: float) -> float:
+        """Return since when a task waits for a turn of its user (epoch seconds)."""
+        # the queue key is the submission, earlier by `age` for each step above the first
+        submitted = queue_key + age * (priority - 1)
+        served_at = self._served_at.get(user)
+        return submitted if served_at is None or served_at < submitted else served_at
+
+    @property
+    def falls(self) -> int:
+        """A number that increases when any turn may have fallen; turns rise otherwise."""
+        return self._rounds + (0 if self._shares is None else self._shares.falls)
 
     def _next_turn(self, level: int, user: str) -> float:
         """Return the next turn of a user; who did not compete for a while has no turns saved."""
@@ -105,9 +130,10 @@ class UserTurns:
     def use_turn(self, level: int, user: str, now: float) -> None:
         """Count a turn of a user."""
         self._served_at[user] = now
-        if self._share_rank is not None:
+        if self._shares is not None:
             return
         if len(self._next_turns) >= MAX_TURNS:  # a new round
+            self._rounds += 1
             self._next_turns.clear()
             self._clocks.clear()
         turn = self._next_turn(level, user)

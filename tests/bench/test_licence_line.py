@@ -107,7 +107,8 @@ class TaskByTask(LicenceQueue):
             (key, group)
             for groups in self._groups.values()
             for group in groups.values()
-            for key in group.queue_keys.values()
+            for line in group.lines.values()
+            for key in line.queue_keys.values()
         ]
         for key, group in sorted(queue_keys, key=itemgetter(0)):
             if all(

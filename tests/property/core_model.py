@@ -140,6 +140,8 @@ class Life(RuleBasedStateMachine):
             if isinstance(action, Dispatch):
                 self.check_dispatch(action)
         self.store_licences(out)
+        # as `db.leases.lingering` finds them
+        self.lingering = [tokens for tokens in self.lingering if tokens.until > event.time]
         for task, attempt in out.closed_attempts:
             key = (task.job.id, task.index, attempt.number)
             assert key not in self.ended_attempts, "an ended attempt ended again"

@@ -3,6 +3,8 @@
 queue       the queue of tasks that wait for tokens
 accounts    pools, leases and reservation windows: who has which tokens
 lookahead   shadow times, reservation windows, overtaking
-pool        the state of each pool, and groups of queued tasks
+pool        the state of each pool
+order       the order of queued tasks by turns of users
+groups      groups of queued tasks
 windows     free tokens over time
 """

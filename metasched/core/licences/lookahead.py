@@ -8,14 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from metasched.core.licences.pool import (
-    NEVER,
-    LeaseTerms,
-    LicenceState,
-    PoolState,
-    QueueKey,
-    TaskGroup,
-)
+from metasched.core.licences.groups import LeaseTerms, QueueKey, TaskGroup
+from metasched.core.licences.pool import NEVER, LicenceState, PoolState
 from metasched.core.licences.windows import (
     TokenSlots,
     TokenWindow,
@@ -90,12 +84,13 @@ class Lookahead:
     def head_group(self, pool: PoolState) -> TaskGroup | None:
         """Return the group of the first task queued for a licence."""
         first = self.first_key(pool)
-        return None if first is None else self._state.group_of[first[3:]]
+        return None if first is None else self._state.line_of[first[3:]].group
 
     def first_key(self, pool: PoolState) -> QueueKey | None:
         """Return the key of the first task queued for a licence; None: none is."""
-        if pool.head_key is None and pool.groups:
-            pool.head_key = min(pool.groups, key=self._state.rank_of).head_key
+        order = self._state.order
+        if pool.groups and (pool.head_key is None or pool.head_ranking != order.ranking):
+            pool.head_key, pool.head_ranking = min(map(order.rank, pool.groups))[2], order.ranking
         return pool.head_key
 
     def _time_available(self, pool: PoolState, needed: int, now: float) -> float:
@@ -259,7 +254,7 @@ class Lookahead:
 
     def blocking_window(self, task_id: TaskId, name: str, now: float) -> TokenWindow | None:
         """Return the reservation that keeps a queued task from leasing free tokens; None: none."""
-        group, pool = self._state.group_of[task_id], self._state.pools[name]
+        group, pool = self._state.line_of[task_id].group, self._state.pools[name]
         needed, free = group.requested[name], pool.free(now)
         if (
             free is None

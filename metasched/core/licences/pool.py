@@ -1,77 +1,27 @@
-"""State of a licence pool, and the groups of tasks queued for it.
+"""State of all licences: pools, leases, and the tasks queued for tokens.
 
 Times are seconds since the epoch, durations seconds, amounts tokens (copies of a licence).
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
+from metasched.core.licences.groups import OwnerLine, QueueKey, TaskGroup
+from metasched.core.licences.order import QueueOrder
 from metasched.core.licences.windows import TokenClaim, TokenSlots, TokenWindow
 from metasched.core.tasks import TaskId
-from metasched.core.user_turns import Turn
-from metasched.model.job import Job
 from metasched.model.licence import Lease, LicenceCount, LicencePool, LicenceStatus
 
-# step of patience, -size, queue time, job, index; the smallest goes first
-QueueKey = tuple[float, int, float, int, int]
-LineRank = tuple[int, Turn, QueueKey]  # level (negative), turn, key; the smallest goes first
-RequestedTokens = tuple[tuple[str, int], ...]  # licence, count; sorted
 NEVER = math.inf
 
 
 def unconfigured_pool(name: str) -> LicencePool:
     """Return an empty pool for a licence that the site does not configure (any more)."""
     return LicencePool(name=name, total=0)
-
-
-class QueueOwner(NamedTuple):
-    """Whose turn a queued task uses."""
-
-    user: str = ""
-    priority: int = 1
-    account: str | None = None
-
-
-class LeaseTerms(NamedTuple):
-    """How long a task holds its licences, and in which reservation."""
-
-    duration: float  # seconds, at most
-    enforced: bool  # whether the task is killed at its limit
-    reservation: int | None  # in which the task runs
-
-
-@dataclass(eq=False)
-class TaskGroup:
-    """Queued tasks, at least one, with the same request, the same terms and the same owner."""
-
-    requested: dict[str, int]  # tokens by licence, of each of its tasks; sorted by licence
-    terms: LeaseTerms
-    owner: QueueOwner
-    job: Job | None = None  # of a task; jobs of an owner have the same share
-    queue_keys: dict[TaskId, QueueKey] = field(default_factory=dict)  # of its tasks
-    heap: list[QueueKey] = field(default_factory=list)  # of `queue_keys`; others may be stale
-    head_key: QueueKey = field(init=False)  # of the first task
-    rank: LineRank | None = None  # of the first task; None: computed on demand
-
-    def add(self, task_id: TaskId, queue_key: QueueKey) -> None:
-        """Add a task."""
-        self.queue_keys[task_id] = queue_key
-        heapq.heappush(self.heap, queue_key)
-        self.head_key, self.rank = self.heap[0], None
-
-    def remove(self, task_id: TaskId) -> None:
-        """Remove a task; O(log n) amortised."""
-        del self.queue_keys[task_id]
-        while self.heap and self.queue_keys.get(self.heap[0][3:]) != self.heap[0]:
-            heapq.heappop(self.heap)
-        if self.heap:
-            self.head_key, self.rank = self.heap[0], None
 
 
 @dataclass(eq=False)
@@ -93,6 +43,7 @@ class PoolState:
     returning: list[tuple[float, float, int]] = field(default_factory=list)
     groups: set[TaskGroup] = field(default_factory=set)  # of queued tasks that request some
     head_key: QueueKey | None = None  # of the first task in `groups`; None: computed on demand
+    head_ranking: int = -1  # `QueueOrder.ranking` of `head_key`
     windows: dict[int, TokenWindow] = field(default_factory=dict)  # by reservation
     # part of `leased_tokens`, by reservation
     leased_by_reservation: Counter[int] = field(default_factory=Counter)
@@ -212,12 +163,9 @@ class LicenceState:
     unenforced: set[TaskId] = field(default_factory=set)  # leases whose end is not enforced
     reservation_of: dict[TaskId, int] = field(default_factory=dict)  # leases within reservations
     windows: dict[int, TokenWindow] = field(default_factory=dict)  # also without any licence
-    group_of: dict[TaskId, TaskGroup] = field(default_factory=dict)  # all queued tasks
+    line_of: dict[TaskId, OwnerLine] = field(default_factory=dict)  # all queued tasks
+    order: QueueOrder = field(default_factory=QueueOrder)
     version: int = 0  # increases with every change that shadow times depend on
-    # the order of groups with the same users waiting; set by the queue
-    rank_of: Callable[[TaskGroup], LineRank] = field(
-        default=lambda group: (0, (), group.head_key), repr=False
-    )
 
     def pool(self, name: str) -> PoolState:
         """Return the state of a pool; an unknown licence gets an unconfigured pool."""

@@ -23,7 +23,7 @@ Tasks with the same request and about the same duration form one group: if its f
 no other can. The rule is plain: after each change the groups are checked in the order of their
 first tasks, and the first of them that may take all its tokens goes. Time alone lets a task go when
 a lease is past its expected end, and near windows of reservations; then the groups are checked
-again, too.
+again, too. A group has a line for each user; `QueueOrder` finds the first of them.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 
 from metasched.core.licences.accounts import Followers, LicenceAccounts
-from metasched.core.licences.pool import (
-    NEVER,
+from metasched.core.licences.groups import (
     LeaseTerms,
-    LineRank,
-    PoolState,
+    OwnerLine,
     QueueKey,
     QueueOwner,
     RequestedTokens,
     TaskGroup,
 )
+from metasched.core.licences.order import QueueOrder
+from metasched.core.licences.pool import NEVER, PoolState
 from metasched.core.tasks import TaskId
-from metasched.core.user_turns import FIRST_TURN, UserTurns
+from metasched.core.user_turns import UserTurns
 from metasched.model.job import Job
 from metasched.model.licence import Lease, LicencePool, LicenceStatus
 
@@ -56,14 +56,8 @@ class LicenceQueue(LicenceAccounts):
     def __init__(self, followers: Followers = tuple) -> None:
         super().__init__(followers)
         self.patience = 0.0  # seconds
-        self._state.rank_of = self._rank_of
-        self._turns, self._age = UserTurns(), 0.0
         self._users: Counter[str] = Counter()  # of queued tasks
-        self._ranked_at = 0.0  # epoch seconds; time of the levels
-        self._ranked: list[TaskGroup] = []  # groups whose `rank` is known
-        # first of their levels, since free tokens are kept for them
-        self._promised: set[TaskId] = set()
-        self._groups: dict[RequestedTokens, dict[tuple[LeaseTerms, QueueOwner], TaskGroup]] = {}
+        self._groups: dict[RequestedTokens, dict[LeaseTerms, TaskGroup]] = {}
         # requests in `_groups`, by the licence of which they need the most tokens and how many
         self._requests: dict[str, dict[int, set[RequestedTokens]]] = {}
         # as of a state version: every group whose request fits into the free tokens, and others;
@@ -79,70 +73,39 @@ class LicenceQueue(LicenceAccounts):
     ) -> list[str]:
         """Replace the configuration and empty the queue; see `set_pools`."""
         self.patience = patience
-        self._groups, self._requests, self._state.group_of = {}, {}, {}
-        self._users, self._promised = Counter(), set()
-        self._ranked, self._ranked_at = [], 0.0
+        self._groups, self._requests, self._state.line_of = {}, {}, {}
+        self._users, self._state.order = Counter(), QueueOrder()
         self._fitting, self._fitting_version = [], -1
         for pool in self._state.pools.values():
             pool.waiting_tokens = pool.requests = 0
             pool.groups, pool.head_key = set(), None
         return self.set_pools(pools, clusters)
 
-    # Order
-
     def set_turns(self, turns: UserTurns, age: float) -> None:
-        """Let users take turns; `age` (seconds): see `UserTurns`."""
-        self._turns, self._age = turns, age
-
-    def _rank_of(self, group: TaskGroup) -> LineRank:
-        """Return the rank of a group's first task; the smallest goes first.
-
-        A single user has the order of the queue. Tokens that are kept for a task stay kept while
-        others get turns.
-        """
-        key = group.head_key
-        if group.job is None or len(self._users) < 2:
-            return 0, (), key
-        if group.rank is None:
-            level, turn = self._turns.level_and_turn(
-                group.job, group.owner.priority, key[2], self._ranked_at, self._age
-            )
-            group.rank = -level, FIRST_TURN if key[3:] in self._promised else turn, key
-            self._ranked.append(group)
-        return group.rank
+        """Let users take turns in the queue, which is empty; `age` (seconds): see `UserTurns`."""
+        self._state.order = QueueOrder(turns, age)
 
     def rank_anew(self, now: float) -> None:
-        """Rank all groups anew when they are needed: turns and levels may have changed."""
-        if len(self._users) > 1:
-            self._ranked_at = now
-            self._forget_order()
-
-    def _forget_order(self) -> None:
-        for pool in self._state.pools.values():
-            pool.head_key = None
-        for group in self._ranked:
-            group.rank = None
-        self._ranked.clear()
+        """Rank all tasks anew when they are needed: turns and levels may have changed."""
+        self._state.order.rank_anew(now)
 
     def _count_user(self, user: str, change: int) -> None:
-        were_several = len(self._users) > 1
         self._users[user] += change
         if not self._users[user]:
             del self._users[user]
-        if were_several != (len(self._users) > 1):
+        if self._state.order.set_several_users(len(self._users) > 1):
             self._state.version += 1
-            self._forget_order()
 
     # Queued tasks
 
     def __contains__(self, task_id: TaskId) -> bool:
         """Return whether a task is queued."""
-        return task_id in self._state.group_of
+        return task_id in self._state.line_of
 
     @property
     def has_waiting(self) -> bool:
         """Whether any task is queued."""
-        return bool(self._state.group_of)
+        return bool(self._state.line_of)
 
     @property
     def rho(self) -> dict[str, float]:
@@ -166,12 +129,13 @@ class LicenceQueue(LicenceAccounts):
 
         The caller has made sure that none can go now.
         """
+        rank = self._state.order.rank
         return any(
             all(
                 self.lookahead.may_take(
                     self._state.pools[name],
                     count - freed.get(name, 0),
-                    group.head_key,
+                    rank(group)[2],
                     group.terms,
                     now,
                 )
@@ -197,7 +161,7 @@ class LicenceQueue(LicenceAccounts):
         By its time limit it will hold its licences for `duration` seconds; `enforced`: it is killed
         then. It will run in `reservation`, if in any. Users of a `job` take turns.
         """
-        if task_id in self._state.group_of:
+        if task_id in self._state.line_of:
             return
         terms = LeaseTerms(2.0 ** math.ceil(math.log2(duration)), enforced, reservation)
         request = tuple(sorted(requested.items()))
@@ -208,37 +172,40 @@ class LicenceQueue(LicenceAccounts):
         owner = QueueOwner() if job is None else QueueOwner(job.user, priority, job.account)
         self._count_user(owner.user, 1)
         groups = self._groups[request]
-        group = groups.get((terms, owner))
+        group = groups.get(terms)
         fitting_known = self._fitting_version == self._state.version
         if group is None:
-            group = groups[terms, owner] = TaskGroup(dict(request), terms, owner, job)
+            group = groups[terms] = TaskGroup(dict(request), terms)
             self._fitting.append(group)
+            for name in group.requested:
+                self._state.pool(name).groups.add(group)
+        line = group.lines.get(owner)
+        if line is None:
+            line = group.lines[owner] = OwnerLine(group, owner, job)
         step = queue_time // self.patience if self.patience else queue_time
         queue_key = (step, -sum(requested.values()), queue_time, *task_id)
-        self._state.group_of[task_id] = group
-        group.add(task_id, queue_key)
+        self._state.line_of[task_id] = line
+        line.add(task_id, queue_key)
         for name, count in group.requested.items():
-            pool = self._state.pool(name)
-            pool.groups.add(group)
-            pool.waiting_tokens += count
-            pool.requests += 1
-        if queue_key == group.head_key:
+            self._state.pools[name].waiting_tokens += count
+            self._state.pools[name].requests += 1
+        if queue_key == line.head_key:
             self._forget_heads(group, queue_key)
         if fitting_known:
             self._fitting_version = self._state.version
 
     def leave(self, task_id: TaskId) -> None:
         """Remove a task from the queue, if it is there."""
-        group = self._state.group_of.pop(task_id, None)
-        if group is None:
+        line = self._state.line_of.pop(task_id, None)
+        if line is None:
             return
-        queue_key, previous_head = group.queue_keys[task_id], group.head_key
-        group.remove(task_id)
-        self._count_user(group.owner.user, -1)
+        queue_key, previous_head, group = line.queue_keys[task_id], line.head_key, line.group
+        line.remove(task_id)
+        self._count_user(line.owner.user, -1)
         for name, count in group.requested.items():
             self._state.pools[name].waiting_tokens -= count
             self._state.pools[name].requests -= 1
-        if not group.queue_keys:
+        if not group.lines:
             self._remove_group(group)
         if queue_key == previous_head:
             self._forget_heads(group, queue_key)
@@ -248,7 +215,7 @@ class LicenceQueue(LicenceAccounts):
         for name in group.requested:
             self._state.pools[name].groups.remove(group)
         request = tuple(group.requested.items())
-        del self._groups[request][group.terms, group.owner]
+        del self._groups[request][group.terms]
         if self._groups[request]:
             return
         del self._groups[request]
@@ -260,7 +227,7 @@ class LicenceQueue(LicenceAccounts):
                 del self._requests[name]
 
     def _forget_heads(self, group: TaskGroup, queue_key: QueueKey) -> None:
-        """Have all groups checked again, since the first task of a group has joined or left."""
+        """Have all groups checked again, since the first task of a line has joined or left."""
         self._state.version += 1
         for name in group.requested:
             pool = self._state.pools[name]
@@ -281,10 +248,9 @@ class LicenceQueue(LicenceAccounts):
         """
         request = queued_as or (lease.job, lease.index)
         fitting_known = self._fitting_version == self._state.version
-        group = self._state.group_of.get(request)
-        if group is not None and len(self._users) > 1:
-            level = -self._rank_of(group)[0]
-            self._turns.use_turn(level, group.owner.user, self._ranked_at)
+        line = self._state.line_of.get(request)
+        if line is not None:
+            self._state.order.use_turn(line)
         self.leave(request)
         self._add(lease)
         self.expect_end((lease.job, lease.index), end, enforced, reservation)
@@ -318,19 +284,25 @@ class LicenceQueue(LicenceAccounts):
         if self.settled(now):
             return None
         self.rank_anew(now)
+        rank, pools, may_take = (
+            self._state.order.rank,
+            self._state.pools,
+            self.lookahead.may_take_free,
+        )
         kept_pools: set[PoolState] = set()  # whose free tokens a group may not take
-        pools, may_take = self._state.pools, self.lookahead.may_take_free
-        self._fitting = sorted(self._fitting_groups(now), key=self._rank_of)
+        self._fitting = sorted(self._fitting_groups(now), key=rank)
         self._fitting_version = self._state.version
         for group in self._fitting:
+            first_key = rank(group)[2]
             for name, count in group.requested.items():
-                if not may_take(pools[name], count, group.head_key, group.terms, now):
+                if not may_take(pools[name], count, first_key, group.terms, now):
                     kept_pools.add(pools[name])
                     break
             else:
-                return group.head_key[3:]
+                return first_key[3:]
         first_keys = map(self.lookahead.first_key, kept_pools)
-        self._promised = {key[3:] for key in first_keys if key is not None}
+        line_of = self._state.line_of
+        self._state.order.promise(line_of[key[3:]] for key in first_keys if key is not None)
         self._checked_version, self._checked_at = self._state.version, now
         self._next_change = min(
             (self.lookahead.find_next_change(pool, now) for pool in kept_pools), default=NEVER
@@ -344,7 +316,7 @@ class LicenceQueue(LicenceAccounts):
         free = {name: pool.free(now) or 0 for name, pool in pools if pool.requests}
         if self._fitting_version == self._state.version:
             for group in self._fitting:
-                if group.queue_keys:
+                if group.lines:
                     for name, count in group.requested.items():
                         if count > free[name]:
                             break
@@ -366,11 +338,11 @@ class LicenceQueue(LicenceAccounts):
 
     def missing_licences(self, task_id: TaskId, now: float) -> Iterator[LicenceStatus]:
         """Yield the status of each licence that a queued task could not have now."""
-        group = self._state.group_of[task_id]
-        queue_key = group.queue_keys[task_id]
-        for name, count in group.requested.items():
+        line = self._state.line_of[task_id]
+        queue_key, terms = line.queue_keys[task_id], line.group.terms
+        for name, count in line.group.requested.items():
             pool = self._state.pools[name]
-            if not self.lookahead.may_take(pool, count, queue_key, group.terms, now):
+            if not self.lookahead.may_take(pool, count, queue_key, terms, now):
                 yield pool.status(now)
 
 
