@@ -86,7 +86,7 @@ class Admission:
         self._app, self._daemon, self._throttle = app, daemon, throttle
         self._large_bodies: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by user
         self._waiting: Counter[str] = Counter()  # readings of a user that are throttled
-        self._callers, self._job_tokens = Callers(daemon.settings, accounts), JobTokens(daemon)
+        self._callers, self._job_tokens = Callers(daemon, accounts), JobTokens(daemon)
         self._memory = BodyMemory(BODY_MEMORY, daemon.settings.requests.max_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

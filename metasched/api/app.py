@@ -33,6 +33,7 @@ from metasched.api import (
     metrics,
     partitions,
     reference,
+    reload,
     reservations,
     shares,
     submissions,
@@ -50,7 +51,7 @@ from metasched.api.struct_body import HALF_A_CHARACTER
 from metasched.api.throttle import Throttle
 from metasched.api.version_exchange import VersionExchange
 from metasched.daemon.descriptors import descriptor_use
-from metasched.daemon.service import Daemon
+from metasched.daemon.service import Daemon, ServiceReplaced
 from metasched.db.store import StorageFailed, StorageUncertain
 from metasched.errors import ApiError
 from metasched.units import iso
@@ -96,7 +97,7 @@ def create_app(daemon: Daemon) -> FastAPI:
     )
     job_modules = (submissions, changes, jobs, explanations)
     site_modules = (clusters, partitions, licences, limits, shares, reservations, tokens)
-    admin_modules = (events, metrics, reference)
+    admin_modules = (events, metrics, reload, reference)
     for module in (*job_modules, *site_modules, *admin_modules):
         app.include_router(module.router)
     _register_error_handlers(app)
@@ -180,6 +181,8 @@ def _register_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(StorageFailed)
     async def _storage_failed(request: Request, error: StorageFailed) -> JSONResponse:
+        if isinstance(error, ServiceReplaced):
+            return error_response(503, f"{error}; nothing changed, try again soon")
         daemon: Daemon = request.app.state.daemon
         daemon.database_probe.forget_answer()
         if daemon.service is not None:

@@ -21,6 +21,7 @@ from metasched.api.lookups import Lookups
 from metasched.client.credentials import MUNGE_TIMEOUT, daemon_name, request_digest
 from metasched.config.settings import Settings
 from metasched.config.tables import TcpTable
+from metasched.daemon.service import Daemon
 from metasched.db.ledger import Ledger
 from metasched.db.store import StorageFailed
 from metasched.model.job_token import is_job_token
@@ -78,8 +79,8 @@ class Caller:
 class Callers:
     """The callers of the last seconds: a directory service is not asked for each request."""
 
-    def __init__(self, settings: Settings, accounts: Lookups) -> None:
-        self._settings = settings
+    def __init__(self, daemon: Daemon, accounts: Lookups) -> None:
+        self._daemon, self._settings = daemon, daemon.settings
         self.accounts, self.credentials = accounts, Lookups("credential")
         # by user id and token's scope: the caller, and monotonic seconds of its look-up
         self._resolved: dict[tuple[int, TokenScope | None], tuple[Caller, float]] = {}
@@ -88,15 +89,19 @@ class Callers:
 
     async def resolve(self, uid: int, scope: TokenScope | None) -> Caller:
         """Return the caller with a user id. ForbiddenError if it may not use this daemon."""
-        now, key = time.monotonic(), (uid, scope)
+        now, key, settings = time.monotonic(), (uid, scope), self._daemon.settings
+        if settings is not self._settings:  # rights may have been taken away
+            self._settings = settings
+            self._resolved.clear()
         caller, since = self._resolved.get(key, (None, 0.0))
         if caller is None or now - since > CALLER_LIFETIME:
             caller = await self.accounts.run(
-                key, partial(_resolve_caller, uid, scope, self._settings)
+                (key, id(settings)), partial(_resolve_caller, uid, scope, settings)
             )
             if len(self._resolved) >= MAX_CALLERS:
                 self._resolved.clear()
-            self._resolved[key] = (caller, now)
+            if settings is self._settings:
+                self._resolved[key] = (caller, now)
         return caller
 
 

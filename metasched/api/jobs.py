@@ -347,7 +347,7 @@ async def _stored_changes(daemon: Daemon, room: Wait, timeout: float) -> AsyncIt
     deadline = time.monotonic() + timeout
     while True:
         service = daemon.service
-        changed = service.state_changed if service else asyncio.Event()
+        changed = service.state_changed if service else daemon.service_runs
         yield
         remaining = deadline - time.monotonic()
         if remaining <= 0 or daemon.stopping or room.is_over:

@@ -5,6 +5,8 @@ None depends on another: FastAPI resolves each anew for every request.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -14,6 +16,7 @@ from metasched.daemon.service import Daemon, SchedulerService
 from metasched.errors import ApiError
 from metasched.units import iso
 
+REPLACEMENT_TIME = 15.0  # seconds for which a request waits for a service with changed settings
 READING_METHODS = ("GET", "HEAD")
 
 
@@ -27,6 +30,10 @@ CurrentDaemon = Annotated[Daemon, Depends(_get_daemon)]
 
 async def _get_service(request: Request) -> SchedulerService:
     daemon: Daemon = request.app.state.daemon
+    if daemon.is_replacing_service:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REPLACEMENT_TIME):
+                await daemon.service_runs.wait()
     if (reason := daemon.unavailable_reason) is not None:
         raise ApiError(503, f"{reason}; nothing changed, try again soon")
     assert daemon.service is not None

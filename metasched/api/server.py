@@ -11,7 +11,6 @@ import signal
 import socket
 import ssl
 import stat
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,10 +26,11 @@ from metasched.config.tables import TcpTable
 from metasched.daemon.audit_log import FORMATTERS
 from metasched.daemon.descriptors import connection_limit
 from metasched.daemon.doctor.folder_checks import socket_folder_remedy
+from metasched.daemon.reload import check_reservation_units, reload
 from metasched.daemon.repeated_lines import RepeatHandler
 from metasched.daemon.service import Daemon
 from metasched.db.ledger import Ledger
-from metasched.model.reservation import OPEN_STATES, ReservationState
+from metasched.errors import UserError
 
 log = logging.getLogger("metasched")
 
@@ -121,29 +121,8 @@ def _open_ledger(settings: Settings, standby: bool, lock_stack: contextlib.ExitS
     """
     writer_lock = lock_stack.enter_context(settings.database.acquire_writer(standby))
     ledger = Ledger(writer_lock.engine, writer_lock, settings.first_id)
-    _check_reservation_units(settings, ledger)
+    check_reservation_units(settings, ledger)
     return ledger
-
-
-def _check_reservation_units(settings: Settings, ledger: Ledger) -> None:
-    """ConfigError if an open reservation has another unit than its cluster.
-
-    Its size would be interpreted in the new unit.
-    """
-    settings_by_name = {entry.cluster.name: entry for entry in settings.clusters}
-    for reservation in ledger.reservations_open_since(time.time()):
-        entry = settings_by_name.get(reservation.cluster)
-        if entry is None or reservation.state not in OPEN_STATES:
-            continue
-        confirmed = reservation.state is ReservationState.CONFIRMED
-        nodes_pending = entry.cluster.binds_late and confirmed
-        if entry.names_nodes != bool(reservation.nodes or nodes_pending):
-            unit = "nodes" if reservation.nodes else "processors, or of nodes to be chosen late"
-            raise ConfigError(
-                f"reservation {reservation.id} is of {unit}, {settings.config_path}, "
-                f'cluster "{reservation.cluster}"; '
-                "put its reservation_unit and binding back until it is over"
-            )
 
 
 class _Server(uvicorn.Server):
@@ -236,20 +215,33 @@ class _Server(uvicorn.Server):
         self._daemon.stop()
         self.handle_exit(stop_signal, None)
 
+    def _reload(self) -> None:
+        task = asyncio.create_task(_reload_at_signal(self._daemon))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop the daemon at SIGINT and SIGTERM; ignore SIGHUP."""
+        """Stop the daemon at SIGINT and SIGTERM; read the configuration again at SIGHUP."""
         loop = asyncio.get_running_loop()
         stop_signals = (signal.SIGINT, signal.SIGTERM)
         for stop_signal in stop_signals:
             loop.add_signal_handler(stop_signal, self._stop, stop_signal)
         # a daemon started with & keeps running when its terminal closes
-        loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP changes nothing")
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         try:
             yield
         finally:
             for stop_signal in stop_signals:
                 loop.remove_signal_handler(stop_signal)
+
+
+async def _reload_at_signal(daemon: Daemon) -> None:
+    """Read the configuration again; the log has the result, and problems outside of the files."""
+    with contextlib.suppress(UserError):  # it is in the log
+        result = await reload(daemon, "SIGHUP")
+        for finding in result.findings:
+            log.warning("%s: %s; %s", finding.check, finding.text, finding.fix)
 
 
 @contextlib.contextmanager

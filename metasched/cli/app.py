@@ -46,6 +46,7 @@ COMMANDS = {  # name -> module
     "drop-in": "drop_in",
     "doctor": "doctor",
     "serve": "services",
+    "reload": "reload",
     "demo": "services",
     "simulate": "simulate",
     "experiment": "experiment",

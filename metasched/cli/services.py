@@ -1,9 +1,12 @@
 """The commands `serve` and `demo`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from metasched.config.settings import Settings
 
 from metasched.cli.common_options import JsonOption, NearestConfigOption
 
@@ -14,10 +17,13 @@ def serve(
         bool, typer.Option("--standby", help="Wait while another daemon uses the database.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Check the configuration and exit.")
+        bool, typer.Option("--check", help="Check the configuration, print problems, and exit.")
     ] = False,
 ) -> int:
-    """Run the daemon until it receives SIGTERM or SIGINT.
+    """Run the daemon until it receives SIGTERM or SIGINT; SIGHUP is `metasched reload`.
+
+    With --check only a mistake in the files gives an exit code other than 0. Problems outside of
+    them, such as a dead cluster, are printed.
 
     \b
     Examples:
@@ -29,10 +35,20 @@ def serve(
 
     settings = load_settings(find_config(config))
     if check:
-        return 0
+        return _check(settings)
     from metasched.api.server import serve
 
     return serve(settings, standby=standby)
+
+
+def _check(settings: "Settings") -> int:
+    from metasched.cli.findings import print_findings
+    from metasched.daemon.doctor.checks import check_settings
+
+    problems = [finding for finding in check_settings(settings) if finding.severity != "ok"]
+    if problems:
+        print_findings([finding.as_json() for finding in problems])
+    return 0
 
 
 def demo(

@@ -255,6 +255,10 @@ class Client:
         answer, fields = self._connection.request("GET", "/events", query)
         return self._parse_rows(answer), fields.get(NEXT_CURSOR_HEADER.lower(), cursor or "0")
 
+    def reload(self) -> dict[str, Any]:
+        """Let the daemon read its configuration again: `changes`, `restart_needed`, `findings`."""
+        return self._parse_object(self._request("POST", "/reload"))
+
     def health(self) -> dict[str, Any]:
         return self._parse_object(self._request("GET", "/health"))
 

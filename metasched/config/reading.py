@@ -7,7 +7,7 @@ import hashlib
 import os
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from metasched.adapters.registry import ADAPTER_GROUP, adapter_class
 from metasched.config.fair_share import read_fair_share
 from metasched.config.limits import read_limits
 from metasched.config.mistakes import describe_first, describe_toml_error, suggestion
+from metasched.config.restart_keys import keep_restart_keys
 from metasched.config.settings import (
     ClusterSettings,
     ConfigError,
@@ -77,8 +78,38 @@ def load_settings(path: Path | None) -> Settings:
     mistake.
     """
     files: dict[Path, str] = {}
+    return _settings_of(_read_config(path, files), path, files)
+
+
+def reload_settings(running: Settings) -> tuple[Settings, list[str]]:
+    """Read the files of a running daemon again, without what only a restart can change.
+
+    Return the new settings, and the keys whose changes need a restart. ConfigError for the first
+    mistake, also of those keys.
+    """
+    path, files = running.config_path, dict[Path, str]()
+    config = _read_config(path, files)
+    complete = _settings_of(config, path, files)  # as a restart would
+    kept, restart_keys = keep_restart_keys(running.tables, config)
+    settings = complete
+    if restart_keys:
+        try:
+            settings = _settings_of(kept, path, files)
+        except ConfigError as error:
+            keys = ", ".join(restart_keys)
+            raise ConfigError(f"{error}; or restart the daemon, for {keys} changed, too") from None
+    # a certificate that was replaced is served after a restart
+    settings = replace(settings, database=running.database, job_variables=running.job_variables)
+    return settings, restart_keys
+
+
+def _read_config(path: Path | None, files: dict[Path, str]) -> ConfigFile:
     tables = _default_tables() if path is None else _read_toml(path, files)
-    config = _validated(ConfigFile, tables, path)
+    return _validated(ConfigFile, tables, path)
+
+
+def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) -> Settings:
+    """Return the settings of a configuration file, and of the files that it names."""
     if not config.cluster:
         raise ConfigError(f"no cluster in {path}; add a [[cluster]] table")
     _require_unique("cluster", [table.name for table in config.cluster], path)
@@ -132,6 +163,7 @@ def load_settings(path: Path | None) -> Settings:
         log_format=daemon.log_format,
         policy_origin=PolicyOrigin() if policy_path is None else _origin_of(policy_path, files),
         files=files,
+        tables=config,
     )
 
 

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from metasched.config.tables import DEFAULT_USE_INTERVAL, DaemonTable, SiteTable, TcpTable
+from metasched.config.tables import (
+    DEFAULT_USE_INTERVAL,
+    ConfigFile,
+    DaemonTable,
+    SiteTable,
+    TcpTable,
+)
 from metasched.db.store import Database
 from metasched.errors import UserError
 from metasched.model.cluster import Cluster
@@ -114,6 +120,7 @@ class Settings:
     policy_origin: PolicyOrigin = field(default_factory=lambda: PolicyOrigin())
     # SHA-256 of each file that was read, by its absolute path
     files: Mapping[Path, str] = field(default_factory=dict)
+    tables: ConfigFile = field(default_factory=ConfigFile)  # as written in the file
 
     @property
     def launcher(self) -> Path | None:

@@ -49,6 +49,9 @@ class DaemonStarted(msgspec.Struct, rename=STORED_FIELDS["DaemonStarted"], froze
     policy_file: str = ""  # path of the policy file; "": the defaults
     policy_digest: str = ""  # SHA-256 of that file
     policy_owner: str = ""  # account that owns it
+    # of a daemon that re-read its configuration: who asked for it, and what changed; for the record
+    by: str = ""
+    config_changes: tuple[str, ...] = ()
 
 
 class JobSubmitted(msgspec.Struct, rename=STORED_FIELDS["JobSubmitted"]):

@@ -15,5 +15,6 @@ audit_log             text and JSON lines of the log
 repeated_lines        the log, in which repeated lines are counted
 mail                  mail to owners of broken reservations
 circuit_breaker       delays calls that keep failing
-doctor                checks of the installation
+reload                takes a changed configuration over into the running daemon
+doctor                checks of the installation (a package)
 """

@@ -118,6 +118,11 @@ class ClusterConnection:
         self.pending_actions.enqueue(action)
         self.poll_soon()
 
+    @property
+    def has_dispatches_in_flight(self) -> bool:
+        """Whether a dispatch was begun whose result is not recorded."""
+        return bool(self._in_flight)
+
     async def run(self) -> None:
         """Poll and execute actions until cancelled; dispatches yield to all other steps."""
         try:

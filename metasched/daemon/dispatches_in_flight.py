@@ -27,6 +27,10 @@ class DispatchesInFlight:
         """Remove dispatches whose results are recorded."""
         self._current.difference_update(dispatches)
 
+    def __bool__(self) -> bool:
+        """Whether any dispatch is in flight."""
+        return bool(self._current)
+
     def begin_poll(self) -> None:
         """Begin to collect the dispatches that a new listing proves nothing about."""
         self._since_poll = set(self._current)

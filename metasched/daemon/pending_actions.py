@@ -51,6 +51,7 @@ class PendingActions:
         self, host: SchedulerHost, settings: ClusterSettings, max_delay: float, by_owner: bool
     ) -> None:
         self._host, self._settings, self._by_owner = host, settings, by_owner
+        self.paused = False  # no dispatch is begun: the service is about to be replaced
         self._max_delay = max_delay  # seconds between two tries of a withdrawal
         # by owner: a heap by queue key
         self._dispatches: dict[str, list[tuple[float, int, int, Dispatch]]] = {}
@@ -86,7 +87,7 @@ class PendingActions:
 
     def due_by_owner(self) -> dict[str, float]:
         """Return when the next action of each owner is due (monotonic seconds, 0.0: now)."""
-        due = dict.fromkeys(self._dispatches, 0.0)
+        due = {} if self.paused else dict.fromkeys(self._dispatches, 0.0)
         for pending in self._withdrawals.values():
             queue = self._queue_of(pending.owner)
             due[queue] = min(due.get(queue, math.inf), pending.breaker.open_until)
@@ -104,13 +105,13 @@ class PendingActions:
     # Dispatches
 
     def has_dispatches(self, owner: str) -> bool:
-        return owner in self._dispatches
+        return owner in self._dispatches and not self.paused
 
     def take_dispatches(self, owner: str, task_limit: int) -> list[Dispatch]:
         """Remove and return the next dispatches, until they hold `task_limit` tasks or more."""
         dispatches: list[Dispatch] = []
         queue = self._dispatches.get(owner, [])
-        while queue and task_limit > 0:
+        while queue and not self.paused and task_limit > 0:
             dispatches.append(heapq.heappop(queue)[-1])
             task_limit -= len(dispatches[-1].indices)
         if not queue:

@@ -25,6 +25,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from metasched.adapters.protocol import FIRST_CURSOR
 from metasched.client.client import RETRY_TIME
@@ -52,6 +53,7 @@ from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.pruning import PruningPass
 from metasched.db.store import DatabaseUnreachable, StorageFailed, StorageUncertain
 from metasched.db.submission_keys import KEY_LIFETIME, Receipt
+from metasched.errors import UserError
 from metasched.model.audit import AuditKind, AuditRecord
 
 log = logging.getLogger("metasched")
@@ -67,12 +69,42 @@ NOTICE_PAUSE = 1.0  # seconds between two stores of audit records that no event 
 MAX_AUDIT_LINES = 100  # lines of the log of a kind in a commit
 
 
+class ReloadRefused(UserError):
+    """A changed configuration was not taken over; nothing has changed."""
+
+    exit_code = 1
+
+
+class ServiceReplaced(StorageFailed):
+    """The service ends, since another with changed settings takes its place."""
+
+    def __str__(self) -> str:
+        return "the daemon takes over its changed configuration"
+
+
+@dataclass(frozen=True)
+class _Replacement:
+    """Settings for the next service, in place of one that ends for them."""
+
+    settings: Settings
+    by: str
+    changes: tuple[str, ...]
+    done: asyncio.Future[None]  # once the next service runs; ReloadRefused if it cannot
+
+
 class SchedulerService:
     """One run of the scheduler, from the stored state to a stop or a failed write."""
 
     def __init__(
-        self, settings: Settings, ledger: Ledger, quarantine: Quarantine, metrics: Metrics
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        quarantine: Quarantine,
+        metrics: Metrics,
+        reloaded_by: str = "",
+        config_changes: tuple[str, ...] = (),
     ) -> None:
+        """The last two: who let the daemon read its configuration again, and what changed."""
         self.settings, self.ledger, self.quarantine = settings, ledger, quarantine
         self._metrics = metrics
         self.core = Core()
@@ -115,6 +147,8 @@ class SchedulerService:
             policy_file=settings.policy_origin.path,
             policy_digest=settings.policy_origin.digest,
             policy_owner=settings.policy_origin.owner,
+            by=reloaded_by,
+            config_changes=config_changes,
         )
         outcome = self.core.step(started)
         ledger.record([(started, outcome)])
@@ -162,6 +196,8 @@ class SchedulerService:
         self._require_running()
 
     def _require_running(self) -> None:
+        if isinstance(self.failure, ServiceReplaced):
+            raise ServiceReplaced
         if self._failure.done():
             raise StorageFailed("the last write failed; starting again from the database")
 
@@ -358,6 +394,26 @@ class Daemon:
         self._outage = ""  # error of the database, as logged last
         self._outage_logged = 0.0  # monotonic seconds
         self.stopping = False
+        self.reload_lock = asyncio.Lock()
+        self.service_runs = asyncio.Event()
+        self._replacement: _Replacement | None = None
+
+    @property
+    def is_replacing_service(self) -> bool:
+        """Whether a service with changed settings is about to run."""
+        return self._replacement is not None
+
+    async def replace_service(self, settings: Settings, by: str, changes: tuple[str, ...]) -> None:
+        """End the service and run another with these settings.
+
+        ReloadRefused if that cannot run: then another one runs with the former settings.
+        """
+        assert self.service is not None
+        done = asyncio.get_running_loop().create_future()
+        self._replacement = _Replacement(settings, by, changes, done)
+        self.service_runs.clear()
+        self.service.fail(ServiceReplaced())
+        await done
 
     @property
     def ledger(self) -> Ledger:
@@ -429,10 +485,11 @@ class Daemon:
             await self._await_database()
             gc.collect()  # a former service has cycles, and would stay in memory beside the next
             try:
-                self.service = SchedulerService(
-                    self.settings, self.ledger, self.quarantine, self.metrics
-                )
+                self.service = self._new_service()
+                self.service_runs.set()
                 await self.service.run()
+            except* ServiceReplaced:
+                self._stopped_reason = str(ServiceReplaced())
             except* StorageFailed as storage_errors:
                 self.database_unavailable = True
                 self._stopped_reason = _reason_of(first_error(storage_errors))
@@ -443,9 +500,42 @@ class Daemon:
                     delay = min(2 * delay, MAX_RESTART_DELAY)
             else:
                 delay = RESTART_DELAY
+            if self.service is not None:
+                # whoever waits for a change looks at the next service
+                self.service.state_changed.set()
             self.service = None
-            log.error("%s; starting again from the database", self._stopped_reason)
-            await asyncio.sleep(delay)
+            self.service_runs.clear()
+            if self._replacement is None:
+                log.error("%s; starting again from the database", self._stopped_reason)
+                await asyncio.sleep(delay)
+
+    def _new_service(self) -> SchedulerService:
+        """Return a service from the stored state; with changed settings if those are wanted.
+
+        If it fails with changed settings, the former ones are in force again.
+        """
+        replacement, self._replacement = self._replacement, None
+        if replacement is None:
+            return SchedulerService(self.settings, self.ledger, self.quarantine, self.metrics)
+        try:
+            service = SchedulerService(
+                replacement.settings,
+                self.ledger,
+                self.quarantine,
+                self.metrics,
+                replacement.by,
+                replacement.changes,
+            )
+        except StorageFailed as error:
+            replacement.done.set_exception(ReloadRefused(f"{_reason_of(error)}; try again"))
+            raise
+        except Exception as error:
+            reason = f"the daemon cannot run with it ({type(error).__name__}: {error})"
+            replacement.done.set_exception(ReloadRefused(f"{reason}; see its log"))
+            raise
+        self.settings = replacement.settings
+        replacement.done.set_result(None)
+        return service
 
     async def _await_database(self) -> None:
         """Wait until the database can be written to."""
@@ -455,6 +545,10 @@ class Daemon:
                 await asyncio.to_thread(self.ledger.acquire_lock)
             except StorageFailed as error:
                 self._note_outage(error)
+                if self._replacement is not None:
+                    refusal = ReloadRefused(f"{self._stopped_reason}; try again")
+                    self._replacement.done.set_exception(refusal)
+                    self._replacement = None
                 await asyncio.sleep(RESTART_DELAY)
             else:
                 if self.database_unavailable:

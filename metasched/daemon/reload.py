@@ -1,0 +1,180 @@
+"""Takes a changed configuration over into the running daemon: all of it or nothing.
+
+1. The files are read and checked as at a start. A mistake refuses the reload; what is outside of
+   the files, such as a dead cluster, is only reported.
+2. What changes no decision of the core (operators, members of classes, quotas) is exchanged.
+3. Anything else takes effect as after a restart: the scheduler service is built anew from the
+   database, while listeners and requests wait. Its first event, `DaemonStarted`, holds the new
+   configuration, so that a replay repeats the decisions. No dispatch is under way then.
+
+A crash before that event leaves the old decisions, and the next start reads the new files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, replace
+
+from metasched.config.reading import reload_settings
+from metasched.config.restart_keys import describe_changes
+from metasched.config.settings import ClusterSettings, ConfigError, Settings
+from metasched.daemon.doctor.checks import check_settings
+from metasched.daemon.doctor.findings import Finding
+from metasched.daemon.service import Daemon, ReloadRefused, SchedulerService
+from metasched.db.ledger import Ledger
+from metasched.errors import UserError
+from metasched.model.reservation import OPEN_STATES, ReservationState
+
+log = logging.getLogger("metasched")
+
+QUIET_TIME = 10.0  # seconds in which dispatches under way are to be answered
+_QUIET_POLL = 0.05  # seconds between looks for dispatches under way
+
+
+@dataclass(frozen=True)
+class ReloadResult:
+    """What a reload did."""
+
+    changes: tuple[str, ...]  # keys that are in force now
+    restart_keys: tuple[str, ...]  # changed keys that only a restart puts in force
+    findings: tuple[Finding, ...]  # problems outside of the files
+
+    def __str__(self) -> str:
+        text = f"changed: {', '.join(self.changes)}" if self.changes else "nothing changed"
+        if self.restart_keys:
+            text += f"; restart needed for: {', '.join(self.restart_keys)}"
+        return text
+
+
+async def reload(daemon: Daemon, by: str) -> ReloadResult:
+    """Read the configuration again and take it over.
+
+    `by` is who asked for it. ConfigError for a mistake in the files, ReloadRefused if it cannot be
+    taken over now; then nothing has changed.
+    """
+    if daemon.reload_lock.locked():
+        raise ReloadRefused("another reload is under way; try again soon")
+    async with daemon.reload_lock:
+        try:
+            result = await _reload(daemon, by)
+        except UserError as error:
+            log.error("reload by %s refused: %s", by, error)
+            raise
+    log.info("configuration reloaded by %s: %s", by, result)
+    return result
+
+
+async def _reload(daemon: Daemon, by: str) -> ReloadResult:
+    running = daemon.settings
+    # in threads: files and directory services may hang
+    settings, restart_keys = await asyncio.to_thread(reload_settings, running)
+    findings = await asyncio.to_thread(check_settings, settings)
+    changes = describe_changes(running.tables, settings.tables)
+    if running.policy != settings.policy:
+        changes.append("policy")
+    service, reason = daemon.service, daemon.unavailable_reason
+    if service is None or reason is not None:
+        raise ReloadRefused(f"{reason}; nothing changed, try again soon")
+    if not changes:
+        daemon.settings = replace(running, files=settings.files)
+    elif not _changes_decisions(running, settings):
+        daemon.settings = service.settings = settings
+    else:
+        await _replace_service(daemon, service, settings, by, tuple(changes))
+    problems = (finding for finding in findings if finding.severity in ("error", "warning"))
+    return ReloadResult(tuple(changes), tuple(restart_keys), tuple(problems))
+
+
+def _changes_decisions(running: Settings, changed: Settings) -> bool:
+    """Whether more changed than what requests alone look up."""
+    looked_up = {
+        name: getattr(changed, name)
+        for name in (
+            *("user_classes", "site", "quotas", "max_array_tasks", "retention"),
+            *("files", "tables", "database"),
+        )
+    }
+    return replace(running, **looked_up) != changed
+
+
+async def _replace_service(
+    daemon: Daemon,
+    service: SchedulerService,
+    settings: Settings,
+    by: str,
+    changes: tuple[str, ...],
+) -> None:
+    """Build the scheduler service anew with other settings, once no dispatch is under way."""
+    _check_obstacles(service, settings)
+    connections = service.connections.values()
+    for connection in connections:
+        connection.pending_actions.paused = True
+    try:
+        deadline = asyncio.get_running_loop().time() + QUIET_TIME
+        while any(connection.has_dispatches_in_flight for connection in connections):
+            if asyncio.get_running_loop().time() > deadline:
+                break  # as after a crash: their tags are looked for
+            await asyncio.sleep(_QUIET_POLL)
+        _check_obstacles(service, settings)
+        service.store_group()
+    except BaseException:
+        for connection in connections:
+            connection.pending_actions.paused = False
+            connection.poll_soon()
+        raise
+    await daemon.replace_service(settings, by, changes)
+
+
+def _check_obstacles(service: SchedulerService, settings: Settings) -> None:
+    """ReloadRefused if tasks or reservations would lose their cluster."""
+    check_reservation_units(settings, service.ledger)
+    after = {entry.cluster.name: entry for entry in settings.clusters}
+    for entry in service.settings.clusters:
+        name = entry.cluster.name
+        tasks = len(service.core.tasks_on(name))
+        reservations = sum(
+            reservation.cluster == name and reservation.state in OPEN_STATES
+            for reservation in service.core.reservations.by_id.values()
+        )
+        place = f'{settings.config_path}, cluster "{name}"'
+        if name not in after:
+            if tasks or reservations:
+                raise ReloadRefused(
+                    f"it is removed, but has {tasks} tasks and {reservations} reservations, "
+                    f"{place}; put it back, `metasched cluster drain {name}`, and wait for them"
+                )
+        elif tasks and _manager_of(entry) != _manager_of(after[name]):
+            raise ReloadRefused(
+                f"it is another manager now, but has {tasks} tasks at the old one, {place}; "
+                f"put it back, `metasched cluster drain {name}`, and wait for them"
+            )
+
+
+def _manager_of(entry: ClusterSettings) -> tuple[object, ...]:
+    """Return what tells which manager a cluster is, and how its jobs are recognised."""
+    keys = ("config", "library", "profile", "tag_field")
+    variables = {k: v for k, v in entry.environment.items() if k.startswith(("SGE_", "SLURM_"))}
+    return (entry.cluster.adapter, *(entry.options.get(key) for key in keys), variables)
+
+
+def check_reservation_units(settings: Settings, ledger: Ledger) -> None:
+    """ConfigError if an open reservation has another unit than its cluster.
+
+    Its size would be interpreted in the new unit.
+    """
+    settings_by_name = {entry.cluster.name: entry for entry in settings.clusters}
+    for reservation in ledger.reservations_open_since(time.time()):
+        entry = settings_by_name.get(reservation.cluster)
+        if entry is None or reservation.state not in OPEN_STATES:
+            continue
+        confirmed = reservation.state is ReservationState.CONFIRMED
+        nodes_pending = entry.cluster.binds_late and confirmed
+        if entry.names_nodes != bool(reservation.nodes or nodes_pending):
+            unit = "nodes" if reservation.nodes else "processors, or of nodes to be chosen late"
+            raise ConfigError(
+                f"reservation {reservation.id} is of {unit}, {settings.config_path}, "
+                f'cluster "{reservation.cluster}"; '
+                "put its reservation_unit and binding back until it is over"
+            )
