@@ -124,10 +124,18 @@ class AuditTrail:
             yield AuditRecord(
                 time=event.time,
                 kind=K.POLICY_CHANGED,
-                actor=event.policy_owner,
+                actor=event.by or event.policy_owner,
                 owner=OPERATORS_ONLY,
                 cause=f"{source}: {digest[:12]} in place of {before[:12] or 'none'}",
                 details={"file": event.policy_file, "digest": digest, "previous": before},
+            )
+        if event.config_changes:
+            yield AuditRecord(
+                time=event.time,
+                kind=K.CONFIGURATION_CHANGED,
+                actor=event.by,
+                owner=OPERATORS_ONLY,
+                cause="; ".join(event.config_changes),
             )
 
     def _drained(self, event: ClusterDrained) -> Iterator[AuditRecord]:

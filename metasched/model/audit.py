@@ -35,6 +35,7 @@ class AuditKind(StrEnum):
     LICENCE_SERVER_SILENT = "licence_server_silent"
     LICENCE_SERVER_ANSWERS = "licence_server_answers"
     POLICY_CHANGED = "policy_changed"
+    CONFIGURATION_CHANGED = "configuration_changed"
     RESERVATION_PROMISED = "reservation_promised"
     RESERVATION_BOUND = "reservation_bound"
     RESERVATION_REJECTED = "reservation_rejected"
@@ -96,6 +97,9 @@ KINDS: Mapping[AuditKind, KindInfo] = {
     K.LICENCE_RELEASED: KindInfo("info", "owner", "An operator released the leases of a job."),
     K.LICENCE_SERVER_SILENT: KindInfo("warning", "all", "A licence server does not answer."),
     K.LICENCE_SERVER_ANSWERS: KindInfo("info", "all", "A licence server answers again."),
+    K.CONFIGURATION_CHANGED: KindInfo(
+        "info", "operators", "The daemon took a changed configuration over without a restart."
+    ),
     K.POLICY_CHANGED: KindInfo(
         "info", "operators", "The daemon read another policy; the actor owns the file."
     ),

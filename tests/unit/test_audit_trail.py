@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from metasched.core.audit_trail import MAX_ROWS_SET_ASIDE, AuditTrail
 from metasched.core.events import (
@@ -69,6 +70,11 @@ def started(at: float = NOW, **policy: Any) -> DaemonStarted:
         policy_digest=str(policy),
         policy_owner="root",
     )
+
+
+def reloaded(at: float, by: str, *changes: str) -> DaemonStarted:
+    """Return a start with a changed configuration that a user had the daemon read."""
+    return structs.replace(started(at), by=by, config_changes=changes)
 
 
 @dataclass
@@ -216,6 +222,14 @@ SCENES: dict[AuditKind, tuple[Callable[[Trail], object], dict[str, Any]]] = {
     K.POLICY_CHANGED: (
         lambda t: t.step(started(NOW + 1, seed=7)),
         {"actor": "root", "owner": OPERATORS_ONLY},
+    ),
+    K.CONFIGURATION_CHANGED: (
+        lambda t: t.step(reloaded(NOW + 1, "root", 'cluster "b" added', "[limits] queued")),
+        {
+            "actor": "root",
+            "owner": OPERATORS_ONLY,
+            "cause": 'cluster "b" added; [limits] queued',
+        },
     ),
     K.RESERVATION_PROMISED: (
         lambda t: t.reserve(by="root"),
