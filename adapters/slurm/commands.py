@@ -44,6 +44,7 @@ from metasched.model.job import Payload
 # sbatch prints this, sleeps for a second (later for two, three, ...) and retries by itself.
 _RETRYING = re.compile(r"retrying$", re.MULTILINE)
 _RETRY_SLEEP = 1.0  # seconds
+_ALREADY_ENDED = re.compile("Invalid job id specified|already completing or completed")
 
 _PROGRAMS = {
     "submit": ("sbatch",),
@@ -210,8 +211,10 @@ class SlurmCommands:
     def cancel(self, ids: Collection[str]) -> None:
         for arguments in listing.job_arguments(ids):
             result = self._run_as_owner("cancel", *arguments)
-            # An ended job is no error; scancel may or may not report it.
-            if result.exit_code != 0 and not re.search("Invalid job id|already", result.stderr):
+            # An ended job is no error; scancel may or may not report it. Neither message is
+            # evidence of an end, which only a listing or accounting shows: Slurm finds an array by
+            # its id modulo MaxJobCount, so it may call a forgotten one "already completing".
+            if result.exit_code != 0 and not _ALREADY_ENDED.search(result.stderr):
                 raise Unreachable(f"scancel: {error_message(result.stderr)}")
 
     def sacct(self, *filters: str) -> list[accounting_records.SlurmRecord]:

@@ -330,6 +330,39 @@ def test_a_full_queue_refuses_for_now_and_at_once(tmp_path: Path) -> None:
         assert len(rows) == 3
 
 
+def test_what_scancel_says_of_a_forgotten_array_is_no_evidence(tmp_path: Path) -> None:
+    """Slurm finds an array by its id modulo MaxJobCount, and then compares no id."""
+    if (reason := missing()) is not None:
+        require("slurm", reason)
+    tiny = ClusterSpec("tiny", "t", nodes=1, cpus=4, settings=("MaxJobCount=20",))
+    with SlurmSite(tmp_path / "site", [tiny]) as site:
+        client, cluster = Client(site["tiny"], tmp_path), site["tiny"]
+        order = client.submit("sleep 300", indices=(1, 2), array="1-2")
+        rows = client.wait(lambda listing: all(row.started for row in listing.rows)).rows
+        array = int(str(rows[0].native_id).partition("_")[0])
+        forgotten, unknown = str(array + 20), str(array + 21)
+        said = {
+            id: subprocess.run(
+                ["scancel", "-v", id],
+                env=cluster.environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            ).stderr
+            for id in (forgotten, unknown)
+        }
+        assert "already completing or completed" in said[forgotten]
+        assert "Invalid job id specified" in said[unknown]
+        # the adapter takes neither as the end of a job, and neither ends another job
+        commands = client.adapter._access_as(order.payload.environment.get("USER", ""))
+        commands.cancel([forgotten, unknown])
+        rows = client.adapter.poll().rows
+        assert {row.state for row in rows} == {State.RUNNING}
+        natives = {row.task: row.native_id for row in rows}
+        client.adapter.withdraw_all([Withdrawal(tag=order.tag, native_ids=natives)])
+        client.wait(lambda listing: all(row.state is State.CANCELLED for row in listing.rows))
+
+
 def test_a_job_longer_than_a_minute_keeps_its_limit_in_whole_minutes(client: Client) -> None:
     client.submit("true", options="--hold", time_limit=61.0)
     client.submit("true", options="--hold", time_limit=0.5)
