@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from metasched.client.connection import DaemonUnreachable
 from metasched.drop_in.command import (
     CommandError,
     connect,
@@ -70,10 +71,22 @@ def run_tool(name: str, options: Mapping[str, str], arguments: Sequence[str]) ->
 
 
 def exec_step(options: Sequence[Option], program: Sequence[str], job: str) -> None:
-    """Replace this process by the real srun, for a step in a job of metasched or of a cluster."""
+    """Replace this process by the real srun, for a step in a job of metasched or of a cluster.
+
+    A cluster's own job needs no daemon. If none answers, ids below the recommended `first_id` are
+    taken for those of clusters: no cluster has higher ones.
+    """
     connection = connect()
-    clusters = read_clusters(connection)
-    if clusters.is_native(job):
+    try:
+        clusters = read_clusters(connection)
+        is_native = clusters.is_native(job)
+    except DaemonUnreachable:
+        from metasched.client.native_ids import RECOMMENDED_FIRST_ID
+
+        is_native = job.isascii() and job.isdecimal() and 0 < int(job[:18]) < RECOMMENDED_FIRST_ID
+        if not is_native:
+            raise
+    if is_native:
         exec_real("srun", [word for _, _, words in options for word in words] + [*program])
     places = native_places("srun", connection, [job])
     by_name = {cluster.name: cluster for cluster in clusters.clusters}

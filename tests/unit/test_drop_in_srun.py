@@ -132,6 +132,10 @@ def test_the_real_command_gets_the_managers_id(
     # outside of a job the daemon chooses a cluster
     assert answer("-n1", "a").startswith("srun: error: Unable to contact slurm controller")
     assert answer("--version") == "   --version\n"
+    # a cluster's own job needs no daemon, one of metasched does
+    assert answer("--jobid=17", "a") == "   --jobid=17 a\n"
+    absent = answer("--jobid=100000017", "a")
+    assert absent.startswith("srun: error: Unable to contact slurm controller")
 
 
 SLURMD = {"SLURM_JOB_ID": "17", "SLURM_JOB_NAME": "t", "SLURM_CONF": "/c", "PATH": "/bin"}
