@@ -9,7 +9,7 @@ from metasched.client.connection import ClientError, NotFound, PermissionDenied
 from metasched.drop_in.command import CommandError, fail, listed_tasks
 from metasched.drop_in.format_language import printable
 from metasched.drop_in.job import OPEN_STATES
-from metasched.drop_in.job_filters import is_job_id, user_name
+from metasched.drop_in.job_filters import user_name
 from metasched.drop_in.slurm_time import parse_time, parse_time_limit
 
 TYPE_CHECKING = False  # as that of typing
@@ -46,22 +46,25 @@ def update_jobs(connection: Connection, ids: Sequence[str], words: Sequence[str]
     code = 0
     for id in ids:
         try:
-            if not is_job_id(id):
-                raise NotFound("")
             if changes:
                 body = {"choice": {"jobs": [id]}, "changes": changes}
                 connection.request("POST", "/jobs/modify", body=body)
             if held:
                 connection.request("POST", "/jobs/hold", body={"jobs": [id]})
         except NotFound:
-            code = fail(f"Invalid job id specified for job {printable(id)}")
+            code = _fail_for(id, "Invalid job id specified")
         except PermissionDenied:
-            code = fail(f"Access/permission denied for job {printable(id)}")
+            code = _fail_for(id, "Access/permission denied")
         except ClientError as error:
             if error.exit_code == 4:  # no daemon: the other jobs would fail, too
                 raise
             code = fail(f"slurm_update error: {error}")
     return code
+
+
+def _fail_for(id: str, problem: str) -> int:
+    """Print a problem with a job, or a task of an array, in Slurm's words; return 1."""
+    return fail(f"{id}: {problem}" if "_" in id else f"{problem} for job {id}")
 
 
 def find_named_jobs(connection: Connection, words: Sequence[str]) -> tuple[list[str], list[str]]:

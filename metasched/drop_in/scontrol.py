@@ -40,7 +40,9 @@ OPTIONS = {
 _ACTIONS = ("hold", "uhold", "release", "requeue", "requeuehold")
 MIN_JOB_AGE = 3600  # seconds for which ended jobs are listed without a request for all
 USAGE = "scontrol [-o] show job|config|hostnames|node|partition [NAME] |\n"
-USAGE += "         hold|release|requeue JOB... | update JobId=JOB ATTRIBUTE=VALUE..."
+USAGE += (
+    "         hold|release|requeue JOB... | update JobId=JOB,...|JobName=NAME ATTRIBUTE=VALUE..."
+)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -103,8 +105,13 @@ def _updated_jobs(words: Sequence[str]) -> list[str]:
 
 
 def _update(ids: Sequence[str], words: Sequence[str], real: _Real) -> int:
-    """Change jobs of metasched and of the clusters. Return the exit code."""
-    native_ids = [id for id in ids if is_job_id(id) and real.clusters.is_native(id)]
+    """Change jobs of metasched and of the clusters. Return the exit code.
+
+    As in Slurm a job that is missing costs a line, and a word that is no id all changes.
+    """
+    if not all(map(is_job_id, ids)):
+        raise CommandError(f"Invalid job id specified for job {printable(','.join(ids))}")
+    native_ids = [id for id in ids if real.clusters.is_native(id)]
     own_ids = [id for id in ids if id not in native_ids]
     code = 0
     if own_ids:

@@ -187,6 +187,10 @@ WRONG = [
         ["scontrol", "update", "JobId=999999999", *words]
         for words in (["TimeLimit=5"], ["TimeLimit=x"], ["JobName=a", "Foo=5"], ["word"], [])
     ),
+    *(
+        ["scontrol", "update", f"JobId={ids}", "TimeLimit=5"]
+        for ids in ("999999998,999999999", "999999998,x,999999999")
+    ),
 ]
 
 

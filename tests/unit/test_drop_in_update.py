@@ -72,6 +72,15 @@ def test_the_rest_is_refused_and_changes_nothing(words: list[str], message: str)
     assert requests.sent == []
 
 
+def test_a_job_that_is_missing_costs_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    requests = Requests(NotFound("no job"))
+    ids = ["17", "18_3"]
+    assert update_jobs(requests, ids, ["JobId=17,18_3", "TimeLimit=5"]) == 1  # type: ignore[arg-type]
+    assert capsys.readouterr().err == (
+        "Invalid job id specified for job 17\n18_3: Invalid job id specified\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [
