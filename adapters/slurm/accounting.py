@@ -15,21 +15,25 @@ from typing import IO, Protocol
 from msgspec import structs
 
 from metasched.adapters.errors import Refused
-from metasched.adapters.launcher_client import uid_of
+from metasched.adapters.launcher_client import uid_of, user_name_of
 from metasched.adapters.slurm.accounting_records import (
     SlurmRecord,
     end_time,
     latest_records,
     parse_completion,
 )
+from metasched.adapters.slurm.foreign_use import Slurmdbd, UserLevels, is_restricted
 from metasched.adapters.slurm.listing import ControllerInfo, comma_lists
 from metasched.model.listing import AccountingAnswer, MissingTask
 
 _BLOCK_SIZE = 2**16  # bytes; the search for the first relevant line ends within a block
 _END_TIME_ERROR = 600.0  # seconds; a recorded end may be this early (job suspended, node lost)
+# seconds after which a new job is certainly among the messages to slurmdbd: a thread of slurmctld
+# collects new jobs every 5 s
+_RECORD_DELAY = 15.0
 
 
-class AccountingSource(Protocol):
+class AccountingSource(UserLevels, Protocol):
     """The commands that accounting needs."""
 
     def controller(self) -> ControllerInfo: ...
@@ -42,6 +46,8 @@ class AccountingSource(Protocol):
 
     def purge_age(self) -> float | None:
         """Return the age in seconds at which slurmdbd may purge records; None: never."""
+
+    def slurmdbd(self) -> Slurmdbd: ...
 
 
 class SlurmAccounting:
@@ -85,17 +91,21 @@ class SlurmAccounting:
 
         A task provably never started if the controller has been up since before its dispatch, has
         no unsent messages to slurmdbd, and accounting reaches back to that time without a record.
+        It must have been submitted for some seconds, and slurmdbd must not hide the jobs of others.
         A record that cannot be read may be of any task of its user.
         """
         users = self._owners(missing)
         missing = list(users)
         if not missing:
             return AccountingAnswer()
+        newest = time.time()
         controller = self._source.controller()
         clock_skew = time.time() - controller.now
         if controller.slurmdbd:
             # before the records: messages that are queued later are about later events
-            complete, purge_age = self._source.unsent_messages() == 0, self._source.purge_age()
+            complete = self._source.unsent_messages() == 0 and not self._is_restricted()
+            purge_age = self._source.purge_age()
+            newest -= _RECORD_DELAY
             matches = self._query_slurmdbd(missing, clock_skew, users.values())
             recorded_since = 0.0 if purge_age is None else time.time() - purge_age
         elif self._uses_completions and (path := controller.completions):
@@ -125,12 +135,20 @@ class SlurmAccounting:
                 and doubtful_users.isdisjoint(("", users[task]))
                 and record is None
                 and task.dispatched >= proven_since
+                and (task.accepted or task.dispatched) <= newest
                 and (
                     task.native_id is not None
                     or all(submitted < task.dispatched - 1 for submitted in unmarked_times)
                 )
             ),
         )
+
+    def _is_restricted(self) -> bool:
+        """Whether slurmdbd hides the jobs of users from this process, in site mode."""
+        if self._user is not None:
+            return False
+        user = user_name_of(os.geteuid())
+        return is_restricted(user, self._source.slurmdbd(), self._source)
 
     def _owners(self, missing: Iterable[MissingTask]) -> dict[MissingTask, str]:
         """Return the user id of each task's owner, except owners without an account."""

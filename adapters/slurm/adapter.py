@@ -108,6 +108,7 @@ class Slurm(Adapter):
         self._accounting = SlurmAccounting(
             commands, options.tag_field, self._user, options.trust_completions
         )
+        self._sees_all_jobs = False  # at the last check
         self._associations = AssociationReader(commands)
         self._commands, self._foreign_use = commands, SlurmForeignUse(commands, options.settle)
         self.capabilities = self.capabilities_for(options)  # type: ignore[misc]
@@ -263,13 +264,19 @@ class Slurm(Adapter):
         There is one more call if Slurm counts licences, one while reservations are upcoming, three
         while processors are reserved, and at times one for the federation of a cluster with
         slurmdbd. The boot time is read after the listing: after a restart of the controller in
-        between, the listing proves less, never more.
+        between, the listing proves less, never more. In site mode a check before the listing and
+        another after it must find that the controller hides no jobs.
         """
-        access, taken_at = self._access, time.time()
+        access = self._access
+        if self._user is None and not self._sees_all_jobs:
+            self._check_privacy(access.controller())
+        taken_at = time.time()
         queue = access.jobs()
         listed_at = time.monotonic()
         node_lines = access.nodes()
         controller = access.controller()
+        if self._user is None:
+            self._check_privacy(controller)
         now = time.monotonic()
         since, up_since = self._horizon.update(controller, listed_at, now)
         clock_offset = time.time() - now  # epoch seconds minus the local monotonic clock
@@ -345,6 +352,19 @@ class Slurm(Adapter):
             self._manager_licences = self._access.licences()
             self._next_licence_query = now + _LICENCE_QUERY_INTERVAL
         return self._manager_licences
+
+    def _check_privacy(self, controller: listing.ControllerInfo) -> None:
+        """Raise Unreachable if a listing would lack the jobs of users: it would prove nothing."""
+        self._sees_all_jobs = False
+        uid = os.geteuid()
+        if controller.hides_jobs and uid not in (0, controller.slurm_user):
+            user = user_name_of(uid)
+            if not self._commands.lists_all_jobs_to(user):
+                raise Unreachable(
+                    f"PrivateData=jobs hides users' jobs from {user}; run `sacctmgr modify user "
+                    f"{user} set adminlevel=operator`, or drop it from slurm.conf"
+                )
+        self._sees_all_jobs = True
 
     def _max_native_id(self, controller: listing.ControllerInfo) -> int | None:
         now = time.monotonic()

@@ -147,6 +147,14 @@ class SlurmCommands:
     def controller(self) -> listing.ControllerInfo:
         return self._query(listing.parse_controller, "scontrol", "show", "config")
 
+    def lists_all_jobs_to(self, user: str) -> bool:
+        """Return whether the controller knows a user as an operator, whom PrivateData exempts."""
+        level = self._query(
+            lambda output: listing.parse_admin_level(output, user),
+            *("scontrol", "show", "assoc_mgr", f"users={user}", "flags=users"),
+        )
+        return level in ("Operator", "Administrator")
+
     def is_federated(self) -> bool:
         return self._query(listing.parse_federation, "scontrol", "show", "federation")
 

@@ -46,7 +46,14 @@ class Slurmdbd(NamedTuple):
     hides_jobs: bool  # it shows jobs to their owners and to operators only
 
 
-class UseSource(Protocol):
+class UserLevels(Protocol):
+    """The command that lists the rights of users."""
+
+    def admin_level(self, user: str) -> str:
+        """Return the AdminLevel of a user, such as `Operator`."""
+
+
+class UseSource(UserLevels, Protocol):
     """The commands that the query needs."""
 
     def controller(self) -> ControllerInfo: ...
@@ -59,8 +66,12 @@ class UseSource(Protocol):
 
     def slurmdbd(self) -> Slurmdbd: ...
 
-    def admin_level(self, user: str) -> str:
-        """Return the AdminLevel of a user, such as `Operator`."""
+
+def is_restricted(user: str, slurmdbd: Slurmdbd, source: UserLevels) -> bool:
+    """Return whether slurmdbd answers a user with the user's own jobs only."""
+    if not slurmdbd.hides_jobs or user in ("root", slurmdbd.user):
+        return False
+    return source.admin_level(user) not in ("Operator", "Administrator")
 
 
 class SlurmForeignUse:
@@ -114,9 +125,7 @@ class SlurmForeignUse:
     def _check_privacy(self, slurmdbd: Slurmdbd) -> None:
         """Raise Unreachable if slurmdbd would answer with the jobs of this account only."""
         user = user_name_of(os.geteuid())
-        if not slurmdbd.hides_jobs or user in ("root", slurmdbd.user):
-            return
-        if self._source.admin_level(user) not in ("Operator", "Administrator"):
+        if is_restricted(user, slurmdbd, self._source):
             raise Unreachable(
                 f"PrivateData of slurmdbd hides other users' jobs from {user}; run `sacctmgr "
                 f"modify user {user} set adminlevel=operator`"

@@ -142,6 +142,8 @@ class ControllerInfo:
     requires_associations: bool = False  # jobs of users without association are rejected
     max_job_id: int | None = None  # MaxJobId; ids of a federation are higher
     in_order: bool = False  # SchedulerType starts no job before an earlier one
+    hides_jobs: bool = False  # it lists jobs to their owners and to operators only (PrivateData)
+    slurm_user: int | None = None  # user id of SlurmUser
 
 
 def comma_lists(ids: Collection[str]) -> Iterator[str]:
@@ -247,7 +249,21 @@ def parse_controller(text: str) -> ControllerInfo:
         in config.get("AccountingStorageEnforce", "").split(","),
         max_job_id=int(config["MaxJobId"]) if config.get("MaxJobId", "").isdecimal() else None,
         in_order=config.get("SchedulerType") == "sched/builtin",
+        hides_jobs="jobs" in config.get("PrivateData", "").split(","),
+        slurm_user=_uid(config.get("SlurmUser", "")),
     )
+
+
+def _uid(account: str) -> int | None:
+    """Return the user id of `slurm(64030)`."""
+    found = re.fullmatch(r".*\((\d+)\)", account)
+    return int(found[1]) if found else None
+
+
+def parse_admin_level(text: str, user: str) -> str:
+    """Return the AdminLevel of a user in `scontrol show assoc_mgr flags=users`; "" if unknown."""
+    found = re.search(rf"^UserName={re.escape(user)}\(.* AdminLevel=(\S+)", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def parse_federation(text: str) -> bool:

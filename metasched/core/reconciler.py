@@ -244,8 +244,8 @@ class Reconciler:
         self._state.current_row = None
         for tag, index in event.never_started:
             task = self._state.task_by_tag(tag, index)
-            if task is None or not task.live_attempt.missing:
-                continue
+            if task is None or not task.live_attempt.missing or task.live_attempt.has_started:
+                continue  # what was listed as started is not refuted by a missing record
             if task.live_attempt.native_id is None:
                 cause = "accounting proves that it never reached the manager"
                 yield self._state_machine.apply(task, TaskEvent.ABSENT, cause)

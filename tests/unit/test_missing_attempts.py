@@ -161,6 +161,13 @@ def test_accounting_that_comes_after_the_listing_knows_again_changes_nothing() -
     assert site.state() is State.RUNNING
 
 
+def test_a_started_task_without_a_record_of_accounting_is_unknown_not_cancelled() -> None:
+    site = missed(NOW + 5, NOW + 9, NOW, row=State.RUNNING, started=NOW, records="sacct")
+    tag = tag_of("cafe", 1, 1)
+    assert site.step(AccountingReceived(NOW + 11, "left", never_started=((tag, 0),))) == []
+    assert site.state() is State.UNKNOWN
+
+
 def test_what_is_acknowledged_and_in_no_listing_is_expected_ever_later() -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job()))

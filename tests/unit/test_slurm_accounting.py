@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import metasched.adapters.slurm.accounting as accounting_module
 from metasched.adapters.slurm.accounting import SlurmAccounting
 from metasched.adapters.slurm.accounting_records import SlurmRecord
-from metasched.adapters.slurm.listing import ControllerInfo
+from metasched.adapters.slurm.foreign_use import Slurmdbd as SlurmdbdInfo
+from metasched.adapters.slurm.listing import ControllerInfo, parse_admin_level, parse_controller
 from metasched.model.job import State
 from metasched.model.listing import MissingTask
 from metasched.model.tags import tag_of
@@ -26,6 +28,8 @@ def record(user: int, id: str, submit: float, status: str) -> SlurmRecord:
 
 class Slurmdbd:
     """A slurmdbd that answers every query with these records."""
+
+    hides_jobs, level = False, "None"
 
     def __init__(self, *records: SlurmRecord) -> None:
         self.records = list(records)
@@ -44,6 +48,12 @@ class Slurmdbd:
     def purge_age(self) -> float | None:
         return None
 
+    def slurmdbd(self) -> SlurmdbdInfo:
+        return SlurmdbdInfo(0.0, "slurm", self.hides_jobs)
+
+    def admin_level(self, user: str) -> str:
+        return self.level
+
 
 @pytest.mark.parametrize("native", ["5", None])
 def test_a_forged_record_does_not_stand_in_for_the_owners(native: str | None) -> None:
@@ -59,6 +69,26 @@ def test_a_forged_record_is_no_end_and_hides_no_absence() -> None:
     accounting = SlurmAccounting(Slurmdbd(forged), "comment", None)
     answer = accounting.query([MissingTask(TAG, 0, None, SENT, user=OWNER.pw_name)])
     assert (answer.rows, answer.never_started) == ((), ((TAG, 0),))
+
+
+@pytest.mark.parametrize(
+    ("hides", "level", "proved"),
+    [(False, "None", 1), (True, "None", 0), (True, "Operator", 1), (True, "Administrator", 1)],
+)
+def test_a_slurmdbd_that_hides_jobs_proves_no_absence(
+    monkeypatch: pytest.MonkeyPatch, hides: bool, level: str, proved: int
+) -> None:
+    monkeypatch.setattr(accounting_module, "user_name_of", lambda uid: "metasched")
+    answers = Slurmdbd()
+    answers.hides_jobs, answers.level = hides, level
+    task = MissingTask(TAG, 0, "5", SENT, user=OWNER.pw_name)
+    assert len(SlurmAccounting(answers, "comment", None).query([task]).never_started) == proved
+    assert len(SlurmAccounting(answers, "comment", OWNER.pw_uid).query([task]).never_started) == 1
+
+
+def test_a_job_of_a_moment_ago_may_have_no_record_yet() -> None:
+    task = MissingTask(TAG, 0, "5", time.time() - 3, time.time() - 2, user=OWNER.pw_name)
+    assert SlurmAccounting(Slurmdbd(), "comment", None).query([task]).never_started == ()
 
 
 def test_no_mail_for_a_job_whose_owner_has_no_account_any_more() -> None:
@@ -125,3 +155,18 @@ def test_lines_that_any_account_can_write_count_in_site_mode_only_if_trusted(
     assert bool(accounting.describe_lookup(controller, True)) == bool(counts)
     if not counts:
         assert answer.never_started == ()
+
+
+def test_the_controller_tells_whether_it_hides_jobs_and_who_is_an_operator() -> None:
+    text = "Configuration data as of 7\nBOOT_TIME = 1\nMinJobAge = 300 sec\n"
+    shown = parse_controller(f"{text}PrivateData = accounts,jobs\nSlurmUser = slurm(64030)\n")
+    assert (shown.hides_jobs, shown.slurm_user) == (True, 64030)
+    shown = parse_controller(f"{text}PrivateData = none\n")
+    assert (shown.hides_jobs, shown.slurm_user) == (False, None)
+    records = (
+        "UserName=xa(1) DefAccount=x DefWckey=(null) AdminLevel=Operator\n"
+        "UserName=a(2) DefAccount=x DefWckey=(null) AdminLevel=Not Set\n"
+        "UserName=b(3) DefAccount=x DefWckey=(null) AdminLevel=Administrator\n"
+    )
+    levels = {user: parse_admin_level(records, user) for user in ("a", "b", "xa", "x", "")}
+    assert levels == {"a": "Not", "b": "Administrator", "xa": "Operator", "x": "", "": ""}
