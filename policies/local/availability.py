@@ -12,8 +12,7 @@ class AvailabilityProfile:
     """Free amount of a resource from now on, a step function of time.
 
     `releases` holds (time, amount); a negative amount is held from then on. Neighbouring steps
-    differ, so n holds make at most 2n + 1 steps. With v steps, all methods
-    are O(v).
+    differ, so n holds make at most 2n + 1 steps. All methods are O(v) in the v steps.
     """
 
     def __init__(self, now: float, free: int, releases: Iterable[tuple[float, int]]) -> None:

@@ -5,7 +5,8 @@ of the machine up, and tries the job on all machines in turn. The first place th
 is taken; else the plan stays. The job is remembered, so that it is not tried again soon. Only the
 two machines of a move are evaluated: jobs elsewhere stay.
 
-A search can be stopped after any iteration and resumed. Nothing is drawn at random.
+A search can be stopped after any iteration and resumed. Nothing is drawn at random. A job whose
+move was rejected is not evaluated again before the plan changes; the iteration counts.
 
 Ours, where the sources are silent: a moved job may also go behind a machine's last job.
 """
@@ -13,6 +14,7 @@ Ours, where the sources are silent: a moved job may also go behind a machine's l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import insort
 from collections.abc import Sequence
 from typing import Literal
 
@@ -33,11 +35,15 @@ class BoundedMemory:
         self.size = size
         self._items: dict[int, None] = {}  # in the order in which they came
 
-    def add(self, item: int) -> None:
+    def add(self, item: int) -> int | None:
+        """Remember the item; return what is forgotten for it, if anything."""
         self._items.pop(item, None)
         self._items[item] = None
-        if len(self._items) > self.size:
-            del self._items[next(iter(self._items))]
+        if len(self._items) <= self.size:
+            return None
+        oldest = next(iter(self._items))
+        del self._items[oldest]
+        return oldest
 
     def discard(self, item: int) -> None:
         self._items.pop(item, None)
@@ -55,12 +61,19 @@ class PlanSearch(ABC):
     def __init__(self, plan: ClusterPlan, memory: int) -> None:
         self.plan, self.iterations, self.moves, self.finished = plan, 0, 0, False
         self._remembered = BoundedMemory(memory)  # jobs
+        self._rejected = set[int]()  # jobs whose moves do not better the plan as it is
         self._targets: Sequence[int] = self.order_targets()
 
     def run(self, iterations: int) -> None:
-        """Make so many more iterations, those without a move included."""
+        """Make so many more iterations, those without a move included.
+
+        The search is finished when no move of any job betters the plan.
+        """
         for _ in range(iterations):
             if self.finished:
+                return
+            if len(self._rejected) == len(self.plan.runs):
+                self.finished = True
                 return
             self.iterations += 1
             self.iterate()
@@ -83,6 +96,8 @@ class PlanSearch(ABC):
     def _try_move(self, run: PlannedRun) -> None:
         """Move the run to the first machine where that betters the plan, if any; remember it."""
         self._remembered.add(run.job.id)
+        if run.job.id in self._rejected:
+            return
         plan, old = self.plan, self.plan.quality()
         saved = plan.save(run.machine)
         plan.remove(run)
@@ -106,8 +121,10 @@ class PlanSearch(ABC):
                 ):
                     plan.place(job, machine, start)
                     self.moves += 1
+                    self._rejected.clear()
                     return
         plan.restore(saved)
+        self._rejected.add(run.job.id)
 
     @staticmethod
     def _is_late(run: PlannedRun, end: float) -> bool:
@@ -180,6 +197,7 @@ class ResourceOptimisation(PlanSearch):
     def __init__(self, plan: ClusterPlan, memory: int) -> None:
         super().__init__(plan, memory)
         self._done_machines = BoundedMemory(memory)
+        self._sources = list(self._targets)  # machines that are not done, the slowest last
 
     def order_targets(self) -> Sequence[int]:
         return range(len(self.plan.machines))
@@ -189,13 +207,18 @@ class ResourceOptimisation(PlanSearch):
         return makespan_gain + (old.late - new.late) / max(1, old.late)
 
     def iterate(self) -> None:
-        machines, done = self.plan.machines, self._done_machines
-        source = next((m for m in reversed(range(len(machines))) if m not in done), None)
-        if source is None:
-            self._done_machines = BoundedMemory(done.size)
-        elif (run := self._last_unremembered(source)) is None:
-            for planned in machines[source].runs:
-                self._remembered.discard(planned.job.id)
-            done.add(source)
-        else:
+        if not self._sources:
+            self._done_machines = BoundedMemory(self._done_machines.size)
+            self._sources = list(self._targets)
+            return
+        source = self._sources[-1]
+        run = self._last_unremembered(source)
+        if run is not None:
             self._try_move(run)
+            return
+        for planned in self.plan.machines[source].runs:
+            self._remembered.discard(planned.job.id)
+        self._sources.pop()
+        forgotten = self._done_machines.add(source)
+        if forgotten is not None:
+            insort(self._sources, forgotten)

@@ -125,10 +125,20 @@ def test_a_search_of_an_empty_plan_ends() -> None:
         assert search.moves == 0
 
 
+@pytest.mark.parametrize("kind", ["tabu", "rcbo"])
+def test_a_search_ends_when_no_move_of_any_job_betters_the_plan(kind: str) -> None:
+    """Three jobs fill the only machine; a cluster of counted processors is such a machine."""
+    plan = plan_of(4)
+    for number in (1, 2, 3):
+        plan.place(job(number, 4, 10.0, deadline=5.0), 0, 10.0 * (number - 1))
+    search = TabuSearch(plan, 5, "rounds") if kind == "tabu" else ResourceOptimisation(plan, 5)
+    search.run(1000)
+    assert (search.finished, search.moves, search.iterations) == (True, 0, 3)
+
+
 def test_a_full_memory_forgets_the_oldest() -> None:
     memory = BoundedMemory(2)
-    for item in (1, 2, 1, 3):
-        memory.add(item)
+    assert [memory.add(item) for item in (1, 2, 1, 3)] == [None, None, None, 2]
     assert (2 in memory, 1 in memory, 3 in memory, len(memory)) == (False, True, True, 2)
 
 
