@@ -90,6 +90,15 @@ class _Gain(NamedTuple):
         return any(count > licences.get(name, count) for name, count in job.licences.items())
 
 
+def _differ_in_room(info: ClusterInfo, before: ClusterInfo) -> bool:
+    """Whether there may be a gain. O(partitions) if nodes have not changed."""
+    return (
+        info.partitions != before.partitions
+        or info.free_licences != before.free_licences
+        or info.cpus - info.used_cpus > before.cpus - before.used_cpus
+    )
+
+
 def _gained_room(now: Sequence[Partition], before: Sequence[Partition]) -> tuple[float, float]:
     """Return the processors of the smallest and the largest task for which there is more room.
 
@@ -188,11 +197,14 @@ class PromisingGroups:
             if last.position != position:
                 groups += self._select(info, index.groups_since(last.position))
             if info is not last.info:
-                if candidates := self._select(info, index.groups):
-                    groups += _Gain.of(info, last.info).select(candidates)
                 if not last.has_same_head(info):
                     groups += self._select(info, delaying)
                     delaying = []
+                if _differ_in_room(info, last.info):
+                    known = set(groups)
+                    others = [g for g in self._select(info, index.groups) if g not in known]
+                    if others:
+                        groups += _Gain.of(info, last.info).select(others)
             planned = GroupCheck(info, groups, delaying, position)
         for group in planned.promising:
             if group.tasks:

@@ -186,7 +186,7 @@ class Core:
         self.missing_licences = self._leasing.missing_licences
         self.recall_wait = self._leasing.recall_wait
         self.has_task_for = self._withdrawals.has_task_for
-        self.may_pull = self._withdrawals.may_pull
+        self.pull_candidates = self._withdrawals.pull_candidates
         self.licence_obstacle = self._leasing.licence_obstacle
         self.assess_clusters = self._placement.assess_clusters
         self.rejection_reason = self._placement.rejection_reason

@@ -310,26 +310,28 @@ class Withdrawals:
         waited = observed - attempt.observed_at_dispatch
         return waited + later >= self._state.policy.pull_after * 2.0**task.moves
 
-    def may_pull(self, cluster: str, info: ClusterInfo, now: float) -> bool:
-        """Whether a listing with these facts may let a task be pulled there, all clusters up.
+    def pull_candidates(self, cluster: str, info: ClusterInfo, now: float) -> Iterator[Task]:
+        """Yield tasks that a listing with these facts may let be pulled there, all clusters up.
 
-        Tasks may have started since the last listing of their cluster. `has_task_for` is checked
-        by the caller: most listings need no facts.
+        They may have started since the last listing of their cluster. `has_task_for` is checked by
+        the caller: most listings need no facts.
         """
         if not info.may_start_jobs:
-            return False
+            return
         view = self._state.views[cluster]
         planned = view.pulls.promising_groups.plan_check(info, self._state.unstarted_index)
         if planned is None:
-            return False
+            return
         later = now - self._state.now
         if not any(self._waiting(planned.promising, later)):  # cheaper than the check
-            return False
+            return
         found = self._check_groups(view, planned, now)
         if found is None:
-            return False
+            return
         groups, capacity = found
-        return any(capacity.can_start(task.job) for task in self._waiting(groups, later))
+        for task in self._waiting(groups, later):
+            if capacity.can_start(task.job):
+                yield task
 
     def _waiting(self, groups: Iterable[UnstartedGroup], later: float) -> Iterator[Task]:
         """Yield tasks that nobody withdraws and that will have waited long enough."""

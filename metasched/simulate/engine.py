@@ -7,11 +7,11 @@ The steps at one time, in this order:
 4. starts and endings are reported to the core, as a poll of that manager would; actions of the
    core (a pull) are executed at once, and 3 and 4 repeat until there are none.
 
-A listing is reported at once where the core may act on it: if a task may be pulled, if a pulled
-task has left its cluster or did not start; always with leases, limits, bounded queues and late
-binding. Else it is reported before the next listing that the core may act on, or before the next
-submission. With one cluster there is no choice to make, and it is reported after every
-`UPDATES_PER_LISTING` changes. It has each job once, in its current state.
+A listing is reported at once where the core may act on it: if a task may be pulled, or has started
+that would be pulled, if a pulled task has left its cluster or did not start; always with leases,
+limits, bounded queues and late binding. Else it is reported before the next listing that the core
+may act on, or before the next submission. With one cluster there is no choice to make, and it is
+reported after every `UPDATES_PER_LISTING` changes. It has each job once, in its current state.
 
 The core decides everything that the daemon's core does, from the same events. The engine draws no
 random numbers: the same workload, clusters and policy give the same run. Jobs that bypass metasched
@@ -43,6 +43,7 @@ from metasched.core.events import (
     Withdraw,
 )
 from metasched.core.scheduler import Core
+from metasched.core.tasks import Task
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.fair_share import FairShareSettings
 from metasched.model.job import Job, State
@@ -422,24 +423,40 @@ class Simulation:
             self._unreported |= changed
             if polled and self._leasing:  # pending jobs anywhere may have to return licences
                 self._unreported.update(range(len(self._managers)))
-            pulling = self._find_pulling(now, range(len(self._managers)) if polled else changed)
+            pulling, starting = self._find_pulling(
+                now, range(len(self._managers)) if polled else changed
+            )
             polled = False
             if self._reports_every_pass or pulling or self._pull_waits:
                 self._report_to_core(now, self._unreported | pulling, pulling)
+            elif starting:
+                self._report_to_core(now, starting)
 
-    def _find_pulling(self, now: float, indexes: Iterable[int]) -> Set[int]:
-        """Return the clusters among these whose listing may let tasks be pulled there."""
+    def _find_pulling(self, now: float, indexes: Iterable[int]) -> tuple[Set[int], Set[int]]:
+        """Return the clusters among these whose listing may let tasks be pulled there.
+
+        Also the clusters where tasks have started that the listings of others would pull: the core
+        has to know that before.
+        """
+        pulling, starting = set[int](), set[int]()
         if not self._pulling:
-            return frozenset()
+            return pulling, starting
         self._list_pending(now)
-        managers, core = self._managers, self.core
-        return {
-            index
-            for index in indexes
-            if (free_cpus := managers[index].free_cpus) > 0
-            and core.has_task_for(name := managers[index].cluster.name, free_cpus)
-            and core.may_pull(name, managers[index].cluster_info(), now)
-        }
+        for index in indexes:
+            for task in self._pull_candidates(index, now):
+                if (scheduled := self._scheduled.get(task.job.id)) is None:
+                    pulling.add(index)
+                    break
+                starting.add(scheduled.cluster)
+        return pulling, starting
+
+    def _pull_candidates(self, index: int, now: float) -> Iterable[Task]:
+        """Return the tasks that a listing of the cluster may let be pulled there."""
+        manager, core = self._managers[index], self.core
+        name, free_cpus = manager.cluster.name, manager.free_cpus
+        if free_cpus <= 0 or not core.has_task_for(name, free_cpus):
+            return ()
+        return core.pull_candidates(name, manager.cluster_info(), now)
 
     def _policy_is_due(self, index: int, now: float) -> bool:
         """Whether the local policy may run now: always, or at multiples of its period."""
@@ -526,30 +543,34 @@ class Simulation:
         Those that may pull come last, so that tasks that have started elsewhere are known. Of
         unchanged managers only those are reported, but with leases all.
         """
-        self._unreported, self._pull_waits = set(), False
+        self._unreported, self._pull_waits = self._unreported - indexes, False
         if not indexes:
             return
         if self._multiple_clusters or self._leasing or self._binds_late:
             self._list_pending(now)
-        for index in [*sorted(indexes - pulling), *sorted(pulling)]:
-            manager, updates = self._managers[index], self._updates[index]
-            if not (updates or self._reports_info):
-                continue
-            info = manager.cluster_info() if self._reports_info else None
-            if (
-                not (updates or self._leasing)
-                and info is self._reported_info[index]
-                and index not in pulling
-            ):
-                continue
-            self._updates[index], self._reported_info[index] = {}, info
-            statuses = tuple(
-                [
-                    JobStatus(self._tags[job_id], 0, native_id, state, start, end, exit_code)
-                    for job_id, (native_id, state, start, end, exit_code) in updates.items()
-                ]
-            )
-            self._step_core(ListingReceived(now, manager.cluster.name, statuses, (), info))
+        for index in sorted(indexes - pulling):
+            self._report_cluster(now, index)
+        for number, index in enumerate(sorted(pulling)):
+            # another may have pulled the tasks that it would pull
+            pulls = number == 0 or any(True for _ in self._pull_candidates(index, now))
+            self._report_cluster(now, index, pulls=pulls)
+
+    def _report_cluster(self, now: float, index: int, *, pulls: bool = False) -> None:
+        """Report what a poll of a manager would show now; nothing without a change or a pull."""
+        manager, updates = self._managers[index], self._updates[index]
+        if not (updates or self._reports_info):
+            return
+        info = manager.cluster_info() if self._reports_info else None
+        if not (updates or self._leasing or pulls) and info is self._reported_info[index]:
+            return
+        self._updates[index], self._reported_info[index] = {}, info
+        statuses = tuple(
+            [
+                JobStatus(self._tags[job_id], 0, native_id, state, start, end, exit_code)
+                for job_id, (native_id, state, start, end, exit_code) in updates.items()
+            ]
+        )
+        self._step_core(ListingReceived(now, manager.cluster.name, statuses, (), info))
 
     def _list_pending(self, now: float) -> None:
         """List dispatched jobs that are pending; schedule polls for when they may be pulled."""

@@ -40,6 +40,14 @@ class ManagerPass(NamedTuple):
     suspended: Collection[int] = ()  # jobs, suspended before any start
 
 
+class _Occupancy(NamedTuple):
+    """What a listing shows of the running jobs, as in `ClusterInfo`."""
+
+    partitions: tuple[Partition, ...]
+    running_jobs: tuple[tuple[float, int], ...]
+    free_licences: Mapping[str, int]
+
+
 class SimulatedManager:
     """The manager of a simulated cluster. Decisions use estimates, never true run times.
 
@@ -86,7 +94,7 @@ class SimulatedManager:
         self._blocked_count = 0  # first jobs of the queue that cannot start before a job ends
         self._info: ClusterInfo | None = None  # cached until a change
         self._partitions_by_free: dict[int, Partition] = {}  # by free counted processors
-        self._partition_now: Partition | None = None  # cached until a start or an end
+        self._occupancy: _Occupancy | None = None  # cached until a start or an end
         self._plan: tuple[WaitingJob, HeadPlan] | None = None  # of a head; cached like the above
         # of the policy's last pass; None: it made none, or a job has ended or left since
         self._reservation: HeadReservation | None = None
@@ -291,15 +299,21 @@ class SimulatedManager:
 
     def _forget_running(self) -> None:
         """Forget what follows from the running jobs, which have changed."""
-        self._info = self._partition_now = self._plan = self._reservation = None
+        self._info = self._occupancy = self._plan = self._reservation = None
 
     def _build_info(self) -> ClusterInfo:
-        if self._partition_now is None:
-            self._partition_now = (
+        if self._occupancy is None:
+            partition = (
                 Partition("all", tuple(self._nodes.values()), default=True)
                 if self._nodes
                 else self._partition(self.free_cpus, self._shapes)
             )
+            self._occupancy = _Occupancy(
+                (partition,),
+                tuple(self._releases),
+                {} if self._licences_leased else dict(self._free_licences),
+            )
+        partitions, running_jobs, free_licences = self._occupancy
         first = next(iter(self.queue.values()), None)
         plan: HeadPlan | None = None
         if self._plans_head and first is not None and self.free_cpus > 0:
@@ -307,12 +321,12 @@ class SimulatedManager:
         return ClusterInfo(
             cpus=self.cluster.cpus,
             used_cpus=self.cluster.cpus - self.free_cpus,
-            partitions=(self._partition_now,),
-            running_jobs=tuple(self._releases),
+            partitions=partitions,
+            running_jobs=running_jobs,
             owed_by_others=sum(self._bypassing_work.values()),
             pending_jobs=len(self.queue),
             queue_head=None if first is None or plan is not None else (first.cpus, first.estimated),
-            free_licences={} if self._licences_leased else dict(self._free_licences),
+            free_licences=free_licences,
             head_plan=plan,
             in_order=self._in_order,
         )

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from metasched.core.events import CoreEvent, Outcome, Withdraw
 from metasched.core.promising_groups import PromisingGroups
 from metasched.core.tasks import Task
 from metasched.core.unstarted_index import UnstartedIndex
@@ -131,6 +132,24 @@ def test_pulls_between_machines_with_licences_start_at_once(policy: str, failure
     assert 20 < schedule.pulls_started <= schedule.pulls
     assert schedule.pulls <= sum(job.moves for job in schedule.jobs)
     assert schedule.pulls - schedule.pulls_started <= failures
+
+
+def test_no_simulated_listing_pulls_a_task_that_has_started() -> None:
+    """Its start is reported before that listing."""
+    small = replace(TWO_LEVEL, machines=(12, 6, 3, 2), jobs=300, inter_arrival=20)
+    workload, clusters = small.generate("table6", 3)
+    simulation = Simulation(workload, clusters, Policy(), lambda _: make_policy("easy"))
+    step, withdrawals = simulation.core.step, 0
+
+    def count_withdrawals(event: CoreEvent) -> Outcome:
+        nonlocal withdrawals
+        outcome = step(event)
+        withdrawals += sum(isinstance(action, Withdraw) for action in outcome.actions)
+        return outcome
+
+    simulation.core.step = count_withdrawals  # type: ignore[method-assign]
+    schedule = simulation.run()
+    assert 20 < withdrawals == sum(job.moves for job in schedule.jobs)
 
 
 @pytest.mark.parametrize("policy", ["easy", "fair-share", "fb-mod", "fb-unmod"])
