@@ -47,7 +47,7 @@ class UserTurns:
         self._next_turns: dict[tuple[int, str], float] = {}  # by level and user
         self._clocks: dict[int, float] = {}  # by level: the turn that was used last
         self._served_at: dict[str, float] = {}  # by user: epoch seconds of his last turn
-        self._rounds = 0  # that have ended
+        self._falls = 0  # new rounds, and waits that begin earlier
         # first of its level, since processors are kept free for it until it starts
         self.reserved_head: TaskId | None = None
 
@@ -105,9 +105,9 @@ class UserTurns:
     def level_rises_at(
         self, user: str, priority: int, queue_key: float, now: float, age: float
     ) -> float:
-        """Return when the level may rise by time alone, at the earliest (epoch seconds)."""
+        """Return when the level will be above that of `now`, if no turn is used before."""
         waits_since = self._waits_since(user, priority, queue_key, age)
-        return waits_since + ((now - waits_since) // age + 1.0) * age
+        return waits_since + (max((now - waits_since) // age, 0.0) + 1.0) * age
 
     def _waits_since(self, user: str, priority: int, queue_key: float, age: float) -> float:
         """Return since when a task waits for a turn of its user (epoch seconds)."""
@@ -118,8 +118,8 @@ class UserTurns:
 
     @property
     def falls(self) -> int:
-        """A number that increases when any turn may have fallen; turns rise otherwise."""
-        return self._rounds + (0 if self._shares is None else self._shares.falls)
+        """A number that increases when any rank may have fallen at equal time; others rise."""
+        return self._falls + (0 if self._shares is None else self._shares.falls)
 
     def _next_turn(self, level: int, user: str) -> float:
         """Return the next turn of a user; who did not compete for a while has no turns saved."""
@@ -129,11 +129,13 @@ class UserTurns:
 
     def use_turn(self, level: int, user: str, now: float) -> None:
         """Count a turn of a user."""
+        if self._served_at.get(user, now) > now:  # the clock was set back
+            self._falls += 1
         self._served_at[user] = now
         if self._shares is not None:
             return
         if len(self._next_turns) >= MAX_TURNS:  # a new round
-            self._rounds += 1
+            self._falls += 1
             self._next_turns.clear()
             self._clocks.clear()
         turn = self._next_turn(level, user)

@@ -110,9 +110,12 @@ class Shares:
 class Heap(RuleBasedStateMachine):
     """The heap of one group; its first line is found, whatever lets ranks rise or fall."""
 
-    @initialize(age=st.sampled_from([0.0, AGE]), by_share=st.booleans())
-    def boot(self, age: float, by_share: bool) -> None:
-        self.patched = patch.object(user_turns, "MAX_TURNS", 6)
+    @initialize(
+        age=st.sampled_from([0.0, AGE]), by_share=st.booleans(), turns=st.sampled_from([3, 1000])
+    )
+    def boot(self, age: float, by_share: bool, turns: int) -> None:
+        """A new round begins after `turns`."""
+        self.patched = patch.object(user_turns, "MAX_TURNS", turns)
         self.patched.start()
         self.now, self.number = 1000.0, 0
         self.shares = Shares() if by_share else None

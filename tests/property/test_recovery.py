@@ -58,7 +58,8 @@ OTHERS = (replace(POOLS[0], total=3, linger=0.0), *POOLS[1:])
 # others on demand
 OWN = {
     *("version", "_serial", "serial", "head_cache_key", "head_reservation", "slots_cache_key"),
-    *("slots", "margin_jobs", "head_key", "_checked_version", "_checked_at", "_next_change"),
+    *("slots", "margin_jobs", "head_key", "head_ranking"),
+    *("_checked_version", "_checked_at", "_next_change"),
 }
 
 

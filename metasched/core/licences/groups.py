@@ -53,7 +53,7 @@ class TaskGroup:
     entries: list[tuple[LineRank, int, OwnerLine]] = field(default_factory=list)
     changed: dict[OwnerLine, None] = field(default_factory=dict)  # lines without a right entry
     falls: int = -1  # `QueueOrder.falls` when all lines were ranked
-    valid_until: float = 0.0  # epoch seconds; then a level rises by time alone
+    valid_until: float = 0.0  # epoch seconds; then a level of `entries` rises by time alone
 
     def note_change(self, line: OwnerLine) -> None:
         """Have a line ranked anew: it has another first task, or this task goes earlier."""

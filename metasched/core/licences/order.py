@@ -4,7 +4,7 @@ Ranks change all the time, but they mostly rise: a turn or a lease of a user put
 those of others. So each group keeps its lines in a heap of ranks that may be too low. Its least
 entry is ranked anew until it stands; then it is the first. What lets a rank fall is known: another
 first task, a promise, a level that rises with time, use that is taken back, a new round of turns, a
-clock that is set back. Then the line is entered again, or all lines of the group are ranked anew.
+turn at an earlier time than the last. Then the line is entered again, or all lines are ranked anew.
 
 Times are seconds since the epoch, durations seconds.
 """
@@ -19,7 +19,7 @@ from metasched.core.licences.groups import LineRank, OwnerLine, TaskGroup
 from metasched.core.tasks import TaskId
 from metasched.core.user_turns import FIRST_TURN, UserTurns
 
-ROUNDING = 1e-3  # seconds; more than a time of a level may be off
+ROUNDING = 1e-3  # seconds; more than the time of a level's change may be off
 MAX_STALE = 64  # stale entries of a heap, beyond one for each line
 
 
@@ -40,12 +40,9 @@ class QueueOrder:
 
     def rank_anew(self, now: float) -> None:
         """Rank all tasks anew when they are needed: turns and levels may have changed."""
-        if not self._several_users:
-            return
-        if now < self._now:
-            self._resets += 1
-        self._now = now
-        self.ranking += 1
+        if self._several_users:
+            self._now = now
+            self.ranking += 1
 
     def set_several_users(self, several: bool) -> bool:
         """Set whether users take turns; return whether that changes the order."""
@@ -99,9 +96,9 @@ class QueueOrder:
             group.changed.clear()
             return self._rank_of(*group.lines.values())
         falls = self._resets + self._turns.falls
-        outdated = falls != group.falls or self._now >= group.valid_until
-        if outdated or len(group.entries) > 2 * len(group.lines) + MAX_STALE:
-            group.falls, group.valid_until, group.entries = falls, math.inf, []
+        valid = falls == group.falls and self._now < group.valid_until
+        if not valid or len(group.entries) > 2 * len(group.lines) + MAX_STALE:
+            group.falls, group.valid_until = falls, math.inf
             group.entries = [self._entry(line) for line in group.lines.values()]
             heapq.heapify(group.entries)
         else:
