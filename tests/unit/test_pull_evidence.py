@@ -19,6 +19,7 @@ from metasched.core.events import (
 )
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, State
+from metasched.model.listing import JobStatus
 from metasched.policies.policy import Policy
 from metasched.policies.pull_evidence import (
     BAR_SECONDS,
@@ -292,6 +293,11 @@ def move(site: Site, number: int, at: float) -> None:
     site.step(DispatchAccepted(at, number, 2, {0: f"r{number}"}))
 
 
+def end_on_right(site: Site, number: int, at: float) -> JobStatus:
+    """The row of a job that was pulled to right and has ended there."""
+    return site.row(State.COMPLETED, number, 2, started=NOW + 7, ended=at, exit_code=0)
+
+
 def test_a_pulled_job_that_starts_counts_as_started_at_once() -> None:
     site = Site()
     pend_on_left(site, 1)
@@ -344,6 +350,29 @@ def test_a_limit_that_the_manager_names_is_learnt_at_once() -> None:
     assert pulled(site, NOW + 10, facts(4, free=3), ended, second) == []
     ended = site.row(State.COMPLETED, 2, 2, started=NOW + 10, ended=NOW + 12, exit_code=0)
     assert pulled(site, NOW + 12, facts(4, free=4), ended) == [3]
+
+
+def test_a_listing_pulls_no_more_jobs_than_a_known_limit_leaves_room_for() -> None:
+    """Two jobs of a user may run; when the last two end together, two others are pulled."""
+    site = Site()
+    pend_on_left(site, 9)
+    idle = facts(8)
+    assert pulled(site, NOW + 6, facts(8, free=3)) == [1, 2, 3]
+    for number in (1, 2, 3):
+        move(site, number, NOW + 7)
+    running = [site.row(State.RUNNING, number, 2, started=NOW + 7) for number in (1, 2)]
+    stuck = site.row(State.PENDING, 3, 2, manager_reason="QOSMaxJobsPerUserLimit")
+    assert pulled(site, NOW + 8, idle, *running, stuck) == []
+    third = site.row(State.RUNNING, 3, 2, started=NOW + 9)
+    assert pulled(site, NOW + 9, idle, end_on_right(site, 1, NOW + 9), third) == []
+    for ended, number in ((2, 4), (3, 5)):
+        at = NOW + 10 * number
+        assert pulled(site, at, idle, end_on_right(site, ended, at)) == [number]
+        move(site, number, at + 1)
+        started = site.row(State.RUNNING, number, 2, started=at + 1)
+        assert pulled(site, at + 2, idle, started) == []
+    ends = [end_on_right(site, number, NOW + 60) for number in (4, 5)]
+    assert pulled(site, NOW + 60, idle, *ends) == [6, 7]
 
 
 def test_a_user_of_low_priority_keeps_nobody_else_from_being_pulled() -> None:
