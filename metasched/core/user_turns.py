@@ -18,8 +18,8 @@ from metasched.core.tasks import Task, TaskId
 from metasched.model.job import Job
 
 Turn = tuple[float, ...]  # the lowest goes first
-# Rank of a task in a contest: level (negative), turn, queue key, job, index
-Rank = tuple[int, Turn, float, int, int]
+# Rank of a task in a contest: level (negative), turn, last turn of the user, queue key, job, index
+Rank = tuple[int, Turn, int, float, int, int]
 FIRST_TURN: Turn = (-1.0,)  # before all turns
 MAX_TURNS = 10_000  # levels of users that are remembered: waits make ever new levels
 
@@ -39,6 +39,9 @@ class UserTurns:
     The level of a task is its priority, plus a step for each `age` seconds that its user has waited
     for a turn. Higher levels go first; within a level users take turns; a user's tasks of equal
     priority keep their order. Turns count only while several users compete.
+
+    A place that one user alone may have uses a turn of his that may be ahead. That moves the clock,
+    and makes the others equal. Of equal users goes first who had his last turn longest ago.
     """
 
     def __init__(self, shares: ShareRanking | None = None) -> None:
@@ -48,6 +51,8 @@ class UserTurns:
         self._clocks: dict[int, float] = {}  # by level: the turn that was used last
         self._served_at: dict[str, float] = {}  # by user: epoch seconds of his last turn
         self._falls = 0  # new rounds, and waits that begin earlier
+        self._turns = 0  # used by all users
+        self._last_turns: dict[str, int] = {}  # by user: number of his last turn among these
         # first of its level, since processors are kept free for it until it starts
         self.reserved_head: TaskId | None = None
 
@@ -69,7 +74,8 @@ class UserTurns:
             level, turn = self.level_and_turn(task.job, task.priority, task.queue_key, now, age)
             if task.task_id == self.reserved_head:
                 turn = FIRST_TURN
-            return -level, turn, task.queue_key, *task.task_id
+            last_turn = self._last_turns.get(task.job.user, 0)
+            return -level, turn, last_turn, task.queue_key, *task.task_id
 
         heap = []
         for order, queue in enumerate(queues):
@@ -138,6 +144,8 @@ class UserTurns:
             self._falls += 1
             self._next_turns.clear()
             self._clocks.clear()
+        self._turns += 1
+        self._last_turns[user] = self._turns
         turn = self._next_turn(level, user)
         self._clocks[level] = turn
         self._next_turns[level, user] = turn + 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pytest
@@ -119,7 +120,25 @@ def test_turns_are_remembered_and_who_was_away_saves_none() -> None:
     assert order(turns, *a[1:], b[1], places=1) == [2]
     # c comes late: his turn is next, and he has one turn as all
     c = [task(30, "c"), task(31, "c")]
-    assert order(turns, *a[2:], b[1], *c, places=4) == [21, 30, 3, 31]
+    assert order(turns, *a[2:], b[1], *c, places=4) == [30, 21, 3, 31]
+
+
+def test_places_that_one_user_alone_may_have_cost_the_others_no_turn() -> None:
+    """Else his turns, far ahead, would make all others equal: the oldest tasks would go first."""
+    turns, served = UserTurns(), Counter[str]()
+    first_numbers = {"a": 100, "b": 200, "c": 300}
+    waiting = {
+        number: task(number, user, waited=1000.0 - number)
+        for user, first in first_numbers.items()
+        for number in range(first, first + 90)
+    }
+    for _ in range(40):
+        for allowed in ("a", "abc"):
+            (number,) = order(
+                turns, *(t for t in waiting.values() if t.job.user in allowed), places=1
+            )
+            served[waiting.pop(number).job.user] += 1
+    assert served == {"a": 40, "b": 20, "c": 20}
 
 
 def test_a_task_that_is_not_dispatched_uses_no_turn() -> None:
