@@ -6,6 +6,7 @@ Python of that environment. Without it the tests are skipped.
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
 import subprocess
@@ -149,6 +150,113 @@ before = adapter.get_njobs_in_queue(getpass.getuser())
 job = adapter.submit_to_queue("job.sh")
 print(job.isdecimal(), adapter.get_njobs_in_queue(getpass.getuser()) - before)
 """
+EXECUTORLIB = """
+from executorlib import SlurmClusterExecutor
+from functions import add
+
+if __name__ == "__main__":
+    resources = {"cores": 1, "run_time_max": 300}
+    with SlurmClusterExecutor(cache_directory="cache", resource_dict=resources) as executor:
+        first = executor.submit(add, 1, 2)
+        print(executor.submit(add, first, 10).result())
+"""
+TOIL = """
+from toil.common import Toil
+from toil.job import Job
+
+
+def successor(job, number):
+    return number + 1
+
+
+if __name__ == "__main__":
+    options = Job.Runner.getDefaultOptions("jobstore")
+    options.batchSystem, options.clean, options.logLevel = "slurm", "always", "ERROR"
+    options.slurmPartition = "main"
+    with Toil(options) as toil:
+        print(toil.start(Job.wrapJobFn(successor, 41, memory="200M", cores=1, disk="10M")))
+"""
+MAESTRO = """
+description:
+  name: study
+  description: two steps
+batch:
+  type: slurm
+  host: here
+  bank: ""
+  queue: main
+study:
+  - name: one
+    description: first
+    run:
+      cmd: echo one > one.txt
+      nodes: 1
+      procs: 1
+      walltime: "00:05:00"
+  - name: two
+    description: second
+    run:
+      cmd: cat $(one.workspace)/one.txt > two.txt
+      depends: [one]
+      nodes: 1
+      procs: 1
+      walltime: "00:05:00"
+"""
+REFRAME_SITE = """
+partition = {
+    "name": "all",
+    "scheduler": "slurm",
+    "launcher": "srun",
+    "access": ["-p main"],
+    "environs": ["builtin"],
+}
+site_configuration = {
+    "systems": [{"name": "site", "hostnames": [".*"], "partitions": [partition]}],
+    "environments": [{"name": "builtin"}],
+}
+"""
+REFRAME_CHECK = """
+import reframe as rfm
+import reframe.utility.sanity as sn
+
+
+@rfm.simple_test
+class Greets(rfm.RunOnlyRegressionTest):
+    valid_systems = ["*"]
+    valid_prog_environs = ["*"]
+    executable = "echo"
+    executable_opts = ["hello"]
+    time_limit = "5m"
+
+    @sanity_function
+    def greets(self):
+        return sn.assert_found("hello", self.stdout)
+"""
+CYLC_SITE = """
+[platforms]
+    [[cluster]]
+        hosts = localhost
+        job runner = slurm
+        install target = localhost
+        cylc path = {bin}
+        submission polling intervals = PT2S
+        execution polling intervals = PT2S
+"""
+CYLC_FLOW = """
+[scheduling]
+    [[graph]]
+        R1 = one => two
+[runtime]
+    [[root]]
+        platform = cluster
+        execution time limit = PT5M
+        [[[directives]]]
+            --partition = main
+    [[one]]
+        script = echo one > $CYLC_WORKFLOW_SHARE_DIR/one.txt
+    [[two]]
+        script = cat $CYLC_WORKFLOW_SHARE_DIR/one.txt
+"""
 SNAKEFILE = """
 rule all:
     input: expand("o{i}.txt", i=range(3))
@@ -182,7 +290,8 @@ def three(site: Site, slurm_site: SlurmSite) -> Iterator[Site]:
 
 def variables(site: Site, python: Path) -> Mapping[str, str]:
     path = os.pathsep.join(map(str, (COMMANDS, python.parent, "/usr/bin", "/bin")))
-    return site.environment | {"PATH": path, "PYTHONPATH": str(site.folder)}
+    variables = {"PATH": path, "PYTHONPATH": str(site.folder), "USER": getpass.getuser()}
+    return site.environment | variables
 
 
 def run(site: Site, python: Path, *command: str | Path) -> str:
@@ -208,6 +317,8 @@ def run(site: Site, python: Path, *command: str | Path) -> str:
         pytest.param(DASK, "42\n", id="dask-jobqueue"),
         pytest.param(PSIJ, "[('COMPLETED', 0), ('FAILED', 3)]\n", id="psij"),
         pytest.param(PARSL, "42\n", id="parsl"),
+        pytest.param(EXECUTORLIB, "13\n", id="executorlib"),
+        pytest.param(TOIL, "42\n", id="toil"),
         pytest.param(FIREWORKS, "True 1\n", id="fireworks"),
     ],
 )
@@ -223,6 +334,34 @@ def test_snakemake_runs_its_workflow(three: Site, python: Path) -> None:
     run(three, python, python.parent / "snakemake", *options)
     outputs = [(three.folder / f"o{index}.txt").read_text() for index in range(3)]
     assert outputs == ["0\n", "1\n", "2\n"]
+
+
+def test_maestro_runs_its_study(three: Site, python: Path) -> None:
+    (three.folder / "study.yaml").write_text(MAESTRO)
+    maestro = python.parent / "maestro"
+    run(three, python, maestro, "run", "-y", "-fg", "-s", "1", "-o", "out", "study.yaml")
+    [output] = three.folder.glob("out/two/two.txt")
+    assert output.read_text() == "one\n"
+
+
+def test_reframe_runs_its_test(three: Site, python: Path) -> None:
+    (three.folder / "site.py").write_text(REFRAME_SITE)
+    (three.folder / "check.py").write_text(REFRAME_CHECK)
+    reframe = python.parent / "reframe"
+    printed = run(three, python, reframe, "-C", "site.py", "-c", "check.py", "--prefix=.", "-r")
+    assert "Ran 1/1 test case(s) from 1 check(s) (0 failure(s)" in printed
+
+
+def test_cylc_runs_its_workflow(three: Site, python: Path) -> None:
+    # its jobs begin with a login shell, which sets PATH anew
+    cylc_site = CYLC_SITE.format(bin=python.parent)
+    for folder, name, text in (("etc", "global.cylc", cylc_site), ("flow", "flow.cylc", CYLC_FLOW)):
+        (three.folder / folder).mkdir()
+        (three.folder / folder / name).write_text(text)
+    cylc = ("env", f"HOME={three.folder}", f"CYLC_CONF_PATH={three.folder / 'etc'}")
+    run(three, python, *cylc, python.parent / "cylc", "vip", "--no-detach", "./flow")
+    output = three.folder / "cylc-run/flow/run1/log/job/1/two/NN/job.out"
+    assert "one\n" in output.read_text()
 
 
 @pytest.mark.root
