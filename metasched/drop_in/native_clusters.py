@@ -67,7 +67,8 @@ class NativeCluster:
         """Return the path of a real command. CommandError if this host has none."""
         path = self.program(name)
         if path is None:
-            raise CommandError(f"{name}: error: this host has no {name} for cluster {self.name}")
+            place = f"this host has no {name} for cluster {self.name}"
+            raise CommandError(f"{name}: error: {place}; ask its admin for it")
         return path
 
 

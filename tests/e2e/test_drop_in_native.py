@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -399,6 +400,10 @@ def test_tools_go_to_the_cluster_of_a_job(clusters: Clusters) -> None:
     absent = clusters.call("sstat", "-j", str(held))
     assert (absent.returncode, absent.stdout) == (1, "")
     assert absent.stderr == f"sstat: error: job {held} is on no cluster\n"
+    if shutil.which("seff") is None:  # no package of Debian 12 has it
+        done = clusters.call("seff", str(south))
+        place = "this host has no seff for cluster south; ask its admin for it"
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"seff: error: {place}\n")
     shares = clusters.lines("sshare", "-M", "south", "-n", "-P", "-o", "account")
     assert "root" in [line.strip() for line in shares], shares
     accounts = clusters.lines("sacctmgr", "-n", "-P", "list", "cluster", "format=cluster")
