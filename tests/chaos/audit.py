@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, func, or_, select
 
+from metasched.core.audit_trail import AuditTrail
 from metasched.core.scheduler import Core
 from metasched.core.transitions import FINAL, LIVE, UNSTARTED
 from metasched.db import leases, reservations
+from metasched.db.audit import AuditFilter
 from metasched.db.ledger import Ledger
 from metasched.db.schema import attempt, change, job, lease, task
 from metasched.db.store import Database
@@ -26,6 +28,7 @@ from metasched.model.reservation import (
 )
 from metasched.model.tags import parse_tag
 from tests.chaos.stream import TOTALS, Stream, Use, named
+from tests.e2e.conftest import KINDS_WITHOUT_EVENT
 
 # Returns the tags of all jobs that a manager has now, queued or running.
 Natives = Callable[[], Iterable[str]]
@@ -92,6 +95,7 @@ def audit(
         instance = ledger.identity(0.0).instance
         with engine.connect() as reading:
             verdict.wrong += _replayed(ledger, reading)
+            verdict.wrong += _audit_records(ledger)
             verdict.wrong += _orphans(reading, instance, tags, may_fail)
             verdict.wrong += _leases(reading)
             verdict.wrong += leases.find_mismatches(reading)
@@ -153,6 +157,25 @@ def _promises(
             verdict.lost.append(f"{label} ended and never began")
         elif row["state"] in _BAD_ENDS and not requested:
             verdict.wrong.append(f"{label}: its payload did not fail")
+
+
+def _audit_records(ledger: Ledger) -> list[str]:
+    """Replay the audit records of the recorded events; each must be stored once."""
+    core, trail, replayed = Core(), AuditTrail(), list[tuple[float, str, int | None, str]]()
+    for event in ledger.events():
+        records = trail.records(event, core.step(event))
+        replayed += [(r.time, r.kind.value, r.job, r.cause) for r in records]
+    rows, _ = ledger.audit_page(AuditFilter(), 0, 10_000_000)
+    stored = [
+        (row["time"], row["kind"], row["job"], row["cause"])
+        for row in rows
+        if row["kind"] not in KINDS_WITHOUT_EVENT
+    ]
+    if stored == replayed:
+        return []
+    counted, expected = Counter(stored), Counter(replayed)
+    differ = [*(counted - expected).elements(), *(expected - counted).elements()]
+    return [f"{len(stored)} audit records, replayed {len(replayed)}: {differ[:2]}"]
 
 
 def _replayed(ledger: Ledger, reading: Connection) -> list[str]:

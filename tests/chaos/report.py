@@ -44,6 +44,7 @@ or be queued with a reason.
 - a job left in a manager
 - a counter that a recount contradicts
 - a story that replays to another state
+- an audit record that is missing, or stored twice
 - an end that the payload did not have
 - an attempt without its licence lease, or a lease that outlived its attempt
 - more licences in use than exist

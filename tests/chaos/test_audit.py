@@ -147,6 +147,23 @@ def test_a_story_that_was_changed_is_found(after: Ruined) -> None:
     assert any("replays differently" in wrong for wrong in after.verdict().wrong)
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM audit WHERE kind = 'policy_changed'",
+        "INSERT INTO audit SELECT id - 1, time, kind, actor, owner, job, task_index, reservation, "
+        "cluster, licence, cause, count, details FROM audit WHERE kind = 'policy_changed'",
+    ],
+    ids=["missing", "twice"],
+)
+def test_an_audit_record_that_is_missing_or_stored_twice_is_found(
+    after: Ruined, statement: str
+) -> None:
+    assert after.verdict().well
+    after.sql(statement)
+    assert any("audit records" in wrong for wrong in after.verdict().wrong)
+
+
 def test_an_orphan_is_found(after: Ruined) -> None:
     instance = after.instance()
     verdict = after.verdict(f"ms-{instance}-3-1", "ms-somebody-3-1")
