@@ -267,16 +267,23 @@ class Ledger(Writer):
         `records` have lines in the log. `conditions`: records with a subject and its condition,
         left out if that is the same.
         """
-        with self._join_group() as connection:
-            changed = [
-                cleaned(record)
-                for record, subject, value in conditions
-                if self._audit_trail.changes(subject, value)
-            ]
-            self._audit(connection, changed)
-            if records:
-                self._last_audit = audit.store(connection, records, self._last_audit)
-                self._has_logged_records = True
+        with self._join_group():
+            self._write_notices(records, conditions)
+
+    def _write_notices(
+        self,
+        records: Sequence[AuditRecord],
+        conditions: Iterable[tuple[AuditRecord, str, str]],
+    ) -> None:
+        changed = [
+            cleaned(record)
+            for record, subject, value in conditions
+            if self._audit_trail.changes(subject, value)
+        ]
+        self._audit(self._connection, changed)
+        if records:
+            self._last_audit = audit.store(self._connection, records, self._last_audit)
+            self._has_logged_records = True
 
     def audit_condition(self, subject: str) -> str:
         """Return what was last recorded of a subject; see `AuditTrail`."""

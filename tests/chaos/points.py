@@ -239,13 +239,18 @@ def install(role: Role) -> None:
 
 
 def _wrap_group(points: Points) -> None:
-    write_steps = Ledger._write_steps
+    write_steps, write_notices = Ledger._write_steps, Ledger._write_notices
 
     def written(self: Ledger, steps: Any) -> None:
         write_steps(self, steps)
         points.join_group(sys._getframe(1))
 
+    def noticed(self: Ledger, records: Any, conditions: Any) -> None:
+        write_notices(self, records, conditions)
+        points.join_group(sys._getframe(1))
+
     Ledger._write_steps = written  # type: ignore[method-assign]
+    Ledger._write_notices = noticed  # type: ignore[method-assign]
 
 
 def _wrap_answers(points: Points) -> None:
