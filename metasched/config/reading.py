@@ -162,6 +162,7 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
         event_retention=daemon.keep_events,
         log_format=daemon.log_format,
         policy_origin=PolicyOrigin() if policy_path is None else _origin_of(policy_path, files),
+        probe_account=config.doctor.account,
         files=files,
         tables=config,
     )

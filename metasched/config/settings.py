@@ -118,6 +118,7 @@ class Settings:
     event_retention: float = _DAEMON.keep_events  # seconds for which audit records are stored
     log_format: Literal["text", "json"] = _DAEMON.log_format
     policy_origin: PolicyOrigin = field(default_factory=lambda: PolicyOrigin())
+    probe_account: str = ""  # of the jobs of `doctor --probe`; "": none
     # SHA-256 of each file that was read, by its absolute path
     files: Mapping[Path, str] = field(default_factory=dict)
     tables: ConfigFile = field(default_factory=ConfigFile)  # as written in the file

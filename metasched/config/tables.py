@@ -97,6 +97,12 @@ class TcpTable(_Table):
     url: str | None = None
 
 
+class DoctorTable(_Table):
+    """[doctor]: the ordinary account of the jobs of `metasched doctor --probe`."""
+
+    account: str = ""
+
+
 class PolicyTable(_Table):
     """[policy]: the policy file."""
 
@@ -244,6 +250,7 @@ class ConfigFile(_Table):
     daemon: DaemonTable = DaemonTable()
     site: SiteTable | None = None
     tcp: TcpTable | None = None
+    doctor: DoctorTable = DoctorTable()
     policy: PolicyTable = PolicyTable()
     cluster: tuple[ClusterTable, ...] = ()
     licence: tuple[LicenceTable, ...] = ()

@@ -93,7 +93,7 @@ def _changes_decisions(running: Settings, changed: Settings) -> bool:
         name: getattr(changed, name)
         for name in (
             *("user_classes", "site", "quotas", "max_array_tasks", "retention"),
-            *("files", "tables", "database"),
+            *("probe_account", "files", "tables", "database"),
         )
     }
     return replace(running, **looked_up) != changed

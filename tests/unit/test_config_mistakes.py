@@ -32,6 +32,7 @@ FILE: dict[str, Any] = {
     "daemon": {"database": "sqlite:///ms.db", "socket": "ms.sock"},
     "site": {"launcher": "launcher.sock"},
     "tcp": {"listen": "127.0.0.1:7000"},
+    "doctor": {"account": "ada"},
     "policy": {"file": "policy.toml"},
     "cluster": [
         {

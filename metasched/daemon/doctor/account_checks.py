@@ -61,6 +61,8 @@ def _named_users(settings: Settings) -> dict[str, str]:
     ]
     if settings.site is not None:
         named.append(("[site] operators", settings.site.operators))
+    if settings.probe_account:
+        named.append(("[doctor]", [settings.probe_account]))
     return {name: place for place, names in named for name in names}
 
 

@@ -25,6 +25,7 @@ from metasched.daemon.doctor.folder_checks import (
     check_state_folder,
 )
 from metasched.daemon.doctor.launcher_checks import check_launcher, check_mail_program
+from metasched.daemon.doctor.probe_jobs import run_probes
 from metasched.errors import UserError
 
 # kinds of findings that both doctor and the daemon may have, in different words
@@ -32,14 +33,23 @@ _SEEN_TWICE = frozenset({"cluster-records", "cluster-forgeable"})
 DEFAULT_TIMEOUT = 3.5  # seconds for all checks, which run side by side
 
 
-def run_checks(config: Path | None, timeout: float = DEFAULT_TIMEOUT) -> list[Finding]:
-    """Read the configuration and run all checks of it, and of the running daemon."""
+def run_checks(
+    config: Path | None,
+    timeout: float = DEFAULT_TIMEOUT,
+    probe: bool = False,
+    account: str | None = None,
+) -> list[Finding]:
+    """Read the configuration and run all checks of it, and of the running daemon.
+
+    With `probe`, then run a small job on each cluster as `account`, by default that of [doctor].
+    """
     try:
         settings = load_settings(find_config(config))
     except UserError as error:
         return [from_error("config-invalid", "configuration", str(error))]
     checks = [*checks_of_file(settings, timeout), Check("daemon", partial(check_daemon, settings))]
-    return _without_repetitions(run_side_by_side(checks, timeout))
+    findings = _without_repetitions(run_side_by_side(checks, timeout))
+    return [*findings, *(run_probes(settings, account) if probe else ())]
 
 
 def check_settings(settings: Settings, timeout: float = DEFAULT_TIMEOUT) -> list[Finding]:

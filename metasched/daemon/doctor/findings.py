@@ -398,6 +398,49 @@ _ROWS: Final[tuple[tuple[str, str, Severity, str, str], ...]] = (
         "The state of a job is unknown.",
         "metasched resolve JOB lost, or ran",
     ),
+    # probe jobs
+    (
+        "probe-account",
+        "probe",
+        "error",
+        "Jobs of doctor may not run as that account.",
+        "name an ordinary account as account in [doctor]",
+    ),
+    (
+        "probe-failed",
+        "probe",
+        "error",
+        "The small job did not end as expected.",
+        "as the finding says",
+    ),
+    (
+        "probe-identity",
+        "probe",
+        "error",
+        "The job ran with another uid or other groups than here.",
+        "use one directory service on all nodes",
+    ),
+    (
+        "probe-path",
+        "probe",
+        "warning",
+        "A folder of the account is missing on the node.",
+        "mount it there, or correct filesystems",
+    ),
+    (
+        "probe-daemon",
+        "probe",
+        "error",
+        "The job does not reach the daemon over TCP.",
+        "open the port of url in [tcp] for the nodes",
+    ),
+    (
+        "probe-pending",
+        "probe",
+        "warning",
+        "The small job did not end within a minute, and was withdrawn.",
+        "look at the cluster's queue",
+    ),
 )
 KINDS: Final = {row[0]: Kind(*row) for row in _ROWS}
 
