@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
-from hypothesis.stateful import invariant
+from hypothesis import event as note
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule
 from msgspec import structs
 
 from metasched.core.events import CoreEvent, DaemonStarted, JobModified, JobSubmitted, Outcome
 from metasched.core.scheduler import Core
+from metasched.core.tasks import Task
 from metasched.core.transitions import LIVE, QUEUED_OR_HELD
 from metasched.db import limit_uses
 from metasched.model.dependencies import parse_dependency
 from metasched.model.job import Job, Reason, State
 from metasched.model.limits import LimitScope, LimitSettings, LimitTable, ScopeKind
 from tests.harness.examples import examples
+from tests.property.core_rules import Deeds
 from tests.property.test_ineligible_tasks import Compared
 from tests.property.test_recovery import Restored
 
@@ -43,12 +48,15 @@ OWNERS: dict[str, dict[str, Any]] = {
 }
 
 
-class WithLimits:
-    """Users with groups and accounts; the limits change at each restart."""
+class WithLimits(Deeds):
+    """Users with groups and accounts; the limits change at each restart.
+
+    Uses equal a recount, no limit is passed, and nothing waits below its limits.
+    """
 
     def booted(self, max_priority: int = 10) -> DaemonStarted:
         self.starts: int = getattr(self, "starts", -1) + 1
-        event: DaemonStarted = super().booted(max_priority)  # type: ignore[misc]
+        event = super().booted(max_priority)
         maps = {"account": {"*": "*"}}
         clusters = tuple(structs.replace(cluster, maps=maps) for cluster in event.clusters)
         chosen = LIMITS[(self.starts + event.policy.pull) % len(LIMITS)]
@@ -57,35 +65,101 @@ class WithLimits:
     def submit_job(self, job: Job) -> None:
         """Refuse a job that depends on a refused job."""
         targets = parse_dependency(job.dependency).targets if job.dependency else ()
-        if all(target.job in self.jobs for target in targets):  # type: ignore[attr-defined]
-            super().submit_job(job)  # type: ignore[misc]
+        if all(target.job in self.jobs for target in targets):
+            super().submit_job(job)
 
     def step(self, event: CoreEvent) -> None:
         """Refuse what the API refuses; a modification may charge another account."""
-        jobs: dict[int, Job] = self.jobs  # type: ignore[attr-defined]
+        jobs = self.jobs
         if isinstance(event, JobSubmitted):
             owner = OWNERS[event.job.user]
             job = structs.replace(event.job, **owner, stored_bytes=7 * (event.job.id % 3))
-            limits = self.core.limits  # type: ignore[attr-defined]
+            limits = self.core.limits
             new_tasks = [(job, len(job.indices))]
             if limits.admission_refusal(new_tasks) or limits.permanent_refusal(job):
-                del jobs[job.id], self.submitted[job.id]  # type: ignore[attr-defined]
+                del jobs[job.id], self.submitted[job.id]
                 return
-            jobs[job.id] = self.submitted[job.id] = job  # type: ignore[attr-defined]
+            jobs[job.id] = self.submitted[job.id] = job
             event = JobSubmitted(event.time, job, event.target_summaries)
         elif isinstance(event, JobModified):
-            account = (None, "cfd")[len(self.events) % 2]  # type: ignore[attr-defined]
+            account = (None, "cfd")[len(self.events) % 2]
             job = structs.replace(event.job, account=account)
             jobs[job.id] = job
             event = structs.replace(event, job=job)
-        super().step(event)  # type: ignore[misc]
+        super().step(event)
+
+    @rule(
+        array=st.sampled_from(["0-5", "1-9:2", "0-7"]),
+        name=st.sampled_from(["mine", "yours"]),
+        cpus=st.sampled_from([1, 1, 3]),
+        licences=st.sampled_from([{}, {}, {"a": 1}]),
+        held=st.sampled_from([False, False, True]),
+    )
+    def submit_range(
+        self, array: str, name: str, cpus: int, licences: dict[str, int], held: bool
+    ) -> None:
+        """Submit an array of which few tasks may be dispatched; the others stay a range."""
+        job = Job(
+            id=len(self.jobs) + 1,
+            submitted=self.now,
+            user=self.users[name],
+            estimated=100.0,
+            cpus=cpus,
+            tasks=cpus,
+            held=held,
+            name=name,
+            licences=licences,
+            array=array,
+        )
+        self.submit_job(job)
+
+    def decide(self, event: CoreEvent) -> Outcome:
+        core = self.core
+        before = {} if isinstance(event, DaemonStarted) else _used(core)
+        outcome = super().decide(event)
+        for (scope, resource), change in outcome.limit_changes.items():
+            used = _used(core)[scope, resource]
+            if not isinstance(event, DaemonStarted):
+                assert used == before.get((scope, resource), 0) + change.delta
+            assert change.forced or change.delta <= 0 or used <= change.maximum
+            if change.delta > 0 and change.maximum == used:
+                note("a limit is reached")
+        return outcome
+
+    @invariant()
+    def uses_are_right(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        tasks = self.open_tasks()
+        counted = recount(tasks.values())
+        for use in self.core.limits.uses_of(self.core.limits.scopes()):
+            assert use.used == counted[use.scope, use.resource], use
+        if len(tasks) > len(self.core.tasks):
+            note("a range waits")
+        if any(task.state is State.UNKNOWN for task in tasks.values()):
+            note("a task is unknown")
+
+    @invariant()
+    def who_fits_does_not_wait(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        next_due = self.core.next_due
+        if next_due is not None and next_due <= self.now:
+            return  # the next step goes on
+        for task in self.open_tasks().values():
+            if task.state is State.QUEUED and task.reason in (
+                Reason.LIMIT_USER,
+                Reason.LIMIT_CLASS,
+            ):
+                note("a task waits for a limit")
+                assert self.core.limits.shortage(task.job) is not None, task
 
 
-def recount(core: Core) -> Counter[tuple[LimitScope, str]]:
-    """Count what the open tasks of a core take."""
+def recount(tasks: Iterable[Task]) -> Counter[tuple[LimitScope, str]]:
+    """Count what open tasks take."""
     counted: Counter[tuple[LimitScope, str]] = Counter()
     jobs = set[int]()
-    for task in core.tasks.values():
+    for task in tasks:
         job = task.job
         taken = {"open_tasks": 1, "queued": int(task.state in QUEUED_OR_HELD)}
         if job.id not in jobs:
@@ -110,38 +184,7 @@ def recount(core: Core) -> Counter[tuple[LimitScope, str]]:
 
 
 class Limited(WithLimits, Compared):
-    """Uses equal a recount; a core that examines every waiting task decides alike."""
-
-    def decide(self, event: CoreEvent) -> Outcome:
-        before = {} if isinstance(event, DaemonStarted) else _used(self.core)
-        outcome = super().decide(event)
-        for (scope, resource), change in outcome.limit_changes.items():
-            used = _used(self.core)[scope, resource]
-            if not isinstance(event, DaemonStarted):
-                assert used == before.get((scope, resource), 0) + change.delta
-            assert change.forced or change.delta <= 0 or used <= change.maximum
-        return outcome
-
-    @invariant()
-    def uses_are_right(self) -> None:
-        if hasattr(self, "core"):
-            counted = recount(self.core)
-            for use in self.core.limits.uses_of(self.core.limits.scopes()):
-                assert use.used == counted[use.scope, use.resource], use
-
-    @invariant()
-    def who_fits_does_not_wait(self) -> None:
-        if not hasattr(self, "core"):
-            return
-        next_due = self.core.next_due
-        if next_due is not None and next_due <= self.now:
-            return  # the next step goes on
-        for task in self.core.tasks.values():
-            if task.state is State.QUEUED and task.reason in (
-                Reason.LIMIT_USER,
-                Reason.LIMIT_CLASS,
-            ):
-                assert self.core.limits.shortage(task.job) is not None, task
+    """A core that examines every waiting task decides alike."""
 
 
 def _used(core: Core) -> dict[tuple[LimitScope, str], int]:
