@@ -27,7 +27,7 @@ _OVERLAY = replace(OVERLAY, licences=3, needs=0.1)  # a quarter of the jobs need
 _NOT_COMPARED = {
     *WITHOUT_PREEMPTION,  # only simulated clusters can suspend
     *("cs-i-np", "cs-greedy-np"),  # the matching decides nothing where processors are counted
-    "rcbo",  # as `tabu`, at ten times the cost
+    "rcbo",  # much as `tabu`
 }
 
 

@@ -15,6 +15,7 @@ from metasched.errors import UserError
 from metasched.model.fair_share import FairShareSettings
 from metasched.model.licence import LicencePool
 from metasched.model.limits import LimitSettings
+from metasched.policies.local.queueing import ReservedWindow
 from metasched.simulate.clusters import (
     MAX_CLUSTERS,
     MAX_CPUS,
@@ -23,6 +24,8 @@ from metasched.simulate.clusters import (
     Machine,
     SimulatedCluster,
 )
+
+MAX_RESERVATIONS = 10_000  # of a cluster
 
 
 class _TableModel(BaseModel):
@@ -38,6 +41,14 @@ class MachineTable(_TableModel):
     licences: frozenset[str] | None = None
 
 
+class ReservationTable(_TableModel):
+    """Counted processors that queued jobs leave free, in seconds from the trace's origin."""
+
+    start: Annotated[float, Field(ge=0, le=1e12)]
+    end: Annotated[float, Field(gt=0, le=1e12)]
+    cpus: Annotated[int, Field(ge=1, le=MAX_CPUS)]
+
+
 class SimulatedClusterTable(_TableModel):
     """A cluster of `cpus` counted processors, or of the machines of its [[cluster.machine]]."""
 
@@ -49,6 +60,7 @@ class SimulatedClusterTable(_TableModel):
     policy: str = ""
     queue_depth: Annotated[int, Field(ge=1, le=MAX_QUEUE_DEPTH)] | None = None
     machine: tuple[MachineTable, ...] = ()
+    reservation: Annotated[tuple[ReservationTable, ...], Field(max_length=MAX_RESERVATIONS)] = ()
 
 
 class SimulatedLicenceTable(_TableModel):
@@ -162,6 +174,21 @@ def _build_cluster(table: SimulatedClusterTable, path: Path) -> SimulatedCluster
             f'cluster "{table.name}" needs either cpus or [[cluster.machine]] tables, {path}; '
             "write one of the two"
         )
+    if table.cpus is None and table.reservation:
+        raise ClusterError(
+            f'cluster "{table.name}" has machines and reservations, {path}; '
+            "reservations need counted processors, write cpus"
+        )
+    if bad := next((r for r in table.reservation if r.end <= r.start), None):
+        raise ClusterError(
+            f'cluster "{table.name}" has a reservation from {bad.start:g} to {bad.end:g}, {path}; '
+            "the end must be later"
+        )
+    if table.cpus is not None and any(r.cpus > table.cpus for r in table.reservation):
+        raise ClusterError(
+            f'cluster "{table.name}" has a reservation of more than its {table.cpus} processors, '
+            f"{path}; correct one of the two"
+        )
     if table.cpus is not None:
         return SimulatedCluster(
             name=table.name,
@@ -170,6 +197,7 @@ def _build_cluster(table: SimulatedClusterTable, path: Path) -> SimulatedCluster
             licences=table.licences,
             policy=table.policy,
             queue_depth=table.queue_depth,
+            windows=tuple([ReservedWindow(r.start, r.end, r.cpus) for r in table.reservation]),
         )
     machines = [
         Machine(machine.cpus, machine.benchmark, machine.licences)

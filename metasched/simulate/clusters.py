@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from metasched.errors import UserError
+from metasched.policies.local.queueing import ReservedWindow
 
 MAX_CLUSTERS, MAX_CPUS = 1000, 10**7  # of a simulation; of a cluster
 REFERENCE_BENCHMARK = 1.0  # default speed of a processor
@@ -49,6 +50,7 @@ class SimulatedCluster:
     policy: str = ""  # name of its local policy; "": that of the simulation
     # tasks that wait there at most, see `Cluster.queue_depth`; None: any number, with fair share 0
     queue_depth: int | None = None
+    windows: tuple[ReservedWindow, ...] = ()  # that its jobs leave free, if its policy keeps them
 
     @staticmethod
     def of_machines(

@@ -24,7 +24,7 @@ To the core a suspended job is running: it has left the queue of its cluster for
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -187,6 +187,10 @@ class Simulation:
         self._pull_waits = False  # whether an unreported change ends a withdrawal, or fails a pull
         self._has_periodic_policy = any(manager.policy.period > 0 for manager in self._managers)
         self._ticks: dict[int, float] = {}  # next pass of clusters with a periodic policy
+        # a planned job may start at the end of a window
+        self._window_ends = sorted(
+            (window.end, index) for index, c in enumerate(clusters) for window in c.windows
+        )
         self._tags: dict[int, str] = {}  # of dispatched jobs
         self._unlisted: dict[int, int] = {}  # job to cluster; missing from listings so far
         self._scheduled: dict[int, ScheduledJob] = {}
@@ -252,10 +256,11 @@ class Simulation:
         """Simulate from the first submission to the last ending."""
         self._start_core()
         entries, ends, polls, ticks = self._entries, self._ends, self._poll_times, self._ticks
+        window_ends = deque(self._window_ends)
         arrivals, index, now = len(entries), 0, 0.0
         arrival = entries[0].job.submitted if entries else math.inf
         timer = math.inf
-        while index < arrivals or ends or polls or ticks or timer < math.inf:
+        while index < arrivals or ends or polls or ticks or window_ends or timer < math.inf:
             now = arrival
             if timer < now:
                 now = timer
@@ -266,6 +271,10 @@ class Simulation:
             if ticks:
                 now = min(now, *ticks.values())
                 self._needs_pass.update(index for index, tick in ticks.items() if tick <= now)
+            if window_ends:
+                now = min(now, window_ends[0][0])
+                while window_ends and window_ends[0][0] <= now:
+                    self._needs_pass.add(window_ends.popleft()[1])
             while ends and ends[0][0] <= now:
                 end = heappop(ends)
                 if self._void_ends and self._void_ends[end]:

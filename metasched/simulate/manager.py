@@ -26,7 +26,7 @@ from metasched.policies.local.queueing import (
     RunningJob,
     WaitingJob,
 )
-from metasched.simulate.clusters import SimulatedCluster, StoredInput
+from metasched.simulate.clusters import ClusterError, SimulatedCluster, StoredInput
 from metasched.simulate.lazy_head_plan import LazyHeadPlan
 
 # A job that has just started, its machine, and its true run time in seconds.
@@ -64,6 +64,11 @@ class SimulatedManager:
         reports_plan: bool = False,
     ) -> None:
         self.cluster, self.policy, self._licences_leased = cluster, policy, licences_leased
+        if cluster.windows and not getattr(policy, "keeps_windows", False):
+            raise ClusterError(
+                f'cluster "{cluster.name}" has reservations, which its policy does not keep; '
+                "write eg-edf, tabu or rcbo"
+            )
         self.queue: dict[int, WaitingJob] = {}
         self.running: dict[int, RunningJob] = {}
         self.free_cpus = cluster.cpus
@@ -255,7 +260,11 @@ class SimulatedManager:
 
     def _free_resources(self) -> FreeResources:
         return FreeResources(
-            self.free_cpus, self._free_licences, self._free_by_machine, self.cluster.shared
+            self.free_cpus,
+            self._free_licences,
+            self._free_by_machine,
+            self.cluster.shared,
+            windows=self.cluster.windows,
         )
 
     # Estimated starts of a job that is not queued here, for the choice of a cluster

@@ -6,6 +6,8 @@ resources are free in the whole cluster. When a job ends early, late or leaves t
 of its machine are placed again in the order of their planned starts, each as early as possible.
 That makes no start later unless a job exceeds its estimate. For at any time from its old start on,
 the jobs before it use no more than they did.
+
+Reserved windows are no gaps: no run overlaps one. A new window delays the jobs of its machine.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from metasched.policies.local.queueing import (
     NEVER,
     FreeResources,
     LeftOver,
+    ReservedWindow,
     RunningJob,
     WaitingJob,
 )
@@ -64,6 +67,7 @@ class MachineSchedule:
     def __init__(self, cpus: int) -> None:
         self.cpus = cpus
         self.running: dict[int, tuple[float, int]] = {}  # end and processors, by job
+        self.windows: tuple[ReservedWindow, ...] = ()
         self.runs: list[PlannedRun] = []
         self.profile = AvailabilityProfile(0.0, cpus, ())
         self.end = 0.0  # of the last job
@@ -148,8 +152,11 @@ class MachineSchedule:
         """Return the profile of the running jobs and some runs, from `now` on."""
         releases = [(end, cpus) for end, cpus in self.running.values() if end > now]
         free = self.cpus - sum([cpus for _, cpus in releases])
-        for run in runs:
-            releases += ((run.start, -run.cpus), (run.end, run.cpus))
+        held = [(window.start, window.end, window.cpus) for window in self.windows]
+        held += [(run.start, run.end, run.cpus) for run in runs]
+        for start, end, cpus in held:
+            if end > now:
+                releases += ((start, -cpus), (end, cpus))
         return AvailabilityProfile(now, free, releases)
 
     def _summarise(self, earliest_end: float) -> None:
@@ -180,6 +187,7 @@ class MachineSchedule:
         """Return an independent copy."""
         copied = MachineSchedule(self.cpus)
         copied.running, copied.runs = self.running, self.runs.copy()
+        copied.windows = self.windows
         copied.profile = self.profile.copy()
         copied.end, copied.late_count = self.end, self.late_count
         copied._gaps, copied._truncated = self._gaps, self._truncated
@@ -209,6 +217,7 @@ class ClusterPlan:
         self._resources: dict[str, AvailabilityProfile] = {}
         self._running_ends: dict[int, float] = {}  # of all running jobs, by id
         self._total_cpus = 0
+        self._windows: tuple[ReservedWindow, ...] = ()  # that are not over
         self._queue: dict[int, WaitingJob] = {}  # of the last pass, without what has started
 
     # What has happened since the last pass.
@@ -233,8 +242,12 @@ class ClusterPlan:
         appended = jobs[: len(known)] == known
         changed = set() if appended else self._remove_withdrawn(jobs)
         all_planned = appended and len(self.runs) == len(known)
+        windows = tuple([window for window in free.windows if window.end > now])
+        windows_kept = windows == tuple([w for w in self._windows if w.end > now])
+        self._windows = windows
         if (
             not changed
+            and windows_kept
             and total == self._total_cpus
             and ends == {job: end for job, end in self._running_ends.items() if end > now}
             and not any(s.runs and s.runs[0].start < now for s in self.machines)
@@ -276,9 +289,13 @@ class ClusterPlan:
             size = free_cpus[machine] + sum([held for _, held in jobs.values()])
             expected = {job: end for job, (end, _) in schedule.running.items() if end > now}
             overdue = bool(schedule.runs) and schedule.runs[0].start < now
+            windows = tuple([w for w in self._windows if w.machine == machine])
+            windows_kept = windows == tuple([w for w in schedule.windows if w.end > now])
+            schedule.windows = windows
             if (
                 resources
                 or overdue
+                or not windows_kept
                 or schedule.cpus != size
                 or expected != {job: end for job, (end, _) in jobs.items()}
             ):
@@ -427,9 +444,10 @@ class ClusterPlan:
 
     def left_over(self) -> LeftOver:
         """Return what the plan leaves to a job that is submitted now."""
-        free = [min(schedule.profile.free) for schedule in self.machines]
+        free = [max(min(schedule.profile.free), 0) for schedule in self.machines]
         resources = {name: min(profile.free) for name, profile in self._resources.items()}
-        first_start = min([run.start for run in self.runs.values()], default=NEVER)
+        starts = [run.start for run in self.runs.values()]
+        first_start = min([*starts, *[w.start for w in self._windows]], default=NEVER)
         return LeftOver(first_start, FreeResources(sum(free), resources, free))
 
 

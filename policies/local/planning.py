@@ -38,6 +38,7 @@ class EarliestGap:
     name: ClassVar[str] = "eg-edf"
     period: float = 0.0
     incremental: ClassVar[bool] = False
+    keeps_windows: ClassVar[bool] = True
 
     def __init__(self, compare: Comparison = "plan", depth: float = 1000) -> None:
         if compare not in COMPARISONS:

@@ -56,6 +56,15 @@ class RunningJob(NamedTuple):
     user: str = ""
 
 
+class ReservedWindow(NamedTuple):
+    """Processors that no queued job may use; times are seconds of the caller's clock."""
+
+    start: float
+    end: float
+    cpus: int
+    machine: int = 0  # index; 0 where processors are counted
+
+
 class FreeResources(NamedTuple):
     """Free resources of a cluster."""
 
@@ -65,6 +74,9 @@ class FreeResources(NamedTuple):
     """Free processors of each machine, the most powerful first; None where these are counted."""
     shared: bool = True  # a machine may run several jobs at a time
     rho: Mapping[str, float] = EMPTY  # demand per copy of site-wide licences
+    windows: Sequence[ReservedWindow] = ()
+    """Present and future windows. What they hold now is among the free processors. Only policies
+    that have `keeps_windows` keep them free."""
 
 
 class LeftOver(NamedTuple):
@@ -89,6 +101,7 @@ class LocalPolicy(Protocol):
     estimate; until then it is enough to pass the head of the queue and the jobs that arrived since.
 
     A policy may have more, for pulls and listings:
+    - `keeps_windows`: whether its jobs stay out of `FreeResources.windows`, by their estimates;
     - `in_order`: whether no job starts before an earlier job of the queue;
     - `head_id`: the job for which its last pass reserved, if not the first of the queue;
     - `reservation`: the `HeadReservation` of its last pass, or None;

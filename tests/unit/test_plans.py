@@ -13,7 +13,13 @@ from metasched.policies.local.insertion import (
 from metasched.policies.local.plan import ClusterPlan, PlanQuality
 from metasched.policies.local.plan_search import BoundedMemory, ResourceOptimisation, TabuSearch
 from metasched.policies.local.planning import EarliestGap
-from metasched.policies.local.queueing import FreeResources, JobStart, RunningJob, WaitingJob
+from metasched.policies.local.queueing import (
+    FreeResources,
+    JobStart,
+    ReservedWindow,
+    RunningJob,
+    WaitingJob,
+)
 from metasched.policies.local.registry import make_policy
 from metasched.simulate.settings import SettingError, read_settings
 
@@ -153,6 +159,21 @@ def test_a_late_end_delays_only_what_it_must_and_an_early_end_compresses() -> No
     assert policy.planned_starts() == {1: 13.0, 2: 23.0}
     assert policy.choose_starts(12.5, queue[:2], [], FreeResources(4)) == [JobStart(1)]
     assert policy.planned_starts() == {2: 22.5}
+
+
+def test_a_new_window_moves_planned_jobs_and_its_end_brings_them_back() -> None:
+    policy = EarliestGap()
+    queue = [WaitingJob(1, 4, 10.0), WaitingJob(2, 2, 20.0)]
+    running = [RunningJob(9, 4, 10.0)]
+    policy.choose_starts(0.0, queue, running, FreeResources(0))
+    assert policy.planned_starts() == {1: 10.0, 2: 20.0}
+    window = ReservedWindow(15.0, 30.0, 3)
+    policy.choose_starts(1.0, queue, running, FreeResources(0, windows=[window]))
+    assert policy.planned_starts() == {1: 30.0, 2: 40.0}
+    left = policy.left_over()
+    assert (left.start, left.free.cpus) == (15.0, 0)  # nothing may run into the window
+    policy.choose_starts(2.0, queue, running, FreeResources(0))
+    assert policy.planned_starts() == {1: 10.0, 2: 20.0}
 
 
 @pytest.mark.parametrize("name", ["eg-edf", "tabu", "rcbo"])

@@ -16,6 +16,7 @@ from metasched.core.scheduler import Core
 from metasched.model.fair_share import FairShareSettings, ShareTree
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
+from metasched.policies.local.queueing import ReservedWindow
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
 from metasched.simulate import metrics, synthetic
@@ -440,6 +441,25 @@ def test_clusters_of_a_file(tmp_path: Path) -> None:
     path.write_text("[[cluster]]\nname='a'\ncpus=1\n" * 2)
     with pytest.raises(ClusterError, match="two clusters"):
         parse_clusters(str(path))
+
+
+def test_reservations_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    cluster = "[[cluster]]\nname = 'a'\ncpus = 4\n"
+    reservation = "[[cluster.reservation]]\nstart = 10\nend = 50\ncpus = 3\n"
+    path.write_text(cluster + 2 * reservation)
+    assert parse_clusters(str(path))[0].windows == (ReservedWindow(10.0, 50.0, 3),) * 2
+    machines = "[[cluster]]\nname = 'a'\n[[cluster.machine]]\ncpus = 4\n"
+    for text, expected in (
+        (machines + reservation, "counted processors"),
+        (cluster + reservation.replace("50", "10"), "from 10 to 10"),
+        (cluster + reservation.replace("3", "5"), "more than its 4 processors"),
+        (cluster + reservation.replace("10", "nan"), "reservation.0.start"),
+        (cluster + reservation.replace("50", "inf"), "reservation.0.end"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ClusterError, match=expected):
+            parse_clusters(str(path))
 
 
 def test_licences_of_a_file(tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""Reserved windows: no job of a plan runs in one, whatever arrives and however long jobs run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metasched.model.job import Job
+from metasched.policies.local.planning import EarliestGap
+from metasched.policies.local.queueing import ReservedWindow
+from metasched.policies.local.registry import POLICIES, make_policy
+from metasched.policies.policy import Policy
+from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster
+from metasched.simulate.engine import ScheduledJob, Simulation
+from metasched.simulate.workload import Workload, WorkloadEntry
+
+PLANNING = ("eg-edf", "tabu", "rcbo")
+SIZES = (8, 5)  # of machines
+seconds = st.integers(1, 30).map(float)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> SimulatedCluster:
+    """Draw counted processors or two machines, with windows that hold at most all of each."""
+    cluster = SimulatedCluster(name="c1", cpus=SIZES[0])
+    sizes: tuple[int, ...] = SIZES[:1]
+    if draw(st.booleans()):
+        machines = [Machine(size, 2.0 - index) for index, size in enumerate(SIZES)]
+        cluster, sizes = SimulatedCluster.of_machines("c1", machines), SIZES
+    windows = []
+    for machine, size in enumerate(sizes):
+        end = 0.0
+        for _ in range(draw(st.integers(0, 3))):
+            start = end + draw(st.integers(0, 25))
+            end = start + draw(seconds)
+            windows.append(ReservedWindow(start, end, draw(st.integers(1, size)), machine))
+    return replace(cluster, windows=tuple(windows))
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    """Draw jobs whose run times are drawn apart from their estimates."""
+    entries, now = [], 0.0
+    for number in range(1, draw(st.integers(1, 14)) + 1):
+        now += draw(st.integers(0, 8))
+        margin = draw(st.one_of(st.none(), st.integers(1, 60)))
+        job = Job(
+            id=number,
+            submitted=now,
+            estimated=draw(seconds),
+            cpus=draw(st.integers(1, SIZES[0])),
+            deadline=None if margin is None else now + margin,
+        )
+        entries.append(WorkloadEntry(job, draw(seconds), number))
+    return Workload("drawn", tuple(entries))
+
+
+def holds(cluster: SimulatedCluster, machine: int) -> list[tuple[float, float, int]]:
+    return [(w.start, w.end, w.cpus) for w in cluster.windows if w.machine == machine]
+
+
+def exceeds(held: list[tuple[float, float, int]], size: int) -> bool:
+    """Whether more than `size` processors are held at any time; each is (start, end, cpus)."""
+    return any(
+        sum(cpus for start, end, cpus in held if start <= moment < end) > size
+        for moment, _, _ in held
+    )
+
+
+def size_of(cluster: SimulatedCluster, machine: int) -> int:
+    return cluster.machines[machine].cpus if cluster.machines else cluster.cpus
+
+
+@pytest.mark.parametrize("name", PLANNING)
+@given(clusters(), workloads())
+def test_no_job_overlaps_a_window(name: str, cluster: SimulatedCluster, workload: Workload) -> None:
+    """Jobs hold their processors until they end, or at most until their estimates are over."""
+    policy = make_policy(name, {"every": 3.0} if name != "eg-edf" else None)
+    assert isinstance(policy, EarliestGap)
+    decide = policy.choose_starts
+
+    def watched(now, queue, running, free):  # type: ignore[no-untyped-def]
+        starts = decide(now, queue, running, free)
+        for machine, schedule in enumerate(policy.plan.machines):
+            runs = [(run.start, run.end, run.cpus) for run in schedule.runs]
+            assert not exceeds([*holds(cluster, machine), *runs], size_of(cluster, machine))
+        return starts
+
+    policy.choose_starts = watched  # type: ignore[method-assign]
+    schedule = Simulation(workload, (cluster,), Policy(), lambda _: policy).run()
+    assert len(schedule.jobs) == len(workload.entries)
+    ends_of_estimates = {
+        p.job.id: p.start + p.job.estimated / speed_of(cluster, p) for p in schedule.jobs
+    }
+    for machine in range(len(cluster.machines) or 1):
+        held = [
+            (p.start, min(p.end, ends_of_estimates[p.job.id]), p.cpus)
+            for p in schedule.jobs
+            if p.machine == machine
+        ]
+        assert not exceeds([*holds(cluster, machine), *held], size_of(cluster, machine))
+
+
+def speed_of(cluster: SimulatedCluster, scheduled: ScheduledJob) -> float:
+    return cluster.machines[scheduled.machine].benchmark if cluster.machines else 1.0
+
+
+def test_a_job_waits_for_the_end_of_a_window_and_a_short_one_goes_before_it() -> None:
+    cluster = SimulatedCluster(name="c1", cpus=4, windows=(ReservedWindow(10.0, 50.0, 3),))
+    jobs = [
+        Job(id=1, submitted=0.0, estimated=20.0, cpus=2),
+        Job(id=2, submitted=1.0, estimated=9.0, cpus=4),
+        Job(id=3, submitted=2.0, estimated=100.0, cpus=1),
+    ]
+    workload = Workload("by hand", tuple(WorkloadEntry(job, job.estimated, job.id) for job in jobs))
+    schedule = Simulation(workload, (cluster,), Policy(), lambda _: make_policy("eg-edf")).run()
+    assert {p.job.id: p.start for p in schedule.jobs} == {1: 50.0, 2: 1.0, 3: 10.0}
+
+
+@pytest.mark.parametrize("name", sorted(set(POLICIES) - set(PLANNING)))
+def test_a_policy_that_keeps_no_windows_is_refused(name: str) -> None:
+    cluster = SimulatedCluster(name="c1", cpus=4, windows=(ReservedWindow(10.0, 50.0, 3),))
+    with pytest.raises(ClusterError, match=r"^cluster \"c1\" has reservations, which its policy"):
+        Simulation(Workload("none", ()), (cluster,), Policy(), lambda _: make_policy(name))
