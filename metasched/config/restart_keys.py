@@ -20,6 +20,7 @@ RESTART_KEYS: Final = (
     "body_timeout",
     "max_request",
     "max_answers",
+    "log_format",
 )
 _Named = tuple[BaseModel, ...]  # tables with a key `name`
 _NAMED_TABLES = ("cluster", "licence", "user_class", "licence_server")

@@ -25,6 +25,7 @@ from metasched.daemon.doctor.findings import Finding
 from metasched.daemon.service import Daemon, ReloadRefused, SchedulerService
 from metasched.db.ledger import Ledger
 from metasched.errors import UserError
+from metasched.model.audit import OPERATORS_ONLY, AuditKind, AuditRecord
 from metasched.model.reservation import OPEN_STATES, ReservationState
 
 log = logging.getLogger("metasched")
@@ -80,6 +81,15 @@ async def _reload(daemon: Daemon, by: str) -> ReloadResult:
     if not changes:
         daemon.settings = replace(running, files=settings.files)
     elif not _changes_decisions(running, settings):
+        service.store_act(
+            AuditRecord(
+                time=time.time(),
+                kind=AuditKind.CONFIGURATION_CHANGED,
+                actor=by,
+                owner=OPERATORS_ONLY,
+                cause="; ".join(changes),
+            )
+        )
         daemon.settings = service.settings = settings
     else:
         await _replace_service(daemon, service, settings, by, tuple(changes))
@@ -92,8 +102,8 @@ def _changes_decisions(running: Settings, changed: Settings) -> bool:
     looked_up = {
         name: getattr(changed, name)
         for name in (
-            *("user_classes", "site", "quotas", "max_array_tasks", "retention"),
-            *("probe_account", "files", "tables", "database"),
+            *("user_classes", "site", "quotas", "max_array_tasks", "retention", "event_retention"),
+            *("probe_account", "files", "tables", "database", "policy_origin"),
         )
     }
     return replace(running, **looked_up) != changed

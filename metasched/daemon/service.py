@@ -54,7 +54,7 @@ from metasched.db.pruning import PruningPass
 from metasched.db.store import DatabaseUnreachable, StorageFailed, StorageUncertain
 from metasched.db.submission_keys import KEY_LIFETIME, Receipt
 from metasched.errors import UserError
-from metasched.model.audit import AuditKind, AuditRecord
+from metasched.model.audit import AuditKind, AuditRecord, cleaned
 
 log = logging.getLogger("metasched")
 
@@ -321,6 +321,14 @@ class SchedulerService:
             if not isinstance(error, StorageUncertain):  # else they may be stored
                 self.quarantine.notices.put_back(records)
             raise
+
+    def store_act(self, record: AuditRecord) -> None:
+        """Store the record of an act that is no event of the core. StorageFailed if it is not."""
+        record = cleaned(record)
+        self.store_group()
+        self.ledger.record_notices([record])
+        self._commit()
+        log_record(record)
 
     async def _prune(self) -> None:
         """Delete jobs that ended before the retention time, and old keys, a few at a time.

@@ -130,6 +130,8 @@ def test_a_dead_cluster_is_reported_and_refuses_nothing(running: Site) -> None:
     answer = running.json("reload")
     assert answer["changes"] == ['cluster "dead" added']
     assert {finding["id"] for finding in answer["findings"]} == {"cluster-unreachable"}
+    [act] = running.json("events", "--kind", "configuration_changed")
+    assert act["cause"] == 'cluster "dead" added'
     assert running.until_ended(running.submit("--cluster", "left", "--wrap", "true"))
 
 
@@ -200,6 +202,11 @@ def test_only_operators_reload_and_rights_end_with_it(common_folder: Path) -> No
         site.config.write_text(text.replace("operator_groups", f'operators = ["{A}"]\n#'))
         assert site.by(KEEPER).json("reload")["changes"] == ["[site] operators"]
         assert a.json("reload")["changes"] == []
+        acts = site.by(KEEPER).json("events", "--kind", "configuration_changed")
+        assert {(act["actor"], act["cause"]) for act in acts} == {
+            (OPERATOR, "[site] operator_groups"),
+            (KEEPER, "[site] operators"),
+        }
         assert json.loads(a.run("clusters", "--json").stdout)
         assert site.stop() == 0
     finally:
