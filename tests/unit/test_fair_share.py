@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from metasched.core.events import (
+    AccountingReceived,
     ClockSet,
     ClusterDrained,
     ClusterResumed,
@@ -328,6 +329,19 @@ def test_a_task_is_charged_its_estimate_and_then_what_it_used() -> None:
     listed(site, State.COMPLETED, NOW + 20, started=NOW, ended=NOW + 10.0, exit_code=0)
     assert used(site, NOW + 10.0)["physics", "bob"] == pytest.approx(40.0)
     assert rank(site, "bob")[1] == pytest.approx(40.0 * 2 ** (10.0 / HALF_LIFE))
+
+
+@pytest.mark.parametrize("ended", [NOW + 5.0, NOW + 7000.0])
+def test_accounting_that_disagrees_with_the_ledger_changes_no_use(ended: float) -> None:
+    site = site_with()
+    site.step(JobSubmitted(NOW, job(user="bob", cpus=4, clusters=("left",))))
+    site.sent()
+    listed(site, State.COMPLETED, NOW + 20, started=NOW, ended=NOW + 10.0, exit_code=0)
+    assert used(site, NOW + 10.0)["physics", "bob"] == pytest.approx(40.0)
+    row = site.row(State.FAILED, started=NOW, ended=ended, exit_code=1)
+    site.step(AccountingReceived(NOW + 30, "left", (row,)))
+    assert used(site, NOW + 10.0)["physics", "bob"] == pytest.approx(40.0)
+    assert site.out.share_uses == {}
 
 
 def test_what_never_started_costs_nothing() -> None:
