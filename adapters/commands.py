@@ -167,7 +167,7 @@ def _read_output(
             now = time.monotonic()
             if now >= started + timeout:
                 detail = f" ({_single_line(_decode(stderr))})" if stderr else ""
-                raise Unreachable(f"{program}: no answer within {timeout:g} s{detail}")
+                raise Unreachable(f"{program}: no answer within {timeout:.3g} s{detail}")
             for key, _ in pipes.select(min(_STDERR_CHECK_INTERVAL, started + timeout - now)):
                 block = os.read(key.fd, _BLOCK_SIZE)
                 key.data.extend(block)
@@ -183,7 +183,7 @@ def _read_output(
     try:
         process.wait(max(0.0, started + timeout - time.monotonic()))
     except subprocess.TimeoutExpired:
-        raise Unreachable(f"{program}: did not exit within {timeout:g} s") from None
+        raise Unreachable(f"{program}: did not exit within {timeout:.3g} s") from None
     return bytes(stdout), bytes(stderr)
 
 
