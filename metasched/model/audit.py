@@ -97,11 +97,11 @@ KINDS: Mapping[AuditKind, KindInfo] = {
     K.LICENCE_RELEASED: KindInfo("info", "owner", "An operator released the leases of a job."),
     K.LICENCE_SERVER_SILENT: KindInfo("warning", "all", "A licence server does not answer."),
     K.LICENCE_SERVER_ANSWERS: KindInfo("info", "all", "A licence server answers again."),
-    K.CONFIGURATION_CHANGED: KindInfo(
-        "info", "operators", "The daemon took a changed configuration over without a restart."
-    ),
     K.POLICY_CHANGED: KindInfo(
         "info", "operators", "The daemon read another policy; the actor owns the file."
+    ),
+    K.CONFIGURATION_CHANGED: KindInfo(
+        "info", "operators", "The daemon took a changed configuration over without a restart."
     ),
     K.RESERVATION_PROMISED: KindInfo("info", "owner", "A reservation was granted."),
     K.RESERVATION_BOUND: KindInfo("info", "owner", "The manager keeps its nodes."),

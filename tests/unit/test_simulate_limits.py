@@ -151,7 +151,7 @@ def test_limits_in_a_file_of_clusters(tmp_path: Path) -> None:
         ("[limits]\nrunning = 5\ndispatched = 4\n", "running = 5 exceeds dispatched = 4"),
         ("[limits.classes.lead]\nrunning = 1\n", 'no user class "lead"'),
         ("[limits.each_user]\nlicences = { m = 1 }\n", 'no licence "m"'),
-        ("[limits]\nrunning = -1\n", "limits.running: "),
+        ("[limits]\nrunning = -1\n", r"running = -1, .*\[limits\]"),
     ):
         file.write_text(cluster + tables)
         with pytest.raises(ClusterError, match=problem):
