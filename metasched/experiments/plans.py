@@ -1,15 +1,19 @@
-"""Experiment: policies with a plan of the whole queue; Pasquali 2008, §5.2, Figures 39 and 40.
+"""Experiments: policies with a plan of the whole queue.
+
+Pasquali 2008, §5.2, Figures 39 and 40; Du 2010, Tables 5-2 to 5-5.
 
 docs/experiments/settings.md documents the choices that the text leaves open.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from metasched.experiments.harness import Experiment, SimulationCase, late_percent
 from metasched.experiments.pasquali2008 import PUSH_POLICY, SeededScenario
 from metasched.simulate import metrics, synthetic
+from metasched.simulate.engine import Schedule
 from metasched.simulate.settings import SimulationSettings
 
 _DEPTH = 100_000.0  # more jobs than there are: the papers plan all
@@ -20,6 +24,10 @@ _PARAMETERS: dict[str, dict[str, float | str]] = {  # of each policy
     "eg-edf": {"depth": _DEPTH},
     "tabu": {"depth": _DEPTH},
 }
+# Du 2010 states no inter-arrival. At 7 s about as many of 3,000 jobs are late as there.
+_GRID_INTER_ARRIVAL = 7
+# clears its list of used machines and goes on, as Du 2010 prints it
+_SEARCHES: dict[str, dict[str, float | str]] = {"tabu": {"stop": "rounds"}, "rcbo": {}}
 
 
 def _plans() -> list[SimulationCase]:
@@ -48,3 +56,55 @@ PLANS = Experiment(
     },
     cases=_plans,
 )
+
+
+def _grid_plans(jobs: tuple[int, ...]) -> list[SimulationCase]:
+    return [
+        SimulationCase(
+            f"{number:,} jobs",
+            policy,
+            SeededScenario(
+                replace(synthetic.PLANS, jobs=number, inter_arrival=_GRID_INTER_ARRIVAL)
+            ),
+            SimulationSettings(
+                policy=policy, meta_policy=PUSH_POLICY, parameters={"depth": _DEPTH, **parameters}
+            ),
+        )
+        for number in jobs
+        for policy, parameters in _SEARCHES.items()
+    ]
+
+
+def _utilisation(schedule: Schedule) -> float:
+    """Return the percentage of processor seconds in use from the first to the last job."""
+    used = sum(p.cpus * p.run_time for p in schedule.jobs)
+    cpus = sum(cluster.cpus for cluster in schedule.clusters)
+    return 100 * used / (cpus * metrics.makespan(schedule.jobs))
+
+
+_GRID_FIGURES: dict[str, Callable[[Schedule], float]] = {
+    "makespan, s": lambda s: metrics.makespan(s.jobs),
+    "nondelayed": lambda s: sum(metrics.tardiness(p) == 0 for p in s.jobs),
+    "tardiness, s": lambda s: sum(map(metrics.tardiness, s.jobs)),
+    "utilisation, %": _utilisation,
+}
+_SOURCE = "Du 2010, Tables 5-1 to 5-5"
+GRID_PLANS = Experiment(
+    name="grid-plans",
+    about="Tabu Search against RCBO",
+    source=_SOURCE,
+    runs=10,
+    baseline="tabu",
+    figures=_GRID_FIGURES,
+    cases=lambda: _grid_plans((3_000, 12_000)),
+)
+LARGE_GRID_PLANS = Experiment(
+    name="grid-plans-large",
+    about="The same with many jobs",
+    source=_SOURCE,
+    runs=2,  # data sets of each size, as in the source
+    baseline="tabu",
+    figures=_GRID_FIGURES,
+    cases=lambda: _grid_plans((30_000, 60_000)),
+)
+GRIDS = (GRID_PLANS, LARGE_GRID_PLANS)

@@ -19,7 +19,11 @@ from tests.harness.traces import trace
 
 
 @pytest.mark.parametrize(
-    "name", ["licence-ratios", "contention", "load-shares", "two-level", "better-table6", "plans"]
+    "name",
+    [
+        *("licence-ratios", "contention", "load-shares", "two-level", "better-table6", "plans"),
+        "grid-plans",
+    ],
 )
 def test_every_case_can_be_drawn_and_compared(name: str) -> None:
     experiment = EXPERIMENTS[name]
