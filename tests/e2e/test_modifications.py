@@ -161,7 +161,8 @@ def test_a_request_for_a_task_that_its_cluster_restarts_is_explained(
 ) -> None:
     job = over_slurm.submit("--requeue", "--wrap", "sleep 600", "--cluster", "beta", "-t", "5")
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "running")
-    slurm_site["beta"].run("scontrol", "requeue", over_slurm.row(job)["native_id"])
+    # held there, since metasched takes back a job that its cluster has requeued
+    slurm_site["beta"].run("scontrol", "requeuehold", over_slurm.row(job)["native_id"])
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "pending")
     for command in ("hold", "requeue"):
         [row] = over_slurm.json(command, str(job))
