@@ -103,7 +103,7 @@ def _statuses_of(line: QueueLine, owner: str) -> list[JobStatus]:
     ended = parse_epoch_time(line.end) if has_ended(current) else None
     manager_reason = "" if line.reason in EMPTY_VALUES else line.reason
     node = "" if line.nodes in EMPTY_VALUES else line.nodes
-    restarts = parse_int(line.restarts)
+    restarts = parse_int(line.restarts) - _is_requeued_while_completing(line)
     # for a record of several tasks Slurm shows the start of one of them only, without its id
     expected = _expected_start(line) if current is State.PENDING and len(tasks) == 1 else None
     return [
@@ -127,6 +127,19 @@ def _statuses_of(line: QueueLine, owner: str) -> list[JobStatus]:
     ]
 
 
+def _is_requeued_while_completing(line: QueueLine) -> bool:
+    """Return whether a requeued job still has processes of its last run.
+
+    Slurm counts the restart then, though none has begun. It shows the present time as the start,
+    and as the end when the limit would be reached from now on: not that of the run.
+    """
+    if line.state != "COMPLETING" or parse_int(line.restarts) == 0:
+        return False
+    start, end = parse_epoch_time(line.start), parse_epoch_time(line.end)
+    limit = parse_duration(line.limit)
+    return start is None or end is None or (limit is not None and end - start == limit)
+
+
 def _expected_start(line: QueueLine) -> float | None:
     """Return Slurm's estimate of the start of a pending job; a held job has an outdated one."""
     return None if line.eligible in EMPTY_VALUES else parse_epoch_time(line.start)
@@ -139,7 +152,7 @@ def _first_start(line: QueueLine, state: State) -> float | None:
     has started before, at the latest when it was requeued; Slurm keeps no earlier time.
     """
     restarts = parse_int(line.restarts)
-    if restarts > 0 and state is State.PENDING:
+    if (restarts > 0 and state is State.PENDING) or _is_requeued_while_completing(line):
         return parse_epoch_time(line.submitted)
     if state is State.PENDING:
         return None

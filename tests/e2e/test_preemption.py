@@ -96,8 +96,10 @@ class Preemption:
         site.configure(table + here + LICENCE, extra=EXTRA)
         site.start()
 
-    def submit(self, *options: str) -> int:
-        return self.site.submit(*options, "-t", "10", "--wrap", self.records.payload)
+    def submit(self, *options: str, stubborn: bool = False) -> int:
+        """Submit a payload; a stubborn one ignores SIGTERM."""
+        trap = "trap '' TERM\n" if stubborn else ""
+        return self.site.submit(*options, "-t", "10", "--wrap", trap + self.records.payload)
 
     def fill_here(self) -> int:
         """Return a job that occupies `here`."""
@@ -105,9 +107,9 @@ class Preemption:
         self.until_state("running", filler)
         return filler
 
-    def run_on_alpha(self, *options: str) -> int:
+    def run_on_alpha(self, *options: str, stubborn: bool = False) -> int:
         """Return a job of 4 processors that has begun on alpha."""
-        job = self.submit("-n", "4", *options)
+        job = self.submit("-n", "4", *options, stubborn=stubborn)
         self.until_state("running", job)
         self.site.until(lambda: self.records.runs(job) == ["alpha"])
         return job
@@ -213,6 +215,26 @@ def test_a_job_that_slurm_has_requeued_runs_elsewhere(over: By, requeueing: Slur
     story = test.site.run("story", str(job)).stdout
     assert "its cluster had requeued it, and it may run elsewhere" in story
     assert test.native_state(native) == "CANCELLED"
+    test.replayed()
+
+
+def test_a_requeued_job_whose_processes_take_their_time_is_taken_back_once(
+    over: By, requeueing: SlurmSite
+) -> None:
+    """Slurm counts the restart while the first run ends, and shows the present as its start."""
+    test = over(requeueing)
+    job = test.run_on_alpha("--requeue", stubborn=True)
+    native = test.site.row(job)["native_id"]
+    test.alpha.run("scontrol", "requeue", native)
+    test.site.until(lambda: test.native_state(native) == "COMPLETING")
+    test.site.until(lambda: test.records.runs(job) == ["alpha", "alpha"])
+    test.records.let_end()
+    [row] = test.site.until_ended(job)
+    assert row["state"] == "completed"
+    assert row["native_id"] != native
+    story = test.site.run("story", str(job)).stdout
+    assert story.count("the manager restarted it by itself") == 1, story
+    assert "its cluster had requeued it, and it may run elsewhere" in story
     test.replayed()
 
 

@@ -407,6 +407,10 @@ def test_every_state_of_slurm(slurm_state: str, state: State) -> None:
         ({"state": "FAILED", "nodes": "", "reason": "BadConstraints", "status": "1"}, None),
         ({"state": "PENDING", "nodes": "", "start": "N/A", "restarts": "1"}, 100.0),
         ({"state": "CANCELLED", "nodes": "", "start": "115", "restarts": "1"}, 115.0),
+        ({"state": "COMPLETING", "start": "115", "end": "715", "restarts": "1"}, 100.0),
+        ({"state": "COMPLETING", "start": "115", "end": "N/A", "restarts": "1"}, 100.0),
+        ({"state": "COMPLETING", "start": "115", "end": "120", "restarts": "1"}, 115.0),
+        ({"state": "COMPLETING", "start": "115", "end": "715"}, 115.0),
         ({"state": "NODE_FAIL"}, 110.0),
     ],
 )
