@@ -195,7 +195,7 @@ async def _apply_in_portions(
     database fails when some are changed.
     """
     changed, any_changed = ChangedStates(), False
-    for of_jobs in _portions(selected):
+    for of_jobs in _portions(service.core, action, selected):
         now = time.time()
         portion = [
             remaining
@@ -227,21 +227,44 @@ def _is_in(core: Core, tasks: SelectedTasks, states: frozenset[str]) -> bool:
     return task is None or not states or str(task.state) in states
 
 
-def _portions(selected: Sequence[SelectedTasks]) -> Iterator[list[list[SelectedTasks]]]:
-    """Yield portions of selected tasks, by job; a run counts as a task, and goes first."""
+def _portions(
+    core: Core, action: UserAction, selected: Sequence[SelectedTasks]
+) -> Iterator[list[list[SelectedTasks]]]:
+    """Yield portions of selected tasks, by job; runs go first.
+
+    A run counts as a task, unless the action makes its tasks single: then `PORTION` of them do.
+    """
     portion: list[list[SelectedTasks]] = []
     size = 0
     for of_job in _by_job(selected):
-        remaining = sorted(of_job, key=lambda tasks: not tasks.is_run)
-        while remaining:
-            part, remaining = remaining[: PORTION - size], remaining[PORTION - size :]
+        makes_single = _makes_single(core, action, of_job)
+        part: list[SelectedTasks] = []
+        for tasks in sorted(of_job, key=lambda tasks: not tasks.is_run):
+            for piece in _pieces(tasks) if makes_single else (tasks,):
+                cost = len(piece.indices) if makes_single else 1
+                if size + cost > PORTION:
+                    yield [*portion, part] if part else portion
+                    portion, part, size = [], [], 0
+                part.append(piece)
+                size += cost
+        if part:
             portion.append(part)
-            size += len(part)
-            if size == PORTION:
-                yield portion
-                portion, size = [], 0
     if portion:
         yield portion
+
+
+def _makes_single(core: Core, action: UserAction, of_job: Sequence[SelectedTasks]) -> bool:
+    """Whether an action makes single tasks of runs: a hold or release of a part of a remainder."""
+    remainder = core.remainders.get(of_job[0].job)
+    if remainder is None or action not in ("hold", "release"):
+        return False
+    return sum(len(tasks.indices) for tasks in of_job if tasks.is_run) < len(remainder)
+
+
+def _pieces(tasks: SelectedTasks) -> Iterator[SelectedTasks]:
+    """Yield the tasks of a run, `PORTION` at a time."""
+    for first in range(0, len(tasks.indices), PORTION):
+        yield replace(tasks, indices=tasks.indices[first : first + PORTION])
 
 
 def _by_job(selected: Iterable[SelectedTasks]) -> Iterator[list[SelectedTasks]]:

@@ -200,7 +200,7 @@ def test_databases_that_cannot_be_used(site: Site) -> None:
         ('[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 1\nfilesystems = "home"\n', "list"),
         ('[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 1\nbenchmark = inf\n', "benchmark"),
         ('[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 1\nkill_wait = -1\n', "kill_wait is"),
-        ("[deamon]\n" + TWO_LOCAL, 'write "daemon"'),
+        ("[deamon]\n" + TWO_LOCAL, "write [daemon]"),
         ('[[cluster]]\nname = "a"\nadapter = "locl"\ncpus = 1\n', 'write "local"'),
         ('[[cluster]]\nname = "a"\nadapter = "local"\ncups = 1\n', 'write "cpus"'),
         ('[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 0\n', "cpus"),

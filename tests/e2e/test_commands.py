@@ -137,7 +137,7 @@ def test_explain_names_the_requirement_that_excludes_nodes(running: Site) -> Non
     running.run("cancel", str(job))
     refused = running.error("submit", "--wrap", "true", "--gres", "gpu:1", code=3)
     assert "left: no set of nodes has" in refused
-    assert "(partition local: 1 of 1 nodes have fewer than 1 gpu)" in refused
+    assert "(partition local: 1 of 1 nodes have fewer than 1 gpu (" in refused  # its name
 
 
 def test_usage_of_an_ended_job(running: Site) -> None:
