@@ -118,10 +118,9 @@ def _open_tasks(connection: Connection) -> Iterator[Task]:
         live_attempt = live.get(key)
         if live_attempt is not None:
             past.get(key, {}).pop(live_attempt.dispatch_id, None)
-        chosen = live_attempt.licence_choice if live_attempt is not None else None
         job_of_task, priority = jobs[row.job]
         yield Task(
-            job_of_task.with_licences(chosen),
+            job_of_task,
             row.task_index,
             priority,
             queue_key=0.0,
@@ -159,7 +158,6 @@ def _ended_tasks(connection: Connection) -> dict[tuple[int, int], EndedTask]:
                 columns.revoked,
                 columns.intent,
                 columns.gres_choice,
-                columns.licence_choice,
             )
             .join(task, _SAME_TASK)
             .where(task.c.ended >= oldest)
@@ -238,15 +236,8 @@ def _decode_attempt(row: Any) -> Attempt:
 
 def _decode_past_attempt(row: Any) -> PastAttempt:
     requeued = row.begun and row.intent == Intent.REQUEUE
-    return PastAttempt(
-        intern(row.cluster),
-        row.begun,
-        intern(row.fence),
-        row.revoked,
-        requeued,
-        row.gres_choice,
-        row.licence_choice,
-    )
+    cluster, fence = intern(row.cluster), intern(row.fence)
+    return PastAttempt(cluster, row.begun, fence, row.revoked, requeued, row.gres_choice)
 
 
 def recorded_events(connection: Connection, since: int = 0) -> Iterator[CoreEvent]:

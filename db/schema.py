@@ -213,7 +213,6 @@ attempt = Table(
     Column("begun", Boolean(create_constraint=False), nullable=False, server_default=false()),
     Column("fence", SafeText, nullable=False, server_default=""),
     Column("gres_choice", Int64),
-    Column("licence_choice", Int64),
     Column("revoking", Boolean(create_constraint=False), nullable=False, server_default=false()),
     Column("revoked", Boolean(create_constraint=False), nullable=False, server_default=false()),
     Column(

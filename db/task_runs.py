@@ -275,7 +275,6 @@ def _status_row(row: Any) -> dict[str, Any]:
         "max_memory": None,
         "restarts": None,
         "gres_choice": None,
-        "licence_choice": None,
     }
 
 

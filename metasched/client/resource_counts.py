@@ -6,13 +6,14 @@ The drop-in commands import this module: it keeps to Python 3.9 and imports noth
 from __future__ import annotations
 
 from metasched.errors import ParseError
-from metasched.units import MAX_ALTERNATIVES, MAX_NUMBER
+from metasched.units import MAX_NUMBER
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+MAX_ALTERNATIVES = 16  # of generic resources
 GPU_OPTIONS = ("gpus", "gpus_per_node", "gpus_per_task")
 
 
@@ -47,13 +48,6 @@ def with_alternatives(choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(choices) == 1:  # daemons of earlier releases know no alternatives
         return choices[0]
     return {**choices[0], "gres_alternatives": [choice["gres"] for choice in choices[1:]]}
-
-
-def with_licence_choices(choices: Sequence[Mapping[str, int]]) -> dict[str, Any]:
-    """Return the fields of a request for licences, from its alternatives."""
-    if len(choices) == 1:  # daemons of earlier releases know no alternatives
-        return {"licences": choices[0]}
-    return {"licences": choices[0], "licence_choices": choices}
 
 
 def complete_counts(

@@ -22,7 +22,6 @@ from metasched.policies.eligible import Ineligibility
 # seconds that an unstarted task holds contended licences at least: with less, tasks that cannot
 # start would pass them on without time passing
 MIN_RECALL_WAIT = 1.0
-REQUEST_STRIDE = 1 << 40  # above all indices of tasks; see `request_id`
 
 
 class LicenceLeasing:
@@ -57,10 +56,10 @@ class LicenceLeasing:
         return self.licences.settled(now) and not self.transferring
 
     def join(self, task: Task) -> None:
-        """Queue a task for its licences; of alternatives for those of `task.job.licences`."""
+        """Queue a task for its licences."""
         key = max(task.queue_key, self._demoted.get(task.task_id, task.queue_key))
         self.licences.join(
-            request_id(task.task_id, task.job.licence_choice),
+            task.task_id,
             key,
             task.job.licences,
             _lease_duration(task),
@@ -74,30 +73,12 @@ class LicenceLeasing:
         """Yield the request and the size of each range whose head is queued for licences."""
         for remainder in self._state.remainders.values():
             if remainder.reason in (Reason.LICENCE_BUSY, Reason.LICENCE_UNKNOWN):
-                for requested in remainder.job.licence_requests:
-                    yield requested, len(remainder)
+                yield remainder.job.licences, len(remainder)
 
     def leave(self, task: Task) -> None:
-        """Remove all requests of a task from the licence queue, if any are there."""
+        """Remove a task from the licence queue, if it is there."""
         if self.licences.has_waiting:
-            for entry in request_ids(task):
-                self.licences.leave(entry)
-
-    def leave_request(self, task: Task) -> None:
-        """Remove the request for its present licences; those for others remain."""
-        self.licences.leave(request_id(task.task_id, task.job.licence_choice))
-
-    def grant(self, granted: TaskId, now: float) -> Task:
-        """Return the task of the request that `LicenceQueue.next_ready` returned.
-
-        It takes the first of its alternatives that it can have now.
-        """
-        task = self._state.tasks[granted[0], granted[1] % REQUEST_STRIDE]
-        for choice, entry in enumerate(request_ids(task)):
-            if entry == granted or (entry in self.licences and not self._missing(entry, now)):
-                task.choose_licences(choice)
-                break
-        return task
+            self.licences.leave(task.task_id)
 
     def demote(self, task: Task) -> None:
         """Let a recalled task queue behind all tasks that wait for licences now."""
@@ -113,47 +94,26 @@ class LicenceLeasing:
         return max(self._patience, MIN_RECALL_WAIT) * 2.0 ** self._recalls.get(task.task_id, 0)
 
     def missing_licences(self, task: Task, now: float) -> list[LicenceStatus]:
-        """Return the licences that a queued task could not get now, also as alternatives."""
-        queued = [entry for entry in request_ids(task) if entry in self.licences]
-        shortages = [shortage for entry in queued for shortage in self._missing(entry, now)]
-        return list({shortage.licence: shortage for shortage in shortages}.values())
-
-    def _missing(self, entry: TaskId, now: float) -> list[LicenceStatus]:
-        return list(self.licences.missing_licences(entry, now))
+        """Return the licences that a queued task could not get now."""
+        return list(self.licences.missing_licences(task.task_id, now))
 
     def licence_obstacle(self, task: Task, now: float) -> Ineligibility | None:
         """Return why a task waits for licences, or None."""
-        texts, count_unknown = list[str](), True
-        for entry, requested in zip(request_ids(task), task.job.licence_requests, strict=True):
-            if entry not in self.licences:
-                continue
-            shortages = self._missing(entry, now)
-            count_unknown &= any(shortage.unknown_reason for shortage in shortages)
-            causes = [
-                f"licence {shortage.licence}: "
-                + (
-                    shortage.unknown_reason
-                    or self._describe_shortage(task, entry, requested, shortage, now)
-                )
-                for shortage in shortages
-            ]
-            texts.append("; ".join(causes) or "its turn comes next")
-        if not texts:
+        if task.task_id not in self.licences:
             return None
+        shortages = self.missing_licences(task, now)
+        texts = []
+        for shortage in shortages:
+            cause = shortage.unknown_reason or self._describe_shortage(task, shortage, now)
+            texts.append(f"licence {shortage.licence}: {cause}")
+        count_unknown = any(shortage.unknown_reason for shortage in shortages)
         reason = Reason.LICENCE_UNKNOWN if count_unknown else Reason.LICENCE_BUSY
-        return Ineligibility(reason, "; or ".join(texts))
+        return Ineligibility(reason, "; ".join(texts) or "its turn comes next")
 
-    def _describe_shortage(
-        self,
-        task: Task,
-        entry: TaskId,
-        request: Mapping[str, int],
-        shortage: LicenceStatus,
-        now: float,
-    ) -> str:
-        requested, free = request[shortage.licence], shortage.free or 0
+    def _describe_shortage(self, task: Task, shortage: LicenceStatus, now: float) -> str:
+        requested, free = task.job.licences[shortage.licence], shortage.free or 0
         lookahead = self.licences.lookahead
-        window = lookahead.blocking_window(entry, shortage.licence, now)
+        window = lookahead.blocking_window(task.task_id, shortage.licence, now)
         if window is not None:
             free += shortage.reserved
             text = f"{requested} wanted, and {free} free, kept for reservation {window.id}"
@@ -216,9 +176,7 @@ class LicenceLeasing:
         tokens = dict(task.job.licences)
         lease = Lease(*task.task_id, task.live_attempt.number, tokens, self._state.now, forced)
         end = self._state.now + _lease_duration(task)
-        entry = request_id(task.task_id, task.job.licence_choice)
-        self.licences.take(lease, end, _has_time_limit(task), task.job.reservation, entry)
-        self.leave(task)
+        self.licences.take(lease, end, _has_time_limit(task), task.job.reservation)
         self._demoted.pop(task.task_id, None)
         self._state.outcome.leases.append(lease)
         return ", ".join(f"{name}:{count}" for name, count in tokens.items())
@@ -358,18 +316,6 @@ class LicenceLeasing:
             task = view.unstarted_tasks.get(task_id)
             if task is not None and task.live_attempt.settled and self.licences.contended(task_id):
                 yield task
-
-
-def request_id(task_id: TaskId, choice: int | None) -> TaskId:
-    """Return under which id a task queues for one of its alternatives: its own for the first."""
-    job, index = task_id
-    return job, index + (choice or 0) * REQUEST_STRIDE
-
-
-def request_ids(task: Task) -> list[TaskId]:
-    """Return the ids of all requests of a task, in the order of its alternatives."""
-    choices = range(len(task.job.licence_requests))
-    return [request_id(task.task_id, choice) for choice in choices]
 
 
 def _has_time_limit(task: Task) -> bool:

@@ -7,8 +7,6 @@ from heapq import merge
 from itertools import chain
 from operator import itemgetter
 
-from msgspec import structs
-
 from metasched.core.cluster_view import MAX_CACHED_DECISIONS, ClusterView
 from metasched.core.events import ClusterAssessment, Dispatch
 from metasched.core.gates import MAX_RELEASED_PER_STEP, SchedulingGates
@@ -58,8 +56,8 @@ class Placement:
         self._state, self._state_machine = state, state_machine
         self._leasing, self._gates, self._limits = leasing, gates, limits
         self._reservations = reservations
-        # of the current pass, by job, cluster and alternative licences: dispatch id, task indices
-        self._open_dispatches: dict[tuple[int, str, int | None], tuple[int, list[int]]] = {}
+        # of the current pass, by job and cluster: dispatch id and task indices
+        self._open_dispatches: dict[tuple[int, str], tuple[int, list[int]]] = {}
         self._late_binding: LateBinding[str] | None = None  # of the current pass, if configured
         self._keeps_cpus_free = False  # whether the current pass keeps processors for a head
         self._eligible_cache: dict[Hashable, list[str]] = {}  # clusters, by requirements of jobs
@@ -116,20 +114,10 @@ class Placement:
         loads = self._state.load_ordering.cluster_loads(task.job, task.priority)
         return [
             ClusterAssessment(
-                name, self._check_choices(task, view), *loads[name], view.charged_account(task.job)
+                name, self.check_task(task, view), *loads[name], view.charged_account(task.job)
             )
             for name, view in self._state.views.items()
         ]
-
-    def _check_choices(self, task: Task, view: ClusterView) -> Ineligibility | None:
-        """Return why a waiting task cannot go to a cluster with any of its alternative licences."""
-        if task.attempt is not None or not task.job.licence_choices:
-            return self.check_task(task, view)
-        obstacles = [
-            self.check_task(structs.replace(task, job=task.job.with_licences(choice)), view)
-            for choice in range(len(task.job.licence_choices))
-        ]
-        return _least_obstacle(obstacles)
 
     def rejection_reason(self, job: Job) -> str | None:
         """Return why no cluster can ever run a job that is being submitted, or None."""
@@ -137,19 +125,19 @@ class Placement:
         if unknown_clusters := [name for name in job.clusters if name not in views]:
             return f"there is no cluster {unknown_clusters[0]}; there are {', '.join(views)}"
         licences = self._leasing.licences
-        for requested in job.licence_requests if self._leasing.enabled else ():
-            if (licence_problem := licences.refusal(requested)) is not None:
-                return licence_problem
-        choices = [job.with_licences(choice) for choice in range(len(job.licence_requests))]
-        limit_problems = list(map(self._limits.permanent_refusal, choices))
-        if all(problem is not None for problem in limit_problems):
-            return limit_problems[0]
+        if (
+            self._leasing.enabled
+            and (licence_problem := licences.refusal(job.licences)) is not None
+        ):
+            return licence_problem
+        if (limit_problem := self._limits.permanent_refusal(job)) is not None:
+            return limit_problem
         sample_task = Task(job, 0, 1, 0.0)
         obstacles: dict[str, Ineligibility] = {}
         for name, view in views.items():
             if job.clusters and name not in job.clusters:
                 continue
-            obstacle = self._check_choices(sample_task, view)
+            obstacle = self.check_task(sample_task, view)
             if obstacle is None or obstacle.reason not in PERMANENT_REASONS:
                 return None
             obstacles[name] = obstacle
@@ -217,7 +205,7 @@ class Placement:
             if task.attempt is not None:
                 continue  # it stood in two queues: its group was released from a limit meanwhile
             needs_lease = leasing.enabled and leasing.needs_lease(task)
-            if not needs_lease or self._keeps_lease(task):
+            if not needs_lease or task.task_id in leasing.transferring:
                 if (change := self._place_task(task)) is not None:
                     yield change
                     self._observe_dispatch(change)
@@ -232,23 +220,13 @@ class Placement:
             if granted_tasks > MAX_RELEASED_PER_STEP and self._limits.enabled:
                 self._gates.request_step()  # thousands may be above their limits
                 break
-            task = leasing.grant(granted, now)
-            if task.job.licence_choices and not self._may_place(task):
-                leasing.leave(task)
-                if (change := self._join_line(task, licence_waiters)) is not None:
-                    yield change
-                continue
+            task = state.tasks[granted]
             if (change := self._place_task(task)) is not None:
                 yield change
                 self._observe_dispatch(change)
             if task.attempt is None:
-                leasing.leave_request(task)  # else it would be granted again without end
-                task.choose_licences(0)
+                leasing.leave(task)  # else it would be granted again without end
             elif (successor := self._gates.successor_of(task)) is not None:
-                if successor.job.licence_choices:
-                    if (change := self._join_line(successor, licence_waiters)) is not None:
-                        yield change
-                    continue
                 leasing.join(successor)
                 if granted in licence_waiters:
                     licence_waiters[successor.task_id] = successor
@@ -256,13 +234,11 @@ class Placement:
             obstacle = leasing.licence_obstacle(task, now)
             if obstacle is not None and (change := self._defer(task, [obstacle])) is not None:
                 yield change
-        for (job, cluster, _), (dispatch_id, indices) in self._open_dispatches.items():
+        for (job, cluster), (dispatch_id, indices) in self._open_dispatches.items():
             state.outcome.actions.append(Dispatch(job, dispatch_id, cluster, tuple(indices)))
 
     def _join_line(self, task: Task, licence_waiters: dict[TaskId, Task]) -> StateChange | None:
         """Let a task wait for its licences, if a cluster accepts it and no limit bars it."""
-        if task.job.licence_choices:
-            return self._join_lines(task, licence_waiters)
         if self._limits.enabled and self._wait_for_limit(task):
             return None
         eligible, obstacles = self._find_eligible(task)
@@ -272,47 +248,6 @@ class Placement:
         self._leasing.join(task)
         licence_waiters[task.task_id] = task
         return None
-
-    def _join_lines(self, task: Task, licence_waiters: dict[TaskId, Task]) -> StateChange | None:
-        """Let a task wait for each of its alternative licences that no limit or cluster bars."""
-        barred: list[list[Ineligibility]] = []  # by alternative, the obstacles of each cluster
-        over_limit: list[int] = []  # alternatives
-        joins = False
-        for choice in range(len(task.job.licence_choices)):
-            task.choose_licences(choice)
-            if self._limits.enabled and self._limits.shortage(task.job) is not None:
-                over_limit.append(choice)
-                continue
-            eligible, obstacles = self._find_eligible(task)
-            if eligible:
-                joins = True
-                self._leasing.join(task)
-            else:
-                barred.append(obstacles)
-        task.choose_licences(0)
-        if joins:
-            self._gates.mark_eligible(task)
-            licence_waiters[task.task_id] = task
-            return None
-        if over_limit:
-            task.choose_licences(over_limit[0])
-            self._wait_for_limit(task)
-            task.choose_licences(0)
-            return None
-        least = [min(of_cluster, key=_severity) for of_cluster in zip(*barred, strict=True)]
-        return self._set_aside(task, least)
-
-    def _keeps_lease(self, task: Task) -> bool:
-        """Whether a pulled task passes its lease on to its next attempt."""
-        if task.task_id not in self._leasing.transferring:
-            return False
-        return not task.job.licence_choices or bool(self._find_eligible(task)[0])
-
-    def _may_place(self, task: Task) -> bool:
-        """Whether no limit and some cluster admits a task with its present licences."""
-        if self._limits.enabled and self._limits.shortage(task.job) is not None:
-            return False
-        return bool(self._find_eligible(task)[0])
 
     def _in_order(self, waiting: list[Task], of_groups: QueuesOfGroups) -> Iterator[Task]:
         """Yield tasks in the order of the queue; those of groups as late as possible.
@@ -493,9 +428,7 @@ class Placement:
     def _dispatch(self, task: Task, cluster: str) -> StateChange:
         """Dispatch a task; tasks of a job share a dispatch if sent to a cluster in one pass."""
         state, job = self._state, task.job.id
-        licence_choice, view = task.job.licence_choice, state.views[cluster]
-        dispatch_key = job, cluster, licence_choice
-        open_dispatch = self._open_dispatches.get(dispatch_key)
+        view, open_dispatch = state.views[cluster], self._open_dispatches.get((job, cluster))
         if (
             open_dispatch is not None
             and len(open_dispatch[1]) == view.cluster.max_tasks_per_dispatch
@@ -507,7 +440,7 @@ class Placement:
         if open_dispatch is None:
             last = max(state.last_dispatch.get(job, 0), state.instances.first_dispatch - 1)
             state.last_dispatch[job] = last + 1
-            open_dispatch = self._open_dispatches[dispatch_key] = state.last_dispatch[job], []
+            open_dispatch = self._open_dispatches[job, cluster] = state.last_dispatch[job], []
         dispatch_id, indices = open_dispatch
         indices.append(task.index)
         if view.scope_limits.follows(task.job.user):
@@ -525,7 +458,6 @@ class Placement:
             dispatched=state.now,
             observed_at_dispatch=view.observed_seconds(state.observed_seconds),
             fence=view.cluster.fence_dir,
-            licence_choice=licence_choice,
             gres_choice=view.choose_gres(task.job) if task.job.gres_alternatives else None,
         )
         cause = "load and ordering"
@@ -594,17 +526,6 @@ class Placement:
             text, runs = main_obstacle.text, remainder.runs
             self._state.record_runs(remainder, runs, None, State.QUEUED, text)
         return None
-
-
-def _severity(obstacle: Ineligibility) -> tuple[bool, int]:
-    """Order the obstacles of a cluster to the alternatives of a task: the least comes first."""
-    return obstacle.reason in PERMANENT_REASONS, _PRECEDENCE[obstacle.reason]
-
-
-def _least_obstacle(obstacles: Sequence[Ineligibility | None]) -> Ineligibility | None:
-    """Return the least obstacle of several alternatives; None if one has none."""
-    found = [obstacle for obstacle in obstacles if obstacle is not None]
-    return None if len(found) < len(obstacles) else min(found, key=_severity)
 
 
 def _main_obstacle(obstacles: list[Ineligibility]) -> Ineligibility:

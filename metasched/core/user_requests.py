@@ -179,7 +179,6 @@ class UserRequests:
             if waits_in is not None:
                 self._state.count_unstarted(task, waits_in, -1)
             previous, task.job, task.priority = task.job, job, priority
-            task.choose_licences(previous.licence_choice)
             if self._limits.enabled:
                 self._limits.replace_job(task, previous)
             task.queue_key = self._state.queue_key(job, priority)

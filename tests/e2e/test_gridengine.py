@@ -82,23 +82,18 @@ def test_pulled_from_the_full_cell_to_a_cluster_that_can_start_it(over_cell: Sit
     over_cell.replayed()
 
 
-def test_patterns_choices_and_names_of_nodes(over_cell: Site) -> None:
+def test_patterns_and_names_of_nodes(over_cell: Site) -> None:
     site = over_cell
-    site.stop()
-    text = site.config.read_text()
-    site.config.write_text(f'{text}[[licence]]\nname = "octave"\ntotal = 1\n')
-    site.config.write_text(site.config.read_text() + '[[licence]]\nname = "matlab"\ntotal = 2\n')
-    site.start()
-    at_cell = ("--cluster", "cell", "-L", "octave|matlab:2")
+    at_cell = ("--cluster", "cell")
     files = ("-o", f"{site.folder}/%A-%a-%12j-%J-%t.out")
-    array = site.submit(*at_cell, "--array", "4-5", *files, "--wrap", "echo $METASCHED_LICENCES")
+    array = site.submit(*at_cell, "--array", "4-5", *files, "--wrap", "echo $METASCHED_TASK")
     site.until_ended(array)
     outputs = [
         site.folder / f"{array}-{index}-{number:012}-{number}-0.out"
         for index, number in ((4, array), (5, array + 1))
     ]
     texts = [output.read_text() for output in outputs]
-    assert {*texts} <= {"octave:1\n", "matlab:2\n"}
+    assert texts == ["4\n", "5\n"]
     assert site.json("output", f"{array}_5")["output"] == str(outputs[1])
     node = f"{array}_5"
     [row] = site.json("status", "--long", node)

@@ -20,9 +20,8 @@ from metasched.core.events import (
 )
 from metasched.core.lease_expiry import GRACE
 from metasched.model.cluster import ManagerLicences
-from metasched.model.job import Job, Reason, State
+from metasched.model.job import Reason, State
 from metasched.model.licence import Lease, LicenceCount, LicencePool, ReturnedLease
-from metasched.model.limits import LimitSettings, LimitTable
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 from tests.unit.core_site import NOW, Site, facts, job
@@ -43,68 +42,6 @@ def test_licences_are_leased_all_or_none_with_the_intent_to_send() -> None:
         JobSubmitted(NOW, job(3, licences={"matlab": 1}))
     )  # job 3 takes the token that job 2 cannot use
     assert (send.job, send.dispatch_id) == (3, 1)  # type: ignore[union-attr]
-
-
-TWO = tuple(LicencePool(name=name, total=1, linger=0.0) for name in ("a", "b"))
-EITHER = ({"a": 1}, {"b": 1})
-
-
-def either(id: int, *choices: dict[str, int], **fields: object) -> Job:
-    choices = choices or EITHER
-    return job(id, licences=choices[0], licence_choices=choices, **fields)  # type: ignore[arg-type]
-
-
-def test_of_alternatives_the_first_that_is_free_is_leased() -> None:
-    site = Site(pools=TWO)
-    for id, tokens in ((1, {"a": 1}), (2, {"b": 1})):
-        site.step(JobSubmitted(NOW, either(id, clusters=("left",))))
-        assert [lease.tokens for lease in site.out.leases] == [tokens]  # type: ignore[union-attr]
-        task = site.core.tasks[id, 0]
-        assert (task.job.licences, task.live_attempt.licence_choice) == (tokens, id - 1)
-    assert site.step(JobSubmitted(NOW, either(3, clusters=("left",)))) == []
-    waiting = site.core.tasks[3, 0]
-    obstacle = site.core.licence_obstacle(waiting, NOW)
-    assert obstacle is not None
-    assert obstacle.text == "licence a: 1 wanted, 0 of 1 free; or licence b: 1 wanted, 0 of 1 free"
-    assert [status.licence for status in site.core.missing_licences(waiting, NOW)] == ["a", "b"]
-    assert [site.core.licences.status(name, NOW).requests for name in "ab"] == [1, 1]
-    site.sent(2)
-    [send] = site.seen("left", None, site.row(State.COMPLETED, id=2, started=NOW), at=NOW + 1)
-    assert (send.job, waiting.job.licences) == (3, {"b": 1})  # type: ignore[union-attr]
-    assert [site.core.licences.status(name, NOW).requests for name in "ab"] == [0, 0]
-    # a job that comes back asks for all of them again
-    site.sent(3)
-    site.step(UserRequested(NOW + 2, "hold", 3, by="ada"))
-    site.seen("left", None, site.row(State.CANCELLED, id=3), at=NOW + 3)
-    assert (waiting.state, waiting.job.licence_choice) == (State.HELD, 0)
-    # unless an attempt of it has started after all: that uses what it had
-    site.seen("left", None, site.row(State.RUNNING, id=3, started=NOW), at=NOW + 4)
-    assert (waiting.state, waiting.job.licences) == (State.RUNNING, {"b": 1})
-    assert site.core.licences.leases[3, 0].tokens == {"b": 1}
-
-
-def test_alternatives_that_no_cluster_or_limit_admits_are_passed_over() -> None:
-    only_left = LicencePool(name="c", total=2, clusters=("left",))
-    limits = LimitSettings(users={"ada": LimitTable(licences={"c": 1})})
-    site = Site(pools=(*TWO, only_left), limits=limits)
-    [send] = site.step(JobSubmitted(NOW, either(1, {"c": 1}, {"a": 1}, clusters=("right",))))
-    assert (send.cluster, site.core.tasks[1, 0].job.licences) == ("right", {"a": 1})
-    [send] = site.step(JobSubmitted(NOW, either(2, {"c": 2}, {"b": 1}, user="ada")))
-    assert site.core.tasks[2, 0].job.licences == {"b": 1}
-    assert site.core.rejection_reason(either(3, {"b": 1}, {"d": 1})) == (
-        "no licence 'd' is known; known are: a, b, c"
-    )
-    assert site.core.rejection_reason(either(3, {"c": 1}, {"a": 1}, clusters=("right",))) is None
-    assert "licence c cannot be used there" in str(
-        site.core.rejection_reason(job(3, licences={"c": 1}, clusters=("right",)))
-    )
-
-
-def test_tasks_of_a_dispatch_have_the_same_licences() -> None:
-    site = Site(pools=TWO)
-    sent = site.step(JobSubmitted(NOW, either(1, array="0-2", clusters=("left",))))
-    assert sent == [Dispatch(1, 1, "left", (0,)), Dispatch(1, 2, "left", (1,))]
-    assert site.core.tasks[1, 1].job.licences == {"b": 1}
 
 
 def forgotten(time_limit: float | None) -> Site:

@@ -49,7 +49,7 @@ def test_tasks_that_were_cancelled_as_a_run_are_read_again() -> None:
 def test_portions_have_few_tasks_and_all_of_them() -> None:
     own = [single(index) for index in range(PORTION + 10)] + [run(2 * PORTION, SIZE)]
     other = [single(0, job_id) for job_id in range(2, PORTION)]
-    portions = list(_portions(own + other))
+    portions = list(_portions(Site().core, "cancel", own + other))
     assert all(sum(map(len, portion)) <= PORTION for portion in portions)
     flat = [tasks for portion in portions for of_job in portion for tasks in of_job]
     assert flat == [own[-1], *own[:-1], *other]
