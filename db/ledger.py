@@ -10,6 +10,7 @@ daemon that lost its place to a newer daemon can store nothing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,6 +98,8 @@ from metasched.model.job import Job, Payload
 from metasched.model.job_usage import EndedRun, RunUsage
 from metasched.model.stored_names import EVENT_KINDS
 from metasched.model.token_scope import TokenScope
+
+log = logging.getLogger("metasched")
 
 _OPENING_EVENTS = (TaskEvent.SEND, TaskEvent.RESTART, TaskEvent.ADOPT)  # each opens an attempt
 
@@ -254,8 +257,16 @@ class Ledger(Writer):
                 submission_keys.store(connection, receipt)
             self._audit(
                 connection,
-                [record for step in steps for record in self._audit_trail.records(*step)],
+                [record for step in steps for record in self._audit_records(*step)],
             )
+
+    def _audit_records(self, event: CoreEvent, outcome: Outcome) -> list[AuditRecord]:
+        """Return the records of a step; none after a defect, which must not stop the scheduler."""
+        try:
+            return self._audit_trail.records(event, outcome)
+        except Exception:
+            log.exception("a %s has no audit record; please report it", type(event).__name__)
+            return []
 
     def record_notices(
         self,

@@ -110,10 +110,12 @@ class Admission:
                 pass
             else:
                 answer = _TimedResponse(_in_portions(send))
-                await self._answer(request, caller, _replay(body, receive), answer)
-                self._daemon.metrics.observe_request(
-                    _method_label(request), _route_label(request), answer.status, answer.seconds
-                )
+                try:
+                    await self._answer(request, caller, _replay(body, receive), answer)
+                finally:
+                    self._daemon.metrics.observe_request(
+                        _method_label(request), _route_label(request), answer.status, answer.seconds
+                    )
 
     async def _answer(self, request: Request, caller: Caller, receive: Receive, send: Send) -> None:
         """Call the application; charge the caller with the time of a request that only reads."""

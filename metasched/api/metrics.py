@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 
 from fastapi import APIRouter, Request
@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from metasched.api.connections import OpenConnections, Refusal
 from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentDaemon
-from metasched.daemon.service import Daemon
+from metasched.daemon.service import Daemon, SchedulerService
 from metasched.daemon.state_metrics import (
     Family,
     TaskCounts,
@@ -51,13 +51,29 @@ async def metrics(
     )
     readings += _connection_families(request.app.state.listeners)
     if (service := daemon.service) is not None and service.failure is None:
-        counts = TaskCounts()
-        await readers.run_in_loop(request, counts.count(service.core.state))
-        readings += service_families(service, counts)
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        await readers.run_in_loop(request, _read(service, readings))
+    encode, content_type = _encoder(request.headers.get("accept", ""))
     # in a thread, since the text of many clusters takes longer than a step of the scheduler
     body = await run_in_threadpool(encode, Scrape(daemon, readings))
     return Response(body, media_type=None, headers={"Content-Type": content_type})
+
+
+def _read(service: SchedulerService, readings: list[Family]) -> Iterator[None]:
+    """Add the readings of a service; yield after each portion."""
+    counts = TaskCounts()
+    yield from counts.count(service.core.state)
+    for family in service_families(service, counts):
+        if family is not None:
+            readings.append(family)
+        yield
+
+
+def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    """Return how to encode for a scraper, and the content type; plain text in case of doubt."""
+    try:
+        return choose_encoder(accept)
+    except (TypeError, ValueError):  # of a version that is none
+        return choose_encoder("")
 
 
 async def _database_answers(daemon: Daemon) -> bool:

@@ -92,6 +92,8 @@ def serve(settings: Settings, *, standby: bool = False) -> int:
     """
     if settings.site is not None and os.geteuid() == 0:
         raise ConfigError("[site] and root: the daemon is not root; start it by its own account")
+    # until the daemon listens: it must not end by a request to read its configuration again
+    signal.signal(signal.SIGHUP, lambda *_: None)
     handler = RepeatHandler()
     handler.setFormatter(FORMATTERS[settings.log_format]())
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -54,6 +54,7 @@ class Notices:
         window = self._windows.get((record.kind, subject))
         if window is not None:
             window.repeated, window.last = window.repeated + 1, record
+            self.added.set()  # its end is to be waited for
             if error is not None:
                 log_record(record, error)
             return

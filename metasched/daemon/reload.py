@@ -55,9 +55,7 @@ async def reload(daemon: Daemon, by: str) -> ReloadResult:
     `by` is who asked for it. ConfigError for a mistake in the files, ReloadRefused if it cannot be
     taken over now; then nothing has changed.
     """
-    if daemon.reload_lock.locked():
-        raise ReloadRefused("another reload is under way; try again soon")
-    async with daemon.reload_lock:
+    async with daemon.reload_lock:  # a second reload reads what was written since
         try:
             result = await _reload(daemon, by)
         except UserError as error:
@@ -92,7 +90,9 @@ async def _reload(daemon: Daemon, by: str) -> ReloadResult:
         )
         daemon.settings = service.settings = settings
     else:
-        await _replace_service(daemon, service, settings, by, tuple(changes))
+        await _make_replaceable(service, settings)
+        del service  # else its state would stay in memory beside that of the next
+        await daemon.replace_service(settings, by, tuple(changes))
     problems = (finding for finding in findings if finding.severity in ("error", "warning"))
     return ReloadResult(tuple(changes), tuple(restart_keys), tuple(problems))
 
@@ -109,14 +109,8 @@ def _changes_decisions(running: Settings, changed: Settings) -> bool:
     return replace(running, **looked_up) != changed
 
 
-async def _replace_service(
-    daemon: Daemon,
-    service: SchedulerService,
-    settings: Settings,
-    by: str,
-    changes: tuple[str, ...],
-) -> None:
-    """Build the scheduler service anew with other settings, once no dispatch is under way."""
+async def _make_replaceable(service: SchedulerService, settings: Settings) -> None:
+    """Wait until no dispatch is under way. ReloadRefused if a task would lose its cluster."""
     _check_obstacles(service, settings)
     connections = service.connections.values()
     for connection in connections:
@@ -134,7 +128,6 @@ async def _replace_service(
             connection.pending_actions.paused = False
             connection.poll_soon()
         raise
-    await daemon.replace_service(settings, by, changes)
 
 
 def _check_obstacles(service: SchedulerService, settings: Settings) -> None:
@@ -145,7 +138,8 @@ def _check_obstacles(service: SchedulerService, settings: Settings) -> None:
         name = entry.cluster.name
         tasks = len(service.core.tasks_on(name))
         reservations = sum(
-            reservation.cluster == name and reservation.state in OPEN_STATES
+            reservation.cluster == name
+            and (reservation.state in OPEN_STATES or reservation.known_to_manager)
             for reservation in service.core.reservations.by_id.values()
         )
         place = f'{settings.config_path}, cluster "{name}"'

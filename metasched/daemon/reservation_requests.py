@@ -305,12 +305,18 @@ def _check_quota(
 
 
 async def _await_answer(service: SchedulerService, id: int) -> Reservation:
-    """Return the reservation after its manager answered, or unchanged after a timeout."""
+    """Return the reservation after its manager answered, or unchanged after a timeout.
+
+    Unchanged, too, if the service ends: its signal is set for good then.
+    """
     book = service.core.reservations
     reservation = book.by_id.get(id) or find_reservation(service, id)
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT):
-            while reservation.state is ReservationState.REQUESTED:
+            while (
+                reservation.state is ReservationState.REQUESTED
+                and not service.state_changed.is_set()
+            ):
                 await service.state_changed.wait()
                 reservation = book.by_id.get(id) or find_reservation(service, id)
     except TimeoutError:

@@ -91,6 +91,11 @@ class _Replacement:
     changes: tuple[str, ...]
     done: asyncio.Future[None]  # once the next service runs; ReloadRefused if it cannot
 
+    def refuse(self, reason: str) -> None:
+        """Tell who asked for it, unless that was cancelled."""
+        if not self.done.done():
+            self.done.set_exception(ReloadRefused(reason))
+
 
 class SchedulerService:
     """One run of the scheduler, from the stored state to a stop or a failed write."""
@@ -221,7 +226,10 @@ class SchedulerService:
                 connection.reservation_sync.enqueue(reservation_action)
                 connection.poll_soon()
             self.mailer.check_outcome(outcome)
-            self._metrics.observe(outcome)
+            try:
+                self._metrics.observe(outcome)
+            except Exception:  # a defect there must not keep actions from their clusters
+                log.exception("an outcome is missing in the metrics; please report it")
         self._timers_changed.set()
         previous_signal, self.state_changed = self.state_changed, asyncio.Event()
         previous_signal.set()
@@ -493,8 +501,10 @@ class Daemon:
             await self._await_database()
             gc.unfreeze()
             gc.collect()  # a former service has cycles, and would stay in memory beside the next
+            is_replacement = self._replacement is not None
             try:
                 self.service = self._new_service()
+                delay = RESTART_DELAY
                 gc.freeze()  # modules and restored tasks: a full collection of them takes 100 ms
                 self.service_runs.set()
                 await self.service.run()
@@ -505,11 +515,9 @@ class Daemon:
                 self._stopped_reason = _reason_of(first_error(storage_errors))
             except* Exception as errors:
                 self._stopped_reason = _reason_of(first_error(errors))
-                if self.service is None:  # no source caused it: a restart repeats it
+                if self.service is None and not is_replacement:  # a restart repeats it
                     log.error("the stored state makes the daemon fail", exc_info=errors)
                     delay = min(2 * delay, MAX_RESTART_DELAY)
-            else:
-                delay = RESTART_DELAY
             if self.service is not None:
                 # whoever waits for a change looks at the next service
                 self.service.state_changed.set()
@@ -537,14 +545,15 @@ class Daemon:
                 replacement.changes,
             )
         except StorageFailed as error:
-            replacement.done.set_exception(ReloadRefused(f"{_reason_of(error)}; try again"))
+            replacement.refuse(f"{_reason_of(error)}; try again")
             raise
         except Exception as error:
             reason = f"the daemon cannot run with it ({type(error).__name__}: {error})"
-            replacement.done.set_exception(ReloadRefused(f"{reason}; see its log"))
+            replacement.refuse(f"{reason}; see its log")
             raise
         self.settings = replacement.settings
-        replacement.done.set_result(None)
+        if not replacement.done.done():  # who asked for it may have been cancelled
+            replacement.done.set_result(None)
         return service
 
     async def _await_database(self) -> None:
@@ -556,8 +565,7 @@ class Daemon:
             except StorageFailed as error:
                 self._note_outage(error)
                 if self._replacement is not None:
-                    refusal = ReloadRefused(f"{self._stopped_reason}; try again")
-                    self._replacement.done.set_exception(refusal)
+                    self._replacement.refuse(f"{self._stopped_reason}; try again")
                     self._replacement = None
                 await asyncio.sleep(RESTART_DELAY)
             else:

@@ -43,8 +43,11 @@ class TaskCounts:
             for task in portion:
                 self._add(task.job, task.state, task.reason, 1)
             yield
-        for remainder in list(state.remainders.values()):
-            self._add(remainder.job, remainder.state, remainder.reason, len(remainder))
+        remainders = iter(list(state.remainders.values()))
+        while ranges := list(islice(remainders, PORTION)):
+            for remainder in ranges:
+                self._add(remainder.job, remainder.state, remainder.reason, len(remainder))
+            yield
 
     def _add(self, job: Job, state: State, reason: str, tasks: int) -> None:
         user_class = job.user_class
@@ -73,8 +76,8 @@ def daemon_families(
     ]
 
 
-def service_families(service: SchedulerService, counts: TaskCounts) -> Iterator[Family]:
-    """Yield the readings of a running service. The cost depends on clusters and licences only."""
+def service_families(service: SchedulerService, counts: TaskCounts) -> Iterator[Family | None]:
+    """Yield the readings of a running service; None after each portion of the work."""
     now = time.time()
     yield from _queue(counts, now)
     yield from _clusters(service, now)
@@ -112,7 +115,7 @@ def _queue(counts: TaskCounts, now: float) -> Iterator[Family]:
     yield waits
 
 
-def _clusters(service: SchedulerService, now: float) -> Iterator[Family]:
+def _clusters(service: SchedulerService, now: float) -> Iterator[Family | None]:
     core = service.core
     readings = {
         "up": _gauges("cluster_up", "Whether the cluster answers (1) or not (0).", "cluster"),
@@ -164,6 +167,7 @@ def _clusters(service: SchedulerService, now: float) -> Iterator[Family]:
             breakers.add_metric([f"cluster {cluster.name}", operation], breaker.failures)
         for action, count in connection.pending_actions.counts().items():
             actions.add_metric([cluster.name, action], count)
+        yield None
     for monitor in service.licence_monitors:
         breakers.add_metric([f"licence server {monitor.name}", "query"], monitor.breaker.failures)
     yield from (*readings.values(), loads, breakers, actions)
@@ -194,7 +198,7 @@ def _pulls(service: SchedulerService) -> Iterator[Family]:
     yield from (pulls, started)
 
 
-def _licences(service: SchedulerService, now: float) -> Iterator[Family]:
+def _licences(service: SchedulerService, now: float) -> Iterator[Family | None]:
     readings = {
         "known": _gauges("licence_known", "Whether its tokens can be leased (1).", "licence"),
         "total": _gauges("licence_tokens", "Tokens that exist.", "licence"),
@@ -236,6 +240,7 @@ def _licences(service: SchedulerService, now: float) -> Iterator[Family]:
         for name, value in values.items():
             if value is not None:
                 readings[name].add_metric([status.licence], value)
+        yield None  # each walks the arrays that wait
     yield from readings.values()
 
 

@@ -128,6 +128,16 @@ def test_a_scrape_shows_queue_clusters_and_licences(site: Site) -> None:
     assert sample(site, "cluster_drained", cluster="left") == 1
 
 
+@pytest.mark.parametrize(
+    "accept",
+    ["application/openmetrics-text;version=x", "application/openmetrics-text; version=1.0.0", "*"],
+)
+def test_any_scraper_gets_a_format(shared: Site, accept: str) -> None:
+    answer = call(shared.folder / "ms.sock", "GET", "/metrics", None, {"Accept": accept})
+    assert answer.status == 200
+    assert b"metasched_cluster_up" in answer.content
+
+
 def test_every_metric_is_in_the_documents_and_all_that_is_there_exists(site: Site) -> None:
     """Names in page, alerts and board, against a scrape."""
     site.configure(TWO_LOCAL, LICENCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import threading
@@ -183,6 +184,19 @@ def test_a_daemon_that_is_killed_after_a_reload_has_the_new_configuration(runnin
     assert running.until_ended(job)[0]["state"] == "completed"
     assert running.stop() == 0
     replayed(running)
+
+
+def test_a_hangup_does_not_end_a_standby(running: Site) -> None:
+    standby = subprocess.Popen([COMMAND, "serve", "--standby"], env=running.environment)
+    caught = re.compile(r"^SigCgt:\s+[0-9a-f]*[13579bdf]$", re.MULTILINE)  # signal 1
+    try:
+        running.until(lambda: caught.search(Path(f"/proc/{standby.pid}/status").read_text()))
+        standby.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            standby.wait(1)
+    finally:
+        standby.kill()
+        standby.wait()
 
 
 @pytest.mark.root

@@ -69,6 +69,15 @@ def test_a_flood_of_a_peer_makes_two_records(clock: Clock) -> None:
     assert notices.next_due is None
 
 
+def test_a_repetition_lets_the_end_of_its_window_be_waited_for(clock: Clock) -> None:
+    notices = Notices()
+    notices.add(refused(), "a")
+    notices.take()
+    notices.add(refused(), "a")
+    assert notices.added.is_set()
+    assert notices.next_due == WINDOW
+
+
 def test_a_flood_of_many_peers_makes_few_records(clock: Clock) -> None:
     """Two hours: an attacker with many addresses, from each of which he calls twice."""
     notices, stored, counted = Notices(), 0, 0

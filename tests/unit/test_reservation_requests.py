@@ -22,11 +22,12 @@ from metasched.core.reservations.events import (
     SurveyReceived,
 )
 from metasched.core.scheduler import Core
-from metasched.daemon.reservation_requests import ReservationTerms
+from metasched.daemon.reservation_requests import ReservationTerms, _await_answer
 from metasched.daemon.service import SchedulerService
 from metasched.errors import ApiError
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.licence import LicencePool
+from metasched.model.reservation import ReservationState
 from metasched.model.reservation_request import ReservationQuota
 from metasched.model.survey import NodeUsage, Survey
 from metasched.policies.policy import Policy
@@ -37,6 +38,16 @@ POOLS = (
     LicencePool(name="cad", total=2, clusters=("alpha",)),
     LicencePool(name="told", server="flex"),
 )
+
+
+def test_a_service_that_ends_is_not_waited_for() -> None:
+    """Its signal stays set: a wait for the next change would never yield to the loop."""
+    ended, waiting = asyncio.Event(), SimpleNamespace(state=ReservationState.REQUESTED)
+    ended.set()
+    book = SimpleNamespace(by_id={1: waiting})
+    service = SimpleNamespace(core=SimpleNamespace(reservations=book), state_changed=ended)
+    found = asyncio.run(_await_answer(cast(SchedulerService, service), 1))
+    assert cast(object, found) is waiting
 
 
 class Desk:
