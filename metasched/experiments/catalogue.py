@@ -15,7 +15,7 @@ from metasched.experiments.knapsacks import CONVERGENT_EXACT
 from metasched.experiments.kurowski2011 import RESERVATIONS
 from metasched.experiments.local_policies import LOCAL_POLICIES
 from metasched.experiments.pasquali2008 import PUBLISHED
-from metasched.experiments.plans import GRIDS, PLANS
+from metasched.experiments.plans import GRID_PLANS, PLANS
 from metasched.experiments.self_optimising import CLASSIFIED
 
 DASK_TIMEOUT = 30.0  # seconds to connect to a Dask scheduler
@@ -26,7 +26,7 @@ EXPERIMENTS = {
         *PUBLISHED,
         CONVERGENT_EXACT,
         PLANS,
-        *GRIDS,
+        GRID_PLANS,
         LOCAL_POLICIES,
         *CLASSIFIED,
         *RESERVATIONS,

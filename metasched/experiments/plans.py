@@ -7,7 +7,6 @@ docs/experiments/settings.md documents the choices that the text leaves open.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from metasched.experiments.harness import Experiment, SimulationCase, late_percent
@@ -58,7 +57,7 @@ PLANS = Experiment(
 )
 
 
-def _grid_plans(jobs: tuple[int, ...]) -> list[SimulationCase]:
+def _grid_plans() -> list[SimulationCase]:
     return [
         SimulationCase(
             f"{number:,} jobs",
@@ -70,7 +69,7 @@ def _grid_plans(jobs: tuple[int, ...]) -> list[SimulationCase]:
                 policy=policy, meta_policy=PUSH_POLICY, parameters={"depth": _DEPTH, **parameters}
             ),
         )
-        for number in jobs
+        for number in (3_000, 12_000)
         for policy, parameters in _SEARCHES.items()
     ]
 
@@ -82,29 +81,17 @@ def _utilisation(schedule: Schedule) -> float:
     return 100 * used / (cpus * metrics.makespan(schedule.jobs))
 
 
-_GRID_FIGURES: dict[str, Callable[[Schedule], float]] = {
-    "makespan, s": lambda s: metrics.makespan(s.jobs),
-    "nondelayed": lambda s: sum(metrics.tardiness(p) == 0 for p in s.jobs),
-    "tardiness, s": lambda s: sum(map(metrics.tardiness, s.jobs)),
-    "utilisation, %": _utilisation,
-}
-_SOURCE = "Du 2010, Tables 5-1 to 5-5"
 GRID_PLANS = Experiment(
     name="grid-plans",
     about="Tabu Search against RCBO",
-    source=_SOURCE,
+    source="Du 2010, Tables 5-1 to 5-5",
     runs=10,
     baseline="tabu",
-    figures=_GRID_FIGURES,
-    cases=lambda: _grid_plans((3_000, 12_000)),
+    figures={
+        "makespan, s": lambda s: metrics.makespan(s.jobs),
+        "nondelayed": lambda s: sum(metrics.tardiness(p) == 0 for p in s.jobs),
+        "tardiness, s": lambda s: sum(map(metrics.tardiness, s.jobs)),
+        "utilisation, %": _utilisation,
+    },
+    cases=_grid_plans,
 )
-LARGE_GRID_PLANS = Experiment(
-    name="grid-plans-large",
-    about="The same with many jobs",
-    source=_SOURCE,
-    runs=2,  # data sets of each size, as in the source
-    baseline="tabu",
-    figures=_GRID_FIGURES,
-    cases=lambda: _grid_plans((30_000, 60_000)),
-)
-GRIDS = (GRID_PLANS, LARGE_GRID_PLANS)
