@@ -58,9 +58,8 @@ def outputs(site: Site, script: str) -> list[str]:
     job = site.submit("-o", str(site.folder / "%j.out"), str(file))
     rows = site.until_ended(job)
     texts = []
-    for row in rows:
-        index = "" if row["task"] is None else f"_{row['task']}"
-        texts.append((site.folder / f"{job}{index}.out").read_text())
+    for number, row in enumerate(rows, start=job):
+        texts.append((site.folder / f"{number}.out").read_text())
         assert row["state"] == "completed", (row, texts)
     return texts
 
