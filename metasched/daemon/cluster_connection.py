@@ -239,6 +239,8 @@ class ClusterConnection:
             await self._apply_partial(delta, now)
             return
         _, unreachable = core.cluster_status(self.name)
+        if not self.last_listed:  # later answers after a silence are audit records
+            log.info("cluster %s answers", self.name)
         if unreachable or self.breaker.failures:
             self.pending_actions.retry_withdrawals_now()
             if self._turns is not None:

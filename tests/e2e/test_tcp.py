@@ -212,8 +212,13 @@ def test_a_munge_credential_is_valid_once_and_for_one_request(far: tuple[Site, F
     status, answer = there.ask(headers)
     assert status == 401
     assert "replayed" in answer["error"]
-    replay = site.until(lambda: site.json("events", "--kind", "credential_refused"))[-1]
-    assert "replayed" in replay["cause"].lower()
+
+    def replays() -> list[dict[str, Any]]:
+        # other tests of this module have left refusals of their own
+        refused = site.json("events", "--kind", "credential_refused")
+        return [event for event in refused if "replayed" in event["cause"].lower()]
+
+    [replay] = site.until(replays)
     assert replay["details"] == {"peer": "127.0.0.1"}
     other = {"Authorization": f"MUNGE {there.credential(digest)}"}
     status, answer = there.ask(other, path="/jobs")
