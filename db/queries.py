@@ -31,7 +31,7 @@ from metasched.model.arrays import parse_array
 from metasched.model.job import Job, Payload, State
 from metasched.model.job_usage import EndedRun
 from metasched.model.reservation import Reservation
-from metasched.model.token_scope import TokenScope
+from metasched.model.token_scope import TokenScope, ValidToken
 
 Value = TypeVar("Value")
 
@@ -333,14 +333,14 @@ class Queries:
         with self._connect() as connection:
             connection.execute(select(epoch.c.number).limit(1)).first()
 
-    def find_token(self, secret: str, now: float) -> tuple[str | None, TokenScope]:
-        """Return user and scope of a token that is valid at `now` (epoch seconds), or None."""
-        query = select(token.c.user, token.c.scope).where(
+    def find_token(self, secret: str, now: float) -> ValidToken | None:
+        """Return a token that is valid at `now` (epoch seconds), None if there is no such token."""
+        query = select(token.c.user, token.c.scope, token.c.expires).where(
             token.c.digest == digest(secret), token.c.expires > now, token.c.revoked.is_(None)
         )
         with self._connect() as connection:
             row = connection.execute(query).first()
-        return (None, TokenScope.USER) if row is None else (row.user, TokenScope(row.scope))
+        return row and ValidToken(row.user, TokenScope(row.scope), row.expires)
 
     def tokens(self, user: str | None, after: int, limit: int) -> list[dict[str, Any]]:
         """Return the first `limit` tokens with ids above `after`, without their hashes, by id.

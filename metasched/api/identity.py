@@ -25,7 +25,7 @@ from metasched.daemon.service import Daemon
 from metasched.db.ledger import Ledger
 from metasched.db.store import StorageFailed
 from metasched.model.job_token import is_job_token
-from metasched.model.token_scope import TokenScope
+from metasched.model.token_scope import TokenScope, ValidToken
 
 CALLER_LIFETIME = 5.0  # seconds for which an account's name and rights are used again
 MAX_CALLERS = 10_000  # that are remembered
@@ -84,8 +84,8 @@ class Callers:
         self.accounts, self.credentials = accounts, Lookups("credential")
         # by user id and token's scope: the caller, and monotonic seconds of its look-up
         self._resolved: dict[tuple[int, TokenScope | None], tuple[Caller, float]] = {}
-        # owners of valid tokens for metrics, by the token: these are good while no database answers
-        self.scrapers: dict[str, str] = {}
+        # valid tokens for metrics, by their secret: these are good while no database answers
+        self.scrapers: dict[str, ValidToken] = {}
 
     async def resolve(self, uid: int, scope: TokenScope | None) -> Caller:
         """Return the caller with a user id. ForbiddenError if it may not use this daemon."""
@@ -134,7 +134,8 @@ def _resolve_caller(uid: int, scope: TokenScope | None, settings: Settings) -> C
     """
     user, by_token = user_name_of(uid), scope is not None
     if scope is TokenScope.METRICS:
-        return Caller(user, by_token=True, scrapes_only=True)
+        # a name of its own: what holds the token uses up nothing of its maker's turns
+        return Caller(f"metrics of {user}", by_token=True, scrapes_only=True)
     if settings.site is None:
         if uid != os.geteuid():
             raise ForbiddenError(f"user id {uid} may not use this personal daemon; start your own")
@@ -161,13 +162,15 @@ async def _authenticate_remote(
     look_up = callers.credentials.run
     scheme, _, credential = request.headers.get("authorization", "").partition(" ")
     if scheme == "Bearer" and settings.tcp.tokens:
+        user: str | None
         scope = TokenScope.USER
         if is_job_token(credential):
             user = await job_tokens.user_of(credential)
             problem = "the token is of no running job, for it ends with its job; log in yourself"
+        elif token := await _find_token(credential, callers, get_ledger):
+            user, scope = token.user, token.scope
         else:
-            user, scope = await _owner_of_token(credential, callers, get_ledger)
-            problem = "the token is unknown, expired or revoked; make a new one"
+            user, problem = None, "the token is unknown, expired or revoked; make a new one"
         if user is None:
             raise UnauthenticatedError(problem)
         try:
@@ -199,27 +202,28 @@ async def _authenticate_remote(
     raise UnauthenticatedError(f"no credential that this daemon accepts; show {accepted}")
 
 
-async def _owner_of_token(
+async def _find_token(
     secret: str, callers: Callers, get_ledger: Callable[[], Ledger]
-) -> tuple[str | None, TokenScope]:
-    """Return the owner of a valid token, None if it is not valid, and the token's scope.
+) -> ValidToken | None:
+    """Return a token if it is valid.
 
     StorageFailed if no database answers, but for a token for metrics that was valid before: an
     outage is what metrics are for.
     """
+    now = time.time()
     try:
-        find = partial(get_ledger().find_token, secret, time.time())
-        user, scope = await callers.credentials.run(secret, find)
+        found = await callers.credentials.run(secret, partial(get_ledger().find_token, secret, now))
     except StorageFailed:
-        if (user := callers.scrapers.get(secret)) is None:
+        found = callers.scrapers.get(secret)
+        if found is None or found.expires <= now:
             raise
-        return user, TokenScope.METRICS
+        return found
     callers.scrapers.pop(secret, None)
-    if user is not None and scope is TokenScope.METRICS:
+    if found is not None and found.scope is TokenScope.METRICS:
         if len(callers.scrapers) >= MAX_SCRAPERS:
             callers.scrapers.clear()
-        callers.scrapers[secret] = user
-    return user, scope
+        callers.scrapers[secret] = found
+    return found
 
 
 def _accepted_daemon_names(tcp: TcpTable, address: str, port: int) -> list[str]:
