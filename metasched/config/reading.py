@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import json
 import os
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
+from datetime import date
+from datetime import time as datetime_time
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -352,7 +355,9 @@ def _read_toml(path: Path, files: dict[Path, str] | None = None) -> dict[str, An
         if files is not None:
             files[path.absolute()] = hashlib.sha256(content).hexdigest()
         text = content.decode()
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
+        _refuse_dates(table, path)
+        return table
     except FileNotFoundError:
         raise ConfigError(f"no file {path}; create it, or name another with --config") from None
     except IsADirectoryError:
@@ -366,9 +371,22 @@ def _read_toml(path: Path, files: dict[Path, str] | None = None) -> dict[str, An
         raise ConfigError(describe_toml_error(text, error, path)) from None
 
 
+def _refuse_dates(value: object, path: Path, key: str = "") -> None:
+    """ConfigError for a date or time of TOML: no key has one, and JSON has none."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _refuse_dates(inner, path, name)
+    elif isinstance(value, list):
+        for inner in value:
+            _refuse_dates(inner, path, key)
+    elif isinstance(value, date | datetime_time):
+        raise ConfigError(f"{key} = {value} is a date or time, {path}; write text in quotes")
+
+
 def _validated(table_class: type[TableT], table: dict[str, Any], path: Path | None) -> TableT:
     try:
-        return table_class.model_validate(table)
+        # as JSON, of which Pydantic takes neither "64" nor true for a number
+        return table_class.model_validate_json(json.dumps(table), strict=True)
     except ValidationError as error:
         raise ConfigError(describe_first(error, table, table_class, str(path))) from None
 
@@ -487,6 +505,6 @@ def _plugin_options(options_class: type[Any], table: BaseModel, location: str) -
             known_keys = (*option_names, *type(table).model_fields)
             raise ConfigError(f'unknown key "{key}", {location}; {suggestion(key, known_keys)}')
     try:
-        return asdict(TypeAdapter(options_class).validate_python(options))
+        return asdict(TypeAdapter(options_class).validate_json(json.dumps(options), strict=True))
     except ValidationError as error:
         raise ConfigError(describe_first(error, options, options_class, location)) from None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from metasched.adapters.registry import adapter_class
@@ -243,8 +243,11 @@ def wrong_values(key: Key) -> Iterator[Any]:
     low = max((b.ge for b in key.bounds if hasattr(b, "ge")), default=None)
     high = min((b.le for b in key.bounds if hasattr(b, "le")), default=None)
     above = max((b.gt for b in key.bounds if hasattr(b, "gt")), default=None)
+    yield Raw("2026-11-26")  # a date
     if type_ in (int, float):
-        yield from ("many", ["a"], {"a": 1}, "4 parsecs")
+        yield from ("many", ["a"], {"a": 1}, "4 parsecs", True)
+        if not any(isinstance(bound, BeforeValidator) for bound in key.bounds):  # no duration
+            yield "64"
         if type_ is int:
             yield from (1.5, "4G")
         else:
@@ -262,7 +265,7 @@ def wrong_values(key: Key) -> Iterator[Any]:
     elif type_ is str:
         yield from (5, True, ["a"], {"a": "b"})
     elif type_ is bool:
-        yield from ("perhaps", 7, ["a"])
+        yield from ("perhaps", "yes", "true", 7, 1, ["a"])
     elif origin is Literal:
         yield from ("neither", 5, ["a"])
     elif origin is tuple:
