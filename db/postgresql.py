@@ -43,6 +43,9 @@ OLDEST_VERSION = 130000  # oldest supported server, in PostgreSQL's notation: 13
 LOCK_KEY = 0x6D736368  # "msch": an active daemon per database of a server
 HOLDER_EXIT_TIMEOUT = 30.0  # seconds; the server notices the death of a local client within
 STANDBY_INTERVAL = 1.0  # seconds between a standby's attempts to get the lock
+# Seconds without a statement after which a standby ends the session of the active daemon: its host
+# is lost, or it hangs. A daemon that runs makes one every 2 s (`service.DATABASE_CHECK_INTERVAL`).
+SILENT_HOLDER = 8.0
 # SQLSTATE classes of errors that pass: connection, resources, intervention of an operator
 PASSING_CLASSES = ("08", "53", "57")
 # Refusals of a connection that last until the site changes something. A refusal in another
@@ -75,7 +78,8 @@ _APPLY_SETTINGS = (
     "WHERE name = 'synchronous_commit' AND setting IN ('off', 'local')"
 )
 _LOCK_HOLDER = text(
-    "SELECT activity.pid, activity.backend_start, activity.application_name FROM pg_locks AS held "
+    "SELECT activity.pid, activity.backend_start, activity.application_name, activity.state, "
+    "activity.state_change FROM pg_locks AS held "
     "LEFT JOIN pg_stat_activity AS activity USING (pid) "
     "WHERE held.locktype = 'advisory' AND held.granted AND held.classid = 0 "
     f"AND held.objid = {LOCK_KEY} AND held.objsubid = 1 AND held.database = "
@@ -97,6 +101,8 @@ class LockSession(WriterLock):
     def __init__(self, engine: Engine, database: Postgresql) -> None:
         self._database = database
         self._last: tuple[int, Any] | None = None  # pid and start of the last session
+        # what was last heard of another daemon's session, and monotonic seconds of that
+        self._heard: tuple[Any, float] = (None, 0.0)
         try:
             super().__init__(engine)
         except DBAPIError as error:
@@ -147,6 +153,35 @@ class LockSession(WriterLock):
         raise DatabaseInUse(
             f"another daemon ({process}) is active on {self._database}; "
             "stop it, or start this one with --standby"
+        )
+
+    def end_silent_holder(self) -> None:
+        """End the session of the daemon with the lock if it has been silent for `SILENT_HOLDER`.
+
+        What that daemon writes later fails, and it ends. Time is counted here, since clocks may be
+        set. StoreError if the server does not answer.
+        """
+        try:
+            with self.connection.begin():
+                holder = self.connection.execute(_LOCK_HOLDER).first()
+                now, (heard, since) = time.monotonic(), self._heard
+                # a statement may take long; the sessions of another role cannot be seen
+                if holder is None or holder.state in (None, "active"):
+                    self._heard = (None, now)
+                    return
+                if heard != (holder.pid, holder.backend_start, holder.state_change):
+                    self._heard = ((holder.pid, holder.backend_start, holder.state_change), now)
+                    return
+                if now - since < SILENT_HOLDER:
+                    return
+                terminate = text("SELECT pg_terminate_backend(:pid)")
+                self.connection.execute(terminate, {"pid": holder.pid})
+        except DBAPIError as error:
+            raise self._database.store_error(error) from None
+        log.warning(
+            "standby: %s was silent for %.0f s; its session is ended",
+            holder.application_name,
+            now - since,
         )
 
     def release(self) -> None:
@@ -207,6 +242,8 @@ class Postgresql(Database):
         logged, deadline = "", time.monotonic() + HOLDER_EXIT_TIMEOUT
         while True:
             try:
+                if standby:
+                    writer_lock.end_silent_holder()
                 return writer_lock.acquire()
             except _HolderExiting:
                 if time.monotonic() > deadline and not standby:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 TIMEOUT = 60.0  # seconds for a response
+FAILOVER_TIME = 20.0  # seconds for which one of several daemons may take over from another
+READY_TIMEOUT = 3.0  # seconds for one of several daemons to say whether it serves
 
 
 class ClientError(UserError):
@@ -94,7 +96,10 @@ class Connection:
     def __init__(self, path: object, timeout: float = TIMEOUT) -> None:
         """Connect to `path`, a socket or the URL of a daemon on another host, at each request.
 
-        `timeout` is in seconds. Raises DaemonUnreachable if the path is too long for a socket.
+        Of several URLs, separated by commas, that of the active daemon is taken; the others are
+        standbys. `timeout` is in seconds.
+
+        Raises DaemonUnreachable if the path is too long for a socket.
         """
         self.path, self.timeout = str(path), timeout
         self._is_remote = is_url(self.path)
@@ -212,10 +217,11 @@ class Connection:
         if job_daemon is not None and (local := job_daemon.connect(self.timeout)) is not None:
             yield local, ""
             return
-        from metasched.client.remote import RemoteDaemon
+        from metasched.client.remote import RemoteDaemon, active_daemon
 
         try:
-            remote = RemoteDaemon(self.path, job_daemon)
+            daemons = [RemoteDaemon(url, job_daemon) for url in self.path.split(",")]
+            remote = active_daemon(daemons, READY_TIMEOUT, FAILOVER_TIME)
             yield from remote.connections(method, target, body, self.timeout)
         except (OSError, ValueError) as error:
             raise self._unreachable(getattr(error, "strerror", None) or str(error)) from None

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 import socket
+import time
 from urllib.parse import urlsplit
 
 from metasched.client.credentials import credentials, daemon_name, is_loopback
 
+_INTERVAL = 0.5  # seconds between two looks for the active daemon
+
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from metasched.client.job_daemon import JobDaemon
 
@@ -43,6 +46,16 @@ class RemoteDaemon:
         for credential in credentials(daemon, method, target, body, private, in_job):
             yield self._connect(timeout), f"Authorization: {credential}\r\n"
 
+    def is_ready(self, timeout: float) -> bool:
+        """Whether it says that it serves, within `timeout` seconds. A standby does not listen."""
+        try:
+            with self._connect(timeout) as connection:
+                connection.sendall(b"GET /ready HTTP/1.0\r\n\r\n")
+                _, _, status = connection.recv(16).partition(b" ")
+        except OSError:
+            return False
+        return status.startswith(b"200")
+
     def _connect(self, timeout: float) -> socket.socket:
         if not self._tls:
             return socket.create_connection(self._address, timeout)
@@ -66,3 +79,20 @@ class RemoteDaemon:
         except BaseException:
             connection.close()
             raise
+
+
+def active_daemon(daemons: Sequence[RemoteDaemon], timeout: float, patience: float) -> RemoteDaemon:
+    """Return the first daemon that serves, of one active daemon and its standbys.
+
+    A single one is not asked. Waits up to `patience` seconds for a standby to take over, then
+    returns the first. Each daemon has `timeout` seconds for its answer.
+    """
+    deadline = time.monotonic() + patience
+    while len(daemons) > 1:
+        for daemon in daemons:
+            if daemon.is_ready(timeout):
+                return daemon
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_INTERVAL)
+    return daemons[0]

@@ -44,7 +44,8 @@ def checked_tcp(table: TcpTable, base_folder: Path, path: Path | None) -> TcpTab
         if file is not None
     }
     if table.url is not None:
-        changes["names"] = (*table.names, _name_in_url(table.url, place))
+        urls = table.url.split(",")
+        changes["names"] = (*table.names, *(_name_in_url(url, place) for url in urls))
     return table.model_copy(update=changes)
 
 
@@ -53,7 +54,9 @@ def _name_in_url(url: str, place: str) -> str:
     match = _URL.fullmatch(url)
     port = int(match[3] or 443) if match else 0
     if match is None or not 0 < port < 1 << 16:
-        raise ConfigError(f'url = "{url}", {place}; write "https://host:port"')
+        raise ConfigError(
+            f'url = "{url}", {place}; write "https://host:port", with commas for more daemons'
+        )
     return daemon_name(match[1] or match[2], port)
 
 

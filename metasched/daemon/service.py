@@ -60,7 +60,9 @@ log = logging.getLogger("metasched")
 
 PRUNE_INTERVAL = 3600.0  # seconds between removals of jobs that ended before the retention time
 PRUNE_PAUSE = 0.1  # seconds between two transactions of a removal
-DATABASE_CHECK_INTERVAL = 10.0  # seconds between checks that the database is reachable
+# Seconds between checks that the database is reachable. A standby takes over from a daemon that
+# says nothing to the database for some of them: see `db.postgresql.SILENT_HOLDER`.
+DATABASE_CHECK_INTERVAL = 2.0
 OUTAGE_LOG_INTERVAL = 60.0  # seconds between log lines about the same outage of the database
 RESTART_DELAY = 2.0  # seconds before a failed service is started again
 MAX_RESTART_DELAY = 60.0  # seconds, if it fails before it runs
@@ -413,6 +415,7 @@ class Daemon:
         self.reload_lock = asyncio.Lock()
         self.service_runs = asyncio.Event()
         self._replacement: _Replacement | None = None
+        self._taken_back: _Replacement | None = None  # it failed; the next service records that
 
     @property
     def is_replacing_service(self) -> bool:
@@ -533,21 +536,34 @@ class Daemon:
         If it fails with changed settings, the former ones are in force again.
         """
         replacement, self._replacement = self._replacement, None
+        failed = self._taken_back
         if replacement is None:
-            return SchedulerService(self.settings, self.ledger, self.quarantine, self.metrics)
+            changes = () if failed is None else failed.changes
+            service = SchedulerService(
+                self.settings,
+                self.ledger,
+                self.quarantine,
+                self.metrics,
+                reloaded_by="" if failed is None else failed.by,
+                config_changes=tuple(f"taken back: {change}" for change in changes),
+            )
+            self._taken_back = None
+            return service
         try:
             service = SchedulerService(
                 replacement.settings,
                 self.ledger,
                 self.quarantine,
                 self.metrics,
-                replacement.by,
-                replacement.changes,
+                reloaded_by=replacement.by,
+                config_changes=replacement.changes,
             )
         except StorageFailed as error:
             replacement.refuse(f"{_reason_of(error)}; try again")
+            self._taken_back = replacement
             raise
         except Exception as error:
+            self._taken_back = replacement
             reason = f"the daemon cannot run with it ({type(error).__name__}: {error})"
             replacement.refuse(f"{reason}; see its log")
             raise

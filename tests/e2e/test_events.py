@@ -18,6 +18,7 @@ import pytest
 
 from tests.e2e.conftest import COMMAND, ONE_LOCAL, Site
 from tests.e2e.reservable_clusters import SlurmReservations
+from tests.harness.ports import free_port
 from tests.harness.slurm import SlurmSite
 
 
@@ -158,8 +159,7 @@ def test_the_log_is_json_if_the_site_says_so(site: Site) -> None:
 
 
 def test_a_flood_of_bad_tokens_makes_few_rows(site: Site) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     site.configure(ONE_LOCAL + f'[tcp]\nlisten = "127.0.0.1:{port}"\n')
     site.start()
     for number in range(300):

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -23,18 +22,12 @@ from tests.e2e.conftest import TWO_LOCAL, Site
 from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite, running_site
 from tests.harness.accounts import A, B
 from tests.harness.http_calls import call
+from tests.harness.ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples/prometheus"
 PAGE = Path(__file__).parents[2] / "docs/admin/monitoring.md"
 PROGRAMS = "".join(f"[cluster.{name}]\n{SUPERVISE}" for name in ("left", "right"))
 LICENCE = '[[licence]]\nname = "matlab"\ntotal = 4\n'
-
-
-def free_port() -> int:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        port: int = holder.getsockname()[1]
-        return port
 
 
 def scraped(site: Site) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

@@ -15,8 +15,9 @@ import pytest
 
 from tests.conftest import require
 from tests.e2e.conftest import TWO_LOCAL, Site
-from tests.e2e.test_metrics import Remote, free_port, metrics_token
+from tests.e2e.test_metrics import Remote, metrics_token
 from tests.harness.http_calls import call
+from tests.harness.ports import free_port
 from tests.harness.postgresql import LOCKED, PASSWORD, Server, missing
 
 

@@ -20,6 +20,7 @@ import pytest
 from tests.e2e.conftest import Site
 from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
 from tests.harness.accounts import A, B
+from tests.harness.ports import free_port
 from tests.harness.reaper import dying_with
 from tests.harness.root_launcher import PYTHON
 
@@ -31,12 +32,6 @@ MAX_LOG_BYTES = 100_000
 CLUSTER = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n'
 NESTED_LISTS = b'{"jobs":[' + b"[]," * 3_400_000 + b"[]]}"  # 10 MB
 MAX_GROWTH = 120 << 20  # bytes of memory for such a body; decoding it took 367 MB
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 class Guarded(MultiUserSite):

@@ -83,12 +83,18 @@ def test_a_change_that_is_valid_only_with_a_restart_says_so(tmp_path: Path) -> N
 class FakeService:
     """A service that cannot run with more than 4 processors, or once while the database is away."""
 
-    made: list[int] = []  # noqa: RUF012 - shared on purpose
+    made: list[tuple[int, str, tuple[str, ...]]] = []  # noqa: RUF012 - shared on purpose
     away = False
 
-    def __init__(self, settings: Settings, *_: object) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *_: object,
+        reloaded_by: str = "",
+        config_changes: tuple[str, ...] = (),
+    ) -> None:
         cpus = settings.clusters[0].options["cpus"]
-        self.made.append(cpus)
+        self.made.append((cpus, reloaded_by, config_changes))
         if FakeService.away:
             FakeService.away = False
             raise StorageFailed("disk full")
@@ -155,4 +161,5 @@ def test_a_service_that_cannot_run_leaves_the_former_settings(
         return daemon.settings.clusters[0].options["cpus"], said
 
     assert asyncio.run(play()) == (4 if refusal else cpus, refusal)
-    assert FakeService.made == ([4, cpus, 4] if refusal else [4, cpus])
+    taken_back = [(4, "ada", ("taken back: x",))] if refusal else []
+    assert FakeService.made == [(4, "", ()), (cpus, "ada", ("x",)), *taken_back]

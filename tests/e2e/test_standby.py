@@ -1,0 +1,100 @@
+"""An active daemon and its standby over one PostgreSQL: clients know both, and jobs run once."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Site
+from tests.harness.ports import free_port
+from tests.harness.postgresql import Server
+
+
+class Host(Site):
+    """A daemon with a socket and a port of its own, over the database of another."""
+
+    def __init__(self, folder: Path, url: str, name: str) -> None:
+        super().__init__(folder)
+        self.url = url
+        self.config = folder / f"{name}.toml"
+        self.log = folder / f"{name}.log"
+        self.port = free_port()
+        self.configure(extra=f'[tcp]\nlisten = "127.0.0.1:{self.port}"\n')
+        self.config.write_text(self.config.read_text().replace("ms.sock", f"{name}.sock"))
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._daemon is not None
+        self._daemon.send_signal(number)
+
+    def exit_code(self) -> int:
+        assert self._daemon is not None
+        return self._daemon.wait(60)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, postgresql_server: Server) -> Iterator[tuple[Host, Host]]:
+    """A running daemon and its standby."""
+    url = postgresql_server.create()
+    first, second = (Host(tmp_path, url, name) for name in ("first", "second"))
+    with closing(first), closing(second):
+        first.start()
+        second.options = ["--standby"]
+        second.launch()
+        second.until(lambda: "standby: another daemon" in second.log.read_text())
+        yield first, second
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_a_standby_takes_over_while_jobs_come(
+    hosts: tuple[Host, Host], fault: signal.Signals, record_property: Callable[[str, object], None]
+) -> None:
+    """The active daemon is killed, or hangs and is resumed, or is stopped by its admin."""
+    first, second = hosts
+    ran, token = first.folder / "ran", first.folder / "token"
+    first.run("token", "create", "--file", token)
+    clients = {
+        "METASCHED_CONFIG": "",
+        "METASCHED_SOCKET": ",".join(f"http://127.0.0.1:{host.port}" for host in hosts),
+        "METASCHED_TOKEN_FILE": str(token),
+    }
+
+    def submit() -> int:
+        script = f"echo $METASCHED_JOB_ID >> '{ran}'"
+        done = first.run("submit", "--parsable", "-o", "/dev/null", "--wrap", script, env=clients)
+        return int(done.stdout)
+
+    accepted = [submit() for _ in range(5)]
+    first.send(fault)
+    failed = time.monotonic()
+    accepted.append(submit())  # it waits for the standby
+    record_property("seconds until a submission was accepted", time.monotonic() - failed)
+    accepted += [submit() for _ in range(5)]
+    if fault is signal.SIGSTOP:
+        assert "was silent for" in second.log.read_text()
+        first.send(signal.SIGCONT)
+    assert first.exit_code() == {signal.SIGKILL: -9, signal.SIGSTOP: 1, signal.SIGTERM: 0}[fault]
+    rows = second.until_ended()
+    assert [row["job"] for row in rows] == accepted
+    assert {row["state"] for row in rows} == {"completed"}
+    assert Counter(ran.read_text().split()) == Counter(map(str, accepted))
+    second.stop()
+    second.replayed()
+
+
+def test_a_daemon_that_runs_is_not_ended_by_its_standby(
+    hosts: tuple[Host, Host],
+) -> None:
+    first, second = hosts
+    time.sleep(12.0)  # longer than a silence
+    assert "was silent for" not in second.log.read_text()
+    job = first.submit("--wrap", "true")
+    assert first.until_ended(job)[0]["state"] == "completed"
+    first.stop()
+    second.until(second.cluster_rows)
+    assert second.rows(job)[0]["state"] == "completed"
