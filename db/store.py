@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # slow to import; needed for migrations only
     from alembic.config import Config
 
 
+MOVED = "moved-"  # in place of the schema's revision: the ledger is in another database now
+
+
 class StoreError(UserError):
     """The database cannot be used; the message states problem, place and remedy."""
 
@@ -193,6 +196,7 @@ class Database(ABC):
         current = self.read_revision(connection)
         if current is None:
             raise StoreError(f"{self} is empty; start the daemon once, or name another")
+        self._require_here(current)
         if current != REVISION:
             raise StoreError(
                 f"{self} has schema {current}, this metasched {REVISION}; "
@@ -211,12 +215,21 @@ class Database(ABC):
             )
         return None
 
+    def _require_here(self, revision: str | None) -> None:
+        """StoreError if the ledger was moved away."""
+        if revision is not None and revision.startswith(MOVED):
+            raise StoreError(
+                f"{self} was moved to another database by `metasched db move`; "
+                "name that one in [daemon] database"
+            )
+
     def upgrade(self, connection: Connection) -> None:
         """Upgrade to the newest schema. StoreError if this fails."""
         current = self.read_revision(connection)
         connection.rollback()
         if current == REVISION:
             return
+        self._require_here(current)
         from alembic import command
         from alembic.script import ScriptDirectory
 

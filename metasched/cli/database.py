@@ -1,4 +1,4 @@
-"""The commands about the database: db upgrade, downgrade, check, backup, prune."""
+"""The commands about the database: db upgrade, downgrade, check, backup, move, prune."""
 
 import json as json_format
 import time
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from metasched.db.store import Database
 
 db = typer.Typer(
-    help="""Maintain the database; all but `upgrade` and `downgrade` can run beside the daemon.
+    help="""Maintain the database; `check`, `backup` and `prune` can run beside the daemon.
 
     \b
     Examples:
@@ -109,6 +109,36 @@ def backup(
     """
     size = _load_database(config).backup(file)
     _print_result({"backup": str(file), "bytes": size}, json)
+
+
+@db.command()
+def move(
+    url: Annotated[str, typer.Argument(metavar="URL", show_default=False)],
+    json: JsonOption = False,
+    config: NearestConfigOption = None,
+) -> None:
+    """Move the ledger to an empty database, such as from SQLite to PostgreSQL.
+
+    Stop the daemon before. All ids stay, and jobs run on. No daemon starts on the old database
+    any more: name the new one in the configuration.
+
+    \b
+    Examples:
+      metasched db move 'postgresql:///metasched?host=/var/run/postgresql'
+      metasched db move sqlite:////var/lib/metasched/metasched.db
+    """
+    from metasched.cli.progress import progress_bar
+    from metasched.config.reading import find_config, load_settings
+    from metasched.db.backends import database_from_url
+    from metasched.db.moving import move as moved
+
+    settings = load_settings(find_config(config))
+    source, target = settings.database, database_from_url(url, Path.cwd())
+    rows = moved(source, target, lambda total: progress_bar("rows", total))
+    _print_result({"from": str(source), "to": str(target), "rows": rows}, json)
+    if not json:
+        print(f'Now write into [daemon] of {settings.config_path}: database = "{url}"')
+        print(f'and folder = "{settings.state_folder}", then start the daemon.')
 
 
 @db.command()
