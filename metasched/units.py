@@ -9,6 +9,13 @@ from metasched.errors import quote_for_error as quote_for_error
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
     from datetime import datetime
+    from typing import overload
+else:
+
+    def overload(function):
+        """Do nothing, as that of typing."""
+        return function
+
 
 MAX_NUMBER = 2**31 - 1  # limit of counts, and of durations in seconds (68 years)
 
@@ -173,7 +180,15 @@ def _time_of_day(text: str) -> tuple[int, int, int] | None:
     return hour, minute, second
 
 
-def iso(moment: float | None) -> str | None:
+@overload
+def iso(moment: float) -> str: ...
+@overload
+def iso(moment: None) -> None: ...  # noqa: F811 - an overload
+@overload
+def iso(moment: float | None) -> str | None: ...  # noqa: F811 - an overload
+
+
+def iso(moment: float | None) -> str | None:  # noqa: F811 - that of the overloads
     """Format epoch seconds as ISO 8601 in UTC, the external format of times."""
     if moment is None:
         return None

@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 from fastapi.responses import Response
+from typing_extensions import TypedDict
 
+from metasched.api.site_answers import ShareRow, TokenCounts, TokenWindow
 from metasched.core.transitions import QUEUED_OR_HELD
 from metasched.model.job import Job, Payload
 from metasched.model.manager_options import ManagerOptions
@@ -144,6 +146,156 @@ class ChangedTasks:
     """All tasks of a request that changes jobs."""
 
     jobs: list[ChangedTask]
+
+
+class NodeFitRow(TypedDict):
+    """What the nodes of a cluster can hold of a waiting task."""
+
+    partition: str  # the manager's name
+    count: int  # nodes in all
+    excluded: list[dict[str, Any]]  # `NodeExclusion`: requirement, nodes, text, names
+    other_partitions: list[str]  # in which the job fits without load, if not in this one
+    text: str
+
+
+class VerdictRow(TypedDict):
+    """Whether a task may run on a cluster, and what bars it."""
+
+    cluster: str
+    eligible: bool
+    reason: str | None
+    text: str
+    load: float
+    count: int  # queued jobs of its priority and above
+    chosen: bool
+    account: str | None
+    gres: str | None  # which of its alternatives it gets there; null: it has none
+    nodes: NodeFitRow | None
+
+
+class PriorityPart(TypedDict):
+    """What a heuristic contributes to a priority."""
+
+    heuristic: str
+    contribution: float
+    weight: float
+
+
+class Forecast(TypedDict):
+    """Why a job would get its priority and cluster."""
+
+    parts: list[PriorityPart]
+    clusters: list[VerdictRow]
+
+
+class _SubmittedJob(TypedDict):
+    job: int | None  # null: the outcome of a dry run
+    priority: int | None
+    cluster: str | None
+    warnings: list[str]
+
+
+class SubmittedJob(_SubmittedJob, total=False):
+    """A job that was accepted, or would be. `why` is of a dry run alone, `tasks` of others."""
+
+    tasks: int | None  # of an array
+    why: Forecast
+
+
+class SubmittedJobs(TypedDict):
+    """The jobs of a submission, in its order."""
+
+    jobs: list[SubmittedJob]
+
+
+StoryEvent = TypedDict(
+    "StoryEvent",
+    {
+        "time": str,
+        "task": int | None,  # index in the array
+        "attempt": int | None,
+        "event": str,
+        "from": str | None,  # state
+        "to": str | None,  # state
+        "cluster": str | None,
+        "reason": str | None,
+        "cause": str | None,
+    },
+)
+
+
+class Story(TypedDict):
+    """The events of a job, oldest first."""
+
+    job: int
+    events: list[StoryEvent]
+
+
+class OutputPaths(TypedDict):
+    """Where a task writes. `%N` stands for its node until that is known."""
+
+    output: str
+    error: str | None  # null: as `output`
+
+
+class LicenceHolder(TypedDict):
+    """A task with tokens of a licence. Of another user's task the caller may see the count only."""
+
+    job: int | None
+    task: int | None
+    user: str | None
+    count: int  # tokens
+    since: str
+    expected: str | None  # end by its time limit; null: it has not started
+
+
+class MissingLicence(TokenCounts):
+    """A licence that a task waits for."""
+
+    licence: str
+    wanted: int  # tokens
+    windows: list[TokenWindow]
+    holders: list[LicenceHolder]
+    more_holders: int  # that are not listed
+
+
+class TuningRow(TypedDict):
+    """The change by which a parameter had its values when a job was submitted."""
+
+    parameter: str
+    before: list[float]
+    after: list[float]  # empty: no longer tuned
+    distance: float | None
+    expected: float | None
+    time: str
+
+
+class UsageRow(TypedDict):
+    """What an ended task used, as its manager reported it."""
+
+    elapsed: float | None  # seconds
+    cpu_seconds: float | None
+    max_memory: int | None  # MiB
+    nodes: str
+
+
+class Explanation(TypedDict):
+    """The state of a task, why, and what it may run on."""
+
+    job: int
+    task: int | None
+    state: str
+    reason: str
+    text: str
+    expected_start: str | None
+    expected_told: str | None  # when its manager reported that
+    priority: int
+    parts: list[PriorityPart]
+    tuning: list[TuningRow]
+    clusters: list[VerdictRow]
+    licences: list[MissingLicence]
+    fair_share: ShareRow | None
+    usage: UsageRow | None
 
 
 def encoded(answer: object) -> Response:

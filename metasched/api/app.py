@@ -47,9 +47,10 @@ from metasched.api.lookups import Lookups
 from metasched.api.readers import Readers
 from metasched.api.readiness import Readiness
 from metasched.api.request import CurrentCaller, CurrentService, request_source
+from metasched.api.site_answers import HealthRow
 from metasched.api.struct_body import HALF_A_CHARACTER
 from metasched.api.throttle import Throttle
-from metasched.api.version_exchange import VersionExchange
+from metasched.api.version_exchange import PATHS, VersionExchange
 from metasched.daemon.descriptors import descriptor_use
 from metasched.daemon.service import Daemon, ServiceReplaced
 from metasched.db.store import StorageFailed, StorageUncertain
@@ -73,6 +74,7 @@ def create_app(daemon: Daemon) -> FastAPI:
     app = FastAPI(
         title="metasched",
         version=version("metasched"),
+        servers=[{"url": PATHS}],
         openapi_url=None,  # `reference` asks for a credential
         docs_url=None,
         redoc_url=None,
@@ -103,7 +105,7 @@ def create_app(daemon: Daemon) -> FastAPI:
     _register_error_handlers(app)
 
     @app.get("/health")
-    async def health(caller: CurrentCaller, service: CurrentService) -> dict[str, Any]:
+    async def health(caller: CurrentCaller, service: CurrentService) -> HealthRow:
         await daemon.database_probe.check()
         return {
             "instance": service.core.instance,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
@@ -13,6 +13,13 @@ from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.selection import find_cluster
+from metasched.api.site_answers import (
+    BreakerRow,
+    ClusterRow,
+    NativeCluster,
+    NativeClusters,
+    UseRow,
+)
 from metasched.api.slurm_options import SLURM_ADAPTER
 from metasched.api.whole_answers import live_answer
 from metasched.client.options import MAX_NAME_LENGTH
@@ -36,7 +43,7 @@ class DrainOptions:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 
-@router.get("/clusters", response_model=list[dict[str, Any]])
+@router.get("/clusters", response_model=list[ClusterRow])
 async def clusters(
     request: Request,
     _: CurrentCaller,
@@ -56,7 +63,7 @@ async def drain(
     service: CurrentService,
     name: str,
     options: Annotated[DrainOptions, Body()],
-) -> dict[str, Any]:
+) -> ClusterRow:
     caller.require_operator("drain clusters")
     adapter = find_cluster(service, name).adapter
     if len(options.reason) > MAX_NAME_LENGTH or not options.reason.isprintable():
@@ -70,7 +77,7 @@ async def drain(
 
 
 @router.post("/clusters/{name}/resume")
-async def resume(caller: CurrentCaller, service: CurrentService, name: str) -> dict[str, Any]:
+async def resume(caller: CurrentCaller, service: CurrentService, name: str) -> ClusterRow:
     caller.require_operator("resume clusters")
     adapter = find_cluster(service, name).adapter
     if service.core.find_drain(name) is not None:
@@ -78,7 +85,7 @@ async def resume(caller: CurrentCaller, service: CurrentService, name: str) -> d
     return _cluster_row(service, name, adapter)
 
 
-def _cluster_row(service: SchedulerService, name: str, adapter: str) -> dict[str, Any]:
+def _cluster_row(service: SchedulerService, name: str, adapter: str) -> ClusterRow:
     """Return a row of `clusters --json`."""
     info, unreachable_reason = service.core.cluster_status(name)
     drain_state = service.core.find_drain(name)
@@ -103,8 +110,9 @@ def _cluster_row(service: SchedulerService, name: str, adapter: str) -> dict[str
         "count": service.core.load_ordering.count(name),
         "pulls": pulls,
         "pulls_started_at_once": pulls_started,
-        "drained": drain_state
-        and {
+        "drained": None
+        if drain_state is None
+        else {
             "by": drain_state.by,
             "since": iso(drain_state.time),
             "reason": drain_state.reason,
@@ -119,7 +127,7 @@ def _cluster_row(service: SchedulerService, name: str, adapter: str) -> dict[str
 
 
 @router.get("/clusters/native")
-async def native(_: CurrentCaller, service: CurrentService) -> dict[str, Any]:
+async def native(_: CurrentCaller, service: CurrentService) -> NativeClusters:
     """Return where the clusters' own commands are, and which ids and tags are metasched's."""
     return {
         "first_id": service.settings.first_id,
@@ -128,7 +136,7 @@ async def native(_: CurrentCaller, service: CurrentService) -> dict[str, Any]:
     }
 
 
-def _native_row(service: SchedulerService, settings: ClusterSettings) -> dict[str, Any]:
+def _native_row(service: SchedulerService, settings: ClusterSettings) -> NativeCluster:
     """Return what a user's own command needs to reach a cluster. Paths are of Slurm alone."""
     cluster, options = settings.cluster, {}
     if cluster.adapter == SLURM_ADAPTER:
@@ -146,7 +154,7 @@ def _native_row(service: SchedulerService, settings: ClusterSettings) -> dict[st
     }
 
 
-def _use_row(monitor: UseMonitor) -> dict[str, Any]:
+def _use_row(monitor: UseMonitor) -> UseRow:
     """Return what the accounting reports of other jobs' use and of shares."""
     return {
         "source": monitor.source,
@@ -156,7 +164,7 @@ def _use_row(monitor: UseMonitor) -> dict[str, Any]:
     }
 
 
-def breaker_row(breaker: CircuitBreaker) -> dict[str, Any]:
+def breaker_row(breaker: CircuitBreaker) -> BreakerRow:
     """Return the state of a circuit breaker for JSON."""
     return {
         "state": breaker.state(time.monotonic()),

@@ -27,6 +27,7 @@ from metasched.api.pages import (
 )
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon
+from metasched.api.site_answers import EventRow
 from metasched.daemon.audit_log import readable
 from metasched.db.audit import AuditFilter
 from metasched.model.audit import PUBLIC, AuditKind
@@ -41,7 +42,7 @@ _HIDDEN: dict[str, Any] = {"actor": None, "owner": None, "cause": None, "details
 router = APIRouter()
 
 
-@router.get("/events", response_model=list[dict[str, Any]])
+@router.get("/events", response_model=list[EventRow])
 async def events(
     request: Request,
     daemon: CurrentDaemon,

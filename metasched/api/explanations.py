@@ -10,7 +10,17 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
+from metasched.api.answers import (
+    Explanation,
+    MissingLicence,
+    NodeFitRow,
+    TuningRow,
+    UsageRow,
+    VerdictRow,
+    encoded,
+)
 from metasched.api.licences import describe_holders, licence_holders
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
@@ -35,7 +45,7 @@ router = APIRouter()
 _WAITING = QUEUED_OR_HELD | {State.DISPATCHING, State.PENDING}
 
 
-@router.get("/jobs/{job}/explain")
+@router.get("/jobs/{job}/explain", response_model=Explanation)
 async def explain(
     request: Request,
     daemon: CurrentDaemon,
@@ -43,7 +53,9 @@ async def explain(
     service: CurrentService,
     readers: CurrentReaders,
     job: str,
-) -> dict[str, Any]:
+) -> Response:
+    """Explain the state of a task; of an array, of the task that waits first."""
+
     def read() -> tuple[dict[str, Any], list[RecordedChange], dict[str, Any], Counter[str], str]:
         job_id, index = find_visible_job(daemon.ledger, caller, job)
         job_row = daemon.ledger.job_row(job_id)
@@ -64,8 +76,8 @@ async def explain(
     job_row, tuned, row, counts, cause = await readers.run(request, ReadingKind.NAMED, read)
     job_id = row["job"]
     task = service.core.find_task((job_id, row["task_index"]))
-    clusters: list[dict[str, Any]] = []
-    licences: list[dict[str, Any]] = []
+    clusters: list[VerdictRow] = []
+    licences: list[MissingLicence] = []
     if task is not None:
         chosen_cluster = task.attempt.cluster if task.attempt else None
         clusters = cluster_verdicts(service, task, chosen_cluster)
@@ -85,7 +97,7 @@ async def explain(
     expectation = service.expected_start((job_id, row["task_index"]))
     several = counts.total() > 1
     summary = f"{_describe_counts(counts)}; task {row['task_index']}: " if several else ""
-    return {
+    explanation: Explanation = {
         "job": job_id,
         "task": row["task_index"] if row["array"] else None,
         "state": row["state"],
@@ -106,22 +118,23 @@ async def explain(
         "fair_share": standing_row(standing) if standing else None,
         "usage": _usage(row) if row["state"] in FINAL and row["started"] else None,
     }
+    return encoded(explanation)
 
 
-def _tuning_row(recorded: RecordedChange) -> dict[str, Any]:
+def _tuning_row(recorded: RecordedChange) -> TuningRow:
     """Return the change by which a parameter had its values when the job was submitted."""
     change = recorded.change
     return {
         "parameter": change.parameter,
-        "before": change.before,
-        "after": change.after,  # []: no longer tuned
+        "before": list(change.before),
+        "after": list(change.after),  # []: no longer tuned
         "distance": change.distance,  # None: changed by a start with another policy
         "expected": change.expected,
         "time": iso(recorded.time),
     }
 
 
-def _usage(row: dict[str, Any]) -> dict[str, Any]:
+def _usage(row: dict[str, Any]) -> UsageRow:
     """Return what an ended task used, as its manager reported it; None: not reported."""
     return {
         "elapsed": row["ended"] - row["started"] if row["ended"] else None,  # seconds
@@ -153,7 +166,7 @@ def _describe_expectation(expectation: ExpectedStart | None) -> str:
     )
 
 
-def _describe_account(clusters: Sequence[dict[str, Any]]) -> str:
+def _describe_account(clusters: Sequence[VerdictRow]) -> str:
     """Describe the account charged on the chosen cluster in a sentence that follows another."""
     for cluster in clusters:
         if cluster["chosen"] and cluster["account"]:
@@ -162,7 +175,7 @@ def _describe_account(clusters: Sequence[dict[str, Any]]) -> str:
 
 
 def _describe_gres(
-    job_row: dict[str, Any], row: dict[str, Any], clusters: Sequence[dict[str, Any]]
+    job_row: dict[str, Any], row: dict[str, Any], clusters: Sequence[VerdictRow]
 ) -> str:
     """Describe the alternative of its generic resources that a task gets, in a sentence."""
     state, choice = State(row["state"]), row["gres_choice"]
@@ -187,7 +200,7 @@ def _describe_standing(standing: Standing | None) -> str:
     )
 
 
-def _describe_state(row: dict[str, Any], clusters: Sequence[dict[str, Any]], cause: str) -> str:
+def _describe_state(row: dict[str, Any], clusters: Sequence[VerdictRow], cause: str) -> str:
     """Describe the state of a task and its cause in a sentence."""
     location = f"on {row['cluster']}" if row["cluster"] else "in metasched"
     match State(row["state"]):
@@ -223,7 +236,7 @@ def _describe_state(row: dict[str, Any], clusters: Sequence[dict[str, Any]], cau
 
 def cluster_verdicts(
     service: SchedulerService, task: Task, chosen_cluster: str | None
-) -> list[dict[str, Any]]:
+) -> list[VerdictRow]:
     """Return eligibility, load and obstacle of each cluster for a task."""
     clusters = {cluster.name: cluster for cluster in service.core.clusters}
     return [
@@ -264,7 +277,7 @@ def _counts(resources: Mapping[str, int]) -> str:
     return ",".join(f"{name}:{count}" for name, count in resources.items())
 
 
-def _node_fit(service: SchedulerService, task: Task, cluster: Cluster) -> dict[str, Any] | None:
+def _node_fit(service: SchedulerService, task: Task, cluster: Cluster) -> NodeFitRow | None:
     """Return which nodes of a cluster cannot hold a waiting task; None: it has no nodes there."""
     info, unreachable_reason = service.core.cluster_status(cluster.name)
     if unreachable_reason or task.state not in _WAITING:
@@ -276,6 +289,6 @@ def _node_fit(service: SchedulerService, task: Task, cluster: Cluster) -> dict[s
         "partition": fit.partition,
         "count": fit.nodes,
         "excluded": [asdict(exclusion) for exclusion in fit.exclusions],
-        "other_partitions": fit.other_partitions,
+        "other_partitions": list(fit.other_partitions),
         "text": fit.text,
     }

@@ -12,7 +12,15 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
-from metasched.api.answers import JobDetails, JobRow, encoded, job_details
+from metasched.api.answers import (
+    JobDetails,
+    JobRow,
+    OutputPaths,
+    Story,
+    StoryEvent,
+    encoded,
+    job_details,
+)
 from metasched.api.connections import OpenConnections, Wait
 from metasched.api.identity import Caller
 from metasched.api.modifications import MAX_EPOCH
@@ -220,7 +228,7 @@ async def wait(
     )
 
 
-@router.get("/jobs/{job}/story", response_model=dict[str, Any])
+@router.get("/jobs/{job}/story", response_model=Story)
 async def story(
     request: Request,
     daemon: CurrentDaemon,
@@ -264,16 +272,16 @@ async def output(
     caller: CurrentCaller,
     readers: CurrentReaders,
     job: str,
-) -> dict[str, Any]:
+) -> OutputPaths:
     """Return the output paths of a task; `%N` stays until its node is known."""
 
-    def find_paths() -> dict[str, Any]:
+    def find_paths() -> OutputPaths:
         return _output_paths(daemon, *find_visible_job(daemon.ledger, caller, job))
 
     return await readers.run(request, ReadingKind.NAMED, find_paths)
 
 
-def _event_row(event: dict[str, Any]) -> dict[str, Any]:
+def _event_row(event: dict[str, Any]) -> StoryEvent:
     """Return a row of `story --json`."""
     return {
         "time": iso(event["time"]),
@@ -288,7 +296,7 @@ def _event_row(event: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _output_paths(daemon: Daemon, job_id: int, index: int | None) -> dict[str, Any]:
+def _output_paths(daemon: Daemon, job_id: int, index: int | None) -> OutputPaths:
     """Return the output paths of a job or task. ApiError if they differ by task."""
     job_row = daemon.ledger.job_row(job_id)
     assert job_row is not None
@@ -304,10 +312,10 @@ def _output_paths(daemon: Daemon, job_id: int, index: int | None) -> dict[str, A
     node = (first_nodes and first_nodes[-1]) or "%N"
     array = parse_array(job_row["array"]) if job_row["array"] else None
     number = task_number(job_id, array, index or 0)
-    return {
-        stream: path and expand_task_fields(path, index or 0, number, node)
-        for stream, path in paths.items()
-    }
+    output, error = (
+        path and expand_task_fields(path, index or 0, number, node) for path in paths.values()
+    )
+    return {"output": output, "error": error}
 
 
 def _job_row(row: dict[str, Any], service: SchedulerService | None) -> JobRow:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Depends, Request
 from fastapi.responses import Response
 
+from metasched.api.answers import LicenceHolder, MissingLicence
 from metasched.api.clusters import breaker_row
 from metasched.api.pages import KeyPage, key_page
 from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.selection import JobSelection, select_tasks
+from metasched.api.site_answers import (
+    LicenceRow,
+    LicenceServerRow,
+    ManagerTokens,
+    ReleasedTask,
+    ReleasedTasks,
+    TokenCounts,
+    TokenWindow,
+)
 from metasched.api.whole_answers import live_answer, live_page
 from metasched.core.events import LicenceSet, LicencesReleased
 from metasched.core.scheduler import Core
@@ -40,7 +50,7 @@ class LicenceTotal:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 
-@router.get("/licences", response_model=list[dict[str, Any]])
+@router.get("/licences", response_model=list[LicenceRow])
 async def licences(
     request: Request,
     _: CurrentCaller,
@@ -59,7 +69,7 @@ async def licences(
 
 
 @router.get("/licences/servers")
-async def licence_servers(_: CurrentCaller, service: CurrentService) -> list[dict[str, Any]]:
+async def licence_servers(_: CurrentCaller, service: CurrentService) -> list[LicenceServerRow]:
     return [_server_row(monitor) for monitor in service.licence_monitors]
 
 
@@ -70,11 +80,11 @@ async def release_licences(
     service: CurrentService,
     readers: CurrentReaders,
     selection: Annotated[JobSelection, Body()],
-) -> dict[str, Any]:
+) -> ReleasedTasks:
     """Release the leases of the selected tasks that are unknown; the others get a note."""
     caller.require_operator("release licences")
     selected = await select_tasks(request, readers, service, "release", selection)
-    now, results = time.time(), []
+    now, results = time.time(), list[ReleasedTask]()
     indices: dict[int, list[int]] = {}
     owners = {tasks.job: tasks.user for tasks in selected}
     for tasks, index in ((entry, index) for entry in selected for index in entry.indices):
@@ -111,7 +121,7 @@ async def set_licence(
     service: CurrentService,
     name: str,
     requested: Annotated[LicenceTotal, Body()],
-) -> dict[str, Any]:
+) -> LicenceRow:
     caller.require_operator("set licence totals")
     pools = service.core.licences
     if (refusal := pools.refusal({name: 0})) is not None:
@@ -123,7 +133,7 @@ async def set_licence(
     return _licence_row(service, pools.status(name, now))
 
 
-def _server_row(monitor: LicenceMonitor) -> dict[str, Any]:
+def _server_row(monitor: LicenceMonitor) -> LicenceServerRow:
     """Return the state of a licence server."""
     return {
         "server": monitor.settings.name,
@@ -135,7 +145,7 @@ def _server_row(monitor: LicenceMonitor) -> dict[str, Any]:
     }
 
 
-def _licence_row(service: SchedulerService, status: LicenceStatus) -> dict[str, Any]:
+def _licence_row(service: SchedulerService, status: LicenceStatus) -> LicenceRow:
     """Return a row of `licences --json`."""
     core = service.core
     pool = core.licences.configured_pool(status.licence)
@@ -161,7 +171,7 @@ def _licence_row(service: SchedulerService, status: LicenceStatus) -> dict[str, 
     }
 
 
-def _token_counts(status: LicenceStatus) -> dict[str, Any]:
+def _token_counts(status: LicenceStatus) -> TokenCounts:
     """Return the token counts of a licence, and the state of its pool."""
     return {
         "total": status.total,
@@ -172,7 +182,7 @@ def _token_counts(status: LicenceStatus) -> dict[str, Any]:
     }
 
 
-def _reserved_windows(core: Core, licence: str) -> Iterator[dict[str, Any]]:
+def _reserved_windows(core: Core, licence: str) -> Iterator[TokenWindow]:
     """Yield the reservations that hold tokens of a licence, by start."""
     for window in core.licences.windows(licence):
         yield {
@@ -183,7 +193,7 @@ def _reserved_windows(core: Core, licence: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def _manager_rows(service: SchedulerService, status: LicenceStatus) -> Iterator[dict[str, Any]]:
+def _manager_rows(service: SchedulerService, status: LicenceStatus) -> Iterator[ManagerTokens]:
     """Yield the licence counts of managers; `others` counts use outside metasched.
 
     `observed` is the time of the manager's last listing.
@@ -215,7 +225,7 @@ def _pool_state(status: LicenceStatus) -> str:
 
 def licence_holders(
     core: Core, task: Task, now: float, is_visible: Callable[[str], bool]
-) -> list[dict[str, Any]]:
+) -> list[MissingLicence]:
     """Return the holders of each licence that a task waits for, with their expected end.
 
     At most `MAX_HOLDERS` of a licence, the oldest leases first; `more_holders` counts the others.
@@ -239,7 +249,7 @@ def licence_holders(
 
 def _holder_row(
     core: Core, lease: Lease, licence: str, is_visible: Callable[[str], bool]
-) -> dict[str, Any]:
+) -> LicenceHolder:
     """Describe a lease; `expected` is the end by the time limit, None before the job starts."""
     task = core.tasks.get((lease.job, lease.index))
     job = task.job if task else None
@@ -255,7 +265,7 @@ def _holder_row(
     }
 
 
-def describe_holders(shortages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def describe_holders(shortages: Iterable[MissingLicence]) -> Iterator[str]:
     """Describe the holders of missing licences."""
     for shortage in shortages:
         for entry in shortage["holders"]:
@@ -269,10 +279,10 @@ def describe_holders(shortages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             yield f"{entry['count']} of {shortage['licence']} with {holder}{expected_return}"
         if shortage["more_holders"]:
             yield f"{shortage['licence']} with {shortage['more_holders']} more jobs"
-        for entry in shortage["windows"]:
+        for window in shortage["windows"]:
             reservation = (
-                f"reservation {entry['reservation']} from {entry['start']} to {entry['end']}"
+                f"reservation {window['reservation']} from {window['start']} to {window['end']}"
             )
-            yield f"{entry['count']} of {shortage['licence']} reserved for {reservation}"
+            yield f"{window['count']} of {shortage['licence']} reserved for {reservation}"
         if shortage["outside"]:
             yield f"{shortage['outside']} of {shortage['licence']} in use by others"

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from functools import partial
 from heapq import nsmallest
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from metasched.api.identity import ForbiddenError
 from metasched.api.lookups import AccountLookups
-from metasched.api.pages import Key, KeyPage, Row, key_page
+from metasched.api.pages import Key, KeyPage, key_page
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentService
+from metasched.api.site_answers import LimitRow
 from metasched.api.whole_answers import live_answer, live_page
 from metasched.model.limits import LimitScope, LimitUse, ScopeKind
 
 router = APIRouter()
 
 
-@router.get("/limits", response_model=list[dict[str, Any]])
+@router.get("/limits", response_model=list[LimitRow])
 async def limits(
     request: Request,
     caller: CurrentCaller,
@@ -76,7 +77,7 @@ def _key(use: LimitUse) -> Key:
     return use.scope.kind, use.scope.name, use.resource
 
 
-def _limit_row(use: LimitUse) -> Row:
+def _limit_row(use: LimitUse) -> LimitRow:
     return {
         "scope": use.scope.kind,
         "name": use.scope.name or None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode, urlsafe_b64encode
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
 from typing import Annotated, Any, NamedTuple
@@ -22,7 +22,7 @@ from metasched.db.job_pages import MAX_EXAMINED
 from metasched.errors import ApiError, quote_for_error
 from metasched.paths import NEXT_CURSOR_HEADER
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 Key = tuple[str, ...]  # of a row: texts by which a listing is in order
 MAX_PAGE = MAX_EXAMINED  # rows
 MAX_NUMBER = 2**63 - 1  # in a cursor: the largest integer of both databases
@@ -40,7 +40,7 @@ class IdPage(NamedTuple):
     size: int  # rows
     requested: bool  # False: the request wants all rows in one answer
 
-    def answer(self, rows: list[Row], id_name: str) -> Response:
+    def answer(self, rows: Sequence[Row], id_name: str) -> Response:
         """Encode the rows of the page, of up to `size + 1` rows; announce the next page."""
         answer = encoded(rows[: self.size])
         if len(rows) > self.size:

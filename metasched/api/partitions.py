@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentService
+from metasched.api.site_answers import NodesRow, PartitionRow
 from metasched.api.whole_answers import live_answer
 from metasched.daemon.service import SchedulerService
 from metasched.model.cluster import Cluster, NodeCapacity, Partition
@@ -17,7 +17,7 @@ from metasched.model.cluster import Cluster, NodeCapacity, Partition
 router = APIRouter()
 
 
-@router.get("/partitions", response_model=list[dict[str, Any]])
+@router.get("/partitions", response_model=list[PartitionRow])
 async def partitions(
     request: Request, _: CurrentCaller, service: CurrentService, readers: CurrentReaders
 ) -> Response:
@@ -26,7 +26,7 @@ async def partitions(
     return await live_answer(request, readers, rows)
 
 
-def _rows(service: SchedulerService, cluster: Cluster) -> Iterator[dict[str, Any]]:
+def _rows(service: SchedulerService, cluster: Cluster) -> Iterator[PartitionRow]:
     info, unreachable_reason = service.core.cluster_status(cluster.name)
     if info is None:
         return
@@ -60,7 +60,7 @@ def named_partitions(
     return list(by_name.items())
 
 
-def _node_row(nodes: NodeCapacity) -> dict[str, Any]:
+def _node_row(nodes: NodeCapacity) -> NodesRow:
     return {
         "count": nodes.count,
         "up": nodes.up,

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse
 
+from metasched.api.examples import add_examples
 from metasched.api.request import CurrentCaller
+from metasched.api.version_exchange import PATHS
 
 PAGE_HEADERS = {
     "Content-Security-Policy": (
@@ -28,20 +30,27 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/openapi.json")
 async def openapi(request: Request, _: CurrentCaller) -> dict[str, Any]:
-    document: dict[str, Any] = request.app.openapi()
-    return document
+    return _document(request)
 
 
 @router.get("/docs")
 async def docs(request: Request, _: CurrentCaller) -> HTMLResponse:
-    return HTMLResponse("".join(_page(request.app.openapi())), headers=PAGE_HEADERS)
+    return HTMLResponse("".join(_page(_document(request))), headers=PAGE_HEADERS)
+
+
+def _document(request: Request) -> dict[str, Any]:
+    app: FastAPI = request.app
+    document = app.openapi()  # made once
+    add_examples(document)
+    return document
 
 
 def _page(document: dict[str, Any]) -> Iterator[str]:
     """Yield the HTML of an OpenAPI document: each route with its parameters and bodies."""
     title = escape(f"{document['info']['title']} {document['info']['version']}")
     yield f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-    yield f"</head><body><h1>{title}</h1><p>The same for programs: /openapi.json</p>"
+    yield f"</head><body><h1>{title}</h1>"
+    yield f"<p>Paths begin with {PATHS}. The same for programs: {PATHS}/openapi.json</p>"
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             yield f"<h2>{escape(f'{method.upper()} {path}')}</h2>"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
 
 from metasched.api.request import CurrentCaller, CurrentDaemon
+from metasched.api.site_answers import ReloadRow
 from metasched.daemon.reload import reload
 from metasched.errors import ApiError, UserError
 
@@ -14,7 +13,7 @@ router = APIRouter()
 
 
 @router.post("/reload")
-async def reload_configuration(caller: CurrentCaller, daemon: CurrentDaemon) -> dict[str, Any]:
+async def reload_configuration(caller: CurrentCaller, daemon: CurrentDaemon) -> ReloadRow:
     """Take over the daemon's own files; a request names none."""
     caller.require_operator("reload the configuration")
     try:

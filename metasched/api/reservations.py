@@ -6,7 +6,7 @@ import pwd
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Body, Request
@@ -18,6 +18,7 @@ from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.api.selection import RECENTLY_ENDED
+from metasched.api.site_answers import FreeWindows, OfferRow, ReservationRow
 from metasched.api.whole_answers import joined, whole_answer
 from metasched.core.reservations.events import ReservationCancelled
 from metasched.daemon.reservation_requests import (
@@ -34,7 +35,7 @@ from metasched.units import iso
 router = APIRouter()
 
 
-@router.get("/reservations", response_model=list[dict[str, Any]])
+@router.get("/reservations", response_model=list[ReservationRow])
 async def reservations(
     request: Request,
     daemon: CurrentDaemon,
@@ -67,7 +68,7 @@ async def create(
     service: CurrentService,
     accounts: AccountLookups,
     body: Annotated[ReservationTerms, Body()],
-) -> dict[str, Any]:
+) -> ReservationRow | FreeWindows:
     user = caller.user if body.user is None else body.user
     if user != caller.user:
         caller.require_operator("reserve for others")
@@ -78,8 +79,10 @@ async def create(
     if body.dry_run:
         return {
             "offers": [
-                _offer_row(window.cluster, window.offer, window.cpus_per_unit)
-                | {"starts": [list(map(iso, interval)) for interval in window.starts]}
+                {
+                    **_offer_row(window.cluster, window.offer, window.cpus_per_unit),
+                    "starts": [(iso(first), iso(last)) for first, last in window.starts],
+                }
                 for window in await find_windows(service, user, body)
             ]
         }
@@ -87,7 +90,7 @@ async def create(
 
 
 @router.post("/reservations/{id}/cancel")
-async def cancel(caller: CurrentCaller, service: CurrentService, id: int) -> dict[str, Any]:
+async def cancel(caller: CurrentCaller, service: CurrentService, id: int) -> ReservationRow:
     """Cancel a reservation that is open; a closed reservation stays unchanged."""
     reservation = find_reservation(service, id)
     if reservation.user != caller.user and not caller.operator:
@@ -101,7 +104,7 @@ async def cancel(caller: CurrentCaller, service: CurrentService, id: int) -> dic
     return _reservation_row(reservation)
 
 
-def _offer_row(cluster: str, offer: Offer, cpus: int | None) -> dict[str, Any]:
+def _offer_row(cluster: str, offer: Offer, cpus: int | None) -> OfferRow:
     """Return a possible window; either `nodes` or `processors` is null.
 
     `cpus` are the processors per reserved unit; None: the cluster reserves nodes.
@@ -116,7 +119,7 @@ def _offer_row(cluster: str, offer: Offer, cpus: int | None) -> dict[str, Any]:
     }
 
 
-def _reservation_row(reservation: Reservation) -> dict[str, Any]:
+def _reservation_row(reservation: Reservation) -> ReservationRow:
     """Return a row of `reservations --json`; `size` counts processors."""
     cpus_per_unit = None if reservation.nodes else reservation.cpus // reservation.size
     return {

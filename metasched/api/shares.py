@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
@@ -12,13 +12,14 @@ from metasched.api.identity import ForbiddenError
 from metasched.api.pages import Key, KeyPage, Row, key_page
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentService
+from metasched.api.site_answers import ShareRow
 from metasched.api.whole_answers import encoded_in_portions, joined, whole_answer
 from metasched.core.share_standings import Standing
 
 router = APIRouter()
 
 
-@router.get("/shares", response_model=list[dict[str, Any]])
+@router.get("/shares", response_model=list[ShareRow])
 async def shares(
     request: Request,
     caller: CurrentCaller,
@@ -65,7 +66,7 @@ def _keyed_rows(standings: Iterable[Standing]) -> Iterator[tuple[Key, Row]]:
         yield key, standing_row(standing)
 
 
-def standing_row(standing: Standing) -> dict[str, Any]:
+def standing_row(standing: Standing) -> ShareRow:
     """Return the JSON of an account or user of the tree."""
     return {
         "account": standing.account or None,

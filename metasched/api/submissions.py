@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
@@ -16,7 +16,7 @@ from msgspec import structs
 
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient
-from metasched.api.answers import encoded
+from metasched.api.answers import PriorityPart, SubmittedJob, SubmittedJobs, encoded
 from metasched.api.explanations import cluster_verdicts
 from metasched.api.identity import Caller
 from metasched.api.modifications import MAX_EPOCH
@@ -59,7 +59,7 @@ _LIMITED_ELSEWHERE = {"arguments", "array", "comment", "dependency", "name"}
 MAX_DIRECTORY_CHECKS = 32
 
 
-@router.post("/jobs")
+@router.post("/jobs", response_model=SubmittedJobs)
 async def submit(
     request: Request,
     caller: CurrentCaller,
@@ -118,7 +118,7 @@ async def submit(
     digests = {client_digest: digest(text) for client_digest, text in texts.items()}
 
     @cache  # of the step: the answer is stored with the key
-    def answer_now() -> dict[str, Any]:
+    def answer_now() -> SubmittedJobs:
         accepted_jobs = zip(accepted, warnings, strict=True)
         return {"jobs": [_answer_row(service, stored.job, w) for stored, w in accepted_jobs]}
 
@@ -137,7 +137,7 @@ async def submit(
     return encoded(answer_now())
 
 
-def _answer_row(service: SchedulerService, job: Job, warnings: list[str]) -> dict[str, Any]:
+def _answer_row(service: SchedulerService, job: Job, warnings: list[str]) -> SubmittedJob:
     """Return what the answer of a submission says of a job that the core has accepted."""
     tasks = service.core.open_tasks.get(job.id)
     first_task = next(iter(tasks.values())) if tasks else None
@@ -392,7 +392,7 @@ def deadline_warnings(job: Job) -> list[str]:
     return []
 
 
-def _dry_run(service: SchedulerService, job: Job, warnings: list[str]) -> dict[str, Any]:
+def _dry_run(service: SchedulerService, job: Job, warnings: list[str]) -> SubmittedJob:
     """Return the outcome that a submission would have now."""
     priority = service.core.classifier.peek(job)
     task = Task(job, 0, priority, 0.0)
@@ -412,7 +412,12 @@ def _dry_run(service: SchedulerService, job: Job, warnings: list[str]) -> dict[s
         "cluster": chosen_cluster,
         "warnings": warnings,
         "why": {
-            "parts": [part._asdict() for part in service.core.classifier.contributions(job)],
+            "parts": [
+                PriorityPart(
+                    heuristic=part.heuristic, contribution=part.contribution, weight=part.weight
+                )
+                for part in service.core.classifier.contributions(job)
+            ],
             "clusters": cluster_verdicts(service, task, chosen_cluster),
         },
     }

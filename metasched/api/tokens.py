@@ -16,6 +16,7 @@ from metasched.api.identity import ForbiddenError
 from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
+from metasched.api.site_answers import NewTokenRow, RevokedToken, TokenRow
 from metasched.api.whole_answers import joined, whole_answer
 from metasched.errors import ApiError
 from metasched.model.token_scope import TokenScope
@@ -42,7 +43,7 @@ async def create_token(
     caller: CurrentCaller,
     _: CurrentService,
     requested: Annotated[NewToken, Body()],
-) -> dict[str, Any]:
+) -> NewTokenRow:
     if caller.by_token:
         raise ForbiddenError(
             "a token cannot create tokens; call with MUNGE or from the daemon's host"
@@ -61,7 +62,7 @@ async def create_token(
     return {"id": token_id, "token": secret, "expires": iso(expires), "scope": requested.scope}
 
 
-@router.get("/tokens", response_model=list[dict[str, Any]])
+@router.get("/tokens", response_model=list[TokenRow])
 async def tokens(
     request: Request,
     daemon: CurrentDaemon,
@@ -97,7 +98,7 @@ async def tokens(
 @router.post("/tokens/{id}/revoke")
 async def revoke_token(
     daemon: CurrentDaemon, caller: CurrentCaller, _: CurrentService, id: int
-) -> dict[str, Any]:
+) -> RevokedToken:
     owner = daemon.ledger.token_owner(id)
     if owner is None or not (caller.operator or owner == caller.user):
         raise ApiError(404, f"you have no token {id}; see `metasched token list`")

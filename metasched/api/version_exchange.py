@@ -1,6 +1,12 @@
-"""Version exchange: each response names the API's version; clients of a later one are refused."""
+"""Version exchange: each response names the API's version; clients of a later one are refused.
+
+Paths begin with /v1, which stays as it is documented. Commands of metasched leave it out: they send
+a header with their own version, so that a daemon serves those of earlier releases.
+"""
 
 from __future__ import annotations
+
+import re
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -8,6 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from metasched.api.admission import error_response
 from metasched.paths import API_PROTOCOL, PROTOCOL_HEADER
 
+PATHS = "/v1"  # where the documented routes are
+_OTHER_PATHS = re.compile(r"/v\d+(/|$)")
 _NAME, _VALUE = PROTOCOL_HEADER.lower().encode(), str(API_PROTOCOL).encode()
 
 
@@ -24,8 +32,15 @@ class VersionExchange:
             await send(message)
 
         app = self._app
-        if scope["type"] == "http" and (refusal := _refusal(Headers(scope=scope))):
-            app = error_response(400, refusal)
+        if scope["type"] == "http":
+            path: str = scope["path"]
+            if path.startswith(f"{PATHS}/"):
+                # the raw path stays: credentials are for what was sent
+                scope = {**scope, "path": path.removeprefix(PATHS)}
+            elif _OTHER_PATHS.match(path):
+                app = error_response(404, f"no such version of the API, {path[:20]}; use {PATHS}/")
+            if refusal := _refusal(Headers(scope=scope)):
+                app = error_response(400, refusal)
         await app(scope, receive, send_with_version)
 
 

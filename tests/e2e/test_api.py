@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ import pytest
 
 from metasched.api.connections import Refusal
 from metasched.paths import NEXT_CURSOR_HEADER
-from tests.e2e.conftest import COMMAND, Site
+from tests.e2e.conftest import COMMAND, TWO_LOCAL, Site
 from tests.harness.http_calls import Response, call
+from tests.harness.ports import free_port
 from tests.harness.postgresql import Server
 
 PASSIVE_ELEMENTS = {
@@ -271,3 +273,43 @@ def test_a_daemon_dies_between_commit_and_answers(either: Site) -> None:
     assert sorted(run_log.read_text().split()) == ["a", "b", "c"]
     site.stop()
     site.replayed()
+
+
+def test_documented_paths_have_a_version(shared: Site) -> None:
+    socket = shared.folder / "ms.sock"
+    for path in ("/jobs", "/clusters/native", "/openapi.json", "/licences?limit=1"):
+        plain, versioned = call(socket, "GET", path), call(socket, "GET", f"/v1{path}")
+        assert (plain.status, plain.content) == (versioned.status, versioned.content)
+    assert call(socket, "GET", "/v1/ready").status == 200
+    for path in ("/v2/jobs", "/v10/jobs", "/v1", "/v2"):
+        refused = call(socket, "GET", path)
+        assert (refused.status, refused.json) == (
+            404,
+            {"error": f"no such version of the API, {path}; use /v1/"},
+        )
+    for path in ("/v1/v1/jobs", "/v1//jobs", "/v/jobs", "/v1x/jobs", "/v1/../v1/jobs"):
+        assert call(socket, "GET", path).status == 404, path
+
+
+def test_a_daemon_takes_every_example_of_its_reference(site: Site) -> None:
+    tcp = f'[tcp]\nlisten = "127.0.0.1:{free_port()}"\n'
+    site.configure(extra=tcp, clusters=f'{TWO_LOCAL}[[licence]]\nname = "left"\ntotal = 30\n')
+    site.start()
+    socket = site.folder / "ms.sock"
+    document = call(socket, "GET", "/v1/openapi.json").json
+    taken = set[str]()
+    for path, operations in document["paths"].items():
+        body = operations.get("post", {}).get("requestBody")
+        if body is None:
+            continue
+        example = json.dumps(body["content"]["application/json"]["example"])
+        example = example.replace("100000017", "1")  # the first job, of the first example
+        target = path.format(name="left", action="hold")
+        answer = call(socket, "POST", f"/v1{target}", json.loads(example))
+        if path == "/reservations":  # local clusters keep none
+            assert "no cluster takes reservations now" in answer.json["error"]
+        else:
+            assert answer.status == 200, (path, answer.content)
+            taken.add(path)
+    assert {"/jobs", "/jobs/modify", "/tokens"} <= taken
+    site.stop()

@@ -1,4 +1,4 @@
-"""The commands of the tutorial print what the page shows."""
+"""The commands of pages of the documents print what the pages show."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from tests.e2e.conftest import COMMAND, Site
 
-PAGE = Path(__file__).parents[2] / "docs/tutorial.md"
+DOCS = Path(__file__).parents[2] / "docs"
 SEPARATOR = "--- next ---"
 
 
-def steps() -> list[tuple[str, str]]:
+def steps(page: Path) -> list[tuple[str, str]]:
     """Return each command with its continuation lines, and what the page shows below it."""
     found: list[tuple[str, str]] = []
-    for block in re.findall(r"(?ms)^```console\n(.*?)^```$", PAGE.read_text()):
+    for block in re.findall(r"(?ms)^```console\n(.*?)^```$", page.read_text()):
         for line in block.splitlines():
             if line.startswith("$ "):
                 found.append((line[2:] + "\n", ""))
@@ -33,16 +33,15 @@ def pattern(shown: str) -> str:
     return r".*".join(map(re.escape, shown.split("...")))
 
 
-@pytest.mark.slow
-def test_commands_print_what_the_page_shows(site: Site) -> None:
-    page = steps()
-    assert len(page) > 20
+def check_page(site: Site, name: str, **variables: str) -> None:
+    """Run the commands of a page in one shell, with these variables."""
+    page = steps(DOCS / name)
     script = "".join(f"{command}printf '%s\\n' '{SEPARATOR}'\n" for command, _ in page)
     environment = site.environment | {"PATH": f"{COMMAND.parent}:{site.environment['PATH']}"}
     del environment["METASCHED_CONFIG"]
     done = subprocess.run(
         ["/bin/bash", "-c", f"trap 'kill $daemon 2>/dev/null' EXIT\nexec 2>&1\n{script}"],
-        env=environment,
+        env=environment | variables,
         cwd=site.folder,
         capture_output=True,
         text=True,
@@ -54,3 +53,14 @@ def test_commands_print_what_the_page_shows(site: Site) -> None:
     for (command, shown), output in zip(page, outputs, strict=False):
         lines = "".join(f"{line.rstrip()}\n" for line in output.splitlines())
         assert re.fullmatch(pattern(shown), lines, re.DOTALL), f"{command}{shown}=====\n{lines}"
+
+
+@pytest.mark.slow
+def test_the_tutorial(site: Site) -> None:
+    assert len(steps(DOCS / "tutorial.md")) > 20
+    check_page(site, "tutorial.md")
+
+
+def test_the_http_api(running: Site) -> None:
+    assert len(steps(DOCS / "http-api.md")) > 5
+    check_page(running, "http-api.md", socket=str(running.folder / "ms.sock"))

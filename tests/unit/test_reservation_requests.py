@@ -103,9 +103,8 @@ class Desk:
             dry_run=dry_run,
         )
         caller = cast(CurrentCaller, SimpleNamespace(user="ada"))
-        return asyncio.run(
-            create(caller, cast(SchedulerService, self), Lookups("account"), request)
-        )
+        answer = create(caller, cast(SchedulerService, self), Lookups("account"), request)
+        return dict(asyncio.run(answer))
 
 
 def test_a_window_has_its_licences_and_the_next_request_learns_the_holder() -> None:

@@ -1,0 +1,378 @@
+"""Examples in the OpenAPI document: requests that a daemon takes as they are, and their answers.
+
+The answers are of a site with the clusters alpha (Slurm) and grid (Grid Engine), and the licence
+solver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_CLOSED = {"state": "closed", "failures": 0, "since": None, "next_try": None, "words": ""}
+_JOB: dict[str, Any] = {
+    "job": 100000017,
+    "array": None,
+    "task": None,
+    "name": "wing",
+    "user": "ada",
+    "state": "running",
+    "reason": "",
+    "priority": 7,
+    "cluster": "alpha",
+    "native_id": "4711",
+    "submitted": "2026-11-26T08:00:00.000+00:00",
+    "expected_start": None,
+    "started": "2026-11-26T08:00:04.000+00:00",
+    "ended": None,
+    "exit_code": None,
+}
+_DETAILS = _JOB | {
+    "number": 100000017,
+    "clusters": [],
+    "cpus": 8,
+    "tasks": 1,
+    "nodes": None,
+    "memory": 16384,
+    "memory_per_cpu": None,
+    "gres": {"gpu": 1},
+    "gres_alternatives": [],
+    "exclusive": False,
+    "time_limit": 3600.0,
+    "begin": None,
+    "deadline": "2026-11-26T18:00:00.000+00:00",
+    "account": "aero",
+    "partition": "batch",
+    "qos": None,
+    "constraint": None,
+    "comment": None,
+    "wckey": "",
+    "nice": 0,
+    "nodelist": "",
+    "exclude": "",
+    "licences": {"solver": 1},
+    "dependency": None,
+    "requeue": False,
+    "reservation": None,
+    "directory": "/home/ada/wing",
+    "output": "/home/ada/wing/wing.out",
+    "error": None,
+    "user_class": "regular",
+    "attempt_state": "running",
+    "signal": None,
+    "node_list": "n3",
+    "cpu_seconds": None,
+    "max_memory": None,
+    "restarts": 0,
+}
+_CLUSTER = {
+    "cluster": "alpha",
+    "adapter": "slurm",
+    "access": "commands",
+    "state": "up",
+    "cpus": 512,
+    "used": 480,
+    "pending": 12,
+    "records": "slurmdbd",
+    "listed": "2026-11-26T08:00:05.000+00:00",
+    "load": [93600.0, 93600.0, 7200.0],
+    "count": [13, 13, 1],
+    "pulls": 4,
+    "pulls_started_at_once": 4,
+    "drained": None,
+    "set_aside": 0,
+    "breaker": _CLOSED,
+    "worker": _CLOSED,
+    "use": {"source": "slurmdbd", "until": "2026-11-26T07:55:00.000+00:00"}
+    | {"breaker": _CLOSED, "shares": _CLOSED},
+    "max_native_id": 67043328,
+}
+_DRAINED = _CLUSTER | {
+    "state": "drained: new switches",
+    "drained": {"by": "root", "since": "2026-11-26T08:00:00.000+00:00"}
+    | {"reason": "new switches", "keep_pending": False},
+}
+_TOKENS = {"total": 20, "ours": 12, "outside": 3, "free": 5, "state": "ok"}
+_LICENCE = {
+    "licence": "solver",
+    **_TOKENS,
+    "waiting": 0,
+    "rho": 0.0,
+    "lingering": 0,
+    "headroom": 0,
+    "clusters": [],
+    "machines": {},
+    "server": "main",
+    "observed": "2026-11-26T08:00:00.000+00:00",
+    "chosen": None,
+    "reserved": 0,
+    "windows": [],
+    "managers": [],
+}
+_SHARE = {
+    "account": "aero",
+    "user": "ada",
+    "parent": None,
+    "weight": 1.0,
+    "share": 0.25,
+    "used": 864000.0,
+    "used_share": 0.2,
+    "place": 3,
+}
+_OFFER = {
+    "cluster": "alpha",
+    "start": "2026-11-27T08:00:00.000+00:00",
+    "end": "2026-11-27T10:00:00.000+00:00",
+    "nodes": 2,
+    "processors": None,
+}
+_RESERVATION = {
+    "reservation": 5,
+    "user": "ada",
+    "cluster": "alpha",
+    "start": "2026-11-27T08:00:00.000+00:00",
+    "end": "2026-11-27T10:00:00.000+00:00",
+    "size": 64,
+    "state": "confirmed",
+    "nodes": ["n3", "n4"],
+    "cause": "",
+    "made": "2026-11-26T08:00:00.000+00:00",
+    "closed": None,
+    "offers": [],
+    "let_run": 0.0,
+    "licences": {},
+    "mail": "",
+}
+_VERDICT = {
+    "cluster": "alpha",
+    "eligible": True,
+    "reason": None,
+    "text": "",
+    "load": 7200.0,
+    "count": 1,
+    "chosen": True,
+    "account": "aero",
+    "gres": None,
+    "nodes": None,
+}
+_EXPLANATION = {
+    "job": 100000017,
+    "task": None,
+    "state": "running",
+    "reason": "",
+    "text": "It is running on alpha since 2026-11-26T08:00:04.000+00:00.",
+    "expected_start": None,
+    "expected_told": None,
+    "priority": 7,
+    "parts": [{"heuristic": "deadline", "contribution": 7.0, "weight": 1.0}],
+    "tuning": [],
+    "clusters": [_VERDICT],
+    "licences": [],
+    "fair_share": None,
+    "usage": None,
+}
+_CHANGED = {
+    "jobs": [{"job": 100000017, "task": None, "was": "running", "state": "cancelled", "note": ""}]
+}
+_SCRIPT = "#!/bin/sh\nexec solve wing.dat\n"
+
+# the body of a request, by its method and path
+REQUESTS: Mapping[tuple[str, str], Any] = {
+    ("POST", "/jobs"): {
+        "jobs": [
+            {
+                "script": "s1",
+                "environment": "e1",
+                "directory": "/tmp",
+                "name": "wing",
+                "time_limit": 3600.0,
+                "output": "/dev/null",
+            }
+        ],
+        "scripts": {"s1": _SCRIPT},
+        "environments": {"e1": {"PATH": "/usr/bin:/bin", "HOME": "/tmp"}},
+    },
+    ("POST", "/jobs/modify"): {
+        "choice": {"jobs": ["100000017"]},
+        "changes": {"time_limit": 7200.0, "name": "wing-2"},
+    },
+    ("POST", "/jobs/{action}"): {"jobs": ["100000017"]},
+    ("POST", "/clusters/{name}/drain"): {"reason": "new switches"},
+    ("POST", "/licences/release"): {"jobs": ["100000017"]},
+    ("POST", "/licences/{name}/total"): {"total": 20},
+    ("POST", "/reservations"): {
+        "least": 2,
+        "most": 2,
+        "shortest": 3600.0,
+        "longest": 7200.0,
+        "dry_run": True,
+    },
+    ("POST", "/tokens"): {"seconds": 86400.0},
+}
+
+# the answer with status 200
+ANSWERS: Mapping[tuple[str, str], Any] = {
+    ("POST", "/jobs"): {
+        "jobs": [
+            {"job": 100000017, "priority": 7, "cluster": "alpha", "tasks": None, "warnings": []}
+        ]
+    },
+    ("GET", "/jobs"): [_JOB],
+    ("GET", "/jobs/details"): [_DETAILS],
+    ("GET", "/jobs/wait"): [_JOB | {"state": "completed", "exit_code": 0}],
+    ("POST", "/jobs/modify"): _CHANGED,
+    ("POST", "/jobs/{action}"): _CHANGED,
+    ("GET", "/jobs/{job}/story"): {
+        "job": 100000017,
+        "events": [
+            {
+                "time": "2026-11-26T08:00:00.000+00:00",
+                "task": None,
+                "attempt": None,
+                "event": "submitted",
+                "from": None,
+                "to": "queued",
+                "cluster": None,
+                "reason": "priority",
+                "cause": "",
+            }
+        ],
+    },
+    ("GET", "/jobs/{job}/output"): {"output": "/home/ada/wing/wing.out", "error": None},
+    ("GET", "/jobs/{job}/explain"): _EXPLANATION,
+    ("GET", "/clusters"): [_CLUSTER],
+    ("POST", "/clusters/{name}/drain"): _DRAINED,
+    ("POST", "/clusters/{name}/resume"): _CLUSTER,
+    ("GET", "/clusters/native"): {
+        "first_id": 100000001,
+        "instances": ["k3f9"],
+        "clusters": [
+            {
+                "cluster": "alpha",
+                "manager_name": "alpha",
+                "up": True,
+                "accounting": True,
+                "config": "/etc/slurm/slurm.conf",
+                "bin_dir": None,
+                "tag_field": "admin_comment",
+                "native_jobs": False,
+            }
+        ],
+    },
+    ("GET", "/partitions"): [
+        {
+            "partition": "batch",
+            "cluster": "alpha",
+            "state": "up",
+            "default": True,
+            "time_limit": 86400.0,
+            "default_time": None,
+            "max_nodes": None,
+            "nodes": [
+                {
+                    "count": 16,
+                    "up": True,
+                    "cpus": 32,
+                    "free_cpus": 2,
+                    "memory": 192000,
+                    "gres": {},
+                    "features": ["avx512"],
+                }
+            ],
+        }
+    ],
+    ("GET", "/licences"): [_LICENCE],
+    ("GET", "/licences/servers"): [
+        {
+            "server": "main",
+            "kind": "flexlm",
+            "licences": ["solver"],
+            "observed": "2026-11-26T08:00:00.000+00:00",
+            "lacking": {},
+            "breaker": _CLOSED,
+        }
+    ],
+    ("POST", "/licences/release"): {
+        "jobs": [{"job": 100000017, "task": None, "released": {"solver": 1}, "note": ""}]
+    },
+    ("POST", "/licences/{name}/total"): _LICENCE | {"chosen": 20},
+    ("GET", "/limits"): [
+        {"scope": "user", "name": "ada", "limit": "running", "used": 3, "maximum": 100}
+    ],
+    ("GET", "/shares"): [_SHARE],
+    ("GET", "/reservations"): [_RESERVATION],
+    ("POST", "/reservations"): {
+        "offers": [
+            _OFFER
+            | {"starts": [["2026-11-27T08:00:00.000+00:00", "2026-11-27T09:00:00.000+00:00"]]}
+        ]
+    },
+    ("POST", "/reservations/{id}/cancel"): _RESERVATION | {"state": "cancelled"},
+    ("POST", "/tokens"): {
+        "id": 3,
+        "token": "ms_shown-once",
+        "expires": "2026-11-27T08:00:00.000+00:00",
+        "scope": "user",
+    },
+    ("GET", "/tokens"): [
+        {
+            "id": 3,
+            "user": "ada",
+            "created": "2026-11-26T08:00:00.000+00:00",
+            "expires": "2026-11-27T08:00:00.000+00:00",
+            "revoked": None,
+            "scope": "user",
+        }
+    ],
+    ("POST", "/tokens/{id}/revoke"): {"id": 3},
+    ("GET", "/events"): [
+        {
+            "id": 812,
+            "time": "2026-11-26T08:00:00.000+00:00",
+            "kind": "cluster_drained",
+            "actor": "root",
+            "owner": None,
+            "cluster": "alpha",
+            "licence": None,
+            "reservation": None,
+            "job": None,
+            "task": None,
+            "count": 1,
+            "cause": "new switches",
+            "details": {},
+        }
+    ],
+    ("POST", "/reload"): {
+        "changes": ['cluster "alpha" queue_depth'],
+        "restart_needed": [],
+        "findings": [],
+    },
+    ("GET", "/health"): {
+        "instance": "k3f9",
+        "version": "0.3.0",
+        "started": "2026-11-25T06:00:00.000+00:00",
+        "user": "ada",
+        "operator": False,
+        "mail": "",
+        "idempotency_keys": True,
+        "first_id": 100000001,
+        "quarantine": [],
+        "connections": [],
+        "descriptors": None,
+        "configuration": None,
+        "delayed": [],
+    },
+}
+
+
+def add_examples(document: dict[str, Any]) -> None:
+    """Add the examples to an OpenAPI document."""
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            route = method.upper(), path
+            for examples, described in (
+                (REQUESTS, operation.get("requestBody")),
+                (ANSWERS, operation["responses"]["200"]),
+            ):
+                if route in examples:
+                    described["content"]["application/json"]["example"] = examples[route]

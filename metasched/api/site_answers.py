@@ -1,0 +1,316 @@
+"""Answers about the site, as the OpenAPI document describes them: what is not about jobs.
+
+Times are in UTC, in ISO 8601; null: it has not happened, or is not known.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
+
+
+class BreakerRow(TypedDict):
+    """Whether something that failed is tried again."""
+
+    state: Literal["closed", "open", "half_open"]  # closed: it works
+    failures: int  # in a row
+    since: str | None  # the first of these failures
+    next_try: str | None
+    words: str  # the last error; "": none
+
+
+class DrainRow(TypedDict):
+    """Who drained a cluster, when and why."""
+
+    by: str
+    since: str
+    reason: str
+    keep_pending: bool  # jobs that are pending there stay
+
+
+class UseRow(TypedDict):
+    """What the accounting of a cluster reports of other jobs' use, and of shares."""
+
+    source: str  # "": it reports none
+    until: str | None  # end of the period that is counted
+    breaker: BreakerRow
+    shares: BreakerRow
+
+
+class ClusterRow(TypedDict):
+    """A cluster, as `clusters --json` lists it."""
+
+    cluster: str
+    adapter: str
+    access: str  # how its manager is reached
+    state: str  # up, drained or down, with the reason
+    cpus: int  # usable processors
+    used: int  # processors, by jobs of anybody
+    pending: int  # jobs of anybody
+    records: str  # its accounting of ended jobs; "": none
+    listed: str | None  # the last listing
+    load: list[float]  # of priority 1 and above, 2 and above, ...
+    count: list[int]  # queued jobs of priority 1 and above, 2 and above, ...
+    pulls: int  # since the start of the daemon
+    pulls_started_at_once: int
+    drained: DrainRow | None
+    set_aside: int  # rows of its listing that cannot be used
+    breaker: BreakerRow  # of its polls
+    worker: BreakerRow  # of its worker process
+    use: UseRow
+    max_native_id: int | None  # that its manager gives a job
+
+
+class NativeCluster(TypedDict):
+    """What a user's own command needs to reach a cluster. Paths are of Slurm alone."""
+
+    cluster: str
+    manager_name: str
+    up: bool
+    accounting: bool
+    config: str | None  # path of slurm.conf
+    bin_dir: str | None
+    tag_field: str | None
+    native_jobs: bool
+
+
+class NativeClusters(TypedDict):
+    """Where the clusters' own commands are, and which ids and tags are metasched's."""
+
+    first_id: int
+    instances: list[str]
+    clusters: list[NativeCluster]
+
+
+class NodesRow(TypedDict):
+    """Nodes of a partition that are alike."""
+
+    count: int
+    up: bool
+    cpus: int  # of each
+    free_cpus: int  # of each
+    memory: int | None  # MiB of each
+    gres: dict[str, int]  # of each
+    features: list[str]
+
+
+class PartitionRow(TypedDict):
+    """A partition of a cluster. Limits are in seconds; null: none."""
+
+    partition: str
+    cluster: str
+    state: Literal["up", "drain", "down"]
+    default: bool
+    time_limit: float | None
+    default_time: float | None
+    max_nodes: int | None
+    nodes: list[NodesRow]
+
+
+class TokenWindow(TypedDict):
+    """A reservation that holds tokens of a licence."""
+
+    reservation: int
+    count: int
+    start: str
+    end: str
+
+
+class ManagerTokens(TypedDict):
+    """What a cluster's manager counts of a licence."""
+
+    cluster: str
+    total: int
+    used: int
+    others: int  # used by jobs that are not metasched's
+    observed: str | None
+
+
+class TokenCounts(TypedDict):
+    """The tokens of a licence."""
+
+    total: int | None
+    ours: int  # leased to tasks
+    outside: int  # used by others
+    free: int | None
+    state: str  # ok, unknown or over-committed, with the reason
+
+
+class LicenceRow(TokenCounts):
+    """A licence, as `licences --json` lists it. Counts are in tokens."""
+
+    licence: str
+    waiting: int  # requested by queued tasks
+    rho: float | None  # queued tasks per token; above 1 the licence is critical
+    lingering: int  # returned, but counted as used for a while
+    headroom: int  # kept free
+    clusters: list[str]  # that may use it; none: all
+    machines: dict[str, str]  # the feature of its machines, by cluster
+    server: str
+    observed: str | None
+    chosen: int | None  # the total that an operator has set
+    reserved: int  # kept for windows that have begun
+    windows: list[TokenWindow]
+    managers: list[ManagerTokens]
+
+
+class LicenceServerRow(TypedDict):
+    """The state of a licence server."""
+
+    server: str
+    kind: str
+    licences: list[str]
+    observed: str | None
+    lacking: dict[str, str]  # licences that its last report lacks, with the reason
+    breaker: BreakerRow
+
+
+class ReleasedTask(TypedDict):
+    """A task whose leases were to be released."""
+
+    job: int
+    task: int | None  # index in the array
+    released: dict[str, int]  # tokens, by licence
+    note: str  # why there are none
+
+
+class ReleasedTasks(TypedDict):
+    """All tasks of a request to release leases."""
+
+    jobs: list[ReleasedTask]
+
+
+class LimitRow(TypedDict):
+    """A limit, as `limits --json` lists it."""
+
+    scope: str  # all, user, group, account or class
+    name: str | None  # of the user, group, account or class
+    limit: str
+    used: int
+    maximum: int
+
+
+class ShareRow(TypedDict):
+    """An account or user of the tree of shares."""
+
+    account: str | None  # null: the root
+    user: str | None  # null: the account itself
+    parent: str | None
+    weight: float
+    share: float  # of all processors, 0 to 1
+    used: float  # decayed processor-seconds
+    used_share: float  # of all use, 0 to 1
+    place: int | None  # of a user, 1 goes first
+
+
+class OfferRow(TypedDict):
+    """A possible window of a reservation; nodes or processors is null."""
+
+    cluster: str
+    start: str
+    end: str
+    nodes: int | None
+    processors: int | None
+
+
+class FreeWindow(OfferRow):
+    """A window that can be reserved, with the times at which it may begin."""
+
+    starts: list[tuple[str, str]]  # first and last start of each interval
+
+
+class FreeWindows(TypedDict):
+    """The answer to a dry run."""
+
+    offers: list[FreeWindow]
+
+
+class ReservationRow(TypedDict):
+    """A reservation, as `reservations --json` lists it."""
+
+    reservation: int
+    user: str
+    cluster: str
+    start: str
+    end: str
+    size: int  # processors
+    state: str
+    nodes: list[str]
+    cause: str  # of its last change
+    made: str
+    closed: str | None
+    offers: list[OfferRow]  # windows that were possible when it broke
+    let_run: float  # seconds that jobs may run past its end
+    licences: dict[str, int]  # tokens
+    mail: str  # address for the notice that it broke
+
+
+class NewTokenRow(TypedDict):
+    """A new token. Its secret is shown once."""
+
+    id: int
+    token: str
+    expires: str
+    scope: str
+
+
+class TokenRow(TypedDict):
+    """A token, without its secret."""
+
+    id: int
+    user: str
+    created: str
+    expires: str
+    revoked: str | None
+    scope: str
+
+
+class RevokedToken(TypedDict):
+    """A token that is revoked now."""
+
+    id: int
+
+
+class EventRow(TypedDict):
+    """A record of `events`. What its reader may not see is null."""
+
+    id: int
+    time: str
+    kind: str
+    actor: str | None
+    owner: str | None
+    cluster: str | None
+    licence: str | None
+    reservation: int | None
+    job: int | None
+    task: int | None
+    count: int  # of equal records that this one stands for
+    cause: str | None
+    details: dict[str, Any]
+
+
+class ReloadRow(TypedDict):
+    """What a reload did."""
+
+    changes: list[str]  # keys that are in force now
+    restart_needed: list[str]  # changed keys that only a restart puts in force
+    findings: list[dict[str, Any]]  # problems outside of the files, as of `doctor --json`
+
+
+class HealthRow(TypedDict):
+    """The state of the daemon. What only operators see is null or empty for others."""
+
+    instance: str
+    version: str
+    started: str
+    user: str  # who asks
+    operator: bool
+    mail: str  # error of the last mail; "": none
+    idempotency_keys: bool  # a client repeats a submission only if this is so
+    first_id: int
+    quarantine: list[dict[str, Any]]  # sources and rows that are set aside
+    connections: list[dict[str, Any]]  # of each listener
+    descriptors: dict[str, int | None] | None
+    configuration: dict[str, Any] | None
+    delayed: list[dict[str, Any]]  # users whose requests waited longest
