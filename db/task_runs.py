@@ -12,12 +12,25 @@ from itertools import chain
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Select, delete, func, insert, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    tuple_,
+    update,
+)
 
 from metasched.core.array_remainder import (
     MIN_MEAN_RUN,
     IndexRun,
     Remainder,
+    RunChanges,
+    common_indices,
     range_of,
     run_length,
     runs_of,
@@ -27,7 +40,7 @@ from metasched.db.bulk_rows import insert_rows
 from metasched.db.schema import job, task, task_run
 from metasched.model.job import Job, State
 
-IndicesByJob = dict[int, list[int] | None]  # selected indices of jobs; None: all
+IndicesByJob = dict[int, list[int] | None]  # selected indices of jobs, ascending; None: all
 
 _IS_OPEN = task_run.c.ended.is_(None)
 _LISTED = (
@@ -45,16 +58,32 @@ _LISTED = (
     job.c.submitted,
 )
 
+# Statements of each change of a remainder. All its runs have the same state and reason
+_OF_JOB = task_run.c.job == bindparam("of_job"), _IS_OPEN
+_DELETE_OPEN = delete(task_run).where(task_run.c.first_index == bindparam("of_first"), *_OF_JOB)
+_STORED_LABEL = select(task_run.c.state, task_run.c.reason).where(*_OF_JOB).limit(1)
+_UPDATE_LABEL = (
+    update(task_run)
+    .where(*_OF_JOB)
+    .values(state=bindparam("new_state"), reason=bindparam("new_reason"))
+)
+
 
 # Writing
 
 
 def store(connection: Connection, steps: Sequence[tuple[CoreEvent, Outcome]]) -> None:
-    """Store changed remainders and cancelled tasks; requeued tasks get rows of their own."""
+    """Store changed remainders and cancelled tasks; requeued tasks get rows of their own.
+
+    Of a remainder only the runs are written that have changed.
+    """
     remainders: dict[int, Remainder | None] = {}
+    changes: dict[int, RunChanges] = {}
     rows: list[dict[str, Any]] = []
     for event, outcome in steps:
         remainders |= outcome.remainders
+        for job_id, of_step in outcome.run_changes.items():
+            changes.setdefault(job_id, {}).update(of_step)
         if outcome.cancelled_runs:
             users = dict(
                 connection.execute(
@@ -68,10 +97,20 @@ def store(connection: Connection, steps: Sequence[tuple[CoreEvent, Outcome]]) ->
                 for job_id, run in outcome.cancelled_runs
             ]
     for job_id, remainder in remainders.items():
-        connection.execute(delete(task_run).where(task_run.c.job == job_id, _IS_OPEN))
-        if remainder is not None:
-            user, state, reason = remainder.job.user, remainder.state, remainder.reason
-            rows += [_row(job_id, user, run, state, reason, None) for run in remainder.runs]
+        if remainder is None:
+            connection.execute(delete(task_run).where(task_run.c.job == job_id, _IS_OPEN))
+            continue
+        of_job = changes.get(job_id, {})
+        if of_job:
+            connection.execute(
+                _DELETE_OPEN, [{"of_job": job_id, "of_first": first} for first in of_job]
+            )
+        user, state, reason = remainder.job.user, remainder.state, remainder.reason
+        label = {"of_job": job_id, "new_state": state, "new_reason": reason}
+        stored = connection.execute(_STORED_LABEL, {"of_job": job_id}).first()
+        if stored is not None and tuple(stored) != (state, reason):
+            connection.execute(_UPDATE_LABEL, label)
+        rows += [_row(job_id, user, run, state, reason, None) for run in of_job.values() if run]
     if rows:
         connection.execute(insert(task_run), rows)
     for event, _ in steps:
@@ -168,6 +207,8 @@ def contains(
     for job_id, index in selectors:
         if index is not None:
             indices.setdefault(job_id, []).append(index)
+    for of_job in indices.values():
+        of_job.sort()
     found: set[tuple[int, int]] = set()
     job_ids = list(indices)
     for first in range(0, len(job_ids), 500):
@@ -175,7 +216,7 @@ def contains(
         runs = select(task_run).join(job, job.c.id == task_run.c.job).where(is_named, *conditions)
         for row in connection.execute(runs):
             run = range_of((row.first_index, row.last_index, row.step))
-            found |= {(row.job, index) for index in indices[row.job] if index in run}
+            found |= {(row.job, index) for index in common_indices(run, indices[row.job])}
     return found
 
 
@@ -236,7 +277,7 @@ def listed(
         run = range_of((row["first_index"], row["last_index"], row["step"]))
         indices: Sequence[int] = run
         if selected is not None and (named := selected[row["job"]]) is not None:
-            indices = [index for index in named if index in run]
+            indices = common_indices(run, named)
         if row["job"] == after[0]:
             indices = _after(indices, after[1])
         if indices:

@@ -13,6 +13,7 @@ from fastapi import Request
 
 from metasched.api.identity import Caller
 from metasched.api.readers import Readers, ReadingKind
+from metasched.core.array_remainder import common_indices
 from metasched.core.scheduler import Core
 from metasched.core.transitions import FINAL
 from metasched.daemon.service import SchedulerService
@@ -112,14 +113,14 @@ def _with_present_states(
     for tasks in single:
         selected[tasks.job, tasks.indices[0]] = tasks
     remaining = []
+    open_indices = {id: sorted(core.open_tasks.get(id, ())) for id in {run.job for run in runs}}
     for run in runs:
         if run.state in FINAL:
             remaining.append(run)
             continue
         states = {
-            index: task.state
-            for index, task in core.open_tasks.get(run.job, {}).items()
-            if index in run.indices
+            index: core.tasks[run.job, index].state
+            for index in common_indices(run.indices, open_indices[run.job])
         }
         parts: list[range] = []
         if (remainder := core.remainders.get(run.job)) is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import msgspec
@@ -15,10 +16,14 @@ import msgspec
 from metasched.model.job import Job, State
 
 IndexRun = tuple[int, int, int]  # first index, last index, step
+# by first index: the run that begins there now; None: none does any more
+RunChanges = dict[int, IndexRun | None]
 
 REMAINDER_MINIMUM: Final = 1_000  # tasks of an array; smaller arrays have none
-# of a remainder: each of its changes stores all of them. Tasks of further, shorter runs are single
-MAX_RUNS: Final = 64
+# of a remainder: a story line is stored for each of them. Of more runs those of fewer than
+# `SHORT_RUN` tasks become single: a request that names n tasks makes at most `SHORT_RUN` * n single
+MAX_RUNS: Final = 1_024
+SHORT_RUN: Final = 16  # tasks
 # tasks per run that a request cancels; of shorter runs the tasks become single, since a page of a
 # listing reads all runs of a job
 MIN_MEAN_RUN: Final = 100
@@ -46,7 +51,8 @@ class Remainder(msgspec.Struct):
         return sum(map(run_length, self.runs))
 
     def __contains__(self, index: int) -> bool:
-        return any(index in range_of(run) for run in self.runs)
+        position = self._position_of(index)
+        return position >= 0 and index in range_of(self.runs[position])
 
     @property
     def state(self) -> State:
@@ -57,40 +63,63 @@ class Remainder(msgspec.Struct):
         """Its lowest index."""
         return self.runs[0][0]
 
+    def _position_of(self, index: int) -> int:
+        """Return the position of the last run that begins at or before an index, or -1."""
+        return bisect_right(self.runs, index, key=_FIRST) - 1
+
     def members(self, indices: Sequence[int]) -> Iterator[range]:
         """Yield its tasks among `indices`, which are ascending."""
         if not indices:
             return
-        for run in self.runs:
-            own = range_of(run)
+        for position in range(max(self._position_of(indices[0]), 0), len(self.runs)):
+            own = range_of(self.runs[position])
+            if own[0] > indices[-1]:
+                return
             near = indices[bisect_left(indices, own[0]) : bisect_right(indices, own[-1])]
             if isinstance(near, range) and near and near.step == own.step and near[0] in own:
                 yield near
             else:
                 yield from map(range_of, runs_of(index for index in near if index in own))
 
-    def remove(self, indices: Iterable[int]) -> None:
-        """Remove tasks by index; `indices` are ascending and in the remainder."""
-        remaining: list[IndexRun] = []
+    def remove(self, indices: Iterable[int]) -> RunChanges:
+        """Remove tasks by index; `indices` are ascending and in the remainder.
+
+        O(log runs) for each run that changes, but for the copy of the list.
+        """
+        changes: RunChanges = {}
+        runs, remaining, position = self.runs, list[IndexRun](), 0
         removed = iter(indices)
         index = next(removed, None)
-        for first, last, step in self.runs:
+        while index is not None:
+            changed = self._position_of(index)
+            first, last, step = runs[changed]
+            remaining += runs[position:changed]
+            position = changed + 1
+            changes[first] = None
+            pieces = list[IndexRun]()
             while index is not None and index <= last:
                 if index > first:
-                    remaining.append((first, index - step, step))
+                    pieces.append((first, index - step, step))
                 first = index + step
                 index = next(removed, None)
             if first <= last:
-                remaining.append((first, last, step))
-        if len(remaining) > 2 * MAX_RUNS:  # every second index may be a run
-            remaining = list(runs_of(index for run in remaining for index in range_of(run)))
-        self.runs = remaining
+                pieces.append((first, last, step))
+            pieces = joined(pieces)
+            remaining += pieces
+            changes.update((piece[0], piece) for piece in pieces)
+        self.runs = remaining + runs[position:]
+        return changes
 
-    def keep_longest(self) -> list[IndexRun]:
-        """Remove all but the `MAX_RUNS` longest runs; return the others."""
-        by_length = sorted(self.runs, key=run_length, reverse=True)
-        self.runs = sorted(by_length[:MAX_RUNS])
-        return by_length[MAX_RUNS:]
+    def drop_short_runs(self) -> tuple[list[IndexRun], RunChanges]:
+        """Remove the shortest runs above `MAX_RUNS`, but none of `SHORT_RUN` tasks; return them."""
+        before, runs = self.runs, joined(self.runs)
+        short = [run for run in runs if run_length(run) < SHORT_RUN]
+        short.sort(key=run_length)
+        dropped = short[: max(len(runs) - MAX_RUNS, 0)]
+        self.runs = sorted(set(runs).difference(dropped))
+        changes: RunChanges = dict.fromkeys(map(_FIRST, set(before).difference(self.runs)))
+        changes.update((run[0], run) for run in set(self.runs).difference(before))
+        return dropped, changes
 
 
 class RemainderPart(NamedTuple):
@@ -98,6 +127,9 @@ class RemainderPart(NamedTuple):
 
     remainder: Remainder
     runs: list[IndexRun]
+
+
+_FIRST = itemgetter(0)  # index of a run
 
 
 def range_of(run: IndexRun) -> range:
@@ -126,3 +158,24 @@ def runs_of(indices: Iterable[int]) -> Iterator[IndexRun]:
         yield first, last, step
         first, last, step = index, index, 0
     yield first, last, step or 1
+
+
+def common_indices(own: range, indices: Sequence[int]) -> list[int]:
+    """Return those of ascending indices that are in a range; O(log n) if none is near it."""
+    near = indices[bisect_left(indices, own[0]) : bisect_right(indices, own[-1])]
+    return [index for index in near if index in own]
+
+
+def joined(runs: Iterable[IndexRun]) -> list[IndexRun]:
+    """Return ascending runs, those made one of which one continues the other."""
+    result: list[IndexRun] = []
+    for first, last, step in runs:
+        if result:
+            first_before, last_before, step_before = result[-1]
+            gap = first - last_before
+            continues = first_before == last_before or step_before == gap
+            if continues and (first == last or step == gap):
+                result[-1] = first_before, last, gap
+                continue
+        result.append((first, last, step))
+    return result

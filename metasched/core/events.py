@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from metasched.core.array_remainder import IndexRun, Remainder
+from metasched.core.array_remainder import IndexRun, Remainder, RunChanges
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.reservations.events import ReservationAction, ReservationEvent
 from metasched.core.tasks import Attempt, PastAttempt, Task, TaskChange
@@ -379,6 +379,7 @@ class Outcome:
     split_tasks: set[tuple[int, int]] = field(default_factory=set)
     # changed remainders of arrays, by job; None: it has no task any more
     remainders: dict[int, Remainder | None] = field(default_factory=dict)
+    run_changes: dict[int, RunChanges] = field(default_factory=dict)  # of `remainders`, by job
     cancelled_runs: list[tuple[int, IndexRun]] = field(default_factory=list)  # job, tasks
     # attempts that ended in this step, with their tasks; a task refers to its new attempt, if any
     closed_attempts: list[tuple[Task, Attempt]] = field(default_factory=list)

@@ -68,7 +68,8 @@ class Remainders:
         state.add_remainder(remainder)
         # the first task is always a single one: each job has a row of its tasks
         if job.held:
-            for task in state.split(remainder, [remainder.first]):
+            first = state.split(remainder, [remainder.first])
+            for task in first + state.split(remainder, []):
                 state.record_change(task, None, None, "submitted")
             state.record_runs(remainder, remainder.runs, None, None, "submitted")
             return

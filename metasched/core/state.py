@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from metasched.core.array_remainder import MAX_RUNS, IndexRun, Remainder, range_of
+from metasched.core.array_remainder import MAX_RUNS, IndexRun, Remainder, RunChanges, range_of
 from metasched.core.cluster_view import ClusterView, loads
 from metasched.core.events import ClusterDrained, Outcome
 from metasched.core.rechecks import Recheck
@@ -164,36 +164,39 @@ class SchedulerState:
     def add_remainder(self, remainder: Remainder) -> None:
         """Add the remainder of a new array."""
         self.remainders[remainder.job.id] = remainder
-        self.store_remainder(remainder)
+        self.store_remainder(remainder, {run[0]: run for run in remainder.runs})
 
     def split(self, remainder: Remainder, indices: Iterable[int]) -> list[Task]:
         """Make tasks of a remainder single tasks; `indices` are ascending.
 
-        Return these. If more than `MAX_RUNS` runs would remain, the tasks of the shortest are
-        among them.
+        Return these. If more than `MAX_RUNS` runs would remain, the tasks of short runs are among
+        them; but not if the first task alone is split, which adds no run.
         """
-        single = list(indices)
-        remainder.remove(single)
-        if len(remainder.runs) > MAX_RUNS:
-            single += [index for run in remainder.keep_longest() for index in range_of(run)]
+        single, number = list(indices), len(remainder.runs)
+        changes = remainder.remove(single)
+        if len(remainder.runs) > MAX_RUNS and (len(remainder.runs) > number or not single):
+            short, further_changes = remainder.drop_short_runs()
+            single += [index for run in short for index in range_of(run)]
             single.sort()
+            changes |= further_changes
         tasks = [_task_of(remainder, index) for index in single]
         for task in tasks:
             self.open_task(task)
             self.store(task)
             self.outcome.split_tasks.add(task.task_id)
-        self.store_remainder(remainder)
+        self.store_remainder(remainder, changes)
         return tasks
 
     def cancel_in_remainder(self, remainder: Remainder, runs: Sequence[IndexRun]) -> None:
         """Remove tasks of a remainder, which are cancelled."""
         job_id = remainder.job.id
+        changes: RunChanges = {}
         if runs == remainder.runs:
             remainder.runs = []
         else:
-            remainder.remove(index for run in runs for index in range_of(run))
+            changes = remainder.remove(index for run in runs for index in range_of(run))
         self.outcome.cancelled_runs += [(job_id, run) for run in runs]
-        self.store_remainder(remainder)
+        self.store_remainder(remainder, changes)
         if not self.is_open(job_id):
             self.last_dispatch.pop(job_id, None)
 
@@ -313,12 +316,14 @@ class SchedulerState:
         """Store a changed task with this step."""
         self.outcome.tasks[task.task_id] = task
 
-    def store_remainder(self, remainder: Remainder) -> None:
+    def store_remainder(self, remainder: Remainder, changes: RunChanges | None = None) -> None:
         """Store a changed remainder with this step; forget it if it has no task any more."""
         job_id = remainder.job.id
         if not remainder.runs:
             del self.remainders[job_id]
         self.outcome.remainders[job_id] = remainder if remainder.runs else None
+        if changes:
+            self.outcome.run_changes.setdefault(job_id, {}).update(changes)
 
     def record_runs(
         self,

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from msgspec import structs
 
-from metasched.core.array_remainder import MAX_RUNS, Remainder, range_of, run_length, runs_of
+from metasched.core import array_remainder
+from metasched.core.array_remainder import (
+    MAX_RUNS,
+    IndexRun,
+    Remainder,
+    RunChanges,
+    range_of,
+    run_length,
+    runs_of,
+)
 from metasched.core.events import (
     CoreEvent,
     DaemonStarted,
@@ -49,8 +59,45 @@ def test_runs_hold_the_same_indices_as_a_set(own: set[int], others: set[int], st
     for selected in (sorted(others), range(3, 50, step)):
         common = [index for part in remainder.members(selected) for index in part]
         assert sorted(common) == sorted(own & set(selected))
-    remainder.remove(sorted(own & others))
+    stored = {run[0]: run for run in runs}
+    apply(remainder.remove(sorted(own & others)), stored)
     assert expanded(remainder.runs) == sorted(own - others)
+    assert sorted(stored.values()) == remainder.runs
+
+
+@given(indices, st.lists(indices, max_size=4), st.integers(0, 6), st.integers(1, 4))
+def test_runs_are_few_or_long(
+    own: set[int], removed: list[set[int]], most: int, short: int
+) -> None:
+    """A request that names tasks makes few others single."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(array_remainder, "MAX_RUNS", most)
+        patched.setattr(array_remainder, "SHORT_RUN", short)
+        runs = list(runs_of(sorted(own)))
+        remainder = Remainder(Job(id=1, submitted=0.0, user="a", estimated=1.0), runs, 1, 0.0)
+        stored, left = {run[0]: run for run in runs}, set(own)
+        for others in removed:
+            apply(remainder.remove(sorted(left & others)), stored)
+            before = len(remainder.runs)
+            dropped, changes = remainder.drop_short_runs()
+            apply(changes, stored)
+            left -= others | set(expanded(dropped))
+            assert len(dropped) <= max(before - most, 0)
+            assert all(run_length(run) < short for run in dropped)
+            is_few = len(remainder.runs) <= most
+            assert is_few or all(run_length(run) >= short for run in remainder.runs)
+            assert expanded(remainder.runs) == sorted(left)
+            assert sorted(stored.values()) == remainder.runs
+
+
+def apply(changes: RunChanges, stored: dict[int, IndexRun]) -> None:
+    """Change stored runs, by first index."""
+    for first, run in changes.items():
+        if run is None:
+            stored.pop(first, None)
+        else:
+            assert run[0] == first
+            stored[first] = run
 
 
 def task_states(
@@ -93,6 +140,7 @@ class Compared(Deeds):
     def begin(self, policy: Policy, fences: Sequence[str]) -> None:
         super().begin(policy, fences)
         self.with_remainders = Core(remainder_minimum=MINIMUM)
+        self.stored: dict[int, dict[int, IndexRun]] = {}  # runs by first index, of each job
 
     def booted(self, max_priority: int = 10) -> DaemonStarted:
         """Let few tasks be on the way to a manager, wait there and be dispatched."""
@@ -187,6 +235,17 @@ class Compared(Deeds):
             self.cancelled |= {(job, index) for index in indices}
         self.step(UserRequested(self.now, action, job, tuple(indices), by="ada"))
 
+    def store_runs(self, outcome: Outcome) -> None:
+        """Store the changes of runs: all runs are stored then."""
+        for job_id, remainder in outcome.remainders.items():
+            apply(outcome.run_changes.get(job_id, {}), self.stored.setdefault(job_id, {}))
+            if remainder is None:
+                del self.stored[job_id]
+        remainders = self.with_remainders.remainders
+        assert {id: sorted(runs.values()) for id, runs in self.stored.items()} == {
+            id: remainder.runs for id, remainder in remainders.items()
+        }
+
     def restored(self) -> Core:
         former = self.with_remainders
         self.with_remainders = self.restore_from(former, Core(remainder_minimum=MINIMUM))
@@ -210,6 +269,7 @@ class Compared(Deeds):
         if not self.limited:
             assert sorted(story_lines(compared)) == sorted(story_lines(outcome))
             assert self.with_remainders.next_due == self.core.next_due
+        self.store_runs(compared)
         for job_id in {job_id for job_id, _ in self.core.tasks}:
             assert self.with_remainders.count_open(job_id) == self.core.count_open(job_id)
         return outcome
@@ -229,24 +289,26 @@ def test_a_checkpoint_keeps_remainders() -> None:
 
 
 def test_tasks_of_many_short_runs_become_single() -> None:
-    """Each change of a remainder stores all its runs, so they are few."""
+    """Each change of a remainder writes a line of the story for each run, so they are few."""
     core = Core()
     core.step(DaemonStarted(1.0, "cafe", Policy(), CLUSTERS))
-    job = Job(id=1, submitted=1.0, user="a", estimated=1.0, array="0-1999", held=True)
+    size = 20 * MAX_RUNS
+    job = Job(id=1, submitted=1.0, user="a", estimated=1.0, array=f"0-{size - 1}", held=True)
     core.step(JobSubmitted(1.0, job))
-    core.step(UserRequested(2.0, "cancel", 1, tuple(range(1000, 2000, 2))))
-    assert core.remainders[1].runs == [(1, 999, 1), (1001, 1999, 2)]
-    named = tuple(index for index in range(100, 900) if index % 10 < 5 and index % 3)
+    half = size // 2
+    core.step(UserRequested(2.0, "cancel", 1, tuple(range(half, size, 2))))
+    assert core.remainders[1].runs == [(1, half - 1, 1), (half + 1, size - 1, 2)]
+    named = tuple(index for index in range(100, half - 100) if index % 10 < 5 and index % 3)
     outcome = core.step(UserRequested(3.0, "cancel", 1, named))
     assert not outcome.cancelled_runs
     assert {index for _, index in outcome.tasks} >= set(named)
-    assert core.count_open(1) == 1500 - len(named)
+    assert core.count_open(1) == half + size // 4 - len(named)
     runs = core.remainders[1].runs
     assert len(runs) == MAX_RUNS
-    assert {(1, 99, 1), (1001, 1999, 2)} < set(runs)
+    assert {(1, 99, 1), (half + 1, size - 1, 2)} < set(runs)
     singles = {index for _, index in core.tasks}
-    assert singles | set(expanded(runs)) == set(range(1000)) - set(named) | set(
-        range(1001, 2000, 2)
+    assert singles | set(expanded(runs)) == set(range(half)) - set(named) | set(
+        range(half + 1, size, 2)
     )
 
 

@@ -6,11 +6,14 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Engine, func, select
+from sqlalchemy import event as sql_events
 
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
@@ -290,6 +293,61 @@ def test_tasks_in_runs_are_restored_requeued_summarised_and_forgotten(
     assert pruned(database, NOW + 100)["jobs"] == 1
     left = counts(database)
     assert (left["job"], left["task_run"]) == (2, 0)
+    assert {f.check for f in check_database(database) if not f.ok} == set()
+
+
+@contextmanager
+def counted_writes(table: str) -> Iterator[Counter[str]]:
+    """Count the rows of a table that are written, by statement."""
+    rows = Counter[str]()
+
+    def count(_: object, cursor: Any, statement: str, *others: object) -> None:
+        kind, words = statement.split()[0], statement.split()
+        if kind in ("INSERT", "UPDATE", "DELETE") and table in words[1:3]:
+            rows[kind] += cursor.rowcount
+
+    sql_events.listen(Engine, "after_cursor_execute", count)
+    try:
+        yield rows
+    finally:
+        sql_events.remove(Engine, "after_cursor_execute", count)
+
+
+def test_a_task_that_leaves_one_of_many_runs_changes_few_rows(
+    life: Life, database: Database
+) -> None:
+    def restored() -> Core:
+        core = Core()
+        life.ledger.restore(core, 100)
+        return core
+
+    spread = tuple(index + index % 7 for index in range(100, 5000, 25))  # no run themselves
+    life.submit(1, NOW, array="1-5000", held=True)
+    with counted_writes("task_run") as rows:
+        life.take(UserRequested(NOW + 10, "cancel", 1, spread))
+    assert rows == {"DELETE": 1, "INSERT": len(spread) + 1}
+    assert counts(database)["task"] == 1 + len(spread)
+    with counted_writes("task_run") as rows:
+        life.take(UserRequested(NOW + 20, "cancel", 1, (7, 8, 2510)))
+    assert rows == {"DELETE": 2, "INSERT": 4}
+    assert restored().remainders[1].runs == life.core.remainders[1].runs
+    # a run that is cancelled whole, and the rest of another
+    with counted_writes("task_run") as rows:
+        life.take(UserRequested(NOW + 30, "cancel", 1, (*range(2, 7), *range(4901, 4920))))
+    assert rows == {"DELETE": 2, "INSERT": 1}
+    with counted_writes("task_run") as rows:
+        life.take(UserRequested(NOW + 40, "release", 1))
+    runs = life.core.remainders[1].runs
+    assert rows["UPDATE"] + rows["INSERT"] == len(runs)
+    assert rows["INSERT"] <= 2
+    again = restored()
+    assert again.remainders[1].runs == runs
+    assert (again.remainders[1].state, len(again.tasks)) == ("queued", len(life.core.tasks))
+    assert {f.check for f in check_database(database) if not f.ok} == set()
+    life.take(UserRequested(NOW + 50, "hold", 1, with_remainder=True))
+    assert restored().remainders[1].state == "held"
+    life.take(UserRequested(NOW + 60, "cancel", 1))
+    assert 1 not in restored().remainders
     assert {f.check for f in check_database(database) if not f.ok} == set()
 
 

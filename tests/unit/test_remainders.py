@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
 
-from metasched.core.array_remainder import MAX_RUNS, run_length
+from metasched.core.array_remainder import MAX_RUNS, SHORT_RUN, run_length
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
     ClusterDrained,
@@ -157,12 +158,50 @@ def test_tasks_that_wait_for_counterparts_leave_the_range_as_these_succeed() -> 
 def test_short_runs_become_single_and_the_longest_stay() -> None:
     """The runs of tasks whose counterparts have not ended are as many as tasks run at a time."""
     site = Site(queue_depth=DEPTH)
-    array = ",".join([*(f"{first}-{first + 9}" for first in range(0, 2000, 20)), f"3001-{SIZE}"])
-    site.step(JobSubmitted(NOW, job(1, array=array, held=True)))
+    number, long = MAX_RUNS + 20, 40_001  # of runs of 10 tasks; first task of a long one
+    short = (f"{first}-{first + 9}" for first in range(0, 20 * number, 20))
+    site.step(JobSubmitted(NOW, job(1, array=",".join([*short, f"{long}-50000"]), held=True)))
     rest = site.core.remainders[1]
-    assert (len(rest.runs), rest.runs[-1]) == (MAX_RUNS, (3001, SIZE, 1))
-    assert site.core.count_open(1) == 1000 + SIZE - 3000
-    assert len(site.core.tasks) == (101 - MAX_RUNS) * 10
+    assert (len(rest.runs), rest.runs[-1]) == (MAX_RUNS, (long, 50_000, 1))
+    assert site.core.count_open(1) == 10 * number + 10_000
+    assert len(site.core.tasks) == 10 * (number + 1 - MAX_RUNS)
+
+
+@pytest.mark.parametrize("action", ["cancel", "hold"])
+@pytest.mark.parametrize("named", [200, 3 * MAX_RUNS])
+def test_a_request_for_spread_tasks_makes_no_other_tasks_single(action: str, named: int) -> None:
+    """Runs longer than `SHORT_RUN` are kept, however many they are."""
+    size, site = 100_000, Site(queue_depth=DEPTH)
+    for name in ("left", "right"):
+        site.step(ClusterDrained(NOW, name, "op", "new kernel", False))
+    site.step(JobSubmitted(NOW, job(1, array=f"1-{size}")))
+    spread = sorted(
+        random.Random(1).sample(range(SHORT_RUN + 2, size - SHORT_RUN, SHORT_RUN + 1), named)
+    )
+    site.step(UserRequested(NOW, action, 1, tuple(spread)))  # type: ignore[arg-type]
+    state = State.CANCELLED if action == "cancel" else State.HELD
+    assert len(site.core.remainders[1].runs) <= named + 1
+    assert len(site.core.tasks) == (1 if action == "cancel" else 1 + named)
+    assert site.core.count_open(1) == size - (named if action == "cancel" else 0)
+    ended = [line for line in site.out.changes if line.after is state]
+    assert [line.index for line in ended] == spread
+    assert len(site.out.changes) == named
+    assert len(site.out.run_changes[1]) <= named + 1
+    # the next change of the array stores no more than it changes
+    site.step(UserRequested(NOW, action, 1, (size // 2,)))  # type: ignore[arg-type]
+    assert len(site.out.run_changes[1]) <= 2
+
+
+def test_the_next_head_of_an_array_of_many_runs_changes_one_of_them() -> None:
+    site = Site(queue_depth=DEPTH)
+    site.step(JobSubmitted(NOW, job(1, array=f"1-{SIZE}")))
+    site.step(UserRequested(NOW, "hold", 1, tuple(range(100, SIZE, 100))))
+    (first, last, step), *others = site.core.remainders[1].runs
+    site.step(UserRequested(NOW, "cancel", 1, (first - 1,)))
+    assert (1, first) in site.core.tasks
+    shorter = (first + 1, last, step)
+    assert site.core.remainders[1].runs == [shorter, *others]
+    assert site.out.run_changes == {1: {first: None, first + 1: shorter}}
 
 
 # Licences and late binding
