@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.core.events import JobSubmitted, UserRequested
+from metasched.core.events import JobSubmitted, TimerExpired, UserRequested
 from metasched.core.transitions import LIVE
 from metasched.model.fair_share import FairShareSettings
 from metasched.model.job import Job
@@ -109,3 +109,24 @@ def test_in_simulation_a_light_user_waits_for_a_turn() -> None:
     ).run()
     [light] = [placed for placed in schedule.jobs if placed.job.user == "light"]
     assert light.wait <= 2 * run
+
+
+def test_a_user_who_has_waited_for_an_age_passes_a_head_although_nothing_else_changes() -> None:
+    """Tokens stay free for the first task of its level only."""
+    age = Policy().age
+    site = Site(pools=(LicencePool(name="a", total=4),))
+    site.step(JobSubmitted(NOW, wanting(1, "holder", 2, time_limit=3 * age)))
+    site.step(JobSubmitted(NOW, wanting(2, "first", 4)))
+    site.step(JobSubmitted(NOW, wanting(3, "second", 1, time_limit=9 * age)))
+    # a short task of its user passes the first: its wait counts from then on
+    served_at = NOW + 10
+    site.step(JobSubmitted(served_at, wanting(4, "first", 1, time_limit=60.0)))
+    site.step(UserRequested(served_at, "cancel", 4))
+    assert live(site) == [1]
+    site.step(TimerExpired(NOW + age - 1))
+    assert live(site) == [1]
+    due = site.core.next_due
+    assert due is not None
+    assert NOW + age <= due < NOW + age + 1
+    site.step(TimerExpired(due))
+    assert live(site) == [1, 3]

@@ -215,8 +215,9 @@ class Lookahead:
         """Return when time alone may let a task take tokens that are free, but kept from it.
 
         That is when one more lease is past its expected end, so that the first task of the pool
-        leaves more extra tokens, or when the count of a server is too old, so that this task can
-        have no reservation. `now`: at any later time, since a reservation window is near.
+        leaves more extra tokens, when the count of a server is too old, so that this task can have
+        no reservation, or when another task comes before it, since its user has waited for longer.
+        `now`: at any later time, since a reservation window is near.
         """
         head = self.head_group(pool)
         pools = [pool, *(self._state.pools[name] for name in (head.requested if head else ()))]
@@ -225,7 +226,9 @@ class Lookahead:
         shadow_time, _ = self.head_reservation(pool, now)
         returns = self._expected_returns(pool, None, False)
         changes = [end for end, _ in returns if end > shadow_time]
-        return min(changes + [other.known_until for other in pools], default=NEVER)
+        for other in pools:
+            changes += other.known_until, self._state.order.next_rise(other.groups)
+        return min(changes)
 
     def free_beside_windows(self, pool: PoolState, terms: LeaseTerms, now: float) -> int:
         """Return the free tokens not claimed by any window during a lease that begins now."""

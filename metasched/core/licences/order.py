@@ -75,6 +75,27 @@ class QueueOrder:
             group.rank, group.ranking = self._find_first(group), self.ranking
         return group.rank
 
+    def next_rise(self, groups: Iterable[TaskGroup]) -> float:
+        """Return when time alone may let a task of these groups go before others, or infinity."""
+        if not (self._age and self._several_users):
+            return math.inf
+        return min(map(self._rises_at, groups), default=math.inf)
+
+    def _rises_at(self, group: TaskGroup) -> float:
+        """Return from when on the level of a task of the group is higher, not before its rise."""
+        if len(group.lines) > 1:
+            self.rank(group)
+            return group.valid_until + 2 * ROUNDING
+        (line,) = group.lines.values()
+        return self._line_rises_at(line) + ROUNDING
+
+    def _line_rises_at(self, line: OwnerLine) -> float:
+        if line.job is None:
+            return math.inf
+        return self._turns.level_rises_at(
+            line.owner.user, line.owner.priority, line.head_key[2], self._now, self._age
+        )
+
     def _rank_of(self, line: OwnerLine) -> LineRank:
         """Return the rank of the first task of a line.
 
@@ -118,9 +139,7 @@ class QueueOrder:
         """Rank a line anew and return its entry for the heap of its group."""
         line.rank = self._rank_of(line)
         self._serial += 1
-        if self._age and self._several_users and line.job is not None:
-            rises_at = self._turns.level_rises_at(
-                line.owner.user, line.owner.priority, line.head_key[2], self._now, self._age
-            )
-            line.group.valid_until = min(line.group.valid_until, rises_at - ROUNDING)
+        if self._age and self._several_users:
+            valid_until = self._line_rises_at(line) - ROUNDING
+            line.group.valid_until = min(line.group.valid_until, valid_until)
         return line.rank, self._serial, line
