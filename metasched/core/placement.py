@@ -179,6 +179,7 @@ class Placement:
         if gates.recheck_requested:
             self.clear_cache()
         elif gates.settled and self._leasing.settled(self._state.now) and not gates.has_ready:
+            self._limits.take_released()  # nobody waits there any more
             return False
         self._late_binding = None
         if self._state.policy.send == "late":

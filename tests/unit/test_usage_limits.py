@@ -319,6 +319,15 @@ def test_a_waiting_task_can_be_cancelled_held_and_released() -> None:
     assert site.state(3) is State.DISPATCHING
 
 
+def test_a_limit_is_released_after_the_last_waiting_task_has_left() -> None:
+    """Before, the core requested a step at once, again and again."""
+    site = Site(limits=each_user(dispatched=1))
+    submit(site, job(1, user="ada"), job(2, user="ada"))
+    site.step(UserRequested(NOW, "cancel", 2))
+    end(site, 1)
+    assert site.core.next_due is None
+
+
 def test_without_limits_nothing_is_counted() -> None:
     site = Site()
     submit(site, job(1, user="ada"))
