@@ -71,7 +71,8 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
     options: tuple[str, ...] = ()  # the user's options for this cluster (`--native`), split
     fence: str = ""  # folder of claims; always "" when an adapter is called (see `claims`)
     reservation: str = ""  # name that was passed to `Adapter.reserve`; "" = none
-    leased_licences: tuple[str, ...] = ()  # the site's names of the licences leased to the tasks
+    # copies of the licences leased to each task, by the site's names
+    leased_licences: Mapping[str, int] = msgspec.field(default_factory=dict)
     # epoch seconds from which the tasks' wait counts, later than `job.submitted` if they had to
     # follow other tasks of their user; 0: from `job.submitted`
     waits_since: float = 0.0
@@ -102,6 +103,11 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
             "METASCHED_CPUS": str(job.cpus),
             **task_variables(job.id, job.parsed_array, index, self.exports_job_id),
         }
+        if self.leased_licences:
+            text = ",".join(f"{name}:{count}" for name, count in self.leased_licences.items())
+            variables["METASCHED_LICENCES"] = text
+            if self.dialect == "slurm":
+                variables["SLURM_JOB_LICENSES"] = text
         if drop_in_folder() in self.payload.environment.get("PATH", "").split(":"):
             variables["METASCHED_DROP_IN"] = drop_in_folder()
         if self.exports_job_id:

@@ -376,6 +376,7 @@ _STATUS_COLUMNS = (
     attempt.c.max_memory,
     attempt.c.restarts,
     attempt.c.gres_choice,
+    attempt.c.licence_choice,
 )
 _IS_LAST_ATTEMPT = and_(
     attempt.c.job == task.c.job,

@@ -104,7 +104,7 @@ def find_mismatches(connection: Connection) -> Iterator[str]:
 
 def _recount(connection: Connection) -> Counter[tuple[LimitScope, str]]:
     """Count the uses of all scopes that the open tasks belong to."""
-    columns = (task.c.job, task.c.state, attempt.c.lease_expired)
+    columns = (task.c.job, task.c.state, attempt.c.lease_expired, attempt.c.licence_choice)
     groups = connection.execute(
         select(*columns, func.count().label("tasks"))
         .select_from(task)
@@ -136,7 +136,7 @@ def _recount(connection: Connection) -> Counter[tuple[LimitScope, str]]:
         for scope in _all_scopes(stored):
             counted[scope, "stored_bytes"] += stored.stored_bytes
     for row in groups:
-        owner = jobs[row.job]
+        owner = jobs[row.job].with_licences(row.licence_choice)
         resources = {"open_tasks": 1, "queued": int(row.state in QUEUED_OR_HELD)}
         if row.state in LIVE:
             names = ["dispatched"]

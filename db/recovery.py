@@ -112,6 +112,7 @@ def _open_tasks(connection: Connection) -> Iterator[Task]:
             execution_options=_IN_PORTIONS,
         )
     }
+    chosen_jobs: dict[tuple[int, int], Job] = {}  # by id and chosen licences
     rows = select(task).where(is_open).order_by(task.c.job, task.c.task_index)
     for row in execute(rows, execution_options=_IN_PORTIONS):
         key = (row.job, row.task_index)
@@ -119,6 +120,11 @@ def _open_tasks(connection: Connection) -> Iterator[Task]:
         if live_attempt is not None:
             past.get(key, {}).pop(live_attempt.dispatch_id, None)
         job_of_task, priority = jobs[row.job]
+        choice = None if live_attempt is None else live_attempt.licence_choice
+        if choice is not None:
+            if (row.job, choice) not in chosen_jobs:
+                chosen_jobs[row.job, choice] = job_of_task.with_licences(choice)
+            job_of_task = chosen_jobs[row.job, choice]
         yield Task(
             job_of_task,
             row.task_index,
@@ -158,6 +164,7 @@ def _ended_tasks(connection: Connection) -> dict[tuple[int, int], EndedTask]:
                 columns.revoked,
                 columns.intent,
                 columns.gres_choice,
+                columns.licence_choice,
             )
             .join(task, _SAME_TASK)
             .where(task.c.ended >= oldest)
@@ -236,8 +243,15 @@ def _decode_attempt(row: Any) -> Attempt:
 
 def _decode_past_attempt(row: Any) -> PastAttempt:
     requeued = row.begun and row.intent == Intent.REQUEUE
-    cluster, fence = intern(row.cluster), intern(row.fence)
-    return PastAttempt(cluster, row.begun, fence, row.revoked, requeued, row.gres_choice)
+    return PastAttempt(
+        intern(row.cluster),
+        row.begun,
+        intern(row.fence),
+        row.revoked,
+        requeued,
+        row.gres_choice,
+        row.licence_choice,
+    )
 
 
 def recorded_events(connection: Connection, since: int = 0) -> Iterator[CoreEvent]:

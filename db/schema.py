@@ -32,7 +32,7 @@ from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HEL
 from metasched.model.reservation import FINAL_STATES, ReservationState
 from metasched.model.token_scope import TokenScope
 
-REVISION = "0029"  # the newest migration, which creates exactly these tables
+REVISION = "0030"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -213,6 +213,7 @@ attempt = Table(
     Column("begun", Boolean(create_constraint=False), nullable=False, server_default=false()),
     Column("fence", SafeText, nullable=False, server_default=""),
     Column("gres_choice", Int64),
+    Column("licence_choice", Int64),
     Column("revoking", Boolean(create_constraint=False), nullable=False, server_default=false()),
     Column("revoked", Boolean(create_constraint=False), nullable=False, server_default=false()),
     Column(

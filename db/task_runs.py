@@ -316,6 +316,7 @@ def _status_row(row: Any) -> dict[str, Any]:
         "max_memory": None,
         "restarts": None,
         "gres_choice": None,
+        "licence_choice": None,
     }
 
 

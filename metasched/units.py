@@ -17,6 +17,7 @@ else:
         return function
 
 
+MAX_LICENCE_CHOICES = 8  # alternatives of licences; a task waits for each of them
 MAX_NUMBER = 2**31 - 1  # limit of counts, and of durations in seconds (68 years)
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -244,6 +245,30 @@ def parse_licences(text: str) -> dict[str, int]:
             raise ParseError(f"licence {quote_for_error(name)} is there twice", "write NAME:N once")
         counts[name] = parse_count(count) if colon else 1
     return counts
+
+
+def parse_licence_choices(text: str) -> list[dict[str, int]]:
+    """Parse a comma list of licences that are all needed, or alternatives: `matlab:2|octave`.
+
+    Return the counts by name of each alternative. ParseError also for both in a request, as Slurm.
+    """
+    if "|" not in text:
+        return [parse_licences(text)]
+    if "," in text:
+        raise ParseError(
+            f"both , (all of them) and | (one of them) in licences {quote_for_error(text)}",
+            "write one of the two",
+        )
+    choices = [parse_licences(part) for part in text.split("|")]
+    if len(choices) > MAX_LICENCE_CHOICES:
+        raise ParseError(
+            f"{len(choices)} alternatives of licences", f"write at most {MAX_LICENCE_CHOICES}"
+        )
+    for number, choice in enumerate(choices):
+        if choice in choices[:number]:
+            name = quote_for_error(next(iter(choice)))
+            raise ParseError(f"licence {name} is there twice", "write each alternative once")
+    return choices
 
 
 def parse_gres(text: str) -> dict[str, int]:

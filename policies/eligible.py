@@ -104,6 +104,7 @@ def translate_job(job: Job, cluster: Cluster, info: ClusterInfo | None) -> Job:
         qos=map_name("qos", job.qos),
         constraint=_add_features(constraint, sorted(licence_features)),
         licences=_counted_licences(job, cluster, info) if info and info.licences else {},
+        licence_choices=(),
     )
     return translated if info is None else _fitting_first(translated, info)
 

@@ -304,7 +304,7 @@ class Local(Adapter):
             deadline=job.deadline,
             user=job.user,
             uid=0 if self.launcher is None else uid_of(job.user),
-            licences=submission.leased_licences,
+            licences=tuple(submission.leased_licences),
         )
 
     # Listings.

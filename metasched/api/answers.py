@@ -68,7 +68,8 @@ class JobDetails(JobRow):
     nice: int  # in the queue of its cluster
     nodelist: str  # nodes that it must get, as in n[1-3]
     exclude: str  # nodes that it must not get
-    licences: Mapping[str, int]
+    licences: Mapping[str, int]  # of alternatives those that its attempt has leased
+    licence_choices: Sequence[Mapping[str, int]]  # all alternatives; empty: none
     dependency: str | None
     requeue: bool
     reservation: int | None
@@ -88,7 +89,7 @@ def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Paylo
     """Return the details of a task from its row of `status`, and what is stored of it."""
     options = job.manager_options or ManagerOptions()
     if row.state not in QUEUED_OR_HELD:
-        job = choose_gres(job, stored["gres_choice"])
+        job = choose_gres(job, stored["gres_choice"]).with_licences(stored["licence_choice"])
     return JobDetails(
         **asdict(row),
         number=job.task_number(stored["task_index"]),
@@ -114,6 +115,7 @@ def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Paylo
         nodelist=options.nodelist,
         exclude=options.exclude,
         licences=job.licences,
+        licence_choices=job.licence_choices,
         dependency=job.dependency,
         requeue=bool(job.requeue),
         reservation=job.reservation,

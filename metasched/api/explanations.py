@@ -106,6 +106,7 @@ async def explain(
         + _describe_state(row, clusters, cause)
         + _describe_account(clusters)
         + _describe_gres(job_row, row, clusters)
+        + _describe_licences(job_row, row)
         + _describe_standing(standing)
         + _describe_expectation(expectation),
         "expected_start": iso(expectation.start) if expectation else None,
@@ -187,6 +188,16 @@ def _describe_gres(
     choices = [c for c in clusters if c["gres"]]
     texts = ", ".join(f"{c['gres']} on {c['cluster']}" for c in choices if c["eligible"])
     return f" Of its alternatives it would request {texts}." if texts else ""
+
+
+def _describe_licences(job_row: dict[str, Any], row: dict[str, Any]) -> str:
+    """Describe the alternative of its licences that a task has leased, in a sentence."""
+    if row["licence_choice"] is None or State(row["state"]) in QUEUED_OR_HELD:
+        return ""
+    job = msgspec.json.decode(job_row["changed"] or job_row["job"], type=Job)
+    verb = "had" if State(row["state"]) in FINAL else "has"
+    licences = _counts(job.licence_choices[row["licence_choice"]])
+    return f" Of its alternative licences it {verb} {licences}."
 
 
 def _describe_standing(standing: Standing | None) -> str:

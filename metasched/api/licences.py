@@ -234,7 +234,7 @@ def licence_holders(
     return [
         {
             "licence": status.licence,
-            "wanted": task.job.licences[status.licence],
+            "wanted": max(r.get(status.licence, 0) for r in task.job.licence_requests),
             "windows": list(_reserved_windows(core, status.licence)),
             "holders": [
                 _holder_row(core, lease, status.licence, is_visible)

@@ -419,5 +419,15 @@ def _dry_run(service: SchedulerService, job: Job, warnings: list[str]) -> Submit
                 for part in service.core.classifier.contributions(job)
             ],
             "clusters": cluster_verdicts(service, task, chosen_cluster),
+            "licence_choice": _free_choice(service, job),
         },
     }
+
+
+def _free_choice(service: SchedulerService, job: Job) -> str | None:
+    """Return the first of a job's alternative licences that is free now; None: none is."""
+    for choice in job.licence_choices:
+        statuses = {name: service.core.licences.status(name, time.time()) for name in choice}
+        if all((statuses[name].free or 0) >= count for name, count in choice.items()):
+            return ",".join(f"{name}:{count}" for name, count in choice.items())
+    return None

@@ -105,6 +105,8 @@ def print_explanation(answer: Mapping[str, Any]) -> None:
                 for part in answer["parts"]
             ),
         )
+    if answer.get("licence_choice"):
+        print(f"Of its alternative licences it would get {printable(answer['licence_choice'])}.")
     for change in answer.get("tuning", []):
         print(describe_tuning(change))
     if answer.get("clusters"):

@@ -28,6 +28,7 @@ from metasched.client.resource_counts import (
     complete_counts,
     gres_alternatives,
     with_alternatives,
+    with_licence_choices,
 )
 from metasched.model.output_paths import check_pattern
 from metasched.units import (
@@ -35,7 +36,7 @@ from metasched.units import (
     parse_count,
     parse_duration,
     parse_gres,
-    parse_licences,
+    parse_licence_choices,
     parse_memory,
     parse_moment,
     parse_names,
@@ -106,8 +107,10 @@ def prepare_submission(
         "clusters": _parse_option(values, "cluster", lambda text: parse_names(_check_text(text)))
         or (),
         "native": _native_options(values),
-        "licences": _parse_option(values, "licence", lambda text: parse_licences(_check_text(text)))
-        or {},
+        **with_licence_choices(
+            _parse_option(values, "licence", lambda text: parse_licence_choices(_check_text(text)))
+            or [{}]
+        ),
         "array": _parse_option(values, "array", _check_range),
         "dependency": _parse_option(values, "dependency", _check_dependency),
         "kill_on_invalid_dep": _parse_option(values, "kill_on_invalid_dep", _parse_yes_no) or False,

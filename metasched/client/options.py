@@ -97,7 +97,7 @@ OPTIONS = (
     Option(
         "--licence --license --licenses -L",
         "NAME[:N],...",
-        "Licences: matlab, matlab:2, or a comma list; the job gets all of them or waits.",
+        "Licences: matlab:2,ansys for all of these together, or matlab|octave for one of them.",
     ),
     Option("--name --job-name -J", "NAME", "Name of the job [the script's]."),
     Option("--output -o", "PATH", "Output file; %j job, %a task, %x name, %u user, %N node."),

@@ -50,6 +50,13 @@ def with_alternatives(choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**choices[0], "gres_alternatives": [choice["gres"] for choice in choices[1:]]}
 
 
+def with_licence_choices(choices: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+    """Return the fields of a request for licences, from its alternatives."""
+    if len(choices) == 1:  # daemons of earlier releases know no alternatives
+        return {"licences": choices[0]}
+    return {"licences": choices[0], "licence_choices": choices}
+
+
 def complete_counts(
     tasks: int | None,
     nodes: int | None,

@@ -11,6 +11,7 @@ gates                dependencies, begin times, array limits
 dependency_status    progress of the jobs that other jobs depend on
 lease_expiry         licences and slots of tasks that their managers have forgotten
 leasing              licence leases of tasks
+alternatives         stand-ins of tasks with alternative licences
 fair_share           decayed use and shares of users and accounts
 share_standings      where users and accounts stand, from a copy of the tree
 placement            dispatches queued tasks to clusters

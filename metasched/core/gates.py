@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import TypeVar
 
+from metasched.core.alternatives import Alternatives
 from metasched.core.array_remainder import Remainder, RemainderPart, runs_of
 from metasched.core.dependency_status import DependencyStatus
 from metasched.core.dependency_tracker import DependencyTracker
@@ -39,8 +40,10 @@ class SchedulingGates:
     def __init__(self, state: SchedulerState, limits: UsageLimits) -> None:
         self._state, self._limits = state, limits
         self.dependencies = DependencyTracker()
-        self._ready: dict[TaskId, Task] = {}  # examined at each recheck
-        self.ineligible = IneligibleTasks(limits, state)  # the other ready tasks
+        self.alternatives = Alternatives()  # of ready tasks, which wait by stand-ins
+        # examined at each recheck: ready tasks without alternatives, and stand-ins of the others
+        self._ready: dict[TaskId, Task] = {}
+        self.ineligible = IneligibleTasks(limits, state)  # the others of these
         self._released = 0  # number of tasks in this step
         self._followers = 0  # number of others that followed heads of remainders in this step
         self.changed_tasks: list[Task] = []  # in this step: tasks with a new reason
@@ -83,7 +86,7 @@ class SchedulingGates:
             # the slots exceed the limit if a manager lists a lost attempt again
             self.take_slot_again(task)
         elif after in FINAL or after is State.HELD:
-            was_ready = task.task_id in self._ready
+            was_ready = task.task_id in self._ready or task.task_id in self.alternatives
             if change.before in QUEUED_OR_HELD:
                 self._leave_group(task)
                 self.remove(task)
@@ -116,6 +119,7 @@ class SchedulingGates:
         `shares`: see `UserTurns`. Portions of a step go by turns in any case.
         """
         self._ready, self._newly_ready, self._delayed = {}, {}, {}
+        self.alternatives = Alternatives()
         self._timers, self._first_timers = {}, []
         self._release_turns, self.dispatch_turns = UserTurns(), UserTurns(shares)
         self.ineligible = IneligibleTasks(self._limits, self._state)
@@ -168,11 +172,21 @@ class SchedulingGates:
                 task.reason = ""
             if self._released < MAX_RELEASED_PER_STEP:
                 self._released += 1
-                self._ready[task_id] = self._newly_ready[task_id] = task
+                self._newly_ready |= self._make_ready(task)
             else:
                 self._delayed[task_id] = task
                 self._set_timer(job.user, NEXT_STEP, job_id, index)
         return status
+
+    def _make_ready(self, task: Task) -> dict[TaskId, Task]:
+        """Let a task wait for a cluster only. Return what to examine by id: it or its stand-ins."""
+        if not task.job.licence_choices:
+            candidates = {task.task_id: task}
+        else:
+            stand_ins = self.alternatives.open(task)
+            candidates = {stand_in.task_id: stand_in for stand_in in stand_ins}
+        self._ready |= candidates
+        return candidates
 
     def remove_job(self, job: Job) -> None:
         """Remove a job whose last task has ended."""
@@ -283,30 +297,29 @@ class SchedulingGates:
             if self.is_head(head):
                 if head.attempt is None:
                     return
-                self.successor_of(head)
+                self.successors_of(head)
             index = self._heads.get(job_id)
             if index is None:
                 return
             head = self._state.tasks[job_id, index]
 
-    def successor_of(self, head: Task) -> Task | None:
-        """Return the next task of a dispatched head's remainder if it may be placed in this pass.
+    def successors_of(self, head: Task) -> dict[TaskId, Task]:
+        """Let the next task of a dispatched head's remainder be placed in this pass, if it may.
 
-        The limit of a step is one of its own here: users compete for places by turns.
+        Return what to examine by id: the task or its stand-ins. The limit of a step is one of its
+        own here: users compete for places by turns.
         """
         successor = self._split_head(head.job) if self.is_head(head) else None
         if successor is None or not self._may_follow(successor):
-            return None
-        self._ready[successor.task_id] = successor
-        return successor
+            return {}
+        return self._make_ready(successor)
 
     def _release_successor(self, head: Task) -> None:
         """Let the next task of a remainder wait as its former head did: for licences, processors.
 
         It is examined in the next pass.
         """
-        if (successor := self.successor_of(head)) is not None:
-            self._newly_ready[successor.task_id] = successor
+        self._newly_ready |= self.successors_of(head)
 
     def _may_follow(self, head: Task) -> bool:
         """Whether a new head may be placed in this pass, else it waits for a slot or a step."""
@@ -331,6 +344,8 @@ class SchedulingGates:
     def remove(self, task: Task) -> None:
         """Remove a task from its gate; it keeps its slot."""
         task_id = task.task_id
+        for stand_in in self.alternatives.close(task_id):
+            self.remove(stand_in)
         if self._ready.pop(task_id, None) is not None:
             self._newly_ready.pop(task_id, None)
         elif self.ineligible.remove(task_id):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from metasched.core.alternatives import owner_id, request_ids, stand_in_id
 from metasched.core.cluster_view import ClusterView
 from metasched.core.events import LicencesCounted, LicenceSet, LicencesReleased
 from metasched.core.licences.queue import LicenceQueue
@@ -56,8 +57,8 @@ class LicenceLeasing:
         return self.licences.settled(now) and not self.transferring
 
     def join(self, task: Task) -> None:
-        """Queue a task for its licences."""
-        key = max(task.queue_key, self._demoted.get(task.task_id, task.queue_key))
+        """Queue a task, or a stand-in, for its licences."""
+        key = max(task.queue_key, self._demoted.get(owner_id(task.task_id), task.queue_key))
         self.licences.join(
             task.task_id,
             key,
@@ -73,12 +74,14 @@ class LicenceLeasing:
         """Yield the request and the size of each range whose head is queued for licences."""
         for remainder in self._state.remainders.values():
             if remainder.reason in (Reason.LICENCE_BUSY, Reason.LICENCE_UNKNOWN):
-                yield remainder.job.licences, len(remainder)
+                for requested in remainder.job.licence_requests:
+                    yield requested, len(remainder)
 
     def leave(self, task: Task) -> None:
-        """Remove a task from the licence queue, if it is there."""
+        """Remove a task, or all its stand-ins, from the licence queue, if they are there."""
         if self.licences.has_waiting:
-            self.licences.leave(task.task_id)
+            for request in request_ids(task):
+                self.licences.leave(request)
 
     def demote(self, task: Task) -> None:
         """Let a recalled task queue behind all tasks that wait for licences now."""
@@ -94,26 +97,39 @@ class LicenceLeasing:
         return max(self._patience, MIN_RECALL_WAIT) * 2.0 ** self._recalls.get(task.task_id, 0)
 
     def missing_licences(self, task: Task, now: float) -> list[LicenceStatus]:
-        """Return the licences that a queued task could not get now."""
-        return list(self.licences.missing_licences(task.task_id, now))
+        """Return the licences that a queued task could not get now, of all its alternatives."""
+        queued = [request for request in request_ids(task) if request in self.licences]
+        shortages = [status for request in queued for status in self._missing(request, now)]
+        return list({status.licence: status for status in shortages}.values())
+
+    def _missing(self, request: TaskId, now: float) -> list[LicenceStatus]:
+        return list(self.licences.missing_licences(request, now))
 
     def licence_obstacle(self, task: Task, now: float) -> Ineligibility | None:
         """Return why a task waits for licences, or None."""
-        if task.task_id not in self.licences:
+        texts, count_unknown = list[str](), True
+        for request in request_ids(task):
+            if request not in self.licences:
+                continue
+            shortages = self._missing(request, now)
+            count_unknown &= any(shortage.unknown_reason for shortage in shortages)
+            causes = [
+                f"licence {shortage.licence}: "
+                + (shortage.unknown_reason or self._describe_shortage(task, request, shortage, now))
+                for shortage in shortages
+            ]
+            texts.append("; ".join(causes) or "its turn comes next")
+        if not texts:
             return None
-        shortages = self.missing_licences(task, now)
-        texts = []
-        for shortage in shortages:
-            cause = shortage.unknown_reason or self._describe_shortage(task, shortage, now)
-            texts.append(f"licence {shortage.licence}: {cause}")
-        count_unknown = any(shortage.unknown_reason for shortage in shortages)
         reason = Reason.LICENCE_UNKNOWN if count_unknown else Reason.LICENCE_BUSY
-        return Ineligibility(reason, "; ".join(texts) or "its turn comes next")
+        return Ineligibility(reason, "; or ".join(texts))
 
-    def _describe_shortage(self, task: Task, shortage: LicenceStatus, now: float) -> str:
-        requested, free = task.job.licences[shortage.licence], shortage.free or 0
-        lookahead = self.licences.lookahead
-        window = lookahead.blocking_window(task.task_id, shortage.licence, now)
+    def _describe_shortage(
+        self, task: Task, request: TaskId, shortage: LicenceStatus, now: float
+    ) -> str:
+        requested = self.licences.requested(request)[shortage.licence]
+        free, lookahead = shortage.free or 0, self.licences.lookahead
+        window = lookahead.blocking_window(request, shortage.licence, now)
         if window is not None:
             free += shortage.reserved
             text = f"{requested} wanted, and {free} free, kept for reservation {window.id}"
@@ -158,7 +174,8 @@ class LicenceLeasing:
             if State.UNKNOWN in (change.before, change.after):
                 self.update_expected_end(task)
         elif attempt is not None:
-            if change.after is State.QUEUED and task.target is not None:
+            passes_on = change.after is State.QUEUED and task.target is not None
+            if passes_on and not task.job.licence_choices:
                 self.transferring[task.task_id] = task
             else:
                 self.return_lease(task, change.after, attempt)
@@ -176,7 +193,9 @@ class LicenceLeasing:
         tokens = dict(task.job.licences)
         lease = Lease(*task.task_id, task.live_attempt.number, tokens, self._state.now, forced)
         end = self._state.now + _lease_duration(task)
-        self.licences.take(lease, end, _has_time_limit(task), task.job.reservation)
+        choice = task.job.licence_choice
+        queued_as = task.task_id if choice is None else stand_in_id(task, choice)
+        self.licences.take(lease, end, _has_time_limit(task), task.job.reservation, queued_as)
         self._demoted.pop(task.task_id, None)
         self._state.outcome.leases.append(lease)
         return ", ".join(f"{name}:{count}" for name, count in tokens.items())
@@ -307,6 +326,15 @@ class LicenceLeasing:
         """Return the tokens leased to a task, by licence."""
         lease = self.licences.leases.get(task.task_id)
         return {} if lease is None else lease.tokens
+
+    def may_lose_lease(self, task: Task) -> bool:
+        """Whether others may get the licences of a task that is to move to another cluster.
+
+        A task with alternatives requests them anew there.
+        """
+        if not task.job.licence_choices or task.task_id not in self.licences.leases:
+            return False
+        return self.licences.contended(task.task_id)
 
     def contended_tasks(self, view: ClusterView) -> Iterator[Task]:
         """Yield unstarted tasks of a cluster whose licences other tasks wait for."""

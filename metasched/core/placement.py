@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import chain
 from operator import itemgetter
 
+from metasched.core.alternatives import is_stand_in, owner_id, request_ids
 from metasched.core.cluster_view import MAX_CACHED_DECISIONS, ClusterView
 from metasched.core.events import ClusterAssessment, Dispatch
 from metasched.core.gates import MAX_RELEASED_PER_STEP, SchedulingGates
@@ -56,8 +58,11 @@ class Placement:
         self._state, self._state_machine = state, state_machine
         self._leasing, self._gates, self._limits = leasing, gates, limits
         self._reservations = reservations
-        # of the current pass, by job and cluster: dispatch id and task indices
-        self._open_dispatches: dict[tuple[int, str], tuple[int, list[int]]] = {}
+        # of the current pass, by job, cluster and alternative licences: dispatch id, task indices
+        self._open_dispatches: dict[tuple[int, str, int | None], tuple[int, list[int]]] = {}
+        # of the current pass: stand-ins of tasks that follow heads of remainders
+        self._followers: deque[Task] = deque()
+        self._licence_waiters: dict[TaskId, Task] = {}  # that have joined the queue in this pass
         self._late_binding: LateBinding[str] | None = None  # of the current pass, if configured
         self._keeps_cpus_free = False  # whether the current pass keeps processors for a head
         self._eligible_cache: dict[Hashable, list[str]] = {}  # clusters, by requirements of jobs
@@ -111,13 +116,26 @@ class Placement:
     def assess_clusters(self, task: Task) -> list[ClusterAssessment]:
         """Return the obstacle and the load of each cluster for a task."""
         self._state.observe_loads()
+        waiting: Sequence[Task] = (task,)  # by its alternatives
+        if task.attempt is None and task.job.licence_choices:
+            waiting = self._gates.alternatives.stand_ins_of(task)
         loads = self._state.load_ordering.cluster_loads(task.job, task.priority)
         return [
             ClusterAssessment(
-                name, self.check_task(task, view), *loads[name], view.charged_account(task.job)
+                name, self._check_all(waiting, view), *loads[name], view.charged_account(task.job)
             )
             for name, view in self._state.views.items()
         ]
+
+    def _check_all(self, tasks: Sequence[Task], view: ClusterView) -> Ineligibility | None:
+        """Return why none of a task's alternatives can be dispatched to a cluster now, or None."""
+        obstacles = list[Ineligibility]()
+        for task in tasks:
+            obstacle = self.check_task(task, view)
+            if obstacle is None:
+                return None
+            obstacles.append(obstacle)
+        return _main_obstacle(obstacles)
 
     def rejection_reason(self, job: Job) -> str | None:
         """Return why no cluster can ever run a job that is being submitted, or None."""
@@ -125,19 +143,19 @@ class Placement:
         if unknown_clusters := [name for name in job.clusters if name not in views]:
             return f"there is no cluster {unknown_clusters[0]}; there are {', '.join(views)}"
         licences = self._leasing.licences
-        if (
-            self._leasing.enabled
-            and (licence_problem := licences.refusal(job.licences)) is not None
-        ):
-            return licence_problem
-        if (limit_problem := self._limits.permanent_refusal(job)) is not None:
-            return limit_problem
-        sample_task = Task(job, 0, 1, 0.0)
+        for requested in job.licence_requests if self._leasing.enabled else ():
+            if (licence_problem := licences.refusal(requested)) is not None:
+                return licence_problem
+        choices = range(len(job.licence_requests))
+        variants = [Task(job.with_licences(choice), 0, 1, 0.0) for choice in choices]
+        limit_problems = [self._limits.permanent_refusal(variant.job) for variant in variants]
+        if limit_problems[0] is not None and None not in limit_problems:
+            return limit_problems[0]
         obstacles: dict[str, Ineligibility] = {}
         for name, view in views.items():
             if job.clusters and name not in job.clusters:
                 continue
-            obstacle = self.check_task(sample_task, view)
+            obstacle = self._check_all(variants, view)
             if obstacle is None or obstacle.reason not in PERMANENT_REASONS:
                 return None
             obstacles[name] = obstacle
@@ -198,21 +216,12 @@ class Placement:
         # else loads do not matter
         if len(state.views) > 1 and (licences.has_waiting or self._gates.has_ready):
             state.observe_loads()
-        self._open_dispatches, self._obstacles = {}, {}
-        licence_waiters: dict[TaskId, Task] = {}  # that have joined the queue in this pass
+        self._open_dispatches, self._obstacles, self._licence_waiters = {}, {}, {}
         # most steps place a single task
         ordered = self._in_order(waiting, of_groups) if of_groups or len(waiting) > 1 else waiting
         for task in ordered:
-            if task.attempt is not None:
-                continue  # it stood in two queues: its group was released from a limit meanwhile
-            needs_lease = leasing.enabled and leasing.needs_lease(task)
-            if not needs_lease or task.task_id in leasing.transferring:
-                if (change := self._place_task(task)) is not None:
-                    yield change
-                    self._observe_dispatch(change)
-                continue
-            if (change := self._join_line(task, licence_waiters)) is not None:
-                yield change
+            yield from self._examine(task)
+        yield from self._examine_followers()
         if leasing.transferring:
             leasing.release_untransferred()
         granted_tasks = 0
@@ -221,24 +230,70 @@ class Placement:
             if granted_tasks > MAX_RELEASED_PER_STEP and self._limits.enabled:
                 self._gates.request_step()  # thousands may be above their limits
                 break
-            task = state.tasks[granted]
+            task = self._first_grantable(granted)
             if (change := self._place_task(task)) is not None:
                 yield change
                 self._observe_dispatch(change)
             if task.attempt is None:
                 leasing.leave(task)  # else it would be granted again without end
-            elif (successor := self._gates.successor_of(task)) is not None:
-                leasing.join(successor)
-                if granted in licence_waiters:
-                    licence_waiters[successor.task_id] = successor
-        for task in licence_waiters.values():
+            elif is_stand_in(task):
+                self._release_followers(task.task_id)
+                yield from self._examine_followers()
+            else:
+                for successor in self._gates.successors_of(task).values():
+                    leasing.join(successor)
+                    if granted in self._licence_waiters:
+                        self._licence_waiters[successor.task_id] = successor
+        for task in self._licence_waiters.values():
             obstacle = leasing.licence_obstacle(task, now)
             if obstacle is not None and (change := self._defer(task, [obstacle])) is not None:
                 yield change
-        for (job, cluster), (dispatch_id, indices) in self._open_dispatches.items():
+        for (job, cluster, _), (dispatch_id, indices) in self._open_dispatches.items():
             state.outcome.actions.append(Dispatch(job, dispatch_id, cluster, tuple(indices)))
 
-    def _join_line(self, task: Task, licence_waiters: dict[TaskId, Task]) -> StateChange | None:
+    def _examine(self, task: Task) -> Iterator[StateChange]:
+        """Dispatch a ready task, let it wait for its licences, or set it aside."""
+        if task.attempt is not None:
+            return  # it stood in two queues: its group was released from a limit meanwhile
+        if not self._gates.alternatives.is_current(task):
+            return  # another alternative was dispatched, or its task was rejected
+        leasing = self._leasing
+        needs_lease = leasing.enabled and leasing.needs_lease(task)
+        if needs_lease and task.task_id not in leasing.transferring:
+            if (change := self._join_line(task)) is not None:
+                yield change
+            return
+        if (change := self._place_task(task)) is not None:
+            yield change
+            self._observe_dispatch(change)
+            if is_stand_in(task) and task.attempt is not None:
+                self._release_followers(task.task_id)
+
+    def _release_followers(self, dispatched: TaskId) -> None:
+        """Let the stand-ins of the next task follow, if a head of a remainder was dispatched."""
+        head = self._state.tasks[owner_id(dispatched)]
+        self._followers.extend(self._gates.successors_of(head).values())
+
+    def _examine_followers(self) -> Iterator[StateChange]:
+        while self._followers:
+            yield from self._examine(self._followers.popleft())
+
+    def _first_grantable(self, granted: TaskId) -> Task:
+        """Return a task that may have its licences; of its alternatives the first that may."""
+        stand_in, licences = self._gates.alternatives.find(granted), self._leasing.licences
+        if stand_in is None:
+            return self._state.tasks[granted]
+        for request in request_ids(self._gates.alternatives.owner_of(stand_in)):
+            first = self._gates.alternatives.find(request)
+            if (
+                first is not None
+                and request in licences
+                and not any(licences.missing_licences(request, self._state.now))
+            ):
+                return first
+        return stand_in
+
+    def _join_line(self, task: Task) -> StateChange | None:
         """Let a task wait for its licences, if a cluster accepts it and no limit bars it."""
         if self._limits.enabled and self._wait_for_limit(task):
             return None
@@ -247,7 +302,7 @@ class Placement:
             return self._set_aside(task, obstacles)
         self._gates.mark_eligible(task)
         self._leasing.join(task)
-        licence_waiters[task.task_id] = task
+        self._licence_waiters[task.task_id] = task
         return None
 
     def _in_order(self, waiting: list[Task], of_groups: QueuesOfGroups) -> Iterator[Task]:
@@ -428,8 +483,13 @@ class Placement:
 
     def _dispatch(self, task: Task, cluster: str) -> StateChange:
         """Dispatch a task; tasks of a job share a dispatch if sent to a cluster in one pass."""
-        state, job = self._state, task.job.id
-        view, open_dispatch = state.views[cluster], self._open_dispatches.get((job, cluster))
+        stand_in = None
+        if is_stand_in(task):
+            stand_in, task = task, self._gates.alternatives.owner_of(task)
+            task.job = stand_in.job
+        state, job, choice = self._state, task.job.id, task.job.licence_choice
+        dispatch_key = job, cluster, choice
+        view, open_dispatch = state.views[cluster], self._open_dispatches.get(dispatch_key)
         if (
             open_dispatch is not None
             and len(open_dispatch[1]) == view.cluster.max_tasks_per_dispatch
@@ -441,7 +501,7 @@ class Placement:
         if open_dispatch is None:
             last = max(state.last_dispatch.get(job, 0), state.instances.first_dispatch - 1)
             state.last_dispatch[job] = last + 1
-            open_dispatch = self._open_dispatches[job, cluster] = state.last_dispatch[job], []
+            open_dispatch = self._open_dispatches[dispatch_key] = state.last_dispatch[job], []
         dispatch_id, indices = open_dispatch
         indices.append(task.index)
         if view.scope_limits.follows(task.job.user):
@@ -460,7 +520,10 @@ class Placement:
             observed_at_dispatch=view.observed_seconds(state.observed_seconds),
             fence=view.cluster.fence_dir,
             gres_choice=view.choose_gres(task.job) if task.job.gres_alternatives else None,
+            licence_choice=choice,
         )
+        if stand_in is not None:
+            stand_in.attempt = task.attempt
         cause = "load and ordering"
         if task.target == cluster:
             cause = "moved"
@@ -479,13 +542,27 @@ class Placement:
         if shortage is None:
             return False
         self._leasing.leave(task)
-        if task.reason != shortage.reason or task.target is not None:
-            task.reason = shortage.reason
-            self._forget_target(task)
-            self._state.store(task)
-        self._gates.set_aside(task, self._group_key(task), task.reason, shortage.use)
-        self._gates.copy_reason(task)
+        text = shortage.text if is_stand_in(task) else ""  # of others it is never shown
+        subject = self._subject(task, Ineligibility(shortage.reason, text))
+        if subject is not None:
+            waiting, main_obstacle = subject
+            if waiting.reason != main_obstacle.reason or waiting.target is not None:
+                waiting.reason = main_obstacle.reason
+                self._forget_target(waiting)
+                self._state.store(waiting)
+            self._gates.copy_reason(waiting)
+        self._gates.set_aside(task, self._group_key(task), shortage.reason, shortage.use)
         return True
+
+    def _subject(self, task: Task, obstacle: Ineligibility) -> tuple[Task, Ineligibility] | None:
+        """Return the task whose reason follows from an obstacle, and its main obstacle.
+
+        For a stand-in that is its task; None: another stand-in of it was not examined yet.
+        """
+        if not is_stand_in(task):
+            return task, obstacle
+        known = self._gates.alternatives.record_obstacle(task, obstacle)
+        return None if known is None else (known[0], _main_obstacle(known[1]))
 
     def _set_aside(self, task: Task, obstacles: list[Ineligibility]) -> StateChange | None:
         """Group a task without eligible cluster and set its reason, or reject it permanently."""
@@ -512,11 +589,14 @@ class Placement:
 
     def _defer(self, task: Task, obstacles: list[Ineligibility]) -> StateChange | None:
         """Set the reason of a task that is not dispatched, or reject it permanently."""
-        main_obstacle = _main_obstacle(obstacles)
+        subject = self._subject(task, _main_obstacle(obstacles))
+        if subject is None:
+            return None
+        task, main_obstacle = subject
         if task.target is not None:
             self._forget_target(task)
             self._state.store(task)
-        if task.rejected_by and main_obstacle.reason in PERMANENT_REASONS:
+        if self._is_hopeless(task, main_obstacle):
             change = self._state_machine.apply(task, TaskEvent.REJECT, main_obstacle.text)
             task.reason = main_obstacle.reason
             return change
@@ -528,9 +608,23 @@ class Placement:
             self._state.record_runs(remainder, runs, None, State.QUEUED, text)
         return None
 
+    def _is_hopeless(self, task: Task, main_obstacle: Ineligibility) -> bool:
+        """Whether a task that managers have rejected can never go to any other."""
+        if not task.rejected_by or main_obstacle.reason not in PERMANENT_REASONS:
+            return False
+        if not task.job.licence_choices:
+            return True
+        # what is known of the others may be of an earlier pass
+        stand_ins = self._gates.alternatives.stand_ins_of(task)
+        obstacles = [self._check_all(stand_ins, view) for view in self._state.views.values()]
+        return all(obstacle and obstacle.reason in PERMANENT_REASONS for obstacle in obstacles)
 
-def _main_obstacle(obstacles: list[Ineligibility]) -> Ineligibility:
-    """Return the obstacle that is a task's reason: a temporary one, if there is any."""
+
+def _main_obstacle(obstacles: Sequence[Ineligibility]) -> Ineligibility:
+    """Return the obstacle that is a task's reason: a temporary one, if there is any.
+
+    The obstacles are those of clusters, or of alternatives.
+    """
     temporary = [obstacle for obstacle in obstacles if obstacle.reason not in PERMANENT_REASONS]
     return min(
         temporary or obstacles,

@@ -405,8 +405,13 @@ class Core:
 
     def limit_shortage(self, task: Task) -> Shortage | None:
         """Return the limit of the site that bars a queued task, or None."""
-        waits = task.reason in (Reason.LIMIT_USER, Reason.LIMIT_CLASS)
-        return self.limits.shortage(task.job) if waits else None
+        if task.reason not in (Reason.LIMIT_USER, Reason.LIMIT_CLASS):
+            return None
+        if not task.job.licence_choices:
+            return self.limits.shortage(task.job)
+        stand_ins = self._gates.alternatives.stand_ins_of(task)
+        shortages = [self.limits.shortage(stand_in.job) for stand_in in stand_ins]
+        return next((shortage for shortage in shortages if shortage is not None), None)
 
     def describe_dependencies(self, task: Task) -> str:
         """Describe the unmet dependencies of a task; empty if it has none."""

@@ -143,6 +143,7 @@ class TaskStateMachine:
     def reopen(self, task: Task, last_dispatch: int, cause: str) -> StateChange:
         """Queue an ended task again, and forget rejections by clusters."""
         task.ended, task.attempt, task.target, task.held = None, None, None, False
+        task.choose_licences(0)
         task.ignore_rejections_until, task.rejected_by = task.attempts, NO_CLUSTERS
         task.reason = ""
         for dispatch_id, past_attempt in task.past_attempts.items():
@@ -169,6 +170,7 @@ class TaskStateMachine:
             attempt.revoked,
             requeued,
             attempt.gres_choice,
+            attempt.licence_choice,
         )
         view = self._state.views.get(attempt.cluster)
         maybe_submitted = attempt.tried is not None or attempt.accepted is not None
@@ -176,6 +178,7 @@ class TaskStateMachine:
             self.revoke_claims(view, [task])  # its manager may list it again
         if task.state is State.QUEUED:
             task.attempt, task.target = None, attempt.target
+            task.choose_licences(0)
             if task.target is not None:
                 task.moves += 1
                 target_view = self._state.views.get(task.target)
@@ -301,6 +304,7 @@ class TaskStateMachine:
         """
         past_attempt = task.past_attempts.pop(dispatch_id)
         task.attempts += 1
+        task.choose_licences(past_attempt.licence_choice)
         task.held &= not past_attempt.has_started
         view = self._state.views.get(past_attempt.cluster)
         stale_attempt = (
@@ -316,6 +320,7 @@ class TaskStateMachine:
             has_started=past_attempt.has_started,
             fence=past_attempt.fence,
             gres_choice=past_attempt.gres_choice,
+            licence_choice=past_attempt.licence_choice,
             restarts=stale_attempt.row.restarts if stale_attempt else 0,
         )
         if self._is_former(task.attempt):

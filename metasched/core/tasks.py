@@ -86,6 +86,7 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
     # folder in which its payload claims it: `fence_dir` until the call; "": no claims
     fence: str = ""
     gres_choice: int | None = None  # `Job.gres_choices` that it requests; None: not recorded
+    licence_choice: int | None = None  # `Job.licence_choices` that it has leased; None: none
     revoking: bool = False  # its claim may have been revoked
     revoked: bool = False  # its claim has been revoked
 
@@ -143,6 +144,7 @@ class PastAttempt(msgspec.Struct, rename=STORED_FIELDS["PastAttempt"]):
     revoked: bool = False  # its claim is revoked: its payload can never start
     requeued: bool = False  # the task was requeued since: if it continues, it is cancelled again
     gres_choice: int | None = None  # as that of `Attempt`
+    licence_choice: int | None = None  # as that of `Attempt`
 
 
 class EndedTask(msgspec.Struct, rename=STORED_FIELDS["EndedTask"]):
@@ -156,7 +158,7 @@ class EndedTask(msgspec.Struct, rename=STORED_FIELDS["EndedTask"]):
 class Task(msgspec.Struct, rename=STORED_FIELDS["Task"]):
     """An open task of a job."""
 
-    job: Job
+    job: Job  # of alternative licences it has those of its attempt; queued, the first
     index: int
     priority: int
     queue_key: float  # order of queued and pulled tasks: see `SchedulerState.queue_key`
@@ -184,6 +186,10 @@ class Task(msgspec.Struct, rename=STORED_FIELDS["Task"]):
     def name(self) -> str:
         """The task as users write it: `17` or `17_3`."""
         return f"{self.job.id}_{self.index}" if self.job.array else str(self.job.id)
+
+    def choose_licences(self, choice: int | None) -> None:
+        """Take one of the alternative licences of the job, if it has any; None: as before."""
+        self.job = self.job.with_licences(choice)
 
     @property
     def live_attempt(self) -> Attempt:

@@ -179,6 +179,7 @@ class UserRequests:
             if waits_in is not None:
                 self._state.count_unstarted(task, waits_in, -1)
             previous, task.job, task.priority = task.job, job, priority
+            task.choose_licences(previous.licence_choice)
             if self._limits.enabled:
                 self._limits.replace_job(task, previous)
             task.queue_key = self._state.queue_key(job, priority)
@@ -195,7 +196,7 @@ class UserRequests:
                 if cancel_cause := self._gates.cancel_cause(task, status, event.time):
                     yield from self._remainders.cancel_queued(task, cancel_cause)
             elif attempt is not None and (view := self._state.view_of(task)) is not None:
-                obstacle = self._placement.check_job(job, view)
+                obstacle = self._placement.check_job(task.job, view)
                 if event.redispatch or (
                     obstacle is not None and obstacle.reason in PERMANENT_REASONS
                 ):

@@ -300,6 +300,7 @@ class Withdrawals:
             and not attempt.has_started
             and not self._state.instances.is_former(attempt.dispatch_id)
             and self._has_waited(task)
+            and not self._leasing.may_lose_lease(task)
         )
 
     def _has_waited(self, task: Task, later: float = 0.0) -> bool:

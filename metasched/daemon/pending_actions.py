@@ -155,7 +155,7 @@ class PendingActions:
             options=tuple(shlex.split(job.native.get(name, ""))),
             fence=attempts[0].fence,
             reservation=manager_name(core.instance, job.reservation) if job.reservation else "",
-            leased_licences=tuple(tasks[0].job.licences),
+            leased_licences=tasks[0].job.licences,
             waits_since=core.waits_since(tasks[0]),
             daemon_variables=self._host.settings.job_variables,
             makes_token=self._host.settings.jobs_make_tokens,

@@ -11,7 +11,7 @@ from metasched.drop_in.command import CommandError, connect
 from metasched.drop_in.native_clusters import read_clusters
 from metasched.drop_in.sbatch_options import OPTIONS
 from metasched.drop_in.sbatch_values import Conversion
-from metasched.units import ParseError, parse_licences
+from metasched.units import ParseError, parse_licence_choices
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
@@ -77,12 +77,12 @@ def _check_unreserved(
     if not values.get("licenses"):
         return
     try:
-        requested = parse_licences(values["licenses"] or "")
+        choices = parse_licence_choices(values["licenses"] or "")
     except ParseError:
         raise CommandError(f"{command}: error: Invalid license specification") from None
     rows, _ = connection.request("GET", "/licences")
     for row in rows:
-        if row["licence"] in requested:
+        if any(row["licence"] in requested for requested in choices):
             raise CommandError(
                 f"{command}: error: licence {row['licence']} is of the whole site; {remedy}"
             )

@@ -131,7 +131,13 @@ singleton; `,` or `?`, not both",
     )
     yield "job-name J", VALUE, MAPPED, "SBATCH_JOB_NAME", ""
     yield "kill-on-invalid-dep", VALUE, MAPPED, "", ""
-    yield "licenses L", VALUE, MAPPED, "", "NAME or NAME:N in a comma list"
+    yield (
+        "licenses L",
+        VALUE,
+        MAPPED,
+        "",
+        "NAME or NAME:N in a comma list, or alternatives with bars",
+    )
     yield "mail-type", VALUE, SLURM, "", ""
     yield "mail-user", VALUE, SLURM, "", ""
     yield "mcs-label", VALUE, SLURM_ONLY, "", ""

@@ -19,6 +19,7 @@ from metasched.client.resource_counts import (
     complete_counts,
     gres_alternatives,
     with_alternatives,
+    with_licence_choices,
 )
 from metasched.drop_in.command import CommandError
 from metasched.drop_in.sbatch_options import (
@@ -32,7 +33,7 @@ from metasched.drop_in.sbatch_options import (
 )
 from metasched.drop_in.slurm_time import parse_time, parse_time_limit
 from metasched.errors import quote_for_error
-from metasched.units import MAX_NUMBER, ParseError, parse_gres, parse_licences, parse_memory
+from metasched.units import MAX_NUMBER, ParseError, parse_gres, parse_licence_choices, parse_memory
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
@@ -198,9 +199,10 @@ class Conversion:
             counts["exclusive"] = True
         if self._text("licenses"):
             try:
-                counts["licences"] = parse_licences(self._text("licenses"))
+                choices = parse_licence_choices(self._text("licenses"))
             except ParseError:
                 raise _failed("Invalid license specification") from None
+            counts.update(with_licence_choices(choices))
         return counts
 
     def _nodes(self) -> int | None:

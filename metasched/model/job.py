@@ -6,7 +6,7 @@ Times are seconds since the epoch (UTC), durations are seconds, memory is MiB.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
@@ -19,6 +19,7 @@ from metasched.model.dependencies import parse_dependency
 from metasched.model.manager_options import ManagerOptions
 
 MAX_PRIORITY = 10
+MAX_LICENCE_CHOICES = 8  # `units.MAX_LICENCE_CHOICES`, which clients keep to
 
 
 class State(StrEnum):
@@ -84,6 +85,18 @@ def require_at_least(name: str, value: int, minimum: int = 1) -> None:
         raise ValueError(f"{name} is {value}; it must be {minimum} or more")
 
 
+def _check_choices(choices: Sequence[Mapping[str, int]], chosen: Mapping[str, int]) -> None:
+    """Raise ValueError unless these are different alternatives, and `chosen` is one of them."""
+    if not 2 <= len(choices) <= MAX_LICENCE_CHOICES:
+        raise ValueError(
+            f"{len(choices)} alternatives of licences; there must be 2 to {MAX_LICENCE_CHOICES}"
+        )
+    if any(len(choice) != 1 for choice in choices):
+        raise ValueError("an alternative of licences must name one licence")
+    if chosen not in choices or any(choices.count(choice) > 1 for choice in choices):
+        raise ValueError("licences are none of their alternatives, or an alternative is repeated")
+
+
 # attributes that decide which nodes can run a job, and further ones that decide which clusters can
 _NODE_REQUIREMENTS: Final = (
     "cpus",
@@ -130,6 +143,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         default_factory=dict
     )  # options as written, by cluster
     licences: Mapping[str, int] = msgspec.field(default_factory=dict)  # copies, by licence
+    # alternatives in order, each of one licence; `licences` is one of them. Empty: no alternatives
+    licence_choices: tuple[Mapping[str, int], ...] = ()
     array: str | None = None  # range of task indices as submitted
     dependency: str | None = None  # as submitted; its targets existed at submission
     kill_on_invalid_dep: bool = False  # cancel the job once its dependency can never be met
@@ -192,8 +207,10 @@ class Job(JobSpec, frozen=True, kw_only=True):
             require_at_least("memory", self.memory)
         if self.memory_per_cpu is not None:
             require_at_least("memory per cpu", self.memory_per_cpu)
-        if self.licences:
-            for name, count in self.licences.items():
+        if self.licence_choices:
+            _check_choices(self.licence_choices, self.licences)
+        for licences in self.licence_requests if self.licences else ():
+            for name, count in licences.items():
                 require_at_least(f"licence {name}", count)
         for gres in self.gres_choices if self.gres else ():
             for name, count in gres.items():
@@ -210,6 +227,22 @@ class Job(JobSpec, frozen=True, kw_only=True):
     @property
     def parsed_array(self) -> JobArray | None:
         return None if self.array is None else parse_array(self.array)
+
+    @property
+    def licence_requests(self) -> tuple[Mapping[str, int], ...]:
+        """The licences of which it needs one entry."""
+        return self.licence_choices or (self.licences,)
+
+    @property
+    def licence_choice(self) -> int | None:
+        """Which of `licence_choices` its `licences` are; None: it has no alternatives."""
+        return self.licence_choices.index(self.licences) if self.licence_choices else None
+
+    def with_licences(self, choice: int | None) -> Job:
+        """Return the job with one of its `licence_choices`; itself if it has none, or for None."""
+        if not self.licence_choices or choice in (None, self.licence_choice):
+            return self
+        return msgspec.structs.replace(self, licences=self.licence_choices[choice or 0])
 
     @property
     def gres_choices(self) -> tuple[Mapping[str, int], ...]:

@@ -180,3 +180,45 @@ def test_listings_and_explanations_of_licences(licensed: Site) -> None:
     ):
         assert expected in licensed.error("submit", *arguments, "--wrap", "true", code=3)
     assert "did you mean ansys?" in licensed.error("licence", "set", "ansis", "1", code=5)
+
+
+def test_of_alternatives_a_job_has_the_first_that_is_free(licensed: Site) -> None:
+    site = licensed
+
+    def submit(*options: str) -> int:
+        wrap = "echo $METASCHED_LICENCES $SLURM_JOB_LICENSES; sleep 300"
+        return site.submit("-L", "ansys:2|matlab:4", "-o", "%j.out", *options, "--wrap", wrap)
+
+    dry = site.json("submit", "--dry-run", "-L", "ansys:2|matlab", "--wrap", "x")
+    assert dry["why"]["licence_choice"] == "ansys:2"
+    first, second, waiting = submit(), submit(), submit()
+    site.until(lambda: [site.row(job)["state"] for job in (first, second)] == ["running"] * 2)
+    assert site.row(first)["cluster"] == "left"  # only there is ansys
+    dry = site.json("submit", "--dry-run", "-L", "ansys:2|matlab", "--wrap", "x")
+    assert dry["why"]["licence_choice"] is None
+    site.stop(signal.SIGKILL)
+    site.start()
+    assert [site.details(job)["licences"] for job in (first, second, waiting)] == [
+        *({"ansys": 2}, {"matlab": 4}, {"ansys": 2})
+    ]
+    text = site.run("explain", str(waiting)).stdout
+    assert "licence ansys: 2 wanted, 0 of 2 free; or licence matlab: 4 wanted, 0 of 4 free" in text
+    assert "Of its alternative licences it has matlab:4." in site.run("explain", str(second)).stdout
+    assert [standing(site, name)["ours"] for name in ("ansys", "matlab")] == [2, 4]
+    site.run("cancel", str(first))
+    site.until(lambda: site.row(waiting)["state"] == "running")
+    site.run("cancel", str(second), str(waiting))
+    site.until_ended(first, second, waiting)
+    assert "it had ansys:2." in site.run("explain", str(waiting)).stdout
+    assert (site.folder / f"{first}.out").read_text() == "ansys:2 ansys:2\n"
+    assert (site.folder / f"{second}.out").read_text() == "matlab:4 matlab:4\n"
+    assert [row[:3] for row in leases(site)] == [
+        *(("ansys", first, 2), ("matlab", second, 4), ("ansys", waiting, 2))
+    ]
+    mixed = site.error("submit", "-L", "a,b|c", "--wrap", "x", code=2)
+    assert mixed.startswith('both , (all of them) and | (one of them) in licences "a,b|c"')
+    unknown = site.error("submit", "-L", "ansys|matla", "--wrap", "x", code=3)
+    assert "did you mean matlab?" in unknown
+    assert site.stop() == 0
+    site.replayed()
+    assert "wrong" not in site.run("db", "check").stdout

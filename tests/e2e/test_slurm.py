@@ -268,6 +268,33 @@ def test_licences_that_slurm_counts_too_are_asked_for_there(
     site.replayed()
 
 
+def test_slurm_is_asked_for_the_chosen_licence(site: Site, slurm_site: SlurmSite) -> None:
+    alpha = slurm_site["alpha"]
+    alpha.empty()
+    pools = "".join(
+        f'[[licence]]\nname = "{name}"\ntotal = {total}\n'
+        for name, total in (("octave", 1), ("matlab", 3))
+    )
+    site.configure(alpha.table("poll_interval = 1\n"), pools)
+    site.start()
+    site.until(lambda: all(row["managers"] for row in site.json("licences")[:1]))
+    script = "echo $METASCHED_LICENCES $SLURM_JOB_LICENSES; sleep 600"
+    options = ("-L", "octave|matlab:2", "-o", "%j.out", "--wrap", script)
+    jobs = [site.submit(*options) for _ in range(2)]
+    site.until(lambda: all(site.row(job)["state"] == "running" for job in jobs))
+    natives = [
+        alpha.run("scontrol", "-o", "show", "job", site.row(job)["native_id"]) for job in jobs
+    ]
+    assert ["Licenses=(null)" in natives[0], "Licenses=matlab:2" in natives[1]] == [True, True]
+    outputs = [site.folder / f"{job}.out" for job in jobs]
+    site.until(lambda: all(output.read_text() for output in outputs))
+    assert [output.read_text() for output in outputs] == [
+        *("octave:1 octave:1\n", "matlab:2 matlab:2\n")
+    ]
+    assert site.stop() == 0
+    site.replayed()
+
+
 def test_nodes_are_named(over_slurm: Site, slurm_site: SlurmSite) -> None:
     site, alpha = over_slurm, slurm_site["alpha"]
     refused = site.error("submit", "--gres", "gpu:3", "--cluster", "alpha", "--wrap", "x", code=3)

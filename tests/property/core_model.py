@@ -44,6 +44,12 @@ WANTS: tuple[dict[str, int], ...] = (
     {"c": 1},
     {"a": 1, "c": 1},
 )
+# alternatives, of which a job needs one
+EITHER: tuple[tuple[dict[str, int], ...], ...] = (
+    ({"a": 1}, {"b": 1}),
+    ({"c": 1}, {"a": 2}, {"b": 2}),
+    ({"b": 3}, {"c": 1}),
+)
 
 
 def copy_outcome(outcome: Outcome) -> Outcome:

@@ -39,7 +39,7 @@ from metasched.model.licence import LicenceCount
 from metasched.model.refusal_scope import RefusalScope
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
-from tests.property.core_model import INSTANCE, KINDS, SIZES, WANTS, SubmitCommand
+from tests.property.core_model import EITHER, INSTANCE, KINDS, SIZES, WANTS, SubmitCommand
 from tests.property.manager_rules import ManagerRules
 from tests.property.managers import Manager, place_of
 
@@ -86,7 +86,7 @@ class Deeds(ManagerRules):
         any_of=st.booleans(),
         kill=st.booleans(),
         name=st.sampled_from(["mine", "yours"]),
-        wants=st.sampled_from(WANTS),
+        wants=st.sampled_from((*WANTS, *EITHER)),
         data=st.data(),
     )
     def submit(
@@ -101,7 +101,7 @@ class Deeds(ManagerRules):
         any_of: bool,
         kill: bool,
         name: str,
-        wants: dict[str, int],
+        wants: dict[str, int] | tuple[dict[str, int], ...],
         data: Any,
     ) -> None:
         terms = [
@@ -121,7 +121,8 @@ class Deeds(ManagerRules):
             begin=None if begin is None else self.now + begin,
             held=held,
             name=name,
-            licences=wants,
+            licences=wants[0] if isinstance(wants, tuple) else wants,
+            licence_choices=wants if isinstance(wants, tuple) else (),
             array=array,
             dependency=("?" if any_of else ",").join(terms) or None,
             kill_on_invalid_dep=kill,

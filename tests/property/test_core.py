@@ -9,8 +9,11 @@ recorded events gives the same decisions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hypothesis.stateful import invariant
 
+from metasched.core.alternatives import request_ids
 from metasched.core.events import DaemonStarted, Dispatch, TimerExpired, UserRequested
 from metasched.core.tasks import Task
 from metasched.core.transitions import ATTEMPT_FINAL, LIVE, QUEUED_OR_HELD, UNSTARTED
@@ -18,7 +21,7 @@ from metasched.model.job import Reason, State
 from tests.harness.examples import examples
 from tests.property.core_model import POOLS, SIZES
 from tests.property.core_scenarios import Scenarios
-from tests.property.managers import place_of
+from tests.property.managers import Place, place_of
 
 
 class World(Scenarios):
@@ -53,6 +56,8 @@ class World(Scenarios):
                 assert task_id not in held, task.name
             elif task.state is not State.UNKNOWN:  # operators may release those of unknown tasks
                 assert held.get(task_id, {}) == task.job.licences, task.name
+            chosen = 0 if task.attempt is None else task.attempt.licence_choice
+            assert task.job.licence_choice == (chosen if task.job.licence_choices else None)
         assert held.keys() <= self.core.tasks.keys()
         for name, (_, leased, _) in self.pools.items():
             assert leased == sum(tokens.get(name, 0) for tokens in held.values())
@@ -64,17 +69,24 @@ class World(Scenarios):
             return
         for pool in POOLS:
             used = sum(
-                self.jobs[key[0]].licences.get(pool.name, 0)
+                self.licences_of(key).get(pool.name, 0)
                 for key in (place_of(k) for _, k in self.those(State.RUNNING))
             )
             assert pool.total is None or used <= pool.total, pool.name
 
+    def licences_of(self, place: Place) -> Mapping[str, int]:
+        """Return the licences of a running task: of alternatives those that it has leased."""
+        job = self.jobs[place[0]]
+        return self.held.get(place, {}) if job.licence_choices else job.licences
+
     @invariant()
     def nobody_in_line_could_go(self) -> None:
-        for task_id, task in self.core.tasks.items():
-            if task_id in self.core.licences:
-                assert task.state is State.QUEUED
-                assert self.core.missing_licences(task, self.core.state.now), task.name
+        for task in self.core.tasks.values():
+            for request in request_ids(task):
+                if request in self.core.licences:
+                    assert task.state is State.QUEUED
+                    missing = self.core.licences.missing_licences(request, self.core.state.now)
+                    assert list(missing), task.name
 
     @invariant()
     def limits_are_kept_over_all_clusters(self) -> None:

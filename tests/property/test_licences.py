@@ -45,6 +45,7 @@ class Line(RuleBasedStateMachine):
         self.spoilt: set[str] = set()  # licences whose total an operator has set
         self.waiting: dict[TaskId, dict[str, int]] = {}
         self.held: dict[TaskId, dict[str, int]] = {}
+        self.alternatives: dict[TaskId, list[TaskId]] = {}  # other requests of the same job
         self.keys: dict[TaskId, float] = {}
         self.lasts: dict[TaskId, float] = {}
         self.ends: dict[TaskId, float] = {}
@@ -69,6 +70,9 @@ class Line(RuleBasedStateMachine):
             lease = Lease(*task_id, 1, wants, self.now)
             enforced = task_id not in self.unenforced
             self.line.take(lease, self.ends[task_id], enforced, window)
+            for other in self.alternatives.get(task_id, ()):
+                self.waiting.pop(other, None)
+                self.line.leave(other)
             self.held[task_id] = wants
             gone.append(task_id)
             for name in wants:
@@ -109,6 +113,21 @@ class Line(RuleBasedStateMachine):
         if not enforced:
             self.unenforced.add(task_id)
         self.line.join(task_id, self.keys[task_id], wants, lasts, enforced, window)
+        self.settle()
+
+    @rule(
+        wants=st.lists(st.tuples(st.sampled_from(NAMES), st.integers(1, TOTAL)), min_size=2),
+        lasts=st.sampled_from([1.0, 32.0]),
+    )
+    def join_with_alternatives(self, wants: list[tuple[str, int]], lasts: float) -> None:
+        """Queue a request for each alternative; the job needs one of them."""
+        self.jobs += 1
+        requests = [(self.jobs, number) for number in range(len(wants))]
+        for request, (name, count) in zip(requests, wants, strict=True):
+            self.waiting[request] = {name: count}
+            self.keys[request], self.lasts[request] = self.now, lasts
+            self.alternatives[request] = [other for other in requests if other != request]
+            self.line.join(request, self.now, {name: count}, lasts)
         self.settle()
 
     @rule(

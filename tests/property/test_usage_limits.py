@@ -152,7 +152,7 @@ class WithLimits(Deeds):
                 Reason.LIMIT_CLASS,
             ):
                 note("a task waits for a limit")
-                assert self.core.limits.shortage(task.job) is not None, task
+                assert self.core.limit_shortage(task) is not None, task
 
 
 def recount(tasks: Iterable[Task]) -> Counter[tuple[LimitScope, str]]:

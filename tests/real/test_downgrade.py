@@ -73,6 +73,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "begun": True,
         "fence": "/claims/x",
         "gres_choice": 1,
+        "licence_choice": 0,
         "revoking": False,
         "revoked": False,
         "lease_expired": False,

@@ -285,6 +285,14 @@ def test_options_that_managers_honour(words: list[str], options: dict[str, objec
     assert "manager_options" not in convert("-t5").fields
 
 
+def test_alternative_licences() -> None:
+    fields = convert("-L a:2|b").fields
+    assert (fields["licences"], fields["licence_choices"]) == ({"a": 2}, [{"a": 2}, {"b": 1}])
+    assert "licence_choices" not in convert("-L a,b").fields
+    with pytest.raises(CommandError, match="Invalid license specification"):
+        convert("-L a,b|c")
+
+
 def test_alternative_gres() -> None:
     fields = convert("--gpus-per-node=a100:2|h100").fields
     assert (fields["gres"], fields["gres_alternatives"]) == (

@@ -175,6 +175,7 @@ ELSEWHERE = {
     *("id", "submitted", "estimated", "deadline", "begin", "benchmark", "name", "native", "array"),
     *("user", "user_class", "groups", "owner_priority", "held", "requeue", "dependency"),
     *("kill_on_invalid_dep", "directory", "writes", "comment", "stored_bytes"),
+    "licence_choices",  # while a task waits it has stand-ins that request one alternative each
 }
 ASKED: dict[str, Any] = {
     "cpus": 8,

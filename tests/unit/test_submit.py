@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -10,9 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from metasched import units
 from metasched.client.job_request import prepare_submission
 from metasched.client.options import InvalidSubmission, parse_command_line
 from metasched.client.schemas import JobRequest, SubmitRequest
+from metasched.model.job import MAX_LICENCE_CHOICES
 from metasched.paths import NAMED_VARIABLES
 from metasched.units import (
     ParseError,
@@ -280,6 +283,28 @@ def test_a_wrapped_command() -> None:
     submission, _ = submitted("--wrap", "echo 'a b'\nexit 3")
     assert submission.scripts[submission.jobs[0].script] == "#!/bin/sh\necho 'a b'\nexit 3\n"
     assert submission.jobs[0].name == "wrap"
+
+
+def test_alternative_licences() -> None:
+    job = request("-L", "matlab:2|octave", "--wrap", "x")
+    assert (job.licences, job.licence_choices) == ({"matlab": 2}, ({"matlab": 2}, {"octave": 1}))
+    assert request("-L", "matlab,octave", "--wrap", "x").licence_choices == ()
+    assert MAX_LICENCE_CHOICES == units.MAX_LICENCE_CHOICES
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a,b|c", "both , (all of them) and | (one of them) in licences"),
+        ("a|b,c", "both , (all of them)"),
+        ("a|a", "is there twice"),
+        ("a|", "is no licence"),
+        ("|".join(f"a{n}" for n in range(9)), "9 alternatives of licences"),
+    ],
+)
+def test_alternative_licences_that_are_refused(text: str, problem: str) -> None:
+    with pytest.raises(InvalidSubmission, match=re.escape(problem)):
+        request("-L", text, "--wrap", "x")
 
 
 def test_alternative_gres() -> None:

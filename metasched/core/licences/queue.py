@@ -3,12 +3,13 @@
 Times are seconds since the epoch, durations seconds, amounts tokens (copies of a licence).
 
 A task leases all the licences it requests or none, so that no two tasks can deadlock. Tasks whose
-request cannot be met wait in one queue. A task that is first for each of its licences gets a
-reservation at the shadow time, when enough leases will have expired by the time limits of their
-tasks; a later task may overtake it if its own lease ends before the shadow time, or fits into the
-extra tokens (EASY backfilling; Lifka 1995; `policies.local.queueing` does the same for processors).
-The head of the whole queue always has such a reservation, so that no task starves however many
-tokens it requests, unless use outside metasched takes the tokens it is missing.
+request cannot be met wait in one queue; one with alternatives waits there for each of them. A task
+that is first for each of its licences gets a reservation at the shadow time, when enough leases
+will have expired by the time limits of their tasks; a later task may overtake it if its own lease
+ends before the shadow time, or fits into the extra tokens (EASY backfilling; Lifka 1995;
+`policies.local.queueing` does the same for processors). The head of the whole queue always has such
+a reservation, so that no task starves however many tokens it requests, unless use outside metasched
+takes the tokens it is missing.
 
 The windows of advance reservations are honoured in the same way, also by the head of the queue: a
 task outside the reservation gets only tokens that it returns before the window begins, or that the
@@ -234,17 +235,24 @@ class LicenceQueue(LicenceAccounts):
                 pool.head_key = None
 
     def take(
-        self, lease: Lease, end: float, enforced: bool = True, reservation: int | None = None
+        self,
+        lease: Lease,
+        end: float,
+        enforced: bool = True,
+        reservation: int | None = None,
+        queued_as: TaskId | None = None,
     ) -> None:
         """Lease all tokens to a task that `next_ready` returned, or that already has them.
 
-        For the other arguments see `expect_end`.
+        `queued_as`: id of its stand-in that was granted, None: it has none (`Alternatives`). For
+        the other arguments see `expect_end`.
         """
+        request = queued_as or (lease.job, lease.index)
         fitting_known = self._fitting_version == self._state.version
-        line = self._state.line_of.get((lease.job, lease.index))
+        line = self._state.line_of.get(request)
         if line is not None:
             self._state.order.use_turn(line)
-        self.leave((lease.job, lease.index))
+        self.leave(request)
         self._add(lease)
         self.expect_end((lease.job, lease.index), end, enforced, reservation)
         if fitting_known:  # fewer tokens are free than before
@@ -328,6 +336,10 @@ class LicenceQueue(LicenceAccounts):
                     else:
                         fitting += groups[request].values()
         return fitting
+
+    def requested(self, task_id: TaskId) -> Mapping[str, int]:
+        """Return the tokens by licence that a queued task requests."""
+        return self._state.line_of[task_id].group.requested
 
     def missing_licences(self, task_id: TaskId, now: float) -> Iterator[LicenceStatus]:
         """Yield the status of each licence that a queued task could not have now."""
