@@ -9,6 +9,7 @@ from io import TextIOWrapper
 
 from metasched.client.address import find_daemon
 from metasched.client.connection import ClientError, Connection, DaemonUnreachable, ResponseLost
+from metasched.drop_in.sudo import check_daemon, check_environment, may_be_changed
 from metasched.errors import UserError
 from metasched.paths import NEXT_CURSOR_HEADER
 
@@ -48,6 +49,7 @@ def run(name: str) -> int:
     if name not in COMMANDS:
         return fail(f"{name}: error: no command of this name; call it as {', '.join(COMMANDS)}")
     try:
+        check_environment()
         _check_recursion(name)
         if os.environ.get(BYPASS) == "1":
             exec_real(name, sys.argv[1:])
@@ -106,12 +108,12 @@ def search_path() -> list[str]:
 def find_real(name: str, folders: Sequence[str]) -> str | None:
     """Return the absolute path of the real command; None if no folder has it.
 
-    A drop-in command of any release is no real one.
+    A drop-in command of any release is no real one. Under sudo nor is one of the calling account.
     """
     for folder in folders:
         path = os.path.join(folder, name)
         is_program = folder[:1] == "/" and os.path.isfile(path) and os.access(path, os.X_OK)
-        if is_program and _FOLDER not in os.path.realpath(path):
+        if is_program and _FOLDER not in os.path.realpath(path) and not may_be_changed(path):
             return path
     return None
 
@@ -230,4 +232,6 @@ def _pages(connection: Connection, query: Mapping[str, object]) -> Iterator[dict
 
 def connect() -> Connection:
     """Return a connection to the daemon of the environment, or the default one."""
-    return Connection(find_daemon())
+    address = find_daemon()
+    check_daemon(address)
+    return Connection(address)

@@ -16,6 +16,7 @@ from metasched.drop_in.command import (
     search_path,
 )
 from metasched.drop_in.job_filters import words_of
+from metasched.drop_in.sudo import may_be_changed
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class NativeCluster:
 
     def program(self, name: str) -> str | None:
         """Return the path of a real command; None if it does not reach the cluster from here."""
-        if self.config[:1] != "/" or not os.access(self.config, os.R_OK):
+        config = self.config
+        if config[:1] != "/" or not os.access(config, os.R_OK) or may_be_changed(config):
             return None
         return find_real(name, [self._bin_dir] if self._bin_dir else search_path())
 

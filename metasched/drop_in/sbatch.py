@@ -6,11 +6,10 @@ import os
 import sys
 import time
 
-from metasched.client.address import find_daemon
 from metasched.client.client import Client
-from metasched.client.connection import ClientError, Connection, DaemonUnreachable, ResponseLost
+from metasched.client.connection import ClientError, DaemonUnreachable, ResponseLost
 from metasched.client.environment import current_umask, exported_environment, is_utf8
-from metasched.drop_in.command import CommandError
+from metasched.drop_in.command import CommandError, connect
 from metasched.drop_in.sbatch_options import options_of_environment, parse_arguments, usage
 from metasched.drop_in.sbatch_script import (
     find_script,
@@ -57,16 +56,16 @@ def main(arguments: Sequence[str]) -> int:
     if "ignore-pbs" not in {**dict(directives), **dict(environment), **given}:
         directives = [*options_of_dialects(script, file), *directives]
     values = merge((directives, environment, command_line))
-    address = find_daemon()
+    connection = connect()
     if (names := values.get("clusters")) and "all" not in names.split(","):
         from metasched.drop_in.native_clusters import read_clusters  # few calls need it
 
-        chosen = read_clusters(Connection(address)).choose("sbatch", names) or []
+        chosen = read_clusters(connection).choose("sbatch", names) or []
         values["clusters"] = ",".join(cluster.name for cluster in chosen)
     conversion = Conversion(values, time.time())
     default_name = "wrap" if "wrap" in given else file if path else "sbatch"
     submission = _submission(conversion, values, script, words[1:], default_name)
-    client = Client(address)
+    client = Client(connection.path)
     try:
         [answer] = client.submit(submission)
     except (DaemonUnreachable, ResponseLost):

@@ -1,0 +1,166 @@
+"""The drop-in commands under `sudo -E`: nothing that the calling account wrote runs as root."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metasched.paths import drop_in_folder
+from tests.harness.accounts import A, make
+
+pytestmark = pytest.mark.root
+ARGUMENTS = {
+    "squeue": ("-M", "trap"),
+    "sacct": ("-M", "trap"),
+    "sbatch": ("--wrap", "true"),
+    "srun": ("-M", "trap", "--jobid=17", "true"),
+    "scancel": ("-M", "trap", "17"),
+    "scontrol": ("-M", "trap", "show", "job", "17"),
+    "sstat": ("-M", "trap", "17"),
+}
+
+
+class Trap:
+    """A folder of an account with programs, a configuration of Slurm, and a daemon."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.account = folder, pwd.getpwnam(A)
+        self.requests: list[str] = []
+        for name in ARGUMENTS:
+            self.write(f"bin/{name}", f"#!/bin/sh\n/usr/bin/touch {folder}/ran\n").chmod(0o755)
+        self.write("slurm.conf", "")
+        self.write("ms.toml", '[daemon]\nsocket = "ms.sock"\n')
+        home_config = self.write("home/.config/metasched/metasched.toml", "")
+        home_config.write_text(f'[daemon]\nsocket = "{folder}/ms.sock"\n')
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.bind(str(folder / "ms.sock"))
+        self.socket.listen()
+        self.own(folder / "ms.sock")
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def own(self, path: Path) -> None:
+        os.chown(path, self.account.pw_uid, self.account.pw_gid)
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        for part in (path, *path.parents):
+            if part.is_relative_to(self.folder):
+                self.own(part)
+        return path
+
+    def serve(self) -> None:
+        """Answer each request with a cluster whose programs are those of the account."""
+        cluster = {
+            "cluster": "trap",
+            "manager_name": "trap",
+            "config": str(self.folder / "slurm.conf"),
+            "up": True,
+            "accounting": True,
+            "tag_field": "comment",
+            "native_jobs": True,
+            "bin_dir": str(self.folder / "bin"),
+        }
+        answer = {"first_id": 1000, "instances": [], "clusters": [cluster]}
+        body = json.dumps(answer).encode()
+        while True:
+            try:
+                connection, _ = self.socket.accept()
+            except OSError:
+                return
+            with connection:
+                self.requests.append(connection.recv(65536).decode(errors="replace"))
+                head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n"
+                connection.sendall(head.encode() + body)
+
+    def call(self, name: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a drop-in command as root."""
+        return subprocess.run(
+            [Path(drop_in_folder()) / name, *ARGUMENTS[name]],
+            env={"PATH": "/usr/bin:/bin", "HOME": str(self.folder / "home"), **variables},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    def was_entered(self) -> bool:
+        """Whether root ran a program of the account, or asked its daemon; forget it."""
+        ran = self.folder / "ran"
+        entered = ran.exists() or bool(self.requests)
+        ran.unlink(missing_ok=True)
+        self.requests.clear()
+        return entered
+
+
+@pytest.fixture(scope="module")
+def trap(common_folder: Path) -> Iterator[Trap]:
+    make(A)
+    trap = Trap(common_folder / "trap")
+    yield trap
+    trap.socket.close()
+
+
+# Variables that the account may set, with {} for its folder, and what root is told
+WAYS = {
+    "path": ({"PATH": "{}/bin", "METASCHED_BYPASS": "1"}, "no real {} on PATH"),
+    "bin": ({"METASCHED_SLURM_BIN": "{}/bin", "METASCHED_BYPASS": "1"}, None),
+    "socket": ({"METASCHED_SOCKET": "{}/ms.sock"}, "use sudo without -E"),
+    "config": ({"METASCHED_CONFIG": "{}/ms.toml"}, "use sudo without -E"),
+    "home": ({}, "use sudo without -E"),
+    "url": ({"METASCHED_SOCKET": "http://127.0.0.1:9"}, "use sudo without -E"),
+    "slurm": ({"SLURM_CONF": "{}/slurm.conf", "METASCHED_BYPASS": "1"}, "unset it under sudo"),
+    "job": ({"METASCHED_DROP_IN": "{}"}, "unset it under sudo"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_place_of_the_calling_account_counts(trap: Trap, way: str) -> None:
+    variables, message = WAYS[way]
+    variables = {name: value.format(trap.folder) for name, value in variables.items()}
+    sudo = {"SUDO_UID": str(trap.account.pw_uid), "SUDO_USER": A}
+    for name in ARGUMENTS:
+        done = trap.call(name, **variables, **sudo)
+        assert not trap.was_entered(), (name, done)
+        if message is not None:
+            assert done.returncode != 0
+            assert done.stdout == ""
+            assert message.format(name) in done.stderr, (name, done)
+            assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("way", ["path", "bin", "socket", "config", "home"])
+def test_the_trap_works_without_sudo(trap: Trap, way: str) -> None:
+    variables = {name: value.format(trap.folder) for name, value in WAYS[way][0].items()}
+    for name in ARGUMENTS:
+        trap.call(name, **variables)
+        assert trap.was_entered(), name
+
+
+def test_places_of_root_count_under_sudo(trap: Trap, common_folder: Path) -> None:
+    program = common_folder / "own" / "squeue"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho $SLURM_CONF\n")
+    program.chmod(0o755)
+    config = common_folder / "own" / "slurm.conf"
+    config.touch()
+    sudo = {"SUDO_UID": str(trap.account.pw_uid), "METASCHED_BYPASS": "1"}
+    path = f"{trap.folder}/bin:{program.parent}"
+    assert trap.call("squeue", PATH=path, SLURM_CONF=str(config), **sudo).stdout == f"{config}\n"
+    link = trap.folder / "link"
+    link.symlink_to(config)
+    refused = trap.call("squeue", PATH=path, SLURM_CONF=str(link), **sudo)
+    assert refused.stderr == (
+        f"squeue: error: SLURM_CONF is {link}, which account {trap.account.pw_uid} may change; "
+        "unset it under sudo\n"
+    )
