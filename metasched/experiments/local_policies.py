@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from metasched.experiments.federations import OVERLAY, Federation, TraceSite
@@ -28,7 +29,10 @@ _NOT_COMPARED = {
     *WITHOUT_PREEMPTION,  # only simulated clusters can suspend
     *("cs-i-np", "cs-greedy-np"),  # the matching decides nothing where processors are counted
     "rcbo",  # much as `tabu`
+    *("sjf-bounded", "edf-bounded"),  # see `BOUNDED_WAITS`
 }
+_DAY = 86400.0  # seconds
+_BOUNDS = {"3 days": 3 * _DAY, "1 day": _DAY, "8 hours": _DAY / 3}  # seconds, by name
 
 
 @dataclass(frozen=True)
@@ -51,20 +55,38 @@ class LicensedWindow:
         return Scenario(workload, (replace(cluster, licences=copies),))
 
 
+def _windows() -> Iterator[tuple[str, LicensedWindow]]:
+    """Yield the rows and the scenarios of both experiments."""
+    for site in SITES:
+        name = next(iter(site.clusters))
+        for load in LOADS:
+            window = Federation(name, (site,), JOBS, load, overlay=_OVERLAY)
+            yield f"{NAMES[name]} {load:.2f}", LicensedWindow(window)
+
+
+def _settings(policy: str, **parameters: float) -> SimulationSettings:
+    return SimulationSettings(policy=policy, meta_policy=PUSH_POLICY, parameters={**parameters})
+
+
 def _cases() -> list[SimulationCase]:
     return [
-        SimulationCase(
-            f"{NAMES[next(iter(site.clusters))]} {load:.2f}",
-            policy,
-            LicensedWindow(
-                Federation(next(iter(site.clusters)), (site,), JOBS, load, overlay=_OVERLAY)
-            ),
-            SimulationSettings(policy=policy, meta_policy=PUSH_POLICY),
-        )
-        for site in SITES
-        for load in LOADS
+        SimulationCase(row, policy, window, _settings(policy))
+        for row, window in _windows()
         for policy in POLICIES
         if policy not in _NOT_COMPARED
+    ]
+
+
+def _bounded_cases() -> list[SimulationCase]:
+    columns = {"easy": _settings("easy")}
+    for name in ("edf", "sjf"):
+        columns[name] = _settings(name)
+        for bound, seconds in _BOUNDS.items():
+            columns[f"{name}, {bound}"] = _settings(f"{name}-bounded", starving_after=seconds)
+    return [
+        SimulationCase(row, column, window, settings)
+        for row, window in _windows()
+        for column, settings in columns.items()
     ]
 
 
@@ -87,4 +109,11 @@ LOCAL_POLICIES = Experiment(
         "longest wait, h": lambda s: max(p.wait for p in s.jobs) / 3600,
     },
     cases=_cases,
+)
+BOUNDED_WAITS = replace(
+    LOCAL_POLICIES,
+    name="bounded-waits",
+    about="EDF and SJF, with bounds after which a waiting job goes first",
+    runs=12,
+    cases=_bounded_cases,
 )

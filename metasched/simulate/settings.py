@@ -49,7 +49,7 @@ _GENERATOR_FIELDS = {
     for f in fields(synthetic.UniformGenerator)
     if f.name not in ("machines", "licences", "each", "shared")
 }
-_DURATIONS = ("pull_after", "age", "default_time", "period", "half_life")  # keys
+_DURATIONS = ("pull_after", "age", "default_time", "period", "half_life", "starving_after")  # keys
 
 
 class SettingError(UserError):

@@ -24,6 +24,8 @@ registry               all policies by name
 | lsf          | `orders.LSF`                    | Kurowski 2011, §4.4.3 | large jobs              |
 | sjf          | `orders.SJF`                    | -                     | mean wait               |
 | edf          | `orders.EDF`                    | Pasquali 2008, §4.2   | deadlines met           |
+| sjf-bounded  | `orders.BoundedSJF`             | PBS, `max_starve`     | mean wait, longest wait |
+| edf-bounded  | `orders.BoundedEDF`             | PBS, `max_starve`     | deadlines, longest wait |
 | easy         | `orders.EASY`                   | Lifka 1995            | use of processors       |
 | conservative | `conservative.Conservative`     | Mu'alem 2001, §2.2    | starts known in advance |
 | eg-edf       | `planning.EarliestGap`          | Pasquali 2008, §5.2.1 | deadlines, makespan     |

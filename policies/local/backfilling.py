@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 from metasched.policies.local.capacity import Capacity
 from metasched.policies.local.queueing import NO_MACHINE, WaitingJob
@@ -28,18 +29,24 @@ def start_first_fit(queue: Iterable[WaitingJob], capacity: Capacity) -> None:
             capacity.start(job, machine)
 
 
-def backfill(queue: Iterable[WaitingJob], capacity: Capacity) -> WaitingJob | None:
+def backfill(
+    queue: Iterable[WaitingJob], capacity: Capacity, others: Iterable[WaitingJob] = ()
+) -> WaitingJob | None:
     """Start jobs from the head while they fit, then later jobs that do not delay the head.
 
     Return the head. A later job starts if it fits now and either ends by the head's shadow time or
     needs no more than the extra resources at that time, which it then uses up. Lifka 1995;
-    algorithm of a pass: O(r log r + q) for r running and q queued jobs.
+    algorithm of a pass: O(r log r + q) for r running and q queued jobs. `others` come after the
+    queue, and none of them is a head: without a blocked head all that fit start.
     """
     remaining = iter(queue)
     head = start_in_order(remaining, capacity)
+    if head is None:
+        start_first_fit(others, capacity)
+        return None
     largest = capacity.largest  # in most passes no later job fits: then skip the reservation
-    fitting = [job for job in remaining if job.cpus <= largest]
-    if head is not None and fitting:
+    fitting = [job for job in chain(remaining, others) if job.cpus <= largest]
+    if fitting:
         reservation = capacity.reserve(head)
         for job in fitting:
             if job.cpus <= largest and reservation.admit(job):

@@ -79,7 +79,7 @@ class SJF(FirstFit):
     name: ClassVar[str] = "sjf"
 
     def sort_queue(self, queue: Collection[WaitingJob]) -> Collection[WaitingJob]:
-        return sorted(queue, key=lambda job: job.estimated)
+        return _by_estimate(queue)
 
 
 class EDF(FirstFit):
@@ -88,7 +88,65 @@ class EDF(FirstFit):
     name: ClassVar[str] = "edf"
 
     def sort_queue(self, queue: Collection[WaitingJob]) -> Collection[WaitingJob]:
-        return sorted(queue, key=lambda job: NEVER if job.deadline is None else job.deadline)
+        return _by_deadline(queue)
+
+
+def _by_estimate(queue: Collection[WaitingJob]) -> list[WaitingJob]:
+    return sorted(queue, key=lambda job: job.estimated)
+
+
+def _by_deadline(queue: Collection[WaitingJob]) -> list[WaitingJob]:
+    return sorted(queue, key=lambda job: NEVER if job.deadline is None else job.deadline)
+
+
+class BoundedFirstFit(FirstFit):
+    """First fit in which no job starves: a starving job goes before all others.
+
+    A job starves once it has waited `starving_after` seconds. Starving jobs go in the order of
+    arrival, and the first that does not fit has the reservation of EASY's head. So is `max_starve`
+    of PBS, whose default this is. ValueError if it is negative or not finite.
+    """
+
+    incremental: ClassVar[bool] = False  # time alone makes a job the head
+    reservation: HeadReservation | None = None  # of the last pass
+
+    def __init__(self, starving_after: float = 86400.0) -> None:
+        if not (math.isfinite(starving_after) and starving_after >= 0):
+            raise ValueError(f"starving_after is {starving_after}; it must be 0 or more seconds")
+        self.starving_after = starving_after
+
+    def choose_starts(
+        self,
+        now: float,
+        queue: Collection[WaitingJob],
+        running: Collection[RunningJob],
+        free: FreeResources,
+    ) -> list[JobStart]:
+        since = now - self.starving_after
+        starving = [job for job in queue if job.waiting_since <= since]
+        others = [job for job in queue if job.waiting_since > since]
+        capacity = make_capacity(now, running, free)
+        backfill(starving, capacity, self.sort_queue(others))
+        self.reservation = capacity.reservation
+        return capacity.starts
+
+
+class BoundedSJF(BoundedFirstFit):
+    """Shortest estimate first, but no job starves."""
+
+    name: ClassVar[str] = "sjf-bounded"
+
+    def sort_queue(self, queue: Collection[WaitingJob]) -> Collection[WaitingJob]:
+        return _by_estimate(queue)
+
+
+class BoundedEDF(BoundedFirstFit):
+    """Earliest deadline first, but no job starves."""
+
+    name: ClassVar[str] = "edf-bounded"
+
+    def sort_queue(self, queue: Collection[WaitingJob]) -> Collection[WaitingJob]:
+        return _by_deadline(queue)
 
 
 class EASY:

@@ -17,7 +17,18 @@ from metasched.policies.local.convergent.weights import (
     PREEMPTIVE_OPTIMAL,
     ConvergentWeights,
 )
-from metasched.policies.local.orders import EASY, EDF, FCFS, LSF, SJF, FairShare, FirstFit, Priority
+from metasched.policies.local.orders import (
+    EASY,
+    EDF,
+    FCFS,
+    LSF,
+    SJF,
+    BoundedEDF,
+    BoundedSJF,
+    FairShare,
+    FirstFit,
+    Priority,
+)
 from metasched.policies.local.planning import EarliestGap, OptimisedPlan, TabuPlan
 from metasched.policies.local.preemptive_orders import (
     PreemptiveEDF,
@@ -31,6 +42,7 @@ from metasched.policies.local.weights import MODIFIED, UNMODIFIED, Weights, make
 Parameters = Mapping[str, float | str]
 
 DEFAULT_POLICY = UNMODIFIED
+POLICY_GROUP = "metasched.policies"  # entry points of policies of other packages
 WEIGHT_NAMES = ("preset", *(field.name for field in fields(Weights)))
 CONVERGENT_WEIGHT_NAMES = tuple(field.name for field in fields(ConvergentWeights))
 
@@ -72,7 +84,8 @@ POLICIES: dict[str, Callable[[], LocalPolicy]] = {
     **{
         policy.name: policy
         for policy in (
-            *(FCFS, FirstFit, LSF, SJF, EDF, EASY, Conservative, Priority, FairShare),
+            *(FCFS, FirstFit, LSF, SJF, EDF, BoundedSJF, BoundedEDF),
+            *(EASY, Conservative, Priority, FairShare),
             *(EarliestGap, TabuPlan, OptimisedPlan),
             *_PREEMPTIVE_ORDERS,
         )
@@ -85,6 +98,8 @@ _SEARCH = (*_PLAN, "every", "iterations", "memory")
 PARAMETERS: dict[str, tuple[str, ...]] = {
     LSF.name: ("period",),
     FairShare.name: ("half_life",),
+    BoundedSJF.name: ("starving_after",),
+    BoundedEDF.name: ("starving_after",),
     EarliestGap.name: _PLAN,
     TabuPlan.name: (*_SEARCH, "stop"),
     OptimisedPlan.name: _SEARCH,
@@ -95,9 +110,20 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 TEXT_PARAMETERS = ("preset", "run", "late", "knapsack", "compare", "stop")  # whose values are words
 
 
+def _find_factory(name: str) -> Callable[..., LocalPolicy] | None:
+    """Return the factory of a policy, of metasched or of another installed package."""
+    if name in POLICIES:
+        return POLICIES[name]
+    from importlib.metadata import entry_points  # imported here: few sites have such packages
+
+    registered = entry_points(group=POLICY_GROUP, name=name)
+    factory: Callable[..., LocalPolicy] | None = next((entry.load() for entry in registered), None)
+    return factory
+
+
 def check_policy_name(name: str) -> None:
     """Raise ValueError for an unknown name, or if the policy needs SciPy and it is missing."""
-    if name not in POLICIES:
+    if _find_factory(name) is None:
         close = get_close_matches(name, POLICIES, n=1)
         remedy = f'write "{close[0]}"' if close else f"available are {', '.join(POLICIES)}"
         raise ValueError(f'unknown policy "{name}"; {remedy}')
@@ -117,7 +143,7 @@ def check_suspends_none(name: str) -> None:
 
 def keeps_order(name: str) -> bool:
     """Whether no job overtakes another under the policy of that name."""
-    return getattr(POLICIES[name], "in_order", False)
+    return getattr(_find_factory(name), "in_order", False)
 
 
 def make_policy(
@@ -138,4 +164,6 @@ def make_policy(
     if allowed is CONVERGENT_WEIGHT_NAMES:
         weights = ConvergentWeights(**arguments)  # type: ignore[arg-type]
         return _make_convergent(name, weights, licences)
-    return POLICIES[name](**arguments)
+    factory = _find_factory(name)
+    assert factory is not None  # the name was checked
+    return factory(**arguments)

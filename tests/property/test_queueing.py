@@ -16,7 +16,7 @@ from metasched.policies.local.flexible_backfilling import (
     FlexibleBackfilling,
     UnmodifiedFlexibleBackfilling,
 )
-from metasched.policies.local.orders import EASY, FCFS
+from metasched.policies.local.orders import EASY, FCFS, BoundedEDF
 from metasched.policies.local.queueing import (
     FreeResources,
     JobStart,
@@ -130,6 +130,51 @@ def test_easy_agrees_with_a_naive_implementation(
     queue, running, free = moment
     chosen = [start.id for start in EASY().choose_starts(100.0, queue, running, free)]
     assert chosen == naive_easy(100.0, queue, running)
+
+
+def naive_bounded(
+    now: float,
+    queue: Sequence[WaitingJob],
+    running: Sequence[RunningJob],
+    starving_after: float,
+) -> list[int]:
+    starving = [job for job in queue if now - job.waiting_since >= starving_after]
+    others = [job for job in queue if job not in starving]
+    others.sort(key=lambda job: 1e9 if job.deadline is None else job.deadline)
+    chosen = naive_easy(now, starving, running)
+    if len(chosen) < len(starving):
+        return naive_easy(now, [*starving, *others], running)
+    held = [(r.end if r.end > now else now + 1, needs(r)) for r in running]
+    held += [(now + job.estimated, needs(job)) for job in starving]
+    for job in others:
+        if naive_earliest(job, held, now)[0] == now:
+            held.append((now + job.estimated, needs(job)))
+            chosen.append(job.id)
+    return chosen
+
+
+@given(moments(), st.data())
+def test_a_bound_agrees_with_a_naive_implementation(
+    moment: tuple[list[WaitingJob], list[RunningJob], FreeResources], data: st.DataObject
+) -> None:
+    jobs, running, free = moment
+    deadlines = st.none() | st.integers(100, 200).map(float)
+    since = sorted(data.draw(st.lists(st.integers(0, 99), min_size=8, max_size=8)))
+    queue = [
+        job._replace(waiting_since=float(begin), deadline=data.draw(deadlines))
+        for job, begin in zip(jobs, since, strict=False)
+    ]
+    policy = BoundedEDF(starving_after=50.0)
+    chosen = [start.id for start in policy.choose_starts(100.0, queue, running, free)]
+    assert chosen == naive_bounded(100.0, queue, running, 50.0)
+
+
+@given(plans(exact=True))
+def test_a_starving_head_starts_when_promised_if_estimates_are_exact(jobs: list[Plan]) -> None:
+    """All jobs starve at once: then the bound is EASY, which keeps its promises."""
+    starts, promises = simulate(BoundedEDF(starving_after=0.0), jobs)
+    for number, promised in promises.items():
+        assert starts[number] <= promised
 
 
 @given(moments())

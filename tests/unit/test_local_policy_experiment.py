@@ -20,6 +20,7 @@ def test_every_policy_of_a_real_cluster_is_compared() -> None:
     assert {name for name in POLICIES if not name.endswith("-p")} - compared == {
         *("cs-i-np", "cs-greedy-np"),  # as cs-ni-np on counted processors
         "rcbo",  # as tabu
+        *("edf-bounded", "sjf-bounded"),  # by bounded-waits
     }
     assert {case.row for case in cases} == {
         f"{site} {load:.2f}" for site in ("SDSC", "KTH", "CERIT") for load in (0.7, 0.9)

@@ -7,7 +7,18 @@ import math
 import pytest
 
 from metasched.policies.local.capacity import earliest_fit
-from metasched.policies.local.orders import EASY, EDF, FCFS, LSF, SJF, FairShare, FirstFit, Priority
+from metasched.policies.local.orders import (
+    EASY,
+    EDF,
+    FCFS,
+    LSF,
+    SJF,
+    BoundedEDF,
+    BoundedSJF,
+    FairShare,
+    FirstFit,
+    Priority,
+)
 from metasched.policies.local.queueing import (
     FreeResources,
     JobStart,
@@ -139,6 +150,41 @@ def test_sorted_queues_start_what_fits_in_their_order() -> None:
     assert started(LSF(), 0.0, queue, [], FreeResources(4)) == [2, 1]
     assert started(SJF(), 0.0, queue, [], FreeResources(4)) == [3, 1]
     assert started(EDF(), 0.0, queue, [], FreeResources(3)) == [3, 1]
+
+
+def test_a_starving_job_goes_first_and_has_the_reservation() -> None:
+    """2 of 4 processors are free until 150; job 1 needs all 4 and starves from 60 on."""
+    queue = [
+        WaitingJob(1, 4, 10.0, waiting_since=0.0, deadline=9e9),
+        WaitingJob(2, 2, 99.0, waiting_since=50.0, deadline=500.0),
+        WaitingJob(3, 2, 40.0, waiting_since=50.0, deadline=900.0),
+    ]
+    running, free = [RunningJob(9, 2, 150.0)], FreeResources(2)
+    bounded = BoundedEDF(starving_after=60.0)
+    assert started(bounded, 59.0, queue, running, free) == [2]
+    assert bounded.reservation is None
+    assert started(bounded, 60.0, queue, running, free) == [3]
+    assert bounded.reservation is not None
+    assert (bounded.reservation.head.id, bounded.reservation.shadow_time) == (1, 150.0)
+    assert started(bounded, 111.0, queue, running, free) == []
+    assert started(BoundedSJF(60.0), 59.0, queue, running, free) == [3]
+
+
+def test_starving_jobs_start_in_the_order_of_arrival() -> None:
+    queue = [
+        WaitingJob(1, 2, 30.0, waiting_since=0.0, deadline=900.0),
+        WaitingJob(2, 2, 20.0, waiting_since=1.0, deadline=90.0),
+        WaitingJob(3, 2, 10.0, waiting_since=2.0, deadline=50.0),
+    ]
+    assert started(BoundedEDF(99.0), 100.0, queue, [], FreeResources(4)) == [1, 2]
+    assert started(BoundedEDF(99.5), 100.0, queue, [], FreeResources(4)) == [1, 3]
+    assert started(BoundedSJF(0.0), 2.0, queue, [], FreeResources(6)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.inf, math.nan])
+def test_bounds_of_waits_make_sense(seconds: float) -> None:
+    with pytest.raises(ValueError, match=r"starving_after is .*; it must be 0 or more seconds"):
+        BoundedEDF(seconds)
 
 
 def test_the_order_of_priority_is_that_of_the_meta_scheduler() -> None:
