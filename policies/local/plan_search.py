@@ -164,6 +164,9 @@ class TabuSearch(PlanSearch):
     def __init__(self, plan: ClusterPlan, memory: int, stop: StopRule) -> None:
         super().__init__(plan, memory)
         self._stop, self._used_machines = stop, set[int]()
+        # machines that are not used, the one with the most late jobs last; only moves change it
+        self._sources: list[int] = []
+        self._sorted_at = -1  # number of moves then
 
     def order_targets(self) -> Sequence[int]:
         machines = self.plan.machines
@@ -174,16 +177,18 @@ class TabuSearch(PlanSearch):
 
     def iterate(self) -> None:
         machines, used = self.plan.machines, self._used_machines
-        source, most = -1, -1
-        for machine, schedule in enumerate(machines):
-            if schedule.late_count > most and machine not in used:
-                source, most = machine, schedule.late_count
-        if self._stop == "late" and most <= 0:
+        if self._sorted_at != self.moves:
+            unused = [machine for machine in range(len(machines)) if machine not in used]
+            self._sources = sorted(unused, key=lambda m: (machines[m].late_count, -m))
+            self._sorted_at = self.moves
+        source = self._sources[-1] if self._sources else None
+        if self._stop == "late" and (source is None or not machines[source].late_count):
             self.finished = True
-        elif source < 0:
+        elif source is None:
             used.clear()
+            self._sorted_at = -1
         elif (run := self._last_unremembered(source)) is None:
-            used.add(source)
+            used.add(self._sources.pop())
         else:
             self._try_move(run)
 
