@@ -45,6 +45,14 @@ def experiment(
         Path | None,
         typer.Option("--tables", metavar="DIR", help="Print stored results in Markdown; run none."),
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="FILE",
+            help="Keep finished runs in FILE; repeat none of those.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Run an experiment; compare its figures with published figures or with a baseline.
@@ -54,6 +62,7 @@ def experiment(
       metasched experiment --list
       metasched experiment licence-ratios --runs 3
       METASCHED_TRACES=traces metasched experiment better --runs 5
+      metasched experiment grid-plans-large --runs 3 --resume runs.jsonl
       metasched experiment two-level --dask tcp://head:8786 --report two-level.html
       METASCHED_TRACES=traces metasched experiment local-periods --json --plot pictures
       metasched experiment --tables docs/experiments/results
@@ -80,7 +89,7 @@ def experiment(
         raise UserError(f"{save} is not a folder, --save; create it first")
     runs = runs or selected.runs
     with progress_bar("runs", runs * len(selected.cases())) as progress:
-        results = catalogue.run_experiment(selected, runs, progress, dask)
+        results = catalogue.run_experiment(selected, runs, progress, dask, resume)
     if save is not None:
         save_results(save, selected, runs, results)
     if plot is not None:

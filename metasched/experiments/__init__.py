@@ -2,6 +2,7 @@
 
 harness              cases, seeds, results
 catalogue            all experiments by name, and their execution
+finished_runs        runs of an interrupted experiment
 pasquali2008         Load and Ordering, Flexible Backfilling; also two tables of Kurowski et al.
 kurowski2011         reservations beside batch jobs
 reserved_providers   simulation of providers with advance reservations

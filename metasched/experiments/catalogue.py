@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 
 from metasched.experiments.admission import ADMISSION
 from metasched.experiments.federated import FEDERATED
+from metasched.experiments.finished_runs import open_finished_runs
 from metasched.experiments.harness import Experiment, ExperimentCase, ExperimentError, FigureResult
 from metasched.experiments.knapsacks import CONVERGENT_EXACT
 from metasched.experiments.kurowski2011 import RESERVATIONS
@@ -50,26 +52,36 @@ def run_experiment(
     runs: int,
     progress: Callable[[int], None] | None = None,
     dask: str = "",
+    resume: Path | None = None,
 ) -> list[FigureResult]:
     """Run every case with seeds 1..runs; return the results in the order of the cases.
 
     Uses all cores, or the Dask cluster whose scheduler has the address `dask`; its workers need
-    this release of metasched, and METASCHED_TRACES where traces are read. ExperimentError if the
-    scheduler does not answer.
+    this release of metasched, and METASCHED_TRACES where traces are read. Runs in the file `resume`
+    are not repeated, others are added to it. ExperimentError if the scheduler does not answer,
+    UserError if the file cannot be used.
     """
     cases = experiment.cases()
     for case in cases[:1]:
         case.scenario(1)  # reports missing traces before processes start
-    values: dict[tuple[int, int], dict[str, float]] = {}
-    cores = len(os.sched_getaffinity(0))
-    with _dask_executor(dask) if dask else ProcessPoolExecutor(cores) as executor:
-        pending = {
-            executor.submit(_run_case, experiment.name, index, seed): (index, seed)
-            for seed in range(1, runs + 1)
-            for index in range(len(cases))
-        }
+    with ExitStack() as stack:
+        finished = None
+        values: dict[tuple[int, int], dict[str, float]] = {}
+        if resume is not None:
+            finished = stack.enter_context(open_finished_runs(resume, experiment))
+            values.update(finished.figures)
+        wanted = [(index, seed) for seed in range(1, runs + 1) for index in range(len(cases))]
+        missing = [run for run in wanted if run not in values]
+        if progress is not None:
+            progress(len(wanted) - len(missing))
+        cores = len(os.sched_getaffinity(0))
+        executor = stack.enter_context(_dask_executor(dask) if dask else ProcessPoolExecutor(cores))
+        pending = {executor.submit(_run_case, experiment.name, *run): run for run in missing}
         for future in as_completed(pending):
-            values[pending[future]] = future.result()
+            run = pending[future]
+            values[run] = future.result()
+            if finished is not None:
+                finished.add(*run, values[run])
             if progress is not None:
                 progress(1)
     return list(_results(experiment, cases, runs, values))
