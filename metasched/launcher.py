@@ -27,7 +27,8 @@ A fault never depends on the user, so no user can close a cluster to others. A d
 before sends neither "protocol" nor "job"; its answer has no "protocol", and after a fault its
 connection is closed without an answer, since it would take a fault for success. Commands end with
 the launcher and with the connection. Detached commands (supervisors of local jobs) continue.
-Standard error has a line for each request.
+Standard error has a line for each request. Under systemd the launcher reports that it listens, and
+then that its loop runs.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ import struct
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -71,6 +72,7 @@ DENIED_GROUPS = (
 )
 MAX_LOGGED = 1000  # characters of the arguments or jobs of a request in the log
 MAX_LOGGED_NAME = 200  # characters of any other value in the log
+MAX_ADDRESS_BYTES = 107  # kernel limit for the address of a unix socket
 # Errors of execve that depend on the user: a program that only some groups may execute, the
 # number of the user's processes, the length of the user's options.
 _USERS_EXEC_ERRORS = (errno.EACCES, errno.EPERM, errno.E2BIG, errno.EAGAIN, errno.ENOMEM)
@@ -258,7 +260,7 @@ class LauncherPolicyFile:
 
 def load_policy(path: str) -> LauncherPolicy:
     """Read the configuration. SiteFault if it is invalid or not root's alone."""
-    _require_root_owned(path)
+    require_root_owned(path)
     try:
         with open(path, "rb") as file:
             table = tomllib.load(file)
@@ -343,20 +345,20 @@ def _require_program(command: tuple[str, ...], where: str) -> tuple[str, ...]:
         raise SiteFault(f"{where} is no absolute path; write the whole path of the program")
     for argument in command:
         if argument.startswith("/"):
-            _require_root_owned(argument)
+            require_root_owned(argument)
     return command
 
 
-def _require_root_owned(path: str, links_followed: int = 0) -> None:
+def require_root_owned(path: str, links_followed: int = 0) -> None:
     """SiteFault if an account other than root can change the file or a folder of its path."""
     if path != "/":
-        _require_root_owned(os.path.dirname(path), links_followed)
+        require_root_owned(os.path.dirname(path), links_followed)
     try:
         status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode) and status.st_uid == 0 and links_followed < MAX_SYMLINKS:
             folder = os.path.realpath(os.path.dirname(path))
             target = os.path.join(folder, os.readlink(path))
-            _require_root_owned(os.path.normpath(target), links_followed + 1)
+            require_root_owned(os.path.normpath(target), links_followed + 1)
             return
     except OSError as error:
         raise SiteFault(f"{path}: {error.strerror}; correct the path") from None
@@ -747,6 +749,50 @@ def log(text: str) -> None:
         os.write(2, f"{now} {text}\n".encode())
 
 
+# The service manager
+
+
+@dataclass(frozen=True)
+class ServiceManager:
+    """systemd, as the starter of this process; the daemon has one, too (sd_notify(3))."""
+
+    address: str = ""  # of its datagram socket; "": another starter
+    watchdog: float | None = None  # seconds within which it expects WATCHDOG=1; None: it does not
+
+    @classmethod
+    def from_environment(cls, environment: MutableMapping[str, str]) -> ServiceManager:
+        """Take the variables of systemd out of an environment, so that no child inherits them.
+
+        Whoever starts the process sets them: an address or number that is none counts as absent.
+        """
+        address = environment.pop("NOTIFY_SOCKET", "")
+        microseconds = environment.pop("WATCHDOG_USEC", "")
+        pid = environment.pop("WATCHDOG_PID", str(os.getpid()))
+        if not address.startswith(("/", "@")) or len(os.fsencode(address)) > MAX_ADDRESS_BYTES:
+            return cls()
+        is_meant = pid == str(os.getpid()) and re.fullmatch(r"[1-9][0-9]{0,17}", microseconds)
+        return cls(address, int(microseconds) / 1e6 if is_meant else None)
+
+    def notify(self, **variables: str) -> None:
+        """Send variables such as READY="1". It never blocks and never fails: nobody may listen."""
+        if not self.address:
+            return
+        lines = (f"{name}={_one_line(value)}" for name, value in variables.items())
+        message = "\n".join(lines).encode(errors="backslashreplace")
+        address = f"\0{self.address[1:]}" if self.address[0] == "@" else self.address
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+        ):
+            sender.setblocking(False)
+            sender.sendto(message, address)
+
+
+def _one_line(text: str) -> str:
+    """Return a text without line breaks, which would begin another variable."""
+    return "".join(c if c.isprintable() else " " for c in text)[:MAX_LOGGED]
+
+
 # The server
 
 
@@ -760,7 +806,7 @@ def listen(policy: LauncherPolicy) -> socket.socket:
     """Listen on the socket, in a folder of root, for root and the account of the daemon."""
     folder = os.path.dirname(policy.socket)
     os.makedirs(folder, mode=0o755, exist_ok=True)
-    _require_root_owned(folder)
+    require_root_owned(folder)
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(policy.socket).st_mode):
             raise LauncherError(f"{policy.socket} is no socket; name another, or remove it")
@@ -779,15 +825,24 @@ def listen(policy: LauncherPolicy) -> socket.socket:
     return listener
 
 
-def serve(listener: socket.socket, policy_file: LauncherPolicyFile) -> NoReturn:
+def serve(
+    listener: socket.socket, policy_file: LauncherPolicyFile, manager: ServiceManager
+) -> NoReturn:
     """Fork a process per connection, until SIGTERM."""
     account = policy_file.policy.account
     launcher_pid = os.getpid()
     children: set[int] = set()
+    pause = None if manager.watchdog is None else manager.watchdog / 4  # seconds
+    manager.notify(READY="1", STATUS=f"listens at {policy_file.policy.socket}")
     while True:
+        if manager.watchdog is not None:
+            manager.notify(WATCHDOG="1")
+        # a child ends by its alarm, long before the watchdog's time
         while len(children) >= MAX_CONNECTIONS:
             children.discard(os.waitpid(-1, 0)[0])
         try:
+            if not select.select([listener], [], [], pause)[0]:
+                continue
             connection, _ = listener.accept()
             with connection:
                 if (uid := peer_uid(connection)) != account:
@@ -832,6 +887,7 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="check the configuration and exit")
     arguments = parser.parse_args()
+    manager = ServiceManager.from_environment(os.environ)
     try:
         if os.geteuid() != 0:
             raise LauncherError("not root; start it as root")
@@ -848,7 +904,7 @@ def main() -> int:
     os.chdir("/")
     os.umask(0o077)
     log(f"metasched-launcher listens at {policy.socket}, protocol {PROTOCOL}")
-    serve(listener, policy_file)
+    serve(listener, policy_file, manager)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
-"""`metasched serve`: one process that holds the database, listens, and runs the daemon."""
+"""`metasched serve`: one process that holds the database, listens, and runs the daemon.
+
+Under systemd it reports readiness, reloads, its stop, and that the scheduler gets on.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
@@ -11,6 +15,7 @@ import signal
 import socket
 import ssl
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,12 +36,15 @@ from metasched.daemon.repeated_lines import RepeatHandler
 from metasched.daemon.service import Daemon
 from metasched.db.ledger import Ledger
 from metasched.errors import UserError
+from metasched.launcher import ServiceManager
 
 log = logging.getLogger("metasched")
 
 ACCEPT_PAUSE = 0.1  # seconds after there was no descriptor for a connection
 # Python looks for cycles after 700 new objects, which are two dozen results of the core.
 NEW_OBJECTS_PER_COLLECTION = 10_000
+READY_POLL = 0.05  # seconds between looks whether the daemon is ready
+STATUS_INTERVAL = 30.0  # seconds between status lines for the service manager, at most
 BACKLOG = 2048  # connections that wait to be accepted
 # connections accepted before requests are read: far fewer than the limit of a peer, so that a new
 # connection is not closed for newer ones before its request is read
@@ -92,6 +100,10 @@ def serve(settings: Settings, *, standby: bool = False) -> int:
     """
     if settings.site is not None and os.geteuid() == 0:
         raise ConfigError("[site] and root: the daemon is not root; start it by its own account")
+    manager = ServiceManager.from_environment(os.environ)
+    manager.notify(STATUS="waits for the database" if not standby else "on standby")
+    if manager.watchdog is not None:
+        faulthandler.enable()  # the watchdog's signal writes to the log where each thread hangs
     # until the daemon listens: it must not end by a request to read its configuration again
     signal.signal(signal.SIGHUP, lambda *_: None)
     handler = RepeatHandler()
@@ -107,7 +119,7 @@ def serve(settings: Settings, *, standby: bool = False) -> int:
                 _unix_listener(settings.socket, settings.site is not None)
             )
             tcp_listener = listeners.enter_context(_tcp_listener(settings.tcp))
-            asyncio.run(_serve_until_stopped(daemon, listener, tcp_listener))
+            asyncio.run(_serve_until_stopped(daemon, listener, tcp_listener, manager))
     except OSError as error:
         raise ConfigError(
             f"{error.filename or settings.socket}: {error.strerror}; name another path in [daemon]"
@@ -136,9 +148,11 @@ class _Server(uvicorn.Server):
         daemon: Daemon,
         connections: OpenConnections,
         listeners: Sequence[OpenConnections],
+        manager: ServiceManager,
     ) -> None:
         """`connections` are those of this server, `listeners` those of all."""
         super().__init__(config)
+        self._manager = manager
         self._daemon, self._connections, self._listeners = daemon, connections, listeners
         # each sets up a connection, which may take a TLS handshake
         self._tasks: set[asyncio.Task[None]] = set()
@@ -218,7 +232,7 @@ class _Server(uvicorn.Server):
         self.handle_exit(stop_signal, None)
 
     def _reload(self) -> None:
-        task = asyncio.create_task(_reload_at_signal(self._daemon))
+        task = asyncio.create_task(_reload_at_signal(self._daemon, self._manager))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -238,12 +252,38 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(stop_signal)
 
 
-async def _reload_at_signal(daemon: Daemon) -> None:
+async def _reload_at_signal(daemon: Daemon, manager: ServiceManager) -> None:
     """Read the configuration again; the log has the result, and problems outside of the files."""
-    with contextlib.suppress(UserError):  # it is in the log
+    # systemd compares this time with that of its signal
+    manager.notify(RELOADING="1", MONOTONIC_USEC=str(time.monotonic_ns() // 1000))
+    status = "reloaded"
+    try:
         result = await reload(daemon, "SIGHUP")
         for finding in result.findings:
             log.warning("%s: %s; %s", finding.check, finding.text, finding.fix)
+    except UserError as error:  # it is in the log
+        status = f"reload refused: {error}"
+    finally:
+        manager.notify(READY="1", STATUS=status)
+
+
+async def _report_to_manager(
+    daemon: Daemon, servers: Sequence[uvicorn.Server], manager: ServiceManager
+) -> None:
+    """Report readiness once requests are answered, then progress and a status, until cancelled."""
+    while not (
+        all(server.started for server in servers)
+        and (daemon.service_runs.is_set() or daemon.database_unavailable)
+    ):
+        await asyncio.sleep(READY_POLL)
+    manager.notify(READY="1", STATUS=daemon.status_line)
+    watchdog = manager.watchdog
+    interval = STATUS_INTERVAL if watchdog is None else min(watchdog / 4, STATUS_INTERVAL)
+    while True:
+        await asyncio.sleep(interval)
+        manager.notify(STATUS=daemon.status_line)
+        if daemon.progress.take():
+            manager.notify(WATCHDOG="1")
 
 
 @contextlib.contextmanager
@@ -290,7 +330,10 @@ def _uvicorn_config(app: FastAPI, tcp: TcpTable | None = None) -> uvicorn.Config
 
 
 async def _serve_until_stopped(
-    daemon: Daemon, listener: socket.socket, tcp_listener: socket.socket | None
+    daemon: Daemon,
+    listener: socket.socket,
+    tcp_listener: socket.socket | None,
+    manager: ServiceManager,
 ) -> None:
     app, settings = create_app(daemon), daemon.settings
     limit = connection_limit(
@@ -300,24 +343,29 @@ async def _serve_until_stopped(
     )
     addresses = [str(settings.socket), *([settings.tcp.listen] if settings.tcp else [])]
     app.state.listeners = all_connections = [OpenConnections(name, limit) for name in addresses]
-    servers = [
-        (_Server(_uvicorn_config(app), daemon, all_connections[0], all_connections), listener)
-    ]
-    if tcp_listener is not None:
-        config = _uvicorn_config(app, settings.tcp)
-        servers.append((_Server(config, daemon, all_connections[1], all_connections), tcp_listener))
-    daemon_task = asyncio.create_task(daemon.run())
+    servers = []
+    for position, (listening_socket, tcp) in enumerate(
+        [(listener, None), *([(tcp_listener, settings.tcp)] if tcp_listener else [])]
+    ):
+        config, connections = _uvicorn_config(app, tcp), all_connections[position]
+        server = _Server(config, daemon, connections, all_connections, manager)
+        servers.append((server, listening_socket))
+    report = _report_to_manager(daemon, [server for server, _ in servers], manager)
+    daemon_task, report_task = map(asyncio.create_task, (daemon.run(), report))
     server_tasks = [
         asyncio.create_task(server.serve(sockets=[listening_socket]))
         for server, listening_socket in servers
     ]
     log.info("metasched serves at %s", daemon.settings.socket)
     await asyncio.wait({daemon_task, *server_tasks}, return_when=asyncio.FIRST_COMPLETED)
+    manager.notify(STOPPING="1")
     for server, _ in servers:
         server.should_exit = True
     await asyncio.gather(*server_tasks)
     daemon.close()
-    daemon_task.cancel()
+    for task in (report_task, daemon_task):
+        task.cancel()
+    await asyncio.wait({report_task})
     with contextlib.suppress(asyncio.CancelledError):
         await daemon_task
     log.info("metasched stopped")

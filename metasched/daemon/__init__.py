@@ -9,6 +9,7 @@ reservation_sync      creates and deletes reservations at a cluster's manager
 licence_monitor       queries licence servers at intervals
 usage_collector       asks accounting what ended tasks used, and stores it
 manager_start_times   start times that managers expect for pending tasks
+progress              whether the scheduler gets on, for the watchdog of systemd
 descriptors           file descriptors, and how many of them connections may take
 notices               audit records that no event causes
 audit_log             text and JSON lines of the log

@@ -48,6 +48,7 @@ from metasched.daemon.licence_monitor import LicenceMonitor
 from metasched.daemon.mail import Mailer
 from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.daemon.metrics import Metrics
+from metasched.daemon.progress import Progress
 from metasched.daemon.quarantine import Quarantine, first_error
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.pruning import PruningPass
@@ -108,12 +109,13 @@ class SchedulerService:
         ledger: Ledger,
         quarantine: Quarantine,
         metrics: Metrics,
+        progress: Progress,
         reloaded_by: str = "",
         config_changes: tuple[str, ...] = (),
     ) -> None:
         """The last two: who let the daemon read its configuration again, and what changed."""
         self.settings, self.ledger, self.quarantine = settings, ledger, quarantine
-        self._metrics = metrics
+        self._metrics, self._progress = metrics, progress
         self.core = Core()
         self._clock_detector = ClockStepDetector()
         self.state_changed = asyncio.Event()
@@ -376,10 +378,14 @@ class SchedulerService:
             except StorageFailed as error:
                 self.fail(error)
                 raise
+            self._progress.database = True
+            if self.quarantine.pause_of("timers") is not None:  # on purpose, after a defect
+                self._progress.timers = True
 
     async def _run_timers(self) -> None:
         """Raise `TimerExpired` at the times that the core requests."""
         while True:
+            self._progress.timers = True
             self._timers_changed.clear()
             due = self.core.next_due
             if due is not None and due <= time.time():
@@ -388,7 +394,7 @@ class SchedulerService:
                 # a large array expires in portions: leave as much time to other events
                 await asyncio.sleep(time.monotonic() - step_started)
                 continue
-            timeout = None if due is None else min(due - time.time(), MAX_TIMER_SLEEP)
+            timeout = MAX_TIMER_SLEEP if due is None else min(due - time.time(), MAX_TIMER_SLEEP)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._timers_changed.wait()
@@ -405,6 +411,7 @@ class Daemon:
         self.service: SchedulerService | None = None
         self.quarantine = Quarantine()
         self.metrics = Metrics()
+        self.progress = Progress()
         self.audit_added = asyncio.Event()  # set, and replaced, when audit records are stored
         self.database_probe = DatabaseProbe(lambda: self.ledger.check_readable())
         self._stopped_reason = "the daemon starts"  # why `service` is None
@@ -465,6 +472,15 @@ class Daemon:
         if self.service is None:
             return self._stopped_reason
         return None if self.service.failure is None else _reason_of(self.service.failure)
+
+    @property
+    def status_line(self) -> str:
+        """What the daemon does, in one line for the service manager; no name of a job is in it."""
+        service, reason = self.service, self.unavailable_reason
+        if service is None or reason is not None:
+            return reason or self._stopped_reason
+        up = sum(not service.core.cluster_status(name)[1] for name in service.connections)
+        return f"{up} of {len(service.connections)} clusters are up"
 
     def _audit_stored(self, records: Sequence[AuditRecord]) -> None:
         """Write the lines of stored audit records, and wake up who follows them."""
@@ -544,6 +560,7 @@ class Daemon:
                 self.ledger,
                 self.quarantine,
                 self.metrics,
+                self.progress,
                 reloaded_by="" if failed is None else failed.by,
                 config_changes=tuple(f"taken back: {change}" for change in changes),
             )
@@ -555,6 +572,7 @@ class Daemon:
                 self.ledger,
                 self.quarantine,
                 self.metrics,
+                self.progress,
                 reloaded_by=replacement.by,
                 config_changes=replacement.changes,
             )
@@ -593,6 +611,7 @@ class Daemon:
     def _note_outage(self, error: Exception) -> None:
         """Log an outage of the database, the same error once a minute: a name may be misspelt."""
         self.database_unavailable = True
+        self.progress.note_retry()
         self._stopped_reason = f"the database is away ({error})"
         now = time.monotonic()
         if str(error) != self._outage or now - self._outage_logged > OUTAGE_LOG_INTERVAL:

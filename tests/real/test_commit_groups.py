@@ -20,6 +20,7 @@ from metasched.core.events import ClusterDrained, CoreEvent, JobSubmitted, Outco
 from metasched.core.scheduler import Core, replay
 from metasched.daemon import commit_group
 from metasched.daemon.metrics import Metrics
+from metasched.daemon.progress import Progress
 from metasched.daemon.quarantine import Quarantine
 from metasched.daemon.service import SchedulerService
 from metasched.db.ledger import Ledger, StoredJob
@@ -83,7 +84,7 @@ def run(
 
     def run_test(test: Callable[[SchedulerService], Coroutine[Any, Any, None]]) -> None:
         async def run_in_loop() -> None:
-            await test(SchedulerService(settings, ledger, Quarantine(), Metrics()))
+            await test(SchedulerService(settings, ledger, Quarantine(), Metrics(), Progress()))
 
         asyncio.run(run_in_loop())
 
@@ -256,7 +257,7 @@ def test_a_failed_commit_stores_none_of_the_group(
         with pytest.raises(StorageFailed):  # until the service starts again
             ledger.add_token("ada", "s", NOW, NOW + 60)
         ledger.acquire_lock()
-        again = SchedulerService(service.settings, ledger, Quarantine(), Metrics())
+        again = SchedulerService(service.settings, ledger, Quarantine(), Metrics(), Progress())
         assert await submit(again) == 1
 
     run(test)

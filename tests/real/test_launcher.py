@@ -11,7 +11,7 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,9 @@ for target in itertools.cycle(targets):
 class RunningLauncher:
     """A launcher with a few programs; `ask` sends a message as the daemon does."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, variables: Mapping[str, str] | None = None) -> None:
+        """`variables` are added to the environment of the launcher."""
+        self._variables = variables or {}
         accounts.make(KEEPER, A, B)
         folder.mkdir(mode=0o711)
         self.folder = folder
@@ -89,7 +91,12 @@ class RunningLauncher:
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [PYTHON, "-I", "-S", launcher.__file__, "--config", str(self.config)],
-                env={**os.environ, "LD_LIBRARY_PATH": "/tmp/evil", "BASH_ENV": "/tmp/evil"},
+                env={
+                    **os.environ,
+                    "LD_LIBRARY_PATH": "/tmp/evil",
+                    "BASH_ENV": "/tmp/evil",
+                    **self._variables,
+                },
                 stdout=log,
                 stderr=log,
                 pass_fds=[leak],
@@ -663,3 +670,20 @@ def test_each_request_is_logged_in_one_line(own_launcher: RunningLauncher) -> No
     assert len(submitted) < 2000
     assert "argument '--help' is not permitted for cancel" in refused
     assert "is no JSON" in nonsense
+
+
+def test_the_service_manager_hears_that_the_launcher_listens(common_folder: Path) -> None:
+    address = f"metasched-launcher-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(f"\0{address}")
+        manager.settimeout(60)
+        variables = {"NOTIFY_SOCKET": f"@{address}", "WATCHDOG_USEC": "800000"}
+        running = RunningLauncher(common_folder / "launcher-notify", variables)
+        try:
+            running.start()
+            assert manager.recv(4096).decode() == f"READY=1\nSTATUS=listens at {running.socket}"
+            for _ in range(3):  # though nothing connects
+                assert manager.recv(4096) == b"WATCHDOG=1"
+            assert "NOTIFY_SOCKET" not in probe(running)["environment"]
+        finally:
+            running.stop()
