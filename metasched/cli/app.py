@@ -45,6 +45,7 @@ COMMANDS = {  # name -> module
     "token": "tokens",
     "drop-in": "drop_in",
     "doctor": "doctor",
+    "init": "init",
     "serve": "services",
     "reload": "reload",
     "demo": "services",

@@ -77,5 +77,8 @@ def _is_present(address: str) -> bool:
 
 
 def _default_address(config: str, socket: str) -> str:
-    """Return the address in a configuration if there is that file and it names one."""
-    return (configured_address(config) if os.path.exists(config) else None) or socket
+    """Return the address in a configuration if there is that file and it names one.
+
+    A site hides a file that has a password of its database: then users find the usual socket.
+    """
+    return (configured_address(config) if os.access(config, os.R_OK) else None) or socket
