@@ -12,7 +12,7 @@ from metasched.core.array_remainder import range_of
 from metasched.core.recovered_state import RecoveredState
 from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.core.transitions import FINAL, LIVE
-from metasched.db import leases, limit_uses, reservations, share_uses, task_runs, tuning
+from metasched.db import daily_use, leases, limit_uses, reservations, share_uses, task_runs, tuning
 from metasched.db.recovery import recorded_events
 from metasched.db.schema import attempt, checkpoint, event, job, metadata, task
 from metasched.db.store import Database
@@ -96,6 +96,7 @@ def _check_counters(connection: Connection) -> tuple[list[str], str]:
     problems += leases.find_mismatches(connection)
     problems += limit_uses.find_mismatches(connection)
     problems += reservations.find_conflicts(connection)
+    problems += daily_use.find_mismatches(connection)
     return problems, f"{len(tasks)} tasks agree with their attempts, licences with their leases"
 
 

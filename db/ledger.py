@@ -40,6 +40,7 @@ from metasched.core.tasks import Intent, PastAttempt, Task
 from metasched.core.transitions import TaskEvent
 from metasched.db import (
     audit,
+    daily_use,
     leases,
     limit_uses,
     recovery,
@@ -442,6 +443,7 @@ class Ledger(Writer):
             reservations.store(self._connection, [outcome])
         limit_uses.store(self._connection, [outcome for _, outcome in steps])
         share_uses.store(self._connection, steps)
+        daily_use.store(self._connection, steps)
         insert_rows(self._connection, change, change_rows)
         for row in cluster_rows:
             statement = update(cluster).where(cluster.c.name == row["name"]).values(row)
@@ -577,7 +579,12 @@ class Ledger(Writer):
                 attempt.c.number == bindparam("of_attempt"),
                 attempt.c.cpu_seconds.is_(None),
             )
-            .values(cpu_seconds=bindparam("seconds"), max_memory=bindparam("memory"))
+            .values(
+                cpu_seconds=bindparam("seconds"),
+                max_memory=bindparam("memory"),
+                elapsed=bindparam("elapsed"),
+                alloc_cpus=bindparam("cpus"),
+            )
         )
         rows = [
             {
@@ -586,10 +593,14 @@ class Ledger(Writer):
                 "of_attempt": run.attempt,
                 "seconds": used.cpu_seconds,
                 "memory": used.max_memory,
+                # with the processor time alone: what is counted by day is corrected once
+                "elapsed": None if used.cpu_seconds is None else used.elapsed,
+                "cpus": None if used.cpu_seconds is None else used.cpus,
             }
             for run, used in usage.items()
         ]
         with self._write_transaction() as connection:
+            daily_use.correct(connection, usage)
             connection.execute(statement, rows)
 
     # Recovery

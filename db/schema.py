@@ -7,6 +7,7 @@ The attempt table is the outbox. An attempt in `dispatching` is an intent to dis
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -219,6 +220,9 @@ attempt = Table(
     Column(
         "lease_expired", Boolean(create_constraint=False), nullable=False, server_default=false()
     ),
+    # as accounting reports them; null: by start and end, and as requested
+    Column("elapsed", Float),
+    Column("alloc_cpus", Int64),
     ForeignKeyConstraint(
         ["job", "task_index"], ["task.job", "task.task_index"], name="fk_attempt_task"
     ),
@@ -312,6 +316,57 @@ share_use = Table(
     Column("used", Float, nullable=False),
     Column("as_of", Float, nullable=False),
     CheckConstraint("used >= 0", name="used"),
+)
+
+
+def _use_key() -> list[Column[Any]]:
+    """Return the columns of `UseKey`, the first ones of a primary key."""
+    names = ("cluster", "user", "account", "user_group", "user_class")
+    day: Column[Any] = Column("day", Int64, primary_key=True, autoincrement=False)
+    return [day, *(Column(name, SafeText, primary_key=True) for name in names)]
+
+
+# What ended tasks used, by the day of their end: see `UseSums`. Changed with the tasks that cause
+# it, and kept when these are pruned.
+daily_use = Table(
+    "daily_use",
+    metadata,
+    *_use_key(),
+    *(Column(name, Int64, nullable=False) for name in ("jobs", "completed", "failed")),
+    *(Column(name, Int64, nullable=False) for name in ("timed_out", "cancelled")),
+    *(Column(name, Float, nullable=False) for name in ("elapsed", "cpu_allocated", "cpu_used")),
+    *(Column(name, Float, nullable=False) for name in ("cpu_measured", "node_seconds")),
+    *(Column(name, Float, nullable=False) for name in ("gpu_seconds", "cpu_outside")),
+    Column("starts", Int64, nullable=False),
+    *(Column(name, Float, nullable=False) for name in ("wait", "max_wait", "slowdown")),
+    *(Column(name, Int64, nullable=False) for name in ("deadlines", "met", "missed")),
+    *(Column(name, Float, nullable=False) for name in ("lateness", "max_lateness")),
+    Column("waits", Text, nullable=False),  # JSON: number of starts by range of the wait
+    Index("ix_daily_use_user", "user", "day"),
+)
+
+# Leases that ended, by the day of their end and the same key.
+daily_licence_use = Table(
+    "daily_licence_use",
+    metadata,
+    *_use_key(),
+    Column("licence", SafeText, primary_key=True),
+    Column("leases", Int64, nullable=False),
+    Column("token_seconds", Float, nullable=False),
+    # from the submission, or its begin time, to the lease
+    *(Column(name, Float, nullable=False) for name in ("wait", "max_wait")),
+    Index("ix_daily_licence_use_user", "user", "day"),
+)
+
+# Tokens leased at a time, on days with a lease that began or ended.
+daily_licence_peak = Table(
+    "daily_licence_peak",
+    metadata,
+    Column("day", Int64, primary_key=True, autoincrement=False),
+    Column("licence", SafeText, primary_key=True),
+    Column("peak", Int64, nullable=False),
+    Column("last", Int64, nullable=False),  # after the last change of the day
+    Column("total", Int64, nullable=False),  # tokens that there are; the most of the day
 )
 
 # Positions in the accounting of clusters, after the jobs whose use has been counted.

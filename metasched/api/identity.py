@@ -19,7 +19,7 @@ from metasched.adapters.launcher_client import user_name_of
 from metasched.api.job_tokens import JobTokens
 from metasched.api.lookups import Lookups
 from metasched.client.credentials import MUNGE_TIMEOUT, daemon_name, request_digest
-from metasched.config.settings import Settings
+from metasched.config.settings import Settings, primary_group_of
 from metasched.config.tables import TcpTable
 from metasched.daemon.service import Daemon
 from metasched.db.ledger import Ledger
@@ -53,7 +53,12 @@ class Caller:
     by_token: bool = False  # authenticated by a token
     user_class: str = "regular"
     limited_groups: tuple[str, ...] = ()  # the user's groups that have limits
+    group: str = ""  # the user's primary group; "": it has no name
     scrapes_only: bool = False  # authenticated by a token that reads metrics alone
+
+    def may_list(self, owner: str) -> bool:
+        """Return whether the caller may see whose job this is."""
+        return self.sees_all or owner == self.user
 
     def require_operator(self, action: str) -> None:
         """ForbiddenError unless the caller is an operator."""
@@ -139,7 +144,8 @@ def _resolve_caller(uid: int, scope: TokenScope | None, settings: Settings) -> C
     if settings.site is None:
         if uid != os.geteuid():
             raise ForbiddenError(f"user id {uid} may not use this personal daemon; start your own")
-        return Caller(user, True, True, by_token, *settings.memberships_of(user))
+        memberships = (*settings.memberships_of(user), primary_group_of(user))
+        return Caller(user, True, True, by_token, *memberships)
     if user == str(uid):
         raise ForbiddenError(
             f"there is no account with user id {uid} on the daemon's host; ask the site"
@@ -147,7 +153,8 @@ def _resolve_caller(uid: int, scope: TokenScope | None, settings: Settings) -> C
     # a token is easily copied: it gives no rights on the jobs of other users
     operator = settings.is_operator(user) and not by_token
     sees_all = operator or settings.site.others_jobs == "listed"
-    return Caller(user, operator, sees_all, by_token, *settings.memberships_of(user))
+    memberships = (*settings.memberships_of(user), primary_group_of(user))
+    return Caller(user, operator, sees_all, by_token, *memberships)
 
 
 async def _authenticate_remote(

@@ -223,6 +223,7 @@ def _accept(
             user=user,
             user_class=owner.user_class,
             groups=owner.limited_groups,
+            group=owner.group,
             owner_priority=request.urgency,
             writes=(output_path, error_path) if error_path else (output_path,),
             stored_bytes=sizes[request.script]

@@ -177,3 +177,11 @@ def groups_of(user: str) -> set[str]:
         with contextlib.suppress(KeyError):  # the group has no name
             names.add(grp.getgrgid(group_id).gr_name)
     return names
+
+
+def primary_group_of(user: str) -> str:
+    """Return the name of a user's primary group, "" for an unknown account or without a name."""
+    try:
+        return grp.getgrgid(pwd.getpwnam(user).pw_gid).gr_name
+    except KeyError:
+        return ""

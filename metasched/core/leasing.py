@@ -23,6 +23,7 @@ from metasched.policies.eligible import Ineligibility
 # seconds that an unstarted task holds contended licences at least: with less, tasks that cannot
 # start would pass them on without time passing
 MIN_RECALL_WAIT = 1.0
+PASSED_ON = "passed on"  # why a lease ended that the next attempt goes on with
 
 
 class LicenceLeasing:
@@ -188,7 +189,7 @@ class LicenceLeasing:
         """
         if task.task_id in self.licences.leases:
             # replace it even if too few tokens are free by now: the use does not grow
-            self.return_lease(task, "passed on")
+            self.return_lease(task, PASSED_ON)
             forced = True
         tokens = dict(task.job.licences)
         lease = Lease(*task.task_id, task.live_attempt.number, tokens, self._state.now, forced)

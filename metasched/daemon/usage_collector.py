@@ -21,7 +21,7 @@ INTERVAL = 30.0  # seconds between two questions
 HORIZON = 600.0  # seconds after its end for which a task is asked for
 MAX_RUNS = 1000  # in a question
 MAX_QUESTIONS = 5  # about a task
-MAX_AMOUNT = 2**53  # of seconds and MiB
+MAX_AMOUNT = 2**53  # of seconds, MiB and processors
 
 
 class UsageCollector:
@@ -71,5 +71,5 @@ def _is_plausible(usage: RunUsage) -> bool:
     """Whether amounts that a worker reports can be stored."""
     return all(
         amount is None or 0 <= amount <= MAX_AMOUNT
-        for amount in (usage.cpu_seconds, usage.max_memory)
+        for amount in (usage.cpu_seconds, usage.max_memory, usage.elapsed, usage.cpus)
     )

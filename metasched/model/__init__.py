@@ -12,6 +12,7 @@ licence               licence pools, leases, counts
 limits                limits of users, groups, accounts, classes
 fair_share            the tree of shares, and reported use
 reservation           advance reservations and their states
+daily_use             what ended tasks used, summed up by day
 job_usage             use of ended tasks, asked of accounting
 survey                nodes and reservations as managers list them
 reservation_request   requests for reservations, and the offers of a cluster

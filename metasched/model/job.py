@@ -172,6 +172,7 @@ class Job(JobSpec, frozen=True, kw_only=True):
     user: str = ""
     user_class: str = "regular"
     groups: tuple[str, ...] = ()  # of the user; those with limits at the submission
+    group: str = ""  # primary group of the user at the submission; "": not recorded
     owner_priority: int = 0  # 0..3: `--urgency`
     benchmark: float = 1.0  # speed of the machine that `estimated` refers to
     writes: tuple[str, ...] = ()  # output and error path; they too decide on filesystems

@@ -20,3 +20,5 @@ class RunUsage(msgspec.Struct, frozen=True):
 
     cpu_seconds: float | None = None
     max_memory: int | None = None  # MiB
+    elapsed: float | None = None  # seconds, without suspension
+    cpus: int | None = None  # that were allocated; may be more than were requested

@@ -12,6 +12,8 @@ from metasched.db.schema import PREVIOUS_REVISION, REVISION, metadata
 from metasched.db.store import Database
 
 WIDE = "zw\N{LATIN SMALL LETTER O WITH DIAERESIS}lf \N{ROCKET}"
+_USE_KEY = {"day": 20260331, "cluster": "alpha", "user": WIDE, "account": WIDE}
+_USE_KEY |= {"user_group": WIDE, "user_class": WIDE}
 # A row of each table, in an order that foreign keys allow.
 ROWS: dict[str, dict[str, Any]] = {
     "instance": {"name": "0a1b2c", "created": 1.5, "first_dispatch": 0},
@@ -77,6 +79,8 @@ ROWS: dict[str, dict[str, Any]] = {
         "revoking": False,
         "revoked": False,
         "lease_expired": False,
+        "elapsed": 1.5,
+        "alloc_cpus": 2,
     },
     "task_run": {
         "job": 1 << 40,
@@ -118,6 +122,30 @@ ROWS: dict[str, dict[str, Any]] = {
         "used": 3,
         "maximum": 2,
         "excess": 1,
+    },
+    "daily_use": {
+        **_USE_KEY,
+        **dict.fromkeys(("jobs", "completed", "failed", "timed_out", "cancelled", "starts"), 1),
+        **dict.fromkeys(("deadlines", "met", "missed"), 1),
+        **dict.fromkeys(("elapsed", "cpu_allocated", "cpu_used", "cpu_measured"), 0.5),
+        **dict.fromkeys(("node_seconds", "gpu_seconds", "wait", "max_wait", "slowdown"), 0.5),
+        **dict.fromkeys(("lateness", "max_lateness", "cpu_outside"), 0.5),
+        "waits": '{"3":1}',
+    },
+    "daily_licence_use": {
+        **_USE_KEY,
+        "licence": "matlab",
+        "leases": 1,
+        "token_seconds": 1.5,
+        "wait": 0.5,
+        "max_wait": 0.5,
+    },
+    "daily_licence_peak": {
+        "day": 20260331,
+        "licence": "matlab",
+        "peak": 2,
+        "last": 1,
+        "total": 4,
     },
     "share_use": {"account": WIDE, "user": WIDE, "used": 1.5, "as_of": 2.5},
     "tuning": {"parameter": "base", "state": "{}"},

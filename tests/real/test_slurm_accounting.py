@@ -291,6 +291,8 @@ def test_use_of_ended_jobs(with_slurmdbd: SlurmCluster, tmp_path: Path) -> None:
     assert 1.4 < (usage[0].cpu_seconds or 0.0) < 30
     assert 80 <= (usage[0].max_memory or 0) < 500
     assert all((usage[task].cpu_seconds or 0.0) < 1.4 for task in (1, 2))
+    assert [usage[task].cpus for task in range(3)] == [1, 1, 1]
+    assert 1.0 <= (usage[0].elapsed or 0.0) < 60
 
 
 @pytest.mark.parametrize("cluster", ["with_slurmdbd", "with_file"])

@@ -27,20 +27,23 @@ def parsed(*records: tuple[str, ...]) -> dict[str, JobRecord]:
 
 def test_the_steps_of_a_job_count() -> None:
     jobs = parsed(
-        ("12", "1000", END, "1-02:03:04", ""),
-        ("12.batch", "", END, "00:01.500", "2048K"),
-        ("12.0", "", END, "00:01.500", "1.50G"),
-        ("13_4", "1001", END, "00:01.250", ""),
-        ("14", "1000", "Unknown", "00:00:00", ""),
+        ("12", "1000", END, "1-02:03:04", "", "3600", "32"),
+        ("12.batch", "", END, "00:01.500", "2048K", "3600", "32"),
+        ("12.0", "", END, "00:01.500", "1.50G", "1", "2"),
+        ("13_4", "1001", END, "00:01.250", "", "0", "1"),
+        ("14", "1000", "Unknown", "00:00:00", "", "7", "1"),
     )
-    assert jobs["12"] == JobRecord("1000", True, 93784.0, 1536)
-    assert jobs["13_4"] == JobRecord("1001", True, 1.25, None)
+    assert jobs["12"] == JobRecord("1000", True, 93784.0, 1536, 3600.0, 32)
+    assert jobs["13_4"] == JobRecord("1001", True, 1.25, None, 0.0, 1)
     assert not jobs["14"].has_ended
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1:00", "1:2:3:4", "00:00:00:00", "9" * 30])
 def test_values_that_cannot_be_read_are_unknown(text: str) -> None:
-    jobs = parsed(("12", "1000", END, text, ""), ("12.batch", "", END, "", f"{text}?"))
+    jobs = parsed(
+        ("12", "1000", END, text, "", f"{text}s", f"{text}-"),
+        ("12.batch", "", END, "", f"{text}?", "", ""),
+    )
     assert jobs["12"] == JobRecord("1000", True, None, None)
 
 

@@ -1,0 +1,477 @@
+"""What ended tasks and leases used, by day, in SQL; it stays when jobs are pruned.
+
+`store` works in the caller's transaction: a run is counted with the end of its attempt, and a lease
+with its return. So a crash counts nothing twice. Days are those of the daemon's time zone, and of
+the end as the cluster reports it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    bindparam,
+    case,
+    func,
+    insert,
+    select,
+    union,
+    update,
+)
+
+from metasched.core.events import CoreEvent, Outcome, UseReported
+from metasched.core.leasing import PASSED_ON
+from metasched.core.tasks import Attempt, Task
+from metasched.core.transitions import ATTEMPT_FINAL, FINAL
+from metasched.db.schema import (
+    attempt,
+    daily_licence_peak,
+    daily_licence_use,
+    daily_use,
+    job,
+    lease,
+    licence,
+    task,
+)
+from metasched.model.daily_use import (
+    MAX_NAME,
+    NUMBERS,
+    OTHER,
+    UseKey,
+    UseSums,
+    correct_run,
+    count_deadline,
+    count_run,
+    merge,
+)
+from metasched.model.job import Job, State
+from metasched.model.job_usage import EndedRun, RunUsage
+from metasched.model.licence import Lease, ReturnedLease
+from metasched.policies.eligible import choose_gres
+
+MAX_ACCOUNTS = 50  # of a user on a day; users may invent names of accounts
+_IN_PORTIONS = {"yield_per": 1000}  # rows that are in memory
+_MOST = 2.0**53  # processor-seconds of a report
+_LATEST = 2.0**36  # epoch seconds: later times count as that
+
+_KEY = daily_use.c[UseKey._fields]
+_IS_KEY = and_(*(column == bindparam(f"k_{column.name}") for column in _KEY))
+_FIND, _INSERT = select(daily_use).where(_IS_KEY), insert(daily_use)
+_UPDATE = (
+    update(daily_use)
+    .where(_IS_KEY)
+    .values({name: bindparam(f"v_{name}") for name in (*NUMBERS, "waits")})
+)
+# of both tables
+_ACCOUNTS = union(
+    *(
+        select(table.c.account).where(
+            table.c.day == bindparam("k_day"), table.c.user == bindparam("k_user")
+        )
+        for table in (daily_use, daily_licence_use)
+    )
+)
+_WAITS = msgspec.json.Decoder(dict[int, int])
+_IS_ENDED_RUN = (
+    attempt.c.state.in_(sorted(ATTEMPT_FINAL)),
+    attempt.c.started.is_not(None),
+    attempt.c.ended.is_not(None),
+)
+
+
+def day_of(moment: float) -> int:
+    """Return the day of a time (epoch seconds) on this host, such as 20260331."""
+    local = time.localtime(min(max(moment, 0.0), _LATEST))
+    return local.tm_year * 10000 + local.tm_mon * 100 + local.tm_mday
+
+
+# Writing
+
+
+def store(connection: Connection, steps: Sequence[tuple[CoreEvent, Outcome]]) -> None:
+    """Add the runs, deadlines and leases that ended, and use that accounting reports of others.
+
+    The licences' counters are stored before.
+    """
+    sums: dict[UseKey, UseSums] = {}
+    for event, outcome in steps:
+        if isinstance(event, UseReported):
+            for key, outside in _reported_use(event):
+                sums.setdefault(key, UseSums()).add(outside)
+        for ended_task, ended in outcome.closed_attempts:
+            if ended.started is not None and ended.ended is not None:
+                key = UseKey.of(ended_task.job, ended.cluster, day_of(ended.ended))
+                sums.setdefault(key, UseSums()).add(_count_attempt(ended_task, ended))
+        for ended_task in _tasks_with_deadlines(outcome):
+            assert ended_task.job.deadline is not None
+            assert ended_task.ended is not None
+            last = ended_task.attempt
+            cluster = last.cluster if last is not None and last.started is not None else ""
+            key = UseKey.of(ended_task.job, cluster, day_of(ended_task.ended))
+            sums.setdefault(key, UseSums()).add(
+                count_deadline(ended_task.job.deadline, ended_task.state, ended_task.ended)
+            )
+    add(connection, sums)
+    _store_leases(connection, steps)
+
+
+def _reported_use(event: UseReported) -> Iterator[tuple[UseKey, UseSums]]:
+    for use in event.uses:
+        if 0.0 < use.processor_seconds <= _MOST and math.isfinite(use.ended):
+            names = (event.cluster, use.user[:MAX_NAME], use.account[:MAX_NAME], "", "")
+            yield UseKey(day_of(use.ended), *names), UseSums(cpu_outside=use.processor_seconds)
+
+
+def _tasks_with_deadlines(outcome: Outcome) -> Iterator[Task]:
+    """Yield the tasks with a deadline that ended in a step, each once."""
+    for key in {
+        (change.job, change.index)
+        for change in outcome.changes
+        if change.after in FINAL and change.before not in FINAL
+    }:
+        ended = outcome.tasks.get(key)
+        if ended is not None and ended.job.deadline is not None and ended.state in FINAL:
+            yield ended
+
+
+def _count_attempt(owner: Task, ended: Attempt) -> UseSums:
+    assert ended.started is not None
+    assert ended.ended is not None
+    is_rerun = 0 < owner.ignore_rejections_until < ended.number or any(
+        past.has_started and dispatch_id != ended.dispatch_id
+        for dispatch_id, past in owner.past_attempts.items()
+    )
+    return count_run(
+        choose_gres(owner.job, ended.gres_choice),
+        state=ended.state,
+        started=ended.started,
+        ended=ended.ended,
+        node=ended.node,
+        cpu_seconds=ended.cpu_seconds,
+        first_start=ended.restarts == 0 and not is_rerun,
+    )
+
+
+def add(connection: Connection, sums: Mapping[UseKey, UseSums]) -> None:
+    """Add sums to the rows of their keys."""
+    for key, added in sorted(sums.items()):
+        values = _key_values(key)
+        stored = connection.execute(_FIND, values).mappings().first()
+        if stored is None and (known := _with_known_account(connection, key)) != key:
+            values = _key_values(key := known)
+            stored = connection.execute(_FIND, values).mappings().first()
+        if stored is None:
+            connection.execute(_INSERT, key._asdict() | _row_of(added))
+            continue
+        total = merge((sums_of(stored), added))
+        changed = {f"v_{name}": value for name, value in _row_of(total).items()}
+        connection.execute(_UPDATE, values | changed)
+
+
+def _key_values(key: UseKey) -> dict[str, Any]:
+    return {f"k_{name}": value for name, value in key._asdict().items()}
+
+
+def _with_known_account(connection: Connection, key: UseKey) -> UseKey:
+    """Replace a further account of a user who has used too many on a day."""
+    if not key.account:
+        return key
+    values = {"k_day": key.day, "k_user": key.user}
+    known = set(connection.execute(_ACCOUNTS, values).scalars())
+    if key.account in known or len(known) < MAX_ACCOUNTS:
+        return key
+    return key._replace(account=OTHER)
+
+
+def _row_of(sums: UseSums) -> dict[str, Any]:
+    row = {name: getattr(sums, name) for name in NUMBERS}
+    return {**row, "waits": msgspec.json.encode(sums.waits).decode()}
+
+
+def sums_of(row: Mapping[Any, Any]) -> UseSums:
+    """Return the sums of a row."""
+    sums = UseSums(waits=_WAITS.decode(row["waits"]))
+    for name in NUMBERS:
+        setattr(sums, name, row[name])
+    return sums
+
+
+# What accounting reports later
+
+_ENDED_RUN = (
+    select(
+        *(attempt.c[name] for name in ("state", "cluster", "started", "ended", "node")),
+        attempt.c.gres_choice,
+        func.coalesce(job.c.changed, job.c.job).label("spec"),
+    )
+    .join(job, job.c.id == attempt.c.job)
+    .where(
+        attempt.c.job == bindparam("of_job"),
+        attempt.c.task_index == bindparam("of_task"),
+        attempt.c.number == bindparam("of_attempt"),
+        *_IS_ENDED_RUN,
+        attempt.c.cpu_seconds.is_(None),
+    )
+)
+
+
+def correct(connection: Connection, usage: Mapping[EndedRun, RunUsage]) -> None:
+    """Add what accounting reports of runs that are counted; before it is stored with them."""
+    sums: dict[UseKey, UseSums] = {}
+    for run, used in usage.items():
+        if used.cpu_seconds is None:
+            continue
+        values = {"of_job": run.job, "of_task": run.task, "of_attempt": run.attempt}
+        row = connection.execute(_ENDED_RUN, values).first()
+        if row is None:
+            continue
+        owner = msgspec.json.decode(row.spec, type=Job)
+        key = UseKey.of(owner, row.cluster, day_of(row.ended))
+        change = correct_run(_count_row(owner, row, None), _count_row(owner, row, used))
+        sums.setdefault(key, UseSums()).add(change)
+    add(connection, sums)
+
+
+def _count_row(owner: Job, row: Any, used: RunUsage | None) -> UseSums:
+    """Count a stored run; `used` is what accounting reports of it."""
+    return count_run(
+        choose_gres(owner, row.gres_choice),
+        state=State(row.state),
+        started=row.started,
+        ended=row.ended,
+        node=row.node,
+        cpu_seconds=used.cpu_seconds if used else None,
+        first_start=False,
+        elapsed=used.elapsed if used else None,
+        cpus=used.cpus if used else None,
+    )
+
+
+# Leases
+
+_LICENCE_SUMS = ("leases", "token_seconds", "wait", "max_wait")
+_LICENCE_KEY = daily_licence_use.c[(*UseKey._fields, "licence")]
+
+
+def _store_leases(connection: Connection, steps: Sequence[tuple[CoreEvent, Outcome]]) -> None:
+    sums: dict[tuple[UseKey, str], dict[str, float]] = {}
+    deltas: list[tuple[int, str, int]] = []  # day, licence, tokens
+    for event, outcome in steps:
+        for change in outcome.leases:
+            changed, sign = (change, 1) if isinstance(change, Lease) else (change.lease, -1)
+            day = day_of(event.time)
+            deltas += [(day, name, sign * count) for name, count in changed.tokens.items()]
+            if isinstance(change, ReturnedLease):
+                owner, cluster = _find_holder(connection, outcome, changed)
+                if owner is not None:
+                    key = UseKey.of(owner, cluster, day_of(change.until))
+                    _count_lease(sums, key, owner, change)
+    if deltas:
+        _add_leases(connection, sums)
+        _store_peaks(connection, deltas)
+
+
+def _find_holder(connection: Connection, outcome: Outcome, held: Lease) -> tuple[Job | None, str]:
+    """Return the job that held a lease, and the cluster of the attempt."""
+    for owner, ended in outcome.closed_attempts:
+        if (owner.job.id, owner.index, ended.number) == (held.job, held.index, held.attempt):
+            return owner.job, ended.cluster
+    spec = func.coalesce(job.c.changed, job.c.job).label("spec")
+    row = connection.execute(
+        select(spec, attempt.c.cluster)
+        .join(attempt, attempt.c.job == job.c.id)
+        .where(
+            job.c.id == held.job,
+            attempt.c.task_index == held.index,
+            attempt.c.number == held.attempt,
+        )
+    ).first()
+    return (None, "") if row is None else (msgspec.json.decode(row.spec, type=Job), row.cluster)
+
+
+def _count_lease(
+    sums: dict[tuple[UseKey, str], dict[str, float]],
+    key: UseKey,
+    owner: Job,
+    returned: ReturnedLease,
+) -> None:
+    since, seconds = returned.lease.since, max(returned.until - returned.lease.since, 0.0)
+    is_over = returned.reason != PASSED_ON  # else the next attempt goes on with it
+    wait = max(since - max(owner.submitted, owner.begin or 0.0), 0.0) if is_over else 0.0
+    for name, tokens in returned.lease.tokens.items():
+        row = sums.setdefault((key, name), dict.fromkeys(_LICENCE_SUMS, 0))
+        row["leases"] += int(is_over)
+        row["token_seconds"] += tokens * seconds
+        row["wait"] += wait
+        row["max_wait"] = max(row["max_wait"], wait)
+
+
+def _add_leases(
+    connection: Connection, sums: Mapping[tuple[UseKey, str], Mapping[str, float]]
+) -> None:
+    for (key, name), added in sorted(sums.items(), key=lambda item: item[0]):
+        key = _with_known_account(connection, key)
+        values: dict[str, Any] = {**key._asdict(), "licence": name}
+        is_row = and_(*(column == values[column.name] for column in _LICENCE_KEY))
+        columns = {c: daily_licence_use.c[c] + added[c] for c in _LICENCE_SUMS[:-1]}
+        larger = _larger(daily_licence_use.c.max_wait, added["max_wait"])
+        changed = update(daily_licence_use).where(is_row).values(columns | {"max_wait": larger})
+        if not connection.execute(changed).rowcount:
+            connection.execute(insert(daily_licence_use).values(values | dict(added)))
+
+
+def _store_peaks(connection: Connection, deltas: Sequence[tuple[int, str, int]]) -> None:
+    """Store the most tokens that were leased at a time; the counters have the changes already."""
+    names = {name for _, name, _ in deltas}
+    counters = connection.execute(select(licence).where(licence.c.name.in_(names))).all()
+    levels = dict.fromkeys(names, 0) | {row.name: int(row.leased) for row in counters}
+    totals = dict.fromkeys(names, 0) | {row.name: int(row.total) for row in counters}
+    for _, name, delta in deltas:
+        levels[name] -= delta  # as before all changes
+    peaks: dict[tuple[int, str], int] = {}
+    for day, name, delta in deltas:
+        before = peaks.get((day, name), levels[name])
+        levels[name] += delta
+        peaks[day, name] = max(before, levels[name])
+    table = daily_licence_peak
+    for (day, name), peak in sorted(peaks.items()):
+        changed = (
+            update(table)
+            .where(table.c.day == day, table.c.licence == name)
+            .values(
+                peak=_larger(table.c.peak, peak),
+                last=levels[name],
+                total=_larger(table.c.total, totals[name]),
+            )
+        )
+        if not connection.execute(changed).rowcount:
+            row = {"peak": peak, "last": levels[name], "total": totals[name]}
+            connection.execute(insert(table).values(day=day, licence=name, **row))
+
+
+def _larger(column: ColumnElement[Any], value: float) -> ColumnElement[Any]:
+    return case((column < value, value), else_=column)
+
+
+# History
+
+_HISTORY = (
+    select(
+        *(attempt.c[name] for name in ("job", "task_index", "number", "state", "cluster")),
+        *(attempt.c[name] for name in ("started", "ended", "node", "cpu_seconds", "gres_choice")),
+        *(attempt.c[name] for name in ("elapsed", "alloc_cpus")),
+        task.c.attempts,
+        task.c.state.label("task_state"),
+        task.c.ended.label("task_ended"),
+        func.coalesce(job.c.changed, job.c.job).label("spec"),
+    )
+    .join(task, and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.task_index))
+    .join(job, job.c.id == attempt.c.job)
+    .where(*_IS_ENDED_RUN)
+    .order_by(attempt.c.job, attempt.c.task_index, attempt.c.number)
+)
+
+
+def count_history(connection: Connection) -> None:
+    """Count all stored runs and leases that ended; for the migration that creates the tables.
+
+    Tasks with a deadline that never started are not counted.
+    """
+    sums: dict[UseKey, UseSums] = {}
+    decoder, job_id, owner = msgspec.json.Decoder(Job), 0, None
+    started: tuple[int, int] = (0, 0)  # the last task of which a start is counted
+    rows = connection.execute(_HISTORY, execution_options=_IN_PORTIONS)
+    for row in rows:
+        if owner is None or job_id != row.job:
+            job_id, owner = row.job, decoder.decode(row.spec)
+        key = UseKey.of(owner, row.cluster, day_of(row.ended))
+        run = count_run(
+            choose_gres(owner, row.gres_choice),
+            state=State(row.state),
+            started=row.started,
+            ended=row.ended,
+            node=row.node,
+            cpu_seconds=row.cpu_seconds,
+            first_start=started != (row.job, row.task_index),
+            elapsed=row.elapsed,
+            cpus=row.alloc_cpus,
+        )
+        started = row.job, row.task_index
+        sums.setdefault(key, UseSums()).add(run)
+        is_last = row.number == row.attempts and row.task_state in FINAL
+        if is_last and owner.deadline is not None:
+            end = count_deadline(owner.deadline, State(row.task_state), row.task_ended)
+            sums.setdefault(key, UseSums()).add(end)
+    add(connection, sums)
+    _count_past_leases(connection)
+
+
+def _count_past_leases(connection: Connection) -> None:
+    """Count stored leases that ended; how many were leased at a time is not known of the past."""
+    ended = (
+        select(lease, func.coalesce(job.c.changed, job.c.job).label("spec"), attempt.c.cluster)
+        .join(job, job.c.id == lease.c.job)
+        .join(
+            attempt,
+            and_(
+                attempt.c.job == lease.c.job,
+                attempt.c.task_index == lease.c.task_index,
+                attempt.c.number == lease.c.attempt,
+            ),
+        )
+        .where(lease.c.until.is_not(None))
+    )
+    sums: dict[tuple[UseKey, str], dict[str, float]] = {}
+    for row in connection.execute(ended, execution_options=_IN_PORTIONS):
+        owner = msgspec.json.decode(row.spec, type=Job)
+        held = Lease(row.job, row.task_index, row.attempt, {row.licence: row.tokens}, row.since)
+        key = UseKey.of(owner, row.cluster, day_of(row.until))
+        _count_lease(sums, key, owner, ReturnedLease(held, row.until, row.why))
+    _add_leases(connection, sums)
+
+
+def find_mismatches(connection: Connection) -> Iterator[str]:
+    """Yield a message for each user, cluster and day with fewer runs than there are attempts.
+
+    Runs of jobs that are pruned make them more.
+    """
+    columns = (daily_use.c.day, daily_use.c.user, daily_use.c.cluster)
+    stored = {
+        tuple(row[:3]): (row.jobs, row.elapsed)
+        for row in connection.execute(
+            select(
+                *columns,
+                func.sum(daily_use.c.jobs).label("jobs"),
+                func.sum(daily_use.c.elapsed).label("elapsed"),
+            ).group_by(*columns)
+        )
+    }
+    counted: dict[tuple[Any, ...], tuple[int, float]] = {}
+    ended = (
+        select(
+            *(attempt.c[name] for name in ("cluster", "started", "ended", "elapsed")), job.c.user
+        )
+        .join(job, job.c.id == attempt.c.job)
+        .where(*_IS_ENDED_RUN)
+    )
+    for row in connection.execute(ended, execution_options=_IN_PORTIONS):
+        key = (day_of(row.ended), row.user[:MAX_NAME], row.cluster[:MAX_NAME])
+        jobs, seconds = counted.get(key, (0, 0.0))
+        elapsed = max(row.ended - row.started, 0.0) if row.elapsed is None else row.elapsed
+        counted[key] = (jobs + 1, seconds + elapsed)
+    for key, (jobs, seconds) in sorted(counted.items()):
+        stored_jobs, stored_seconds = stored.get(key, (0, 0.0))
+        is_short = stored_jobs == jobs and abs(stored_seconds - seconds) > 1e-6 * seconds + 1e-3
+        if stored_jobs < jobs or is_short:
+            day, user, cluster = key
+            yield (
+                f"use of {user} on {cluster} on {day} is {stored_jobs} jobs of "
+                f"{stored_seconds:g} s, its attempts are {jobs} of {seconds:g} s"
+            )
