@@ -5,6 +5,7 @@ Routes return them encoded: FastAPI would check and encode each row anew, in the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 from fastapi.responses import Response
 from typing_extensions import TypedDict
 
-from metasched.api.site_answers import ShareRow, TokenCounts, TokenWindow
+from metasched.api.site_answers import LicenceHolders, ShareRow, TokenCounts, TokenWindow
 from metasched.core.transitions import QUEUED_OR_HELD
 from metasched.model.job import Job, Payload
 from metasched.model.manager_options import ManagerOptions
@@ -80,6 +81,7 @@ class JobDetails(JobRow):
     attempt_state: str | None  # of the last attempt, which tells more of a failure
     signal: int | None  # that ended it
     node_list: str  # of the last attempt, as its manager writes it
+    elapsed: float | None  # since the start of the last attempt, to its end or until now
     cpu_seconds: float | None  # used
     max_memory: int | None  # MiB, used
     restarts: int  # by its manager
@@ -126,10 +128,16 @@ def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Paylo
         attempt_state=stored["attempt_state"],
         signal=stored["signal"],
         node_list=stored["node"] or "",
+        elapsed=_elapsed(stored),
         cpu_seconds=stored["cpu_seconds"],
         max_memory=stored["max_memory"],
         restarts=stored["restarts"] or 0,
     )
+
+
+def _elapsed(stored: Mapping[str, Any]) -> float | None:
+    started, ended = stored["started"], stored["ended"]
+    return None if started is None else max((ended or time.time()) - started, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,25 +248,12 @@ class OutputPaths(TypedDict):
     error: str | None  # null: as `output`
 
 
-class LicenceHolder(TypedDict):
-    """A task with tokens of a licence. Of another user's task the caller may see the count only."""
-
-    job: int | None
-    task: int | None
-    user: str | None
-    count: int  # tokens
-    since: str
-    expected: str | None  # end by its time limit; null: it has not started
-
-
-class MissingLicence(TokenCounts):
+class MissingLicence(TokenCounts, LicenceHolders):
     """A licence that a task waits for."""
 
     licence: str
     wanted: int  # tokens
     windows: list[TokenWindow]
-    holders: list[LicenceHolder]
-    more_holders: int  # that are not listed
 
 
 class TuningRow(TypedDict):

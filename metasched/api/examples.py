@@ -108,6 +108,17 @@ _LICENCE = {
     "reserved": 0,
     "windows": [],
     "managers": [],
+    "holders": [
+        {
+            "job": 100000017,
+            "task": None,
+            "user": "ada",
+            "count": 1,
+            "since": "2026-11-26T08:00:00.000+00:00",
+            "expected": "2026-11-26T09:00:04.000+00:00",
+        }
+    ],
+    "more_holders": 11,
 }
 _SHARE = {
     "account": "aero",

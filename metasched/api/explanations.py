@@ -84,9 +84,7 @@ async def explain(
         cause = service.core.describe_dependencies(task) or cause
         if (shortage := service.core.licence_obstacle(task, now := time.time())) is not None:
             row |= {"reason": str(shortage.reason)}
-            licences = licence_holders(
-                service.core, task, now, lambda user: caller.sees_all or user == caller.user
-            )
+            licences = licence_holders(service.core, task, now, caller.may_list)
             cause = "; ".join((shortage.text, *describe_holders(licences)))
         if (limit := service.core.limit_shortage(task)) is not None:
             row |= {"reason": str(limit.reason)}

@@ -11,13 +11,16 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Depends, Request
 from fastapi.responses import Response
 
-from metasched.api.answers import LicenceHolder, MissingLicence
+from metasched.api.answers import MissingLicence
 from metasched.api.clusters import breaker_row
+from metasched.api.identity import Caller
 from metasched.api.pages import KeyPage, key_page
 from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.selection import JobSelection, select_tasks
 from metasched.api.site_answers import (
+    LicenceHolder,
+    LicenceHolders,
     LicenceRow,
     LicenceServerRow,
     ManagerTokens,
@@ -39,7 +42,7 @@ from metasched.units import iso
 
 router = APIRouter()
 
-MAX_HOLDERS = 50  # of a licence, in an explanation
+MAX_HOLDERS = 50  # of a licence, in a listing or an explanation
 
 
 @dataclass(frozen=True)
@@ -53,15 +56,15 @@ class LicenceTotal:
 @router.get("/licences", response_model=list[LicenceRow])
 async def licences(
     request: Request,
-    _: CurrentCaller,
+    caller: CurrentCaller,
     service: CurrentService,
     readers: CurrentReaders,
     page: Annotated[KeyPage, Depends(key_page(1))],
 ) -> Response:
-    """List licences by name."""
+    """List licences by name, with their holders as far as the caller may see their jobs."""
     [after] = page.after or ("",)
     statuses = service.core.licences.statuses(time.time(), after)
-    rows = (_licence_row(service, status) for status in statuses)
+    rows = (_licence_row(service, status, caller) for status in statuses)
     if page.requested:
         keyed = (((str(row["licence"]),), row) for row in rows)
         return await live_page(request, readers, keyed, page)
@@ -130,7 +133,7 @@ async def set_licence(
         raise ApiError(422, f"total {requested.total} is out of range; give 0 to {MAX_TOKENS}")
     now = time.time()
     await service.apply_events(LicenceSet(now, name, requested.total, caller.user))
-    return _licence_row(service, pools.status(name, now))
+    return _licence_row(service, pools.status(name, now), caller)
 
 
 def _server_row(monitor: LicenceMonitor) -> LicenceServerRow:
@@ -145,7 +148,7 @@ def _server_row(monitor: LicenceMonitor) -> LicenceServerRow:
     }
 
 
-def _licence_row(service: SchedulerService, status: LicenceStatus) -> LicenceRow:
+def _licence_row(service: SchedulerService, status: LicenceStatus, caller: Caller) -> LicenceRow:
     """Return a row of `licences --json`."""
     core = service.core
     pool = core.licences.configured_pool(status.licence)
@@ -168,6 +171,7 @@ def _licence_row(service: SchedulerService, status: LicenceStatus) -> LicenceRow
         "reserved": status.reserved,
         "windows": list(_reserved_windows(core, status.licence)),
         "managers": list(_manager_rows(service, status)),
+        **_holders(core, status.licence, caller.may_list),
     }
 
 
@@ -236,15 +240,22 @@ def licence_holders(
             "licence": status.licence,
             "wanted": max(r.get(status.licence, 0) for r in task.job.licence_requests),
             "windows": list(_reserved_windows(core, status.licence)),
-            "holders": [
-                _holder_row(core, lease, status.licence, is_visible)
-                for lease in islice(core.licences.leases_of(status.licence), MAX_HOLDERS)
-            ],
-            "more_holders": max(core.licences.count_leases(status.licence) - MAX_HOLDERS, 0),
+            **_holders(core, status.licence, is_visible),
             **_token_counts(status),
         }
         for status in core.missing_licences(task, now)
     ]
+
+
+def _holders(core: Core, licence: str, is_visible: Callable[[str], bool]) -> LicenceHolders:
+    """Return the oldest leases of a licence as `holders`; `more_holders` counts the others."""
+    return {
+        "holders": [
+            _holder_row(core, lease, licence, is_visible)
+            for lease in islice(core.licences.leases_of(licence), MAX_HOLDERS)
+        ],
+        "more_holders": max(core.licences.count_leases(licence) - MAX_HOLDERS, 0),
+    }
 
 
 def _holder_row(

@@ -137,7 +137,25 @@ class TokenCounts(TypedDict):
     state: str  # ok, unknown or over-committed, with the reason
 
 
-class LicenceRow(TokenCounts):
+class LicenceHolder(TypedDict):
+    """A task with tokens of a licence. Of another user's task the caller may see the count only."""
+
+    job: int | None
+    task: int | None
+    user: str | None
+    count: int  # tokens
+    since: str
+    expected: str | None  # end by its time limit; null: it has not started
+
+
+class LicenceHolders(TypedDict):
+    """The oldest leases of a licence."""
+
+    holders: list[LicenceHolder]
+    more_holders: int  # that are not listed
+
+
+class LicenceRow(TokenCounts, LicenceHolders):
     """A licence, as `licences --json` lists it. Counts are in tokens."""
 
     licence: str

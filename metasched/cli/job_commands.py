@@ -51,14 +51,14 @@ def list_jobs(
     """Print the jobs that are named, or that pass the filters. Return the exit code.
 
     Filters: `user`, `me`, `state`, `since`, `show_all`. `watch`: again until all have ended.
-    `long`: with their use, as JSON all that is known of them.
+    `long`: with their use; JSON has all that is known of them.
     """
     client, ids = connect(config), check_job_ids(jobs)
     query = _query(client, ids, **filters)
     # a filter may leave out a job that exists
     checked = () if any(query[key] for key in ("user", "state", "since")) else ids
     if as_json:
-        rows = (client.job_details if long else client.jobs)(ids, **query)
+        rows = client.job_details(ids, **query)
         print(json.dumps(rows, indent=2))
         return _report_missing(checked, rows)
     from metasched.cli.job_table import LONG_COLUMNS, print_jobs

@@ -40,9 +40,12 @@ def licences(
 ) -> None:
     """List the licences with their totals, holders and demand.
 
+    A second table names the jobs that hold tokens; the site may hide those of others. EXPECTED is
+    their end by the time limit.
+
     OURS counts tokens leased to jobs of metasched, OUTSIDE tokens used by others. RESERVED counts
-    tokens of active reservations; a second table lists the reservations of licences. WAITING counts
-    tokens requested by queued jobs. RHO is the demand per token: above 1 the licence is critical.
+    tokens of active reservations, which a further table lists. WAITING counts tokens requested by
+    queued jobs. RHO is the demand per token: above 1 the licence is critical.
 
     \b
     Examples:
@@ -138,6 +141,7 @@ def _print_licences(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
         [column.upper() for column in columns],
         ([format_number(row.get(column)) for column in columns] for row in rows),
     )
+    _print_holders(rows)
     windows = [(row["licence"], window) for row in rows for window in row.get("windows", ())]
     if windows:
         print()
@@ -154,3 +158,25 @@ def _print_licences(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
                 for name, window in windows
             ),
         )
+
+
+def _print_holders(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print who holds tokens; a daemon of an earlier release does not tell."""
+    lines: list[tuple[object, ...]] = []
+    for row in rows:
+        lines += [
+            (
+                row["licence"],
+                holder["count"],
+                format_task_id(holder) if holder["job"] is not None else "-",
+                holder["user"] or "another user",
+                format_time(holder["since"]),
+                format_time(holder["expected"]),
+            )
+            for holder in row.get("holders", ())
+        ]
+        if row.get("more_holders"):
+            lines.append((row["licence"], "", "", f"and {row['more_holders']} more jobs", "", ""))
+    if lines:
+        print()
+        print_table(("LICENCE", "COUNT", "JOB", "USER", "SINCE", "EXPECTED"), lines)

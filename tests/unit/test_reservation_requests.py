@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from metasched.api.identity import Caller
 from metasched.api.licences import _licence_row as licence_row
 from metasched.api.lookups import Lookups
 from metasched.api.request import CurrentCaller
@@ -113,7 +114,9 @@ def test_a_window_has_its_licences_and_the_next_request_learns_the_holder() -> N
     made = desk.reserve(matlab=2)
     assert (made["state"], made["licences"]) == ("bound", {"matlab": 2})
     row = licence_row(
-        cast(SchedulerService, desk), desk.core.licences.status("matlab", time.time())
+        cast(SchedulerService, desk),
+        desk.core.licences.status("matlab", time.time()),
+        Caller("ada"),
     )
     assert (row["reserved"], row["free"]) == (0, 3)
     window = {"reservation": 1, "count": 2, "start": made["start"], "end": made["end"]}
