@@ -12,6 +12,7 @@
     event        inputs of the core, in order                     append-only; replayable
     change       story: each state change with its cause          append-only; refers to its event
     audit        who did what, and what happened                 append-only; id grows with the time
+    daily_use    what ended tasks used, by day and user           primary key: the day and whose use
     cluster      last lasting information of each cluster         primary key
     drain        clusters that operators keep closed              primary key
     checkpoint   state of the core just before an event           primary key: the event
@@ -21,6 +22,6 @@
 `schema` declares the tables and `migrations` creates them. `backends` chooses `sqlite` or
 `postgresql` by URL; both implement `store.Database`. `ledger` writes, with `job_rows` and
 `bulk_rows`; `queries` reads for commands and the API; `recovery` rebuilds the state of the core.
-`audit`, `leases`, `reservations` and `cluster_info` encode their parts. `integrity` checks a
-database, `pruning` deletes old rows.
+`audit`, `daily_use`, `leases`, `reservations` and `cluster_info` encode their parts. `reports`
+reads sums by day. `integrity` checks a database, `pruning` deletes old rows.
 """

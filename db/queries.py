@@ -25,6 +25,7 @@ from metasched.db.job_pages import (
     read_page,
     read_runs,
 )
+from metasched.db.reports import ReportQuery, read_report
 from metasched.db.schema import attempt, change, digest, epoch, job, task, token
 from metasched.db.store import StorageFailed, driver_message
 from metasched.model.arrays import parse_array
@@ -375,6 +376,11 @@ class Queries:
         if len(rows) == limit and not newest:
             return rows, int(rows[-1]["id"])
         return rows, max(last, after)
+
+    def report(self, query: ReportQuery) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Return the rows of a report and their total; see `reports.read_report`."""
+        with self._connect() as connection:
+            return read_report(connection, query)
 
     def events(self, since: int = 0) -> Iterator[CoreEvent]:
         """Yield the recorded events in order; see `recovery.recorded_events`."""

@@ -34,6 +34,7 @@ from metasched.api import (
     partitions,
     reference,
     reload,
+    reports,
     reservations,
     shares,
     submissions,
@@ -99,7 +100,7 @@ def create_app(daemon: Daemon) -> FastAPI:
     )
     job_modules = (submissions, changes, jobs, explanations)
     site_modules = (clusters, partitions, licences, limits, shares, reservations, tokens)
-    admin_modules = (events, metrics, reload, reference)
+    admin_modules = (events, reports, metrics, reload, reference)
     for module in (*job_modules, *site_modules, *admin_modules):
         app.include_router(module.router)
     _register_error_handlers(app)

@@ -38,6 +38,7 @@ COMMANDS = {  # name -> module
     "clusters": "clusters",
     "cluster": "clusters",
     "events": "events",
+    "report": "report",
     "reserve": "reservations",
     "reservations": "reservations",
     "reservation": "reservations",

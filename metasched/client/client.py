@@ -255,6 +255,14 @@ class Client:
         answer, fields = self._connection.request("GET", "/events", query)
         return self._parse_rows(answer), fields.get(NEXT_CURSOR_HEADER.lower(), cursor or "0")
 
+    def report(self, kind: str, by: Sequence[str], **query: str | None) -> dict[str, Any]:
+        """Return a report of ended jobs, or of leases: `rows`, their `total`, and the period.
+
+        `kind` is use, waits, deadlines or licences. `query`: see GET /reports/{kind}.
+        """
+        path = f"/reports/{percent_encode(kind)}"
+        return self._parse_object(self._request("GET", path, {"by": by, **query}))
+
     def reload(self) -> dict[str, Any]:
         """Let the daemon read its configuration again: `changes`, `restart_needed`, `findings`."""
         return self._parse_object(self._request("POST", "/reload"))

@@ -11,4 +11,5 @@ federations          federations of clusters from real traces
 federated            dispatch by metasched compared with what users do without it
 comparison           policies side by side over seeds
 plots, report        charts, and a report of one page
+html_page            parts of such a page
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg", ".pdf")
 MAX_BARS = 3000  # jobs: with more, a Gantt chart is unreadable
 MAX_LINES = 8  # clusters: with more, only their total is plotted
+MAX_LABELS = 30  # bars, or labels of an axis
 LABEL_COLUMNS = 110  # characters below an axis: longer labels of settings are wrapped
 TIME_INTERVALS = 300  # equal parts of the time axis, for means
 
@@ -266,6 +267,42 @@ def plot_load_shares(shares: dict[str, float]) -> Figure:
     axis.invert_yaxis()
     axis.set(xlabel="share of the work, %", xlim=(0, 110 * max(shares.values(), default=1.0)))
     return figure
+
+
+def plot_bars(labels: Sequence[str], series: Mapping[str, Sequence[float]], unit: str) -> Figure:
+    """Plot values of each label, at most `MAX_LABELS`; series side by side, by their names."""
+    labels = labels[:MAX_LABELS]
+    figure, (axis,) = _figure(1, height=1 + 0.3 * len(labels) * max(len(series), 1))
+    width = 0.8 / len(series)
+    for number, (name, values) in enumerate(series.items()):
+        offset = (number - (len(series) - 1) / 2) * width
+        positions = [position + offset for position in range(len(labels))]
+        axis.barh(positions, values[: len(labels)], width * 0.95, label=name)
+    axis.set_yticks(range(len(labels)), _plain(labels))
+    axis.invert_yaxis()
+    axis.set(xlabel=unit, xlim=(0, None))
+    if len(series) > 1:
+        figure.legend(loc="outside upper right", ncols=len(series))
+    return figure
+
+
+def plot_over_time(times: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str) -> Figure:
+    """Plot the sums of months or days, each divided into parts."""
+    figure, (axis,) = _figure(1, height=4)
+    base = [0.0] * len(times)
+    for name, values in parts.items():
+        axis.bar(range(len(times)), values, 0.8, bottom=base, label=_plain([name])[0])
+        base = [below + value for below, value in zip(base, values, strict=True)]
+    step = -(-len(times) // MAX_LABELS)
+    axis.set_xticks(range(0, len(times), step), times[::step], rotation=60)
+    axis.set(ylabel=unit, ylim=(0, None))
+    figure.legend(loc="outside right upper")
+    return figure
+
+
+def _plain(labels: Sequence[str]) -> list[str]:
+    """Return names of any characters as plain labels: `$` begins a formula, `_` hides a label."""
+    return [" " * name.startswith("_") + name.replace("$", r"\$") for name in labels]
 
 
 def plot_waits(schedule: Schedule) -> Figure:

@@ -39,6 +39,11 @@ SECTIONS = {
         "Metrics",
         "Processor time of the daemon for a scrape; one of its three clusters is away.",
     ),
+    "test_reports": (
+        "Reports",
+        "A month with a million ended jobs of 300 users in 10 accounts, on 3 clusters. The peer "
+        "reads the jobs: one SQL statement sums up their time by user, without their processors.",
+    ),
     "test_drop_in": (
         "Commands",
         "The lower quartile of 40 calls, median of three rounds. All commands share the processors "

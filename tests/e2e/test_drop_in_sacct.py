@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator
+from datetime import date, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -120,4 +121,42 @@ def test_sacct_says_of_a_job_what_the_real_one_says(site: Site, alpha: SlurmClus
         assert listed == real.comparable(name)
         assert len(listed) == {"arr": 6, "held": 1, "dropped": 1}.get(name, 2)
         assert own.comparable(name, "-X") == real.comparable(name, "-X")
+    alpha.empty()
+
+
+def test_reports_agree_with_slurmdbd(site: Site, alpha: SlurmCluster) -> None:
+    """Also where Slurm allocates more processors than a job asks for."""
+    site.before = alpha.inside
+    site.configure(alpha.table("poll_interval = 1\n"))
+    site.start()
+    quick = ("-t", "5", "--mem", "100", "-o", "/dev/null", "--wrap")
+    jobs = [
+        site.submit("-n", "3", *quick, "sleep 3"),
+        site.submit("-n", "2", "--exclusive", *quick, "sleep 2; exit 3"),
+        site.submit("--array", "1-3", *quick, "sleep 1"),
+        site.submit("-n", "2", *quick, "sleep 600"),
+    ]
+    site.until(lambda: site.row(jobs[-1])["state"] == "running")
+    site.run("cancel", str(jobs[-1]))
+    rows = site.until_ended()
+    ids = ",".join(row["native_id"] for row in rows)
+    period = ("--since", "2d", "--until", (date.today() + timedelta(days=1)).isoformat())
+
+    def report() -> dict[str, float]:
+        total: dict[str, float] = site.json("report", "use", *period)["total"]
+        return total
+
+    # slurmdbd is asked at intervals
+    site.until(lambda: all(row["cpu_seconds"] is not None for row in site.json("status", "--all")))
+    fields = "jobidraw,state,elapsedraw,cputimeraw,alloccpus"
+    lines = alpha.run("sacct", "-X", "-n", "-P", "-j", ids, "-o", fields).splitlines()
+    records = [line.split("|") for line in lines]
+    assert "16" in {record[4] for record in records}  # the exclusive one has the node
+    counted = report()
+    assert counted["jobs"] == len(records) == 6
+    assert counted["completed"] == sum(record[1] == "COMPLETED" for record in records) == 4
+    assert counted["failed"] == sum(record[1] == "FAILED" for record in records) == 1
+    assert counted["cancelled"] == sum(r[1].startswith("CANCELLED") for r in records) == 1
+    assert counted["elapsed"] == sum(int(record[2]) for record in records)
+    assert counted["cpu_seconds"] == sum(int(record[3]) for record in records)
     alpha.empty()

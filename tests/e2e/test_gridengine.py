@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from datetime import date, timedelta
 
 import pytest
 
@@ -101,3 +102,31 @@ def test_patterns_and_names_of_nodes(over_cell: Site) -> None:
     assert re.search(rf"nodes have fewer than 1 x \(.*{re.escape(row['node_list'])}", refused)
     assert site.stop() == 0
     site.replayed()
+
+
+def test_reports_agree_with_qacct(over_cell: Site, gridengine_cell: Cell) -> None:
+    quick = ("--cluster", "cell", "-t", "5", "-o", "/dev/null", "--wrap")
+    jobs = [
+        over_cell.submit("-n", "2", *quick, "sleep 2"),
+        over_cell.submit("-n", "1", *quick, "exit 3"),
+        over_cell.submit("-n", "3", *quick, "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done"),
+    ]
+    natives = [row["native_id"] for row in over_cell.until_ended(*jobs)]
+    period = ("--since", "2d", "--until", (date.today() + timedelta(days=1)).isoformat())
+    counted = over_cell.json("report", "use", "--by", "cluster", *period)["total"]
+
+    def figures(native: str) -> dict[str, str]:
+        lines = gridengine_cell.run("qacct", "-j", native).splitlines()
+        return dict(line.split(maxsplit=1) for line in lines if len(line.split()) > 1)
+
+    records = [figures(native) for native in natives]
+    seconds = [float(record["ru_wallclock"].rstrip("s")) for record in records]
+    slots = [int(record["slots"]) for record in records]
+    assert sorted(slots) == [1, 2, 3]
+    assert (counted["jobs"], counted["completed"], counted["failed"]) == (3, 2, 1)
+    # qacct rounds the wall clock of each job to whole seconds
+    assert counted["elapsed"] == pytest.approx(sum(seconds), abs=len(jobs))
+    allocated = sum(s * n for s, n in zip(seconds, slots, strict=True))
+    assert counted["cpu_seconds"] == pytest.approx(allocated, abs=sum(slots))
+    used = sum(float(record["cpu"].rstrip("s")) for record in records)
+    assert counted["cpu_seconds_used"] == pytest.approx(used, abs=0.01)

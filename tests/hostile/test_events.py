@@ -140,3 +140,34 @@ def test_a_hostile_name_forges_no_line(site: MultiUserSite) -> None:
     assert all(line.isprintable() for line in log.splitlines())
     forged = [line for line in log.splitlines() if line.startswith("2026-01-01 00:00:00,000")]
     assert forged == []
+
+
+def test_users_get_reports_and_holders_of_their_own_jobs(site: MultiUserSite) -> None:
+    a, b, operator = site.by(A), site.by(B), site.by(OPERATOR)
+    job = b.submit("-L", "matlab:2", "-t", "5", "-o", "/dev/null", "--wrap", "sleep 100")
+    b.until(lambda: b.row(job)["state"] == "running")
+    [of_a], [of_b] = (user.json("licences")[0]["holders"] for user in (a, b))
+    assert (of_b["job"], of_b["user"], of_b["count"]) == (job, B, 2)
+    assert (of_a["job"], of_a["user"], of_a["count"]) == (None, None, 2)
+    assert operator.json("licences")[0]["holders"] == [of_b]
+    b.run("cancel", str(job))
+    b.until_ended(job)
+    own = a.submit("-t", "5", "-o", "/dev/null", "--wrap", "true")
+    a.until_ended(own)
+    days = ("--since", "2d", "--by", "user")
+
+    def users(caller: MultiUserSite, kind: str, *options: str) -> set[str]:
+        return {row["user"] for row in caller.json("report", kind, *days, *options)["rows"]}
+
+    for kind in ("use", "waits"):
+        assert users(a, kind) == {A}
+        assert users(b, kind) == users(b, kind, "--user", B) == {B}
+        assert users(operator, kind) >= {A, B}
+        assert users(operator, kind, "--user", A) == {A}
+    assert users(a, "licences") == set()
+    assert users(operator, "licences") == {B}
+    # not even sums of others, by whatever key
+    [row] = a.json("report", "use", "--since", "2d", "--by", "cluster")["rows"]
+    [all_users] = operator.json("report", "use", "--since", "2d", "--by", "cluster")["rows"]
+    assert row["jobs"] < all_users["jobs"]
+    assert "only operators see the use of" in a.error("report", "use", "--user", B, code=3)
