@@ -33,7 +33,7 @@ from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HEL
 from metasched.model.reservation import FINAL_STATES, ReservationState
 from metasched.model.token_scope import TokenScope
 
-REVISION = "0030"  # the newest migration, which creates exactly these tables
+REVISION = "0031"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 

@@ -7,8 +7,8 @@ from alembic import op
 
 from metasched.db.daily_use import count_history
 
-revision = "0030"
-down_revision = "0029"
+revision = "0031"
+down_revision = "0030"
 
 INTEGER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 KEY = ("cluster", "user", "account", "user_group", "user_class")
