@@ -15,6 +15,7 @@
     daily_use    what ended tasks used, by day and user           primary key: the day and whose use
     cluster      last lasting information of each cluster         primary key
     drain        clusters that operators keep closed              primary key
+    calendar     acts that recur, and the next run of each        one entry of a name
     checkpoint   state of the core just before an event           primary key: the event
     epoch        number of daemon starts                          one row; fences off older daemons
     token        access tokens of users on other hosts            hash only, unique

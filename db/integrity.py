@@ -12,7 +12,16 @@ from metasched.core.array_remainder import range_of
 from metasched.core.recovered_state import RecoveredState
 from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.core.transitions import FINAL, LIVE
-from metasched.db import daily_use, leases, limit_uses, reservations, share_uses, task_runs, tuning
+from metasched.db import (
+    calendar,
+    daily_use,
+    leases,
+    limit_uses,
+    reservations,
+    share_uses,
+    task_runs,
+    tuning,
+)
 from metasched.db.recovery import recorded_events
 from metasched.db.schema import attempt, checkpoint, event, job, metadata, task
 from metasched.db.store import Database
@@ -146,6 +155,7 @@ def _check_replay(connection: Connection) -> tuple[list[str], str]:
         for key in replayed.keys() - ended.keys() - stored.keys()
     ]
     problems += share_uses.find_mismatches(connection, core.fair_share.uses.values())
+    problems += calendar.find_mismatches(connection, core.calendar.entries)
     problems += tuning.find_mismatches(
         connection, since, core.state.tuning.values(), tuning_changes
     )

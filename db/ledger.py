@@ -40,6 +40,7 @@ from metasched.core.tasks import Intent, PastAttempt, Task
 from metasched.core.transitions import TaskEvent
 from metasched.db import (
     audit,
+    calendar,
     daily_use,
     leases,
     limit_uses,
@@ -221,7 +222,7 @@ class Ledger(Writer):
             raise
 
     def next_reservation(self) -> int:
-        """Return a new reservation id."""
+        """Return a new id of a reservation, of a series, or of another entry of the calendar."""
         self._next_reservation += 1
         return self._next_reservation - 1
 
@@ -441,6 +442,7 @@ class Ledger(Writer):
                 leases.shift_clock(self._connection, core_event)
             leases.store(self._connection, outcome)
             reservations.store(self._connection, [outcome])
+        calendar.store(self._connection, [outcome for _, outcome in steps])
         limit_uses.store(self._connection, [outcome for _, outcome in steps])
         share_uses.store(self._connection, steps)
         daily_use.store(self._connection, steps)
@@ -619,7 +621,8 @@ class Ledger(Writer):
             execute(update(epoch).values(number=self._daemon_epoch))
             self._next_event = self._highest(event.c.id) + 1
             self._next_job = max(self._next_free_id(), self._first_id)
-            self._next_reservation = reservations.highest_id(connection) + 1
+            highest = max(reservations.highest_id(connection), calendar.highest_id(connection))
+            self._next_reservation = highest + 1
             self._last_audit = audit.last_id(connection)
             conditions = audit.read_conditions(connection)
             recovered = recovery.recover(connection, window)
@@ -636,7 +639,10 @@ class Ledger(Writer):
             self._pending_checkpoint = recovered.pack() if checkpoint_due else None
             core.restore(recovered)
             self._audit_trail = AuditTrail(
-                conditions, core.reservations.by_id, {d.cluster: d for d in recovered.drains}
+                conditions,
+                core.reservations.by_id,
+                {d.cluster: d for d in recovered.drains},
+                core.calendar.entries,
             )
 
     def listing_cursors(self) -> dict[str, str]:

@@ -197,6 +197,8 @@ class LockSession(WriterLock):
 class Postgresql(Database):
     """A database of a PostgreSQL server, version 13 or newer."""
 
+    backup_suffix = ".sql"
+
     def __init__(self, url: URL) -> None:
         self.url = url.set(drivername="postgresql+psycopg")
         self.folder = Path(personal_data()) / f"{url.database or 'metasched'}.clusters"

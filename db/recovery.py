@@ -16,7 +16,7 @@ from metasched.core.recovered_state import RecoveredState
 from metasched.core.state import MAX_ENDED_TASKS
 from metasched.core.tasks import NO_CLUSTERS, Attempt, EndedTask, Intent, PastAttempt, Task
 from metasched.core.transitions import LIVE
-from metasched.db import leases, reservations, share_uses, task_runs, tuning
+from metasched.db import calendar, leases, reservations, share_uses, task_runs, tuning
 from metasched.db.cluster_info import apply_changes
 from metasched.db.schema import attempt, cluster, drain, event, job, task, task_run
 from metasched.model.arrays import format_indices
@@ -74,6 +74,7 @@ def recover(connection: Connection, window: int) -> RecoveredState:
         share_trees=share_uses.read_trees(connection),
         tuning=tuning.read_states(connection),
         remainders=remainders,
+        calendar=calendar.read_entries(connection),
     )
 
 

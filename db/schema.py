@@ -33,7 +33,7 @@ from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HEL
 from metasched.model.reservation import FINAL_STATES, ReservationState
 from metasched.model.token_scope import TokenScope
 
-REVISION = "0031"  # the newest migration, which creates exactly these tables
+REVISION = "0032"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -410,6 +410,8 @@ reservation = Table(
     Column("licences", SafeText, nullable=False, server_default="{}"),
     Column("mail", SafeText, nullable=False, server_default=""),
     Column("told", Float),
+    Column("users", SafeText, nullable=False, server_default="[]"),  # JSON
+    Column("series", Int64),  # id in `calendar`, while that is open; null: a single reservation
     CheckConstraint('start < "end"', name="window"),
     CheckConstraint("size > 0 AND cpus >= size", name="size"),
     CheckConstraint(_in_condition("state", frozenset(ReservationState)), name="state"),
@@ -520,6 +522,37 @@ drain = Table(
     Column("by", SafeText, nullable=False),
     Column("reason", SafeText, nullable=False),
     Column("keep_pending", Boolean(create_constraint=False), nullable=False),
+    Column("entry", SafeText, nullable=False, server_default=""),  # of the calendar that drained it
+)
+
+# The calendar: entries of the site's file, and open series of reservations. `next_run` is the
+# nominal time of the next run. `running` is that of a backup or a removal under way.
+calendar = Table(
+    "calendar",
+    metadata,
+    Column("id", Int64, primary_key=True, autoincrement=False),
+    Column("name", SafeText, nullable=False),  # of an entry of the file; '': a series
+    Column("act", SafeText, nullable=False),  # JSON
+    Column("rule", SafeText, nullable=False),
+    Column("zone", SafeText, nullable=False),
+    Column("owner", SafeText, nullable=False),  # of a series; '': the site
+    Column("made_by", SafeText, nullable=False),
+    Column("made", Float, nullable=False),
+    Column("grace", Float, nullable=False),
+    Column("lead", Float, nullable=False),
+    Column("until", Float),
+    Column("next_run", Float),
+    Column("ran", SafeText, nullable=False),  # JSON: nominal times of the last runs
+    Column("running", Float),
+    CheckConstraint("grace >= 0 AND lead >= 0", name="times"),
+)
+_IS_OF_SITE = text("name <> ''")
+Index(
+    "ix_calendar_name",
+    calendar.c.name,
+    unique=True,
+    sqlite_where=_IS_OF_SITE,
+    postgresql_where=_IS_OF_SITE,
 )
 
 # Acts of operators, and changes of clusters, licences, policy, reservations and jobs: see

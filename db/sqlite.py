@@ -42,6 +42,8 @@ NETWORK_FILESYSTEMS = frozenset(
 class Sqlite(Database):
     """A database in a file."""
 
+    backup_suffix = ".db"
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.folder = path.with_suffix(".clusters")

@@ -82,6 +82,7 @@ class Database(ABC):
     """A database of a ledger; `str` gives its address without the password."""
 
     folder: Path  # default place of the clusters' files
+    backup_suffix: str  # of the name of a copy
     upgraded_at: float | None = None  # monotonic seconds; when this process upgraded old tables
 
     @abstractmethod

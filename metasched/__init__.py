@@ -17,6 +17,7 @@ Each package imports only packages below it in this list:
     client            finds the daemon and sends requests to it; quick to import
     carts             free processors over time under advance reservations
     model             jobs, clusters, listings, licences and reservations as plain data
+    recurrence        times that recur, in time zones
     units, paths, clock, timeouts, errors
 
 Apart from these:

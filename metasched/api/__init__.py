@@ -13,6 +13,7 @@ selection       the jobs that a request refers to
 submissions, changes, modifications, jobs, explanations   routes of jobs
 clusters, licences, reservations, tokens, events          routes of other resources
 reports         the route of reports
+calendar        the route that lists what recurs
 reload          the route that reads the configuration again
 submission_keys idempotency keys
 metrics         readings and counters for Prometheus

@@ -23,6 +23,7 @@ from msgspec import structs
 from starlette.exceptions import HTTPException
 
 from metasched.api import (
+    calendar,
     changes,
     clusters,
     events,
@@ -99,7 +100,7 @@ def create_app(daemon: Daemon) -> FastAPI:
         submissions.MAX_DIRECTORY_CHECKS, "directory-check"
     )
     job_modules = (submissions, changes, jobs, explanations)
-    site_modules = (clusters, partitions, licences, limits, shares, reservations, tokens)
+    site_modules = (clusters, partitions, licences, limits, shares, reservations, calendar, tokens)
     admin_modules = (events, reports, metrics, reload, reference)
     for module in (*job_modules, *site_modules, *admin_modules):
         app.include_router(module.router)

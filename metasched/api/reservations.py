@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pwd
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated
 
@@ -12,8 +12,9 @@ import msgspec
 from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
-from metasched.api.identity import ForbiddenError
-from metasched.api.lookups import AccountLookups
+from metasched.api.calendar import MAX_RUNS, calendar_row
+from metasched.api.identity import Caller, ForbiddenError
+from metasched.api.lookups import AccountLookups, Lookups
 from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
@@ -27,6 +28,7 @@ from metasched.daemon.reservation_requests import (
     find_windows,
     reserve,
 )
+from metasched.daemon.series import Occurrences, SeriesTerms, cancel_series, make_series
 from metasched.errors import ApiError
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 from metasched.model.reservation_request import Offer
@@ -69,13 +71,7 @@ async def create(
     accounts: AccountLookups,
     body: Annotated[ReservationTerms, Body()],
 ) -> ReservationRow | FreeWindows:
-    user = caller.user if body.user is None else body.user
-    if user != caller.user:
-        caller.require_operator("reserve for others")
-        try:
-            await accounts.run(user, partial(pwd.getpwnam, user))
-        except (KeyError, ValueError):
-            raise ApiError(404, f"there is no account {user[:63]!r}; name another user") from None
+    user = await _owner(caller, accounts, body.user)
     if body.dry_run:
         return {
             "offers": [
@@ -102,6 +98,52 @@ async def cancel(caller: CurrentCaller, service: CurrentService, id: int) -> Res
         [outcome] = await service.apply_events(cancelled)
         reservation = outcome.reservations.get(id, current)
     return _reservation_row(reservation)
+
+
+@router.post("/series")
+async def create_series(
+    request: Request,
+    caller: CurrentCaller,
+    service: CurrentService,
+    accounts: AccountLookups,
+    readers: CurrentReaders,
+    body: Annotated[SeriesTerms, Body()],
+) -> dict[str, Any]:
+    """Make a series of reservations; its occurrences are reserved from now on."""
+    user = await _owner(caller, accounts, body.user)
+
+    async def in_reader(work: Callable[[], Occurrences]) -> Occurrences:
+        return await readers.run(request, ReadingKind.LISTING, work, until_answered=False)
+
+    entry, occurrences = await make_series(service, user, body, caller.user, in_reader)
+    return calendar_row(entry, MAX_RUNS, is_operator=False) | {"occurrences": occurrences}
+
+
+@router.post("/series/{id}/cancel")
+async def cancel_whole_series(
+    caller: CurrentCaller, service: CurrentService, id: int
+) -> dict[str, Any]:
+    """Cancel a series with its open reservations."""
+    entry = service.core.calendar.entries.get(id)
+    if entry is None or not entry.is_series:
+        raise ApiError(404, f"no series {id}; see `metasched calendar`")
+    if entry.owner != caller.user and not caller.operator:
+        message = f"series {id} is {entry.owner}'s, and you are {caller.user}"
+        raise ForbiddenError(f"{message}; ask its owner or an operator")
+    await cancel_series(service, entry, caller.user)
+    return calendar_row(entry, 1, is_operator=False) | {"next": []}
+
+
+async def _owner(caller: Caller, accounts: Lookups, user: str | None) -> str:
+    """Return the owner of what is reserved; only operators reserve for others."""
+    if user is None or user == caller.user:
+        return caller.user
+    caller.require_operator("reserve for others")
+    try:
+        await accounts.run(user, partial(pwd.getpwnam, user))
+    except (KeyError, ValueError):
+        raise ApiError(404, f"there is no account {user[:63]!r}; name another user") from None
+    return user
 
 
 def _offer_row(cluster: str, offer: Offer, cpus: int | None) -> OfferRow:
@@ -147,4 +189,6 @@ def _reservation_row(reservation: Reservation) -> ReservationRow:
         "let_run": reservation.let_run,
         "licences": dict(reservation.licences),
         "mail": reservation.mail,
+        "users": list(reservation.users),
+        "series": reservation.series,
     }

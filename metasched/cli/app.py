@@ -42,6 +42,7 @@ COMMANDS = {  # name -> module
     "reserve": "reservations",
     "reservations": "reservations",
     "reservation": "reservations",
+    "calendar": "calendar",
     "db": "database",
     "token": "tokens",
     "drop-in": "drop_in",

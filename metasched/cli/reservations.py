@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from metasched.cli.calendar import local_time
 from metasched.cli.common_options import ConfigOption, JsonOption, require_value
 from metasched.cli.completion import complete_clusters, complete_licences, complete_reservations
 from metasched.cli.connect import connect
@@ -117,6 +118,30 @@ class ReserveOptions:
             help="Address to notify if it breaks [owner's name].",
         ),
     ] = None
+    users: Annotated[
+        str | None,
+        typer.Option("--users", metavar="U,...", help="Accounts whose jobs may run in it, too."),
+    ] = None
+    groups: Annotated[
+        str | None,
+        typer.Option("--groups", metavar="G,...", help="Groups whose members' jobs may, too."),
+    ] = None
+    every: Annotated[
+        str | None,
+        typer.Option(
+            "--every",
+            metavar="RULE",
+            callback=require_value,
+            help='A series: "mon-fri 08:00", or five fields of cron.',
+        ),
+    ] = None
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="DATE", help="Last day of the series.")
+    ] = None
+    zone: Annotated[
+        str | None,
+        typer.Option("--zone", metavar="ZONE", help="Time zone of the series [the site's]."),
+    ] = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List possible windows; reserve nothing.")
     ] = False
@@ -132,6 +157,9 @@ def reserve(options: ReserveOptions) -> None:
     --at-least and --at-most give a range of sizes (with --duration) or of durations (with --size);
     the largest that is free is reserved. Clusters that reserve nodes round processors up.
 
+    --every makes a series, whose occurrences are reserved some weeks ahead. One that is not free by
+    then is skipped: see `metasched events`.
+
     \b
     Examples:
       metasched reserve --size 32 --start 2030-01-31T08:00 --duration 4h
@@ -139,7 +167,15 @@ def reserve(options: ReserveOptions) -> None:
       metasched reserve --at-least 16 --at-most 64 --duration 1h --ready 18:00 --deadline +1d
       metasched reserve --size 16 --at-least 1h --at-most 8h --deadline 23:00 --dry-run
       metasched reserve --size 8 --start +2h --duration 1h --licence matlab:4
+      metasched reserve --size 8 --start 18:00 --duration 1h --users bob,eve --groups aero
+      metasched reserve --size 8 --duration 4h --every "mon-fri 08:00" --until 2030-06-30
     """
+    if options.every is not None:
+        _reserve_series(options, time.time())
+        return
+    if options.until is not None or options.zone is not None:
+        given = "--until" if options.zone is None else "--zone"
+        raise UserError(f"{given} without --every; add the rule of a series")
     request = _reservation_terms(options, time.time())
     answer = connect(options.config).reserve(request)
     if options.json:
@@ -149,6 +185,44 @@ def reserve(options: ReserveOptions) -> None:
         _print_offers(answer["offers"])
     else:
         _print_reservations([answer])
+
+
+def _reserve_series(options: ReserveOptions, now: float) -> None:
+    """Make a series, or list its occurrences."""
+    if options.until is None:
+        raise UserError("no --until, metasched reserve --every; give the last day")
+    windows = ("start", "end", "ready", "deadline")
+    if given := [name for name in windows if getattr(options, name) is not None]:
+        raise UserError(f"--{given[0]} beside --every, which gives the starts; leave one out")
+    terms = _reservation_terms(options, now)
+    if terms["shortest"] != terms["longest"]:
+        raise UserError("a range of durations beside --every; give --duration")
+    duration = terms.pop("longest")
+    for name in ("shortest", "ready", "deadline"):
+        del terms[name]
+    terms |= {"every": options.every, "duration": duration, "until": _end_of(options.until, now)}
+    if options.zone is not None:
+        terms["zone"] = options.zone
+    row = connect(options.config).make_series(terms)
+    if options.json:
+        print(json_format.dumps(row, indent=2))
+        return
+    count = row["occurrences"]
+    if options.dry_run:
+        more = f", the first {len(row['next'])} of {count}" if count > len(row["next"]) else ""
+        print(f"Dry run, nothing reserved. Occurrences{more}:")
+        for moment in row["next"]:
+            print(local_time(moment))
+        return
+    first = local_time(row["next"][0])
+    print(f"series {row['entry']}: {count} occurrences from {first}; see `metasched calendar`")
+
+
+def _end_of(text: str, now: float) -> float:
+    """Return the moment until which occurrences may start; a date includes its whole day."""
+    moment = _parse_option("--until", text, lambda given: parse_moment(given, now))
+    assert moment is not None
+    return moment + 86399.0 if len(text.strip()) == len("2030-01-31") and "-" in text else moment
 
 
 def _reservation_terms(options: ReserveOptions, now: float) -> dict[str, object]:
@@ -165,6 +239,9 @@ def _reservation_terms(options: ReserveOptions, now: float) -> dict[str, object]
     }
     if licences := _parse_option("--licence", options.licence, parse_licences):
         terms["licences"] = licences  # omitted if empty: unknown to daemons of earlier releases
+    for name, given in (("users", options.users), ("groups", options.groups)):
+        if given is not None:
+            terms[name] = list(_parse_option(f"--{name}", given, parse_names) or ())
     if options.user is not None:
         terms["user"] = options.user
     if options.mail is not None:
@@ -296,15 +373,29 @@ def reservations(
 
 
 @reservation.command()
-def cancel(id: ReservationArgument, json: JsonOption = False, config: ConfigOption = None) -> None:
+def cancel(
+    id: ReservationArgument,
+    series: Annotated[
+        bool, typer.Option("--series", help="ID is that of a series: cancel all of it.")
+    ] = False,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+) -> None:
     """Cancel a reservation. Pending jobs return to the queue of metasched; running jobs continue.
+
+    Of a series it cancels one occurrence, or with --series all that are to come.
 
     \b
     Examples:
       metasched reservation cancel 3
+      metasched reservation cancel --series 2
     """
     reservation_id = _parse_option("ID", id, parse_count)
     assert reservation_id is not None
+    if series:
+        answer = connect(config).cancel_series(reservation_id)
+        print(json_format.dumps(answer, indent=2) if json else f"series {id} cancelled")
+        return
     row = connect(config).cancel_reservation(reservation_id)
     if json:
         print(json_format.dumps(row, indent=2))

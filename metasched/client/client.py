@@ -228,6 +228,17 @@ class Client:
     def cancel_reservation(self, reservation_id: int) -> dict[str, Any]:
         return self._parse_object(self._request("POST", f"/reservations/{reservation_id}/cancel"))
 
+    def make_series(self, request: Mapping[str, object]) -> dict[str, Any]:
+        """Make a series of reservations (`SeriesTerms`). Return its row of `calendar`."""
+        return self._parse_object(self._request("POST", "/series", body=dict(request)))
+
+    def cancel_series(self, series_id: int) -> dict[str, Any]:
+        return self._parse_object(self._request("POST", f"/series/{series_id}/cancel"))
+
+    def calendar(self, runs: int = 1) -> list[dict[str, Any]]:
+        """Return the entries of the calendar by id, each with its next `runs` times."""
+        return self._all_pages("/calendar", {"runs": runs})
+
     def create_token(self, lifetime: float, *, for_metrics: bool = False) -> dict[str, Any]:
         """Create a token for the caller, valid for `lifetime` seconds: `id`, `token`, `expires`.
 

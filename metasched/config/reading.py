@@ -19,6 +19,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from metasched.adapters.base import Capabilities
 from metasched.adapters.launcher_client import user_name_of
 from metasched.adapters.registry import ADAPTER_GROUP, adapter_class
+from metasched.config.calendar import read_calendar, read_zone
 from metasched.config.fair_share import read_fair_share
 from metasched.config.limits import read_limits
 from metasched.config.mistakes import describe_first, describe_toml_error, suggestion
@@ -117,6 +118,7 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
         raise ConfigError(f"no cluster in {path}; add a [[cluster]] table")
     _require_unique("cluster", [table.name for table in config.cluster], path)
     _require_unique("licence_server", [table.name for table in config.licence_server], path)
+    _require_unique("calendar", [table.name for table in config.calendar], path)
     base = path.parent.absolute() if path is not None else Path(personal_data())
     policy_path = None if config.policy.file is None else base / config.policy.file
     policy = read_policy(policy_path, files)
@@ -124,6 +126,7 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
     _check_policy_matches(config, policy, path)
     database = _ledger_database(config, base, path)
     daemon, site = config.daemon, config.site
+    zone = read_zone(config, path)
     socket = _daemon_socket(config, base, path)
     tcp = None if config.tcp is None else checked_tcp(config.tcp, base, path)
     if site is not None:
@@ -162,6 +165,9 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
         if config.fair_share is None
         else read_fair_share(config.fair_share, [table.name for table in config.cluster], path),
         mail_program=base / daemon.mail_program if daemon.mail_program else None,
+        calendar=read_calendar(config, zone, base, path),
+        zone=zone,
+        series_ahead=config.reservations.ahead,
         event_retention=daemon.keep_events,
         log_format=daemon.log_format,
         policy_origin=PolicyOrigin() if policy_path is None else _origin_of(policy_path, files),

@@ -15,11 +15,13 @@ from metasched.config.tables import (
     DEFAULT_USE_INTERVAL,
     ConfigFile,
     DaemonTable,
+    ReservationsTable,
     SiteTable,
     TcpTable,
 )
 from metasched.db.store import Database
 from metasched.errors import UserError
+from metasched.model.calendar import CalendarAct
 from metasched.model.cluster import Cluster
 from metasched.model.fair_share import FairShareSettings
 from metasched.model.licence import LicencePool
@@ -67,6 +69,17 @@ class LicenceServerSettings:
 
 
 @dataclass(frozen=True)
+class CalendarSettings:
+    """One entry of the calendar; see `CalendarEntry`."""
+
+    name: str
+    act: CalendarAct
+    rule: str
+    zone: str
+    grace: float  # seconds by which a run may be late
+
+
+@dataclass(frozen=True)
 class RequestLimits:
     """What clients may take of the daemon."""
 
@@ -111,6 +124,10 @@ class Settings:
     # by user class; "" for all others
     quotas: dict[str, ReservationQuota] = field(default_factory=lambda: {"": ReservationQuota()})
     mail_program: Path | None = None  # None: no mail is sent
+    calendar: tuple[CalendarSettings, ...] = ()
+    zone: str = "UTC"  # the site's time zone
+    # seconds before its start at which an occurrence of a series is reserved
+    series_ahead: float = ReservationsTable().ahead
     requests: RequestLimits = field(default_factory=RequestLimits)
     limits: LimitSettings = field(default_factory=LimitSettings)
     use_interval: float = DEFAULT_USE_INTERVAL  # seconds between queries of accounting

@@ -36,6 +36,12 @@ def _require_shell_text(text: str) -> str:
     return text
 
 
+def _require_line(text: str) -> str:
+    if len(text) > MAX_REASON or not text.isprintable():
+        raise ValueError(f"write a line of at most {MAX_REASON} characters")
+    return text
+
+
 def _require_feature(name: str) -> str:
     if not FEATURE.fullmatch(name):
         raise ValueError("write the feature of those machines")
@@ -45,6 +51,8 @@ def _require_feature(name: str) -> str:
 MAP_NAMES = ("partition", "account", "qos", "feature", "licence")  # tables of [cluster.map]
 MAX_PROLOGUE = 65536  # characters
 MAX_QUEUE_DEPTH = 1_000_000  # tasks
+MAX_CALENDAR_ENTRIES = 200
+MAX_REASON = 200  # characters
 MAX_FIRST_ID = 10**15  # ids above it stay exact in JSON, and fit into columns of other tools
 MAX_SECONDS = 10 * 366 * 86400.0  # ten years; sums of longer durations exceed the range of times
 Seconds = Annotated[float, BeforeValidator(_parse_duration_text), Field(gt=0, le=MAX_SECONDS)]
@@ -68,6 +76,7 @@ class DaemonTable(_Table):
     max_array_tasks: Annotated[int, Field(ge=1, le=MAX_TASKS)] = 100_000
     first_id: Annotated[int, Field(ge=1, le=MAX_FIRST_ID)] = 1
     mail_program: str | None = None
+    zone: str | None = None
     connections: Annotated[int, Field(ge=16, le=65536)] = 1024
     head_timeout: Seconds = 10.0
     body_timeout: Seconds = 60.0
@@ -190,7 +199,23 @@ class QuotaTable(_Table):
 class ReservationsTable(QuotaTable):
     """[reservations]: limits for all users, with other limits by user class."""
 
+    ahead: Seconds = 28 * 86400.0
     classes: dict[str, QuotaTable] = Field(default_factory=dict)
+
+
+class CalendarTable(_Table):
+    """[[calendar]]: an act that recurs; see `CalendarEntry`."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+    at: str
+    do: Literal["drain", "resume", "backup", "prune"]
+    cluster: str = ""
+    reason: Annotated[str, AfterValidator(_require_line)] = ""
+    keep_pending: bool = False
+    folder: str = ""
+    copies: Annotated[int, Field(ge=1, le=1000)] = 7
+    zone: str | None = None
+    grace: Annotated[Seconds, Field(ge=60)] = 3600.0
 
 
 Amount = Annotated[int, Field(ge=0, le=MAX_LIMIT)]
@@ -259,6 +284,7 @@ class ConfigFile(_Table):
     reservations: ReservationsTable = ReservationsTable()
     limits: LimitsTable = LimitsTable()
     fair_share: FairShareTable | None = None
+    calendar: tuple[CalendarTable, ...] = ()
 
 
 class SelfOptimisationTable(_Table):

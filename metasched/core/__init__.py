@@ -20,6 +20,8 @@ user_requests        submit, cancel, hold, release, requeue, modify
 dispatch_answers     dispatches that were accepted, rejected, skipped or are uncertain
 reconciler           listings and accounting, against live attempts
 stale_attempts       attempts that a manager lists again
+calendar             acts that recur, and which run of each is the next
+calendar_events      events of the calendar
 audit_trail          audit records of steps: who did what, and what happened
 recovery             restore from a database, start of the daemon
 recovered_state      what a fresh core is restored from

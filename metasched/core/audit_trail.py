@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from metasched.core.calendar_events import CalendarEntryRemoved, CalendarEntrySet, CalendarRun
 from metasched.core.events import (
     ClusterDrained,
     ClusterResumed,
@@ -29,7 +30,8 @@ from metasched.core.events import (
     UserRequested,
 )
 from metasched.core.reservations.events import ReservationCancelled, ReservationRequested
-from metasched.model.audit import OPERATORS_ONLY, AuditKind, AuditRecord, cleaned
+from metasched.model.audit import OPERATORS_ONLY, PUBLIC, AuditKind, AuditRecord, cleaned
+from metasched.model.calendar import CalendarEntry, DrainCluster, ResumeCluster, RunResult
 from metasched.model.job import State
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 from metasched.model.tags import tag_job
@@ -65,12 +67,14 @@ class AuditTrail:
         conditions: Mapping[str, str] | None = None,
         reservations: Mapping[int, Reservation] | None = None,
         drains: Mapping[str, ClusterDrained] | None = None,
+        calendar: Mapping[int, CalendarEntry] | None = None,
     ) -> None:
         """All as they were before the first step: conditions by subject, drains by cluster."""
         self._conditions = dict(conditions or {})
         self._changed: dict[str, str] = {}  # conditions that are not stored yet
         self._reservations = dict(reservations or {})
         self._drains = dict(drains or {})
+        self._calendar = dict(calendar or {})
         self._set_aside: dict[str, set[tuple[str, int]]] = {}  # by cluster
         self._handlers: dict[type, Callable[[Any], Iterable[AuditRecord]]] = {
             DaemonStarted: self._daemon_started,
@@ -92,6 +96,8 @@ class AuditTrail:
             records += self._licences(event, outcome)
         if outcome.reservations:
             records += self._reservation_changes(event, outcome)
+        if outcome.calendar:
+            records += self._calendar_changes(event, outcome)
         if outcome.changes:
             records += _unknown_jobs(event, outcome)
         return list(map(cleaned, records))
@@ -140,13 +146,18 @@ class AuditTrail:
 
     def _drained(self, event: ClusterDrained) -> Iterator[AuditRecord]:
         self._drains[event.cluster] = event
+        details: dict[str, str | int | float] = (
+            {"keep_pending": "yes"} if event.keep_pending else {}
+        )
+        if event.entry:
+            details["entry"] = event.entry
         yield AuditRecord(
             time=event.time,
             kind=K.CLUSTER_DRAINED,
             actor=event.by,
             cluster=event.cluster,
             cause=event.reason,
-            details={"keep_pending": "yes"} if event.keep_pending else {},
+            details=details,
         )
 
     def _resumed(self, event: ClusterResumed) -> Iterator[AuditRecord]:
@@ -318,6 +329,70 @@ class AuditTrail:
                 cause=after.cause,
                 details={"start": after.start, "end": after.end},
             )
+
+    def _calendar_changes(self, event: CoreEvent, outcome: Outcome) -> Iterator[AuditRecord]:
+        """Yield what happened to entries of the calendar; a granted occurrence has its own."""
+        for id, after in outcome.calendar.items():
+            before = self._calendar.get(id)
+            if after is None:
+                self._calendar.pop(id, None)
+            else:
+                self._calendar[id] = after
+            entry = after or before
+            if entry is None:
+                continue
+            record = _calendar_record(event, entry, after)
+            is_granted = (
+                isinstance(event, ReservationRequested) and event.id in outcome.reservations
+            )
+            if record is not None and not is_granted:
+                yield record
+
+
+_RUN_KINDS: Final = {
+    RunResult.DONE: K.CALENDAR_RAN,
+    RunResult.FAILED: K.CALENDAR_FAILED,
+    RunResult.SKIPPED: K.CALENDAR_SKIPPED,
+}
+
+
+def _calendar_record(
+    event: CoreEvent, entry: CalendarEntry, after: CalendarEntry | None
+) -> AuditRecord | None:
+    """Return the record of an event that changed an entry; None: it needs none."""
+    actor, cause, count, details = "", "", 1, dict[str, str | int | float]()
+    match event:
+        case CalendarEntrySet():
+            kind = K.SERIES_MADE if entry.is_series else K.CALENDAR_CHANGED
+            actor, cause = event.by, event.cause
+        case CalendarEntryRemoved():
+            kind = K.SERIES_ENDED if entry.is_series else K.CALENDAR_CHANGED
+            actor, cause = event.by, event.cause
+        case CalendarRun(result=result) if result is not RunResult.STARTED:
+            kind = K.RESERVATION_SKIPPED if entry.is_series else _RUN_KINDS[result]
+            cause, count, details["due"] = event.cause, event.count, event.due
+            if event.last is not None:
+                details["last"] = event.last
+        case ReservationRequested():
+            kind, cause = K.RESERVATION_SKIPPED, "that is not free on any cluster"
+            details["due"] = event.request.ready
+        case _:
+            return None
+    if entry.is_series:
+        details["series"] = entry.id
+    else:
+        details["entry"] = entry.name
+    text = f"{entry.describe()}: {cause}" if cause else entry.describe()
+    return AuditRecord(
+        time=event.time,
+        kind=kind,
+        actor=actor,
+        owner=entry.owner if entry.is_series else PUBLIC,
+        cluster=entry.act.cluster if isinstance(entry.act, DrainCluster | ResumeCluster) else "",
+        cause=text,
+        count=count,
+        details=details,
+    )
 
 
 def _reservation_kind(before: Reservation | None, after: Reservation) -> AuditKind | None:

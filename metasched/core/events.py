@@ -14,9 +14,11 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from metasched.core.array_remainder import IndexRun, Remainder, RunChanges
+from metasched.core.calendar_events import CalendarEvent
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.reservations.events import ReservationAction, ReservationEvent
 from metasched.core.tasks import Attempt, PastAttempt, Task, TaskChange
+from metasched.model.calendar import CalendarEntry
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.fair_share import FairShareSettings, ForeignUse, ShareTree, ShareUse
 from metasched.model.job import Job, State
@@ -226,9 +228,11 @@ class ClusterDrained(msgspec.Struct, frozen=True):
     by: str = ""
     reason: str = ""
     keep_pending: bool = False  # pending tasks stay there
+    entry: str = ""  # of the calendar, which drained it; "": an operator did
 
     def __str__(self) -> str:
-        by_user = f" by {self.by}" if self.by else ""
+        who = self.by or (self.entry and f"calendar entry {self.entry}")
+        by_user = f" by {who}" if who else ""
         return f"drained{by_user}{f': {self.reason}' if self.reason else ''}"
 
 
@@ -320,6 +324,7 @@ CoreEvent = (
     | UseReported
     | SharesReported
     | ReservationEvent
+    | CalendarEvent
     | TimerExpired
 )
 
@@ -395,6 +400,8 @@ class Outcome:
     )  # after `limit_uses`; by scope and resource
     # changed decayed use by (account, user); None: forgotten
     share_uses: dict[tuple[str, str], ShareUse | None] = field(default_factory=dict)
+    # changed entries of the calendar, by id; None: removed
+    calendar: dict[int, CalendarEntry | None] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)  # for the log
     actions: list[Action] = field(default_factory=list)
     # state of the self-optimising classification; None: unchanged

@@ -14,6 +14,7 @@ from metasched.core.array_remainder import Remainder
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import ClusterDrained
 from metasched.core.tasks import EndedTask, Task, TaskId
+from metasched.model.calendar import CalendarEntry
 from metasched.model.cluster import ClusterInfo
 from metasched.model.fair_share import ShareTree, ShareUse
 from metasched.model.job import Job
@@ -50,6 +51,7 @@ class RecoveredState(
     # of the self-optimising classification
     tuning: list[TuningState] = msgspec.field(default_factory=list)
     remainders: list[Remainder] = msgspec.field(default_factory=list)  # of arrays, by job
+    calendar: list[CalendarEntry] = msgspec.field(default_factory=list)  # by id
 
     def pack(self) -> bytes:
         """Encode as compressed msgpack, item by item: each task repeats its job, uncompressed."""

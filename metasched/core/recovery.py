@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from metasched.core.calendar import Calendar
 from metasched.core.cluster_view import ClusterView
 from metasched.core.events import DaemonStarted, Dispatch
 from metasched.core.fair_share import FairShare
@@ -40,6 +41,7 @@ class Recovery:
         leasing: LicenceLeasing,
         gates: SchedulingGates,
         reservations: ReservationBook,
+        calendar: Calendar,
         withdrawals: Withdrawals,
         limits: UsageLimits,
         fair_share: FairShare,
@@ -48,12 +50,14 @@ class Recovery:
         self._state, self._state_machine = state, state_machine
         self._leasing, self._gates = leasing, gates
         self._reservations, self._withdrawals = reservations, withdrawals
+        self._calendar = calendar
         self._limits, self._fair_share = limits, fair_share
         self._remainders = remainders
 
     def restore(self, recovered: RecoveredState) -> None:
         """Restore a fresh core before its first event, which must be `DaemonStarted`."""
         self._reservations.restore(recovered.reservations)
+        self._calendar.restore(recovered.calendar)
         self._leasing.licences.restore(
             recovered.leases, recovered.lingering, recovered.totals, recovered.used_outside
         )

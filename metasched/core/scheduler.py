@@ -27,6 +27,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final
 
 from metasched.core.array_remainder import REMAINDER_MINIMUM
+from metasched.core.calendar import Calendar
+from metasched.core.calendar_events import CalendarEntryRemoved, CalendarEntrySet, CalendarRun
 from metasched.core.cluster_view import eligibility_key
 from metasched.core.dispatch_answers import DispatchAnswers
 from metasched.core.events import (
@@ -107,6 +109,7 @@ class Core:
         self._gates = SchedulingGates(self.state, self.limits)
         self._leasing = LicenceLeasing(self.state)
         self.reservations = ReservationBook(self._leasing.licences)
+        self.calendar = Calendar(self.state)
         self._state_machine = TaskStateMachine(self.state, self._leasing)
         self._stale_attempts = StaleAttempts(self.state, self._state_machine)
         self._reconciler = Reconciler(self.state, self._state_machine, self._stale_attempts)
@@ -141,6 +144,7 @@ class Core:
             self._leasing,
             self._gates,
             self.reservations,
+            self.calendar,
             self._withdrawals,
             self.limits,
             self.fair_share,
@@ -175,6 +179,9 @@ class Core:
             UseReported: self.fair_share.apply_use,
             SharesReported: self.fair_share.apply_shares,
             TimerExpired: _apply_nothing,
+            CalendarEntrySet: self.calendar.apply_set,
+            CalendarEntryRemoved: self.calendar.apply_removed,
+            CalendarRun: self.calendar.apply_run,
         }
         # Queries, besides the methods below
         self.tasks, self.licences = self.state.tasks, self._leasing.licences
@@ -349,9 +356,12 @@ class Core:
         self.licences.adjust_clock(step)
 
     def _apply_reservation_event(self, event: ReservationEvent) -> None:
-        if isinstance(event, ReservationRequested):
+        if not isinstance(event, ReservationRequested):
+            self.reservations.handle(event, self.state.outcome)
+        elif self.calendar.awaits(event):
             self._leasing.refresh_expected_ends(event.licences)
-        self.reservations.handle(event, self.state.outcome)
+            self.reservations.handle(event, self.state.outcome)
+            self.calendar.note_request(event)
 
     # Queries
 

@@ -14,6 +14,10 @@ descriptors           file descriptors, and how many of them connections may tak
 notices               audit records that no event causes
 audit_log             text and JSON lines of the log
 repeated_lines        the log, in which repeated lines are counted
+calendar_runner       runs the entries of the calendar, each once
+shared_with           accounts that share a reservation
+series                series of reservations, each occurrence reserved weeks ahead
+backups               copies of the database that the calendar makes
 mail                  mail to owners of broken reservations
 circuit_breaker       delays calls that keep failing
 reload                takes a changed configuration over into the running daemon

@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from msgspec import structs
 
 from metasched.core.reservations.book import ReservationBook
 from metasched.core.reservations.events import ReservationRequested
-from metasched.daemon.mail import ADDRESS
-from metasched.daemon.service import SchedulerService
+from metasched.daemon.cluster_connection import ClusterConnection
+from metasched.daemon.host import SchedulerHost
+from metasched.daemon.mail import ADDRESS, Mailer
+from metasched.daemon.shared_with import MAX_USERS, accounts_of
 from metasched.errors import ApiError
 from metasched.model.cluster import Cluster
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
@@ -50,8 +52,24 @@ class ReservationTerms:
     dry_run: bool = False
     user: str | None = None  # the owner; None: the caller
     mail: str = ""  # address for the notice that it broke; "": the user name
+    users: tuple[str, ...] = ()  # accounts that share it
+    groups: tuple[str, ...] = ()  # their members share it
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the API's validation
+
+
+class ReservationHost(SchedulerHost, Protocol):
+    """The part of the scheduler service that requests depend on."""
+
+    state_changed: asyncio.Event  # set, and replaced, when an event was stored
+    mailer: Mailer
+
+    @property
+    def connections(self) -> Mapping[str, ClusterConnection]: ...
+
+
+class NoClusterNow(ApiError):
+    """No cluster takes a reservation now, which may pass."""
 
 
 class PossibleWindow(NamedTuple):
@@ -64,13 +82,13 @@ class PossibleWindow(NamedTuple):
 
 
 async def reserve(
-    service: SchedulerService, user: str, terms: ReservationTerms, by: str = ""
+    service: ReservationHost, user: str, terms: ReservationTerms, by: str = ""
 ) -> Reservation:
     """Reserve a window; return the reservation after its manager answered, or timed out.
 
     `by` requested it for `user`; "": the user did.
     """
-    event = await _survey_and_check(service, user, terms, service.ledger.next_reservation)
+    event = await survey_and_check(service, user, terms, service.ledger.next_reservation)
     event = structs.replace(event, by=by)
     book = service.core.reservations
     [outcome] = await service.apply_events(event)
@@ -86,10 +104,10 @@ async def reserve(
 
 
 async def find_windows(
-    service: SchedulerService, user: str, terms: ReservationTerms
+    service: ReservationHost, user: str, terms: ReservationTerms
 ) -> list[PossibleWindow]:
     """Return the windows that could be reserved, the best first, without reserving any."""
-    event = await _survey_and_check(service, user, terms, lambda: 0)
+    event = await survey_and_check(service, user, terms, lambda: 0)
     book = service.core.reservations
     offers = book.offer_finder.offers(event)
     if not offers:
@@ -103,7 +121,7 @@ async def find_windows(
     return windows
 
 
-def find_reservation(service: SchedulerService, id: int) -> Reservation:
+def find_reservation(service: ReservationHost, id: int) -> Reservation:
     """Return a stored reservation by id."""
     reservation = service.ledger.reservation(id) if 0 < id <= MAX_NUMBER else None
     if reservation is None:
@@ -116,18 +134,20 @@ def quantity(count: int, unit: str) -> str:
     return f"{count} {unit}{'' if count == 1 else 's'}"
 
 
-async def _survey_and_check(
-    service: SchedulerService, user: str, terms: ReservationTerms, next_id: Callable[[], int]
+async def survey_and_check(
+    service: ReservationHost,
+    user: str,
+    terms: ReservationTerms,
+    next_id: Callable[[], int],
+    series: int | None = None,
 ) -> ReservationRequested:
-    """Survey the eligible clusters and check the quota; return the event for the core."""
+    """Survey the eligible clusters and check the quota; return the event for the core.
+
+    `series`: id of the series of which it is an occurrence.
+    """
     quota = service.settings.quota_of(user)
-    _validate(terms)
-    if terms.mail and service.mailer.program is None:
-        problem = "this site has no mail program to notify you by, --mail"
-        raise ApiError(403, f"{problem}; leave it out, and look at `metasched reservations`")
-    _build_request(terms, quota, time.time())  # reject early, before managers are queried
-    _check_licences(service, terms.licences)
-    clusters = _eligible_clusters(service, terms)
+    clusters = check_request(service, terms, quota)
+    sharing = await sharing_accounts(user, terms.users, terms.groups, is_known=series is not None)
     surveys = [
         asyncio.create_task(service.connections[name].reservation_sync.request_survey())
         for name in clusters
@@ -139,7 +159,7 @@ async def _survey_and_check(
     id = next_id()
     request = _build_request(terms, quota, now)
     _check_size(service.core.reservations, terms, clusters, request)
-    _check_quota(service.core.reservations, user, terms, quota, request)
+    check_quota(service.core.reservations, user, terms.by_node, request.max_size, quota, series)
     return ReservationRequested(
         time=now,
         id=id,
@@ -151,7 +171,35 @@ async def _survey_and_check(
         let_run=quota.let_run if terms.let_run is None else terms.let_run,
         licences=terms.licences,
         mail=terms.mail,
+        users=sharing,
     )
+
+
+async def sharing_accounts(
+    owner: str, users: Sequence[str], groups: Sequence[str], *, is_known: bool
+) -> tuple[str, ...]:
+    """Return the accounts that share a reservation. ApiError for an unknown name.
+
+    `is_known`: the names were checked before; those of accounts that are gone are left out.
+    """
+    if not (users or groups):
+        return ()
+    if len(users) + len(groups) > MAX_USERS:
+        raise ApiError(422, f"{len(users) + len(groups)} names; give at most {MAX_USERS}")
+    return await asyncio.to_thread(accounts_of, owner, users, groups, ignore_unknown=is_known)
+
+
+def check_request(
+    service: ReservationHost, terms: ReservationTerms, quota: ReservationQuota
+) -> tuple[str, ...]:
+    """Check a request before managers are queried; return the clusters to choose from."""
+    _validate(terms)
+    if terms.mail and service.mailer.program is None:
+        problem = "this site has no mail program to notify you by, --mail"
+        raise ApiError(403, f"{problem}; leave it out, and look at `metasched reservations`")
+    _build_request(terms, quota, time.time())
+    _check_licences(service, terms.licences)
+    return _eligible_clusters(service, terms)
 
 
 def _validate(terms: ReservationTerms) -> None:
@@ -211,7 +259,7 @@ def _build_request(
         raise ApiError(422, f"{error}, in the request; change it") from None
 
 
-def _check_licences(service: SchedulerService, requested: Mapping[str, int]) -> None:
+def _check_licences(service: ReservationHost, requested: Mapping[str, int]) -> None:
     """Check that the licences can be reserved, and that their use is known now."""
     core = service.core
     if (refusal := core.licences.refusal(requested)) is not None:
@@ -226,7 +274,7 @@ def _check_licences(service: SchedulerService, requested: Mapping[str, int]) -> 
             raise ApiError(503, f"{problem}; nothing changed, try again soon")
 
 
-def _eligible_clusters(service: SchedulerService, terms: ReservationTerms) -> tuple[str, ...]:
+def _eligible_clusters(service: ReservationHost, terms: ReservationTerms) -> tuple[str, ...]:
     """Return the clusters that can be surveyed for the request."""
     clusters = {cluster.name: cluster for cluster in service.core.clusters}
     if unknown := [name for name in terms.clusters if name not in clusters]:
@@ -240,12 +288,12 @@ def _eligible_clusters(service: SchedulerService, terms: ReservationTerms) -> tu
     if not eligible:
         reasons = "; ".join(f"{name}: {objection}" for name, objection in objections.items())
         problem = f"no cluster takes reservations now ({reasons})"
-        raise ApiError(403, f"{problem}; see `metasched clusters`")
+        raise NoClusterNow(403, f"{problem}; see `metasched clusters`")
     return tuple(eligible)
 
 
 def _objection_to(
-    service: SchedulerService, cluster: Cluster, terms: ReservationTerms
+    service: ReservationHost, cluster: Cluster, terms: ReservationTerms
 ) -> str | None:
     """Return why the request cannot be reserved on a cluster now; None: it may be possible."""
     if not cluster.supports_reservations:
@@ -287,24 +335,35 @@ def _check_size(
         )
 
 
-def _check_quota(
+def check_quota(
     book: ReservationBook,
     user: str,
-    terms: ReservationTerms,
+    by_node: bool,
+    size: int,
     quota: ReservationQuota,
-    request: ReservationRequest,
+    series: int | None,
 ) -> None:
-    """Check the size of all open reservations of a user, with this request."""
-    reserved = sum(
-        reservation.size if terms.by_node else reservation.cpus
-        for reservation in book.by_id.values()
-        if reservation.user == user and reservation.state in OPEN_STATES
-    )
-    if (refusal := quota.refusal(request.max_size, reserved)) is not None:
+    """Check the size of all open reservations of a user, with `size` more.
+
+    Occurrences of a series do not overlap: the largest counts for all of them.
+    """
+    largest: dict[tuple[str, int], int] = {}  # by series, or single reservation
+    for reservation in book.by_id.values():
+        if reservation.user != user or reservation.state not in OPEN_STATES:
+            continue
+        if reservation.series is None:
+            key = ("reservation", reservation.id)
+        elif reservation.series == series:
+            continue
+        else:
+            key = ("series", reservation.series)
+        reserved = reservation.size if by_node else reservation.cpus
+        largest[key] = max(largest.get(key, 0), reserved)
+    if (refusal := quota.refusal(size, sum(largest.values()))) is not None:
         raise ApiError(403, f"{refusal}; ask for less, or cancel another")
 
 
-async def _await_answer(service: SchedulerService, id: int) -> Reservation:
+async def _await_answer(service: ReservationHost, id: int) -> Reservation:
     """Return the reservation after its manager answered, or unchanged after a timeout.
 
     Unchanged, too, if the service ends: its signal is set for good then.
@@ -324,7 +383,7 @@ async def _await_answer(service: SchedulerService, id: int) -> Reservation:
     return reservation
 
 
-def _explain_refusal(service: SchedulerService, event: ReservationRequested) -> str:
+def _explain_refusal(service: ReservationHost, event: ReservationRequested) -> str:
     """Return why a request is refused, and the alternative windows."""
     book, licences = service.core.reservations, service.core.licences
     alternatives = book.offer_finder.alternatives(event)

@@ -108,7 +108,7 @@ class ReservationSync:
         }
         spec = ReservationSpec(
             name,
-            reservation.user,
+            ",".join((reservation.user, *reservation.users)),
             reservation.start,
             reservation.until,
             reservation.nodes,

@@ -25,9 +25,9 @@ def apply_reservation(
     reservation = service.core.reservations.by_id.get(request.reservation)
     reservation = reservation or find_reservation(service, request.reservation)
     name = f"reservation {reservation.id}"
-    if reservation.user != user:
+    if user not in (reservation.user, *reservation.users):
         problem = f"{name} is {reservation.user}'s, and you are {user}"
-        raise ApiError(403, f"{problem}; make one of your own")
+        raise ApiError(403, f"{problem}; make one of your own, or ask for --users {user}")
     if reservation.state not in OPEN_STATES:
         raise ApiError(403, f"{name} is {reservation.state}: {reservation.cause}; make another")
     if request.clusters and reservation.cluster not in request.clusters:

@@ -41,6 +41,7 @@ from metasched.core.events import (
 from metasched.core.scheduler import Core
 from metasched.core.tasks import TaskId
 from metasched.daemon.audit_log import log_record
+from metasched.daemon.calendar_runner import CalendarRunner
 from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.commit_group import CommitGroup
 from metasched.daemon.database_probe import DatabaseProbe
@@ -50,12 +51,14 @@ from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.daemon.metrics import Metrics
 from metasched.daemon.progress import Progress
 from metasched.daemon.quarantine import Quarantine, first_error
+from metasched.daemon.series import SeriesPlanner
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.pruning import PruningPass
 from metasched.db.store import DatabaseUnreachable, StorageFailed, StorageUncertain
 from metasched.db.submission_keys import KEY_LIFETIME, Receipt
 from metasched.errors import UserError
 from metasched.model.audit import AuditKind, AuditRecord, cleaned
+from metasched.model.calendar import PruneDatabase
 
 log = logging.getLogger("metasched")
 
@@ -136,6 +139,8 @@ class SchedulerService:
             for server in settings.licence_servers
         ]
         self.mailer = Mailer(settings.mail_program, ledger)
+        self._calendar_runner = CalendarRunner(self, self._prune)
+        self._series_planner = SeriesPlanner(self)
         self._timers_changed = asyncio.Event()
         self._database_suspected = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -230,6 +235,9 @@ class SchedulerService:
                 connection.reservation_sync.enqueue(reservation_action)
                 connection.poll_soon()
             self.mailer.check_outcome(outcome)
+            if outcome.calendar:
+                self._calendar_runner.wake()
+                self._series_planner.wake()
             try:
                 self._metrics.observe(outcome)
             except Exception:  # a defect there must not keep actions from their clusters
@@ -284,7 +292,10 @@ class SchedulerService:
             group.create_task(self._contain("mail", self.mailer.run))
             group.create_task(self._contain("audit", self._store_notices))
             group.create_task(self._contain("timers", self._run_timers))
-            group.create_task(self._contain("removal of old jobs", self._prune))
+            group.create_task(self._contain("removal of old jobs", self._prune_hourly))
+            group.create_task(self._contain("calendar", self._calendar_runner.run))
+            group.create_task(self._contain("series", self._series_planner.run))
+            group.create_task(self._contain("backups", self._calendar_runner.run_outside))
             group.create_task(self._check_database())
             await self._failure
 
@@ -342,21 +353,27 @@ class SchedulerService:
         self._commit()
         log_record(record)
 
-    async def _prune(self) -> None:
+    async def _prune(self) -> str:
         """Delete jobs that ended before the retention time, and old keys, a few at a time.
 
+        Return what was deleted. StorageFailed if the database fails; what was deleted stays so.
         A thread does so: the loop waits for it no longer than for any other writer.
         """
-        while True:
-            now = time.time()
-            pruning = PruningPass(
-                now - self.settings.retention,
-                now - KEY_LIFETIME,
-                now - self.settings.event_retention,
-            )
+        now = time.time()
+        pruning = PruningPass(
+            now - self.settings.retention,
+            now - KEY_LIFETIME,
+            now - self.settings.event_retention,
+        )
+        while await asyncio.to_thread(self.ledger.prune_portion, pruning):
+            await asyncio.sleep(PRUNE_PAUSE)
+        return ", ".join(f"{count} {kind}" for kind, count in pruning.deleted.items())
+
+    async def _prune_hourly(self) -> None:
+        """Delete old rows every hour, unless the calendar has times for that."""
+        while not any(isinstance(each.act, PruneDatabase) for each in self.settings.calendar):
             try:
-                while await asyncio.to_thread(self.ledger.prune_portion, pruning):
-                    await asyncio.sleep(PRUNE_PAUSE)
+                await self._prune()
             except StorageFailed as error:
                 log.warning("old jobs are not deleted now: %s", error)
             retention = min(self.settings.retention, self.settings.event_retention)

@@ -16,6 +16,7 @@ daily_use             what ended tasks used, summed up by day
 job_usage             use of ended tasks, asked of accounting
 survey                nodes and reservations as managers list them
 reservation_request   requests for reservations, and the offers of a cluster
+calendar              acts that recur
 audit                 audit records and their kinds
 stored_names          stored spellings of renamed fields
 """

@@ -12,7 +12,7 @@ from typing import Literal
 
 MAX_CAUSE_LENGTH = 500  # characters
 MAX_NAME_LENGTH = 200  # characters of any other text
-TIME_DETAILS = ("drained_at", "start", "end")  # keys of `details` with epoch seconds
+TIME_DETAILS = ("drained_at", "start", "end", "due", "last")  # keys of `details` with epoch seconds
 OPERATORS_ONLY: str | None = None  # `AuditRecord.owner` of records that only operators see
 PUBLIC = ""  # `AuditRecord.owner` of records that concern no user: everybody sees them
 
@@ -45,6 +45,13 @@ class AuditKind(StrEnum):
     RESERVATION_ENDED = "reservation_ended"
     RESERVATION_CANCELLED = "reservation_cancelled"
     RESERVATION_BROKEN = "reservation_broken"
+    RESERVATION_SKIPPED = "reservation_skipped"
+    SERIES_MADE = "series_made"
+    SERIES_ENDED = "series_ended"
+    CALENDAR_CHANGED = "calendar_changed"
+    CALENDAR_RAN = "calendar_ran"
+    CALENDAR_SKIPPED = "calendar_skipped"
+    CALENDAR_FAILED = "calendar_failed"
     JOB_CANCELLED = "job_cancelled"
     JOB_HELD = "job_held"
     JOB_RELEASED = "job_released"
@@ -112,6 +119,17 @@ KINDS: Mapping[AuditKind, KindInfo] = {
     K.RESERVATION_ENDED: KindInfo("info", "owner", "Its window is over."),
     K.RESERVATION_CANCELLED: KindInfo("info", "owner", "The actor cancelled it."),
     K.RESERVATION_BROKEN: KindInfo("warning", "owner", "It could not be kept."),
+    K.RESERVATION_SKIPPED: KindInfo(
+        "warning", "owner", "An occurrence of a series could not be reserved."
+    ),
+    K.SERIES_MADE: KindInfo("info", "owner", "A series of reservations was made."),
+    K.SERIES_ENDED: KindInfo("info", "owner", "A series was cancelled, or is over."),
+    K.CALENDAR_CHANGED: KindInfo("info", "all", "An entry of the site's calendar changed."),
+    K.CALENDAR_RAN: KindInfo("info", "all", "An entry of the calendar ran."),
+    K.CALENDAR_SKIPPED: KindInfo(
+        "warning", "all", "The daemon was down for longer than the grace of the entry."
+    ),
+    K.CALENDAR_FAILED: KindInfo("error", "all", "A run of the calendar failed."),
     K.JOB_CANCELLED: KindInfo("info", "owner", "Another user asked to cancel tasks."),
     K.JOB_HELD: KindInfo("info", "owner", "Another user asked to hold tasks."),
     K.JOB_RELEASED: KindInfo("info", "owner", "Another user asked to release tasks."),

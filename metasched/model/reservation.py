@@ -83,6 +83,8 @@ class Reservation(msgspec.Struct, rename=STORED_FIELDS["Reservation"], frozen=Tr
     let_run: float = 0.0  # seconds that jobs may run past `end`; its nodes stay reserved
     licences: Mapping[str, int] = msgspec.field(default_factory=dict)  # kept for its jobs, by name
     mail: str = ""  # address for the notice that it broke; "": the user name
+    users: tuple[str, ...] = ()  # accounts, besides the owner, whose jobs may run in it
+    series: int | None = None  # id of the series of which it is an occurrence
 
     @property
     def until(self) -> float:

@@ -141,4 +141,7 @@ EVENT_KINDS: Mapping[str, str] = {
     "ReservationRejected": "reservationdeclined",
     "ReservationReleased": "reservationreleased",
     "ReservationCancelled": "reservationcancelled",
+    "CalendarEntrySet": "calendarset",
+    "CalendarEntryRemoved": "calendarremoved",
+    "CalendarRun": "calendarrun",
 }

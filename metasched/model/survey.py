@@ -76,7 +76,7 @@ class ReservationSpec:
     """
 
     name: str
-    user: str
+    user: str  # accounts whose jobs may run in it, separated by commas
     start: float
     end: float
     nodes: tuple[str, ...]

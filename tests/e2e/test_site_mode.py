@@ -455,6 +455,31 @@ def test_a_reservation_is_its_owners_and_operators_alone(
     a.until(lambda: "<ar_summary>" not in gridengine_cell.run("qrstat", "-xml", "-u", "*"))
 
 
+def test_others_share_a_reservation_by_name_and_touch_no_series(
+    over_gridengine: MultiUserSite, gridengine_cell: Cell
+) -> None:
+    a, b, operator = (over_gridengine.by(account) for account in (A, B, OPERATOR))
+    id = str(a.json("reserve", "--size", "2", "--duration", "5m", "--users", B)["reservation"])
+    job = b.submit("--reservation", id, "-t", "1", "-o", "inside", "--wrap", "id -un")
+    assert b.until_ended(job)[0]["state"] == "completed"
+    assert (over_gridengine.folder / B / "inside").read_text() == f"{B}\n"
+    expected = f"reservation {id} is {A}'s, and you are {B}"
+    assert expected in b.error("reservation", "cancel", id, code=3)
+    every = ("reserve", "--size", "1", "--duration", "5m", "--every", "03:00", "--until", "+2d")
+    series = str(a.json(*every)["entry"])
+    expected = f"series {series} is {A}'s, and you are {B}"
+    assert expected in b.error("reservation", "cancel", "--series", series, code=3)
+    assert b.json("calendar") == []
+    assert "only operators may reserve for others" in b.error(*every, "--user", A, code=3)
+    assert not [row for row in b.json("events") if "series" in row["kind"]]
+    assert [row["owner"] for row in operator.json("calendar")] == [A]
+    assert [row["kind"] for row in a.json("events", "--kind", "series_made")] == ["series_made"]
+    operator.run("reservation", "cancel", "--series", series)
+    assert a.json("calendar") == []
+    a.run("reservation", "cancel", id)
+    a.until(lambda: "<ar_summary>" not in gridengine_cell.run("qrstat", "-xml", "-u", "*"))
+
+
 CONNECT = """
 import socket, sys
 with socket.socket(socket.AF_UNIX) as peer:

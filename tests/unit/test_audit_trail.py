@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from metasched.core.audit_trail import MAX_ROWS_SET_ASIDE, AuditTrail
+from metasched.core.calendar_events import CalendarEntryRemoved, CalendarEntrySet, CalendarRun
 from metasched.core.events import (
     ClusterDrained,
     ClusterResumed,
@@ -37,6 +38,7 @@ from metasched.core.reservations.events import (
 from metasched.core.scheduler import Core
 from metasched.core.tasks import TaskId
 from metasched.model.audit import KINDS, OPERATORS_ONLY, PUBLIC, AuditKind, AuditRecord
+from metasched.model.calendar import CalendarEntry, DrainCluster, Reserve, RunResult
 from metasched.model.cluster import Cluster
 from metasched.model.job import State
 from metasched.model.licence import LicenceCount, LicencePool
@@ -101,7 +103,8 @@ class Trail:
     def restart(self, event: DaemonStarted) -> None:
         """Continue as after a crash: the trail knows what is stored, and the core's state."""
         drains = {"alpha": drain} if (drain := self.core.find_drain("alpha")) else {}
-        self.trail = AuditTrail(self.conditions, self.core.reservations.by_id, drains)
+        reservations, calendar = self.core.reservations.by_id, self.core.calendar.entries
+        self.trail = AuditTrail(self.conditions, reservations, drains, calendar)
         self.step(event)
 
     def listed(self, *rows: JobStatus, at: float = NOW, **fields: Any) -> Trail:
@@ -144,6 +147,45 @@ class Trail:
     def bind(self, at: float = NOW) -> Trail:
         self.step(ReservationBound(at, 1, self.core.reservations.by_id[1].nodes))
         return self
+
+
+NIGHT = CalendarEntry(
+    id=7,
+    name="night",
+    act=DrainCluster("alpha"),
+    rule="daily 20:00",
+    zone="UTC",
+    made=NOW,
+    grace=60.0,
+    next_run=NOW + 100,
+)
+SERIES = CalendarEntry(
+    id=8,
+    act=Reserve(least=1, most=1, duration=100.0, by_node=True),
+    rule="daily 20:00",
+    zone="UTC",
+    owner="ada",
+    made_by="root",
+    made=NOW,
+    grace=0.0,
+    next_run=NOW + 100,
+)
+
+
+def ran(trail: Trail, result: RunResult, cause: str = "", **fields: Any) -> None:
+    trail.step(CalendarEntrySet(NOW, NIGHT, cause="new"))
+    run = CalendarRun(NOW + 101, 7, NOW + 100, result, NOW + 200, cause, **fields)
+    trail.step(run)
+    trail.step(run)  # of a daemon that lost its place: it is ignored
+
+
+def skipped_occurrence(trail: Trail) -> None:
+    trail.survey(*DOWN)
+    trail.step(CalendarEntrySet(NOW, SERIES, "root", "daily"))
+    request = ReservationRequest.fixed(2, NOW + 100, NOW + 200)
+    terms = ("ada", request, True, ("alpha",), NOW + 1e6)
+    trail.step(ReservationRequested(NOW, 1, *terms, series=8, next_occurrence=NOW + 300))
+    trail.step(ReservationRequested(NOW, 2, *terms, series=8, next_occurrence=NOW + 300))
 
 
 def silent(at: float = NOW, reason: str = "no route to host") -> ClusterUnreachable:
@@ -249,6 +291,36 @@ SCENES: dict[AuditKind, tuple[Callable[[Trail], object], dict[str, Any]]] = {
         {"actor": "root", "owner": "ada", "cause": "cancelled by root"},
     ),
     K.RESERVATION_BROKEN: (broken_reservation, {"owner": "ada"}),
+    K.RESERVATION_SKIPPED: (
+        skipped_occurrence,
+        {"owner": "ada", "details": {"due": NOW + 100, "series": 8}},
+    ),
+    K.SERIES_MADE: (
+        lambda t: t.step(CalendarEntrySet(NOW, SERIES, "root", "daily")),
+        {"actor": "root", "owner": "ada", "details": {"series": 8}},
+    ),
+    K.SERIES_ENDED: (
+        lambda t: t.step(CalendarEntrySet(NOW, SERIES, "root")).step(
+            CalendarEntryRemoved(NOW, 8, "ada", "cancelled by ada")
+        ),
+        {"actor": "ada", "owner": "ada"},
+    ),
+    K.CALENDAR_CHANGED: (
+        lambda t: t.step(CalendarEntrySet(NOW, NIGHT, cause="new")),
+        {"cluster": "alpha", "cause": "drain alpha: new", "details": {"entry": "night"}},
+    ),
+    K.CALENDAR_RAN: (
+        lambda t: ran(t, RunResult.DONE),
+        {"cause": "drain alpha", "details": {"due": NOW + 100, "entry": "night"}},
+    ),
+    K.CALENDAR_SKIPPED: (
+        lambda t: ran(t, RunResult.SKIPPED, "down", count=3, last=NOW + 150),
+        {"count": 3, "cause": "drain alpha: down"},
+    ),
+    K.CALENDAR_FAILED: (
+        lambda t: ran(t, RunResult.FAILED, "disk full"),
+        {"cause": "drain alpha: disk full"},
+    ),
     K.JOB_CANCELLED: (
         lambda t: t.running(1).request("cancel"),
         {"actor": "root", "owner": "ada", "job": 1, "count": 1},
@@ -330,6 +402,14 @@ def test_a_replay_of_the_events_gives_the_same_records(trail: Trail, kind: Audit
     for event in trail.events:
         again.step(event)
     assert again.records == trail.records
+
+
+@pytest.mark.parametrize(
+    "kind", [K.CALENDAR_RAN, K.CALENDAR_SKIPPED, K.CALENDAR_FAILED, K.RESERVATION_SKIPPED]
+)
+def test_a_run_that_is_reported_twice_is_recorded_once(trail: Trail, kind: AuditKind) -> None:
+    SCENES[kind][0](trail)
+    assert [record.kind for record in trail.records].count(kind) == 1
 
 
 def test_own_requests_are_no_acts_of_an_operator(trail: Trail) -> None:

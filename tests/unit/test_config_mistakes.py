@@ -53,6 +53,10 @@ FILE: dict[str, Any] = {
         {"name": "main", "kind": "flexlm", "servers": "27000@lic1", "features": {"a": "b"}},
         {"name": "own", "kind": "command", "command": ["/bin/count"]},
     ],
+    "calendar": [
+        {"name": "night", "at": "daily 20:00", "do": "drain", "cluster": "left"},
+        {"name": "copy", "at": "0 2 * * *", "do": "backup", "folder": "/b", "zone": "UTC"},
+    ],
     "reservations": {"most": 3, "classes": {"gold": {"most": 4}}},
     "limits": {
         "queued": 10,

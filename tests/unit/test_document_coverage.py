@@ -13,6 +13,7 @@ from metasched.adapters.local.adapter import LocalOptions
 from metasched.adapters.slurm.adapter import SlurmOptions
 from metasched.cli.app import COMMANDS
 from metasched.config.tables import (
+    CalendarTable,
     ClusterTable,
     ConfigFile,
     DaemonTable,
@@ -44,7 +45,7 @@ ADMIN = "".join(page.read_text() for page in sorted((ROOT / "docs/admin").glob("
     "table",
     [
         *(DaemonTable, SiteTable, TcpTable, PolicyTable, UserClassTable, ClusterTable),
-        *(LicenceTable, LicenceServerTable, ReservationsTable, ConfigFile),
+        *(LicenceTable, LicenceServerTable, ReservationsTable, ConfigFile, CalendarTable),
     ],
 )
 def test_every_key_of_the_configuration(table: type[ConfigFile]) -> None:

@@ -52,6 +52,7 @@ def test_every_other_key_of_the_daemon_is_read_from_its_settings_each_time() -> 
         "max_array_tasks",
         "keep_events",
         "mail_program",
+        "zone",
     }
 
 

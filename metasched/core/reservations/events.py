@@ -38,6 +38,9 @@ class ReservationRequested(
     licences: Mapping[str, int] = msgspec.field(default_factory=dict)  # to reserve as well
     mail: str = ""  # address of the owner
     by: str = ""  # user who requested it; "": the owner
+    users: tuple[str, ...] = ()  # accounts that share it, besides the owner
+    series: int | None = None  # id of the series of which it is an occurrence
+    next_occurrence: float | None = None  # start of the next one of the series; None: the last
 
 
 class ReservationBound(msgspec.Struct, frozen=True):

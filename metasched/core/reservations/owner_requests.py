@@ -73,6 +73,8 @@ class OwnerRequests:
             let_run=event.let_run,
             licences=event.licences,
             mail=event.mail,
+            users=event.users,
+            series=event.series,
         )
         settings = self._availability.clusters[cluster]
         if settings.binds_late:

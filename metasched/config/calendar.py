@@ -1,0 +1,93 @@
+"""Reads the `[[calendar]]` tables: acts that recur."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from metasched.config.mistakes import suggestion
+from metasched.config.settings import CalendarSettings, ConfigError
+from metasched.config.tables import MAX_CALENDAR_ENTRIES, CalendarTable, ConfigFile
+from metasched.errors import ParseError
+from metasched.model.calendar import (
+    BackUpDatabase,
+    CalendarAct,
+    DrainCluster,
+    PruneDatabase,
+    ResumeCluster,
+)
+from metasched.recurrence import find_zone, host_zone, parse_recurrence
+
+# keys that only some acts have
+_KEYS_OF_ACTS = {
+    "cluster": ("drain", "resume"),
+    "reason": ("drain",),
+    "keep_pending": ("drain",),
+    "folder": ("backup",),
+    "copies": ("backup",),
+}
+
+
+def read_zone(config: ConfigFile, path: Path | None) -> str:
+    """Return the name of the site's time zone. ConfigError if there is no such zone."""
+    if config.daemon.zone is None:
+        return host_zone()
+    try:
+        return find_zone(config.daemon.zone).key
+    except ParseError as error:
+        raise ConfigError(f"{error.problem}, zone, {path}, [daemon]; {error.fix}") from None
+
+
+def read_calendar(
+    config: ConfigFile, zone: str, base: Path, path: Path | None
+) -> tuple[CalendarSettings, ...]:
+    """Return the entries of the calendar. ConfigError for the first that cannot be used."""
+    if len(config.calendar) > MAX_CALENDAR_ENTRIES:
+        raise ConfigError(
+            f"{len(config.calendar)} calendar tables, {path}; "
+            f"write {MAX_CALENDAR_ENTRIES} at the most"
+        )
+    clusters = tuple(cluster.name for cluster in config.cluster)
+    return tuple(_read_entry(table, clusters, zone, base, path) for table in config.calendar)
+
+
+def _read_entry(
+    table: CalendarTable, clusters: Sequence[str], zone: str, base: Path, path: Path | None
+) -> CalendarSettings:
+    location = f'{path}, calendar "{table.name}"'
+    for key, acts in _KEYS_OF_ACTS.items():
+        if key in table.model_fields_set and table.do not in acts:
+            remedy = f'leave it out, it belongs to do = "{acts[0]}"'
+            raise ConfigError(f'{key} beside do = "{table.do}", {location}; {remedy}')
+    zone = zone if table.zone is None else table.zone
+    try:
+        rule = parse_recurrence(table.at, zone)
+    except ParseError as error:
+        raise ConfigError(f"{error.problem}, {location}; {error.fix}") from None
+    return CalendarSettings(
+        name=table.name,
+        act=_read_act(table, clusters, base, location),
+        rule=table.at,
+        zone=rule.zone.key,
+        grace=table.grace,
+    )
+
+
+def _read_act(
+    table: CalendarTable, clusters: Sequence[str], base: Path, location: str
+) -> CalendarAct:
+    if table.do == "prune":
+        return PruneDatabase()
+    if table.do == "backup":
+        if not table.folder:
+            raise ConfigError(f"no folder, {location}; name one for the copies")
+        return BackUpDatabase(str(base / table.folder), table.copies)
+    if table.cluster not in clusters:
+        if not table.cluster:
+            raise ConfigError(f"no cluster, {location}; name one of {', '.join(clusters)}")
+        raise ConfigError(
+            f'no cluster "{table.cluster}", {location}; {suggestion(table.cluster, clusters)}'
+        )
+    if table.do == "resume":
+        return ResumeCluster(table.cluster)
+    return DrainCluster(table.cluster, table.reason, table.keep_pending)

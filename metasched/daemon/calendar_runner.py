@@ -1,0 +1,292 @@
+"""Runs the entries of the site's calendar, each run once.
+
+The core stores which run an entry waits for. This module computes times and acts:
+- A drain or resume is stored in the transaction that records its run. So there are both, or none.
+- A backup or a removal of old rows happens outside of the core. That it has begun is stored first
+  (`CalendarEntry.running`). After a crash it is done again, which changes nothing further: a copy
+  has the name of its run.
+- Of runs that were missed the last one happens, late, if it is not later than `grace`. The others
+  are recorded as skipped.
+- If the clock was set back, an entry waits for the next run that has not happened yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import structs
+
+from metasched.clock import ClockStepDetector
+from metasched.config.settings import CalendarSettings
+from metasched.core.calendar_events import CalendarEntryRemoved, CalendarEntrySet, CalendarRun
+from metasched.core.events import ClusterDrained, ClusterResumed, CoreEvent
+from metasched.daemon.backups import write_backup
+from metasched.daemon.host import SchedulerHost
+from metasched.db.store import StorageFailed, StoreError
+from metasched.model.calendar import (
+    MAX_COUNTED,
+    MAX_REMEMBERED_RUNS,
+    BackUpDatabase,
+    CalendarEntry,
+    DrainCluster,
+    ResumeCluster,
+    RunResult,
+)
+from metasched.recurrence import Recurrence, parse_recurrence
+
+log = logging.getLogger("metasched")
+
+MAX_SLEEP = 10.0  # seconds between looks at the clock, which may be set
+PUNCTUAL = 60.0  # seconds; a run that is later has a remark
+
+
+class RunPlan(NamedTuple):
+    """What to do about an entry that is due. Times are epoch seconds."""
+
+    run: float | None  # nominal time of the run that happens; None: all are too late
+    first: float  # nominal time of the first run since the last one
+    skipped: int  # number of runs that do not happen any more, `MAX_COUNTED` at the most
+    last_skipped: float | None  # nominal time, if more than one is skipped
+    next_run: float | None  # nominal time of the first run after now
+
+
+@lru_cache(maxsize=1024)
+def recurrence_of(rule: str, zone: str) -> Recurrence:
+    """Return the rule of a stored entry."""
+    return parse_recurrence(rule, zone)
+
+
+def plan_runs(entry: CalendarEntry, now: float) -> RunPlan:
+    """Return which of the runs up to now happens, and when the next one is due. Pure.
+
+    The entry must be due.
+    """
+    rule, first = recurrence_of(entry.rule, entry.zone), entry.next_run
+    assert first is not None
+    last = first
+    later = rule.next_after(first)
+    if later is not None and later <= now:
+        last = rule.last_until(first, now)
+        while last > first and last in entry.ran:  # before the clock was set back
+            last = rule.last_until(first, last - 1)
+    next_run = rule.next_after(max(now, last))
+    while next_run is not None and next_run in entry.ran:
+        next_run = rule.next_after(next_run)
+    if now - last > entry.grace:
+        count = rule.count(first, last, MAX_COUNTED)
+        return RunPlan(None, first, count, last if count > 1 else None, next_run)
+    count = 0 if last == first else max(rule.count(first, last, MAX_COUNTED) - 1, 1)
+    return RunPlan(last, first, count, None, next_run)
+
+
+def next_unrepeated(entry: CalendarEntry, now: float) -> float | None:
+    """Return the first time after now at which the entry has not run yet; None: never. Pure."""
+    rule, ran = recurrence_of(entry.rule, entry.zone), entry.ran
+    # of earlier runs it is not known whether they happened
+    begin = max(now, ran[0]) if len(ran) == MAX_REMEMBERED_RUNS else now
+    moment = rule.next_after(begin)
+    while moment is not None and (moment in ran or moment == entry.running):
+        moment = rule.next_after(moment)
+    return moment
+
+
+class CalendarRunner:
+    """Keeps the entries of the site's file in step with the ledger, and runs them."""
+
+    def __init__(self, host: SchedulerHost, prune: Callable[[], Awaitable[str]]) -> None:
+        """`prune` deletes old rows and returns what it did."""
+        self._host, self._prune = host, prune
+        self._changed, self._begun = asyncio.Event(), asyncio.Event()
+        self._clock = ClockStepDetector()
+
+    def wake(self) -> None:
+        """Look at the entries again, which have changed."""
+        self._changed.set()
+        self._begun.set()
+
+    async def run(self) -> None:
+        """Start runs when they are due, until cancelled. StorageFailed if one cannot be stored."""
+        await self.take_over_file()
+        await self.correct_for_clock()  # which may have been set back before this start
+        while True:
+            self._changed.clear()
+            await self.start_due_runs()
+            awaited = (e.next_run for e in self._entries() if e.running is None)
+            due = min((moment for moment in awaited if moment is not None), default=math.inf)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(max(due - time.time(), 0.0), MAX_SLEEP)):
+                    await self._changed.wait()
+            if self._clock.detect_step() < 0:
+                await self.correct_for_clock()
+
+    async def run_outside(self) -> None:
+        """Do and finish the runs that have begun outside of the core, until cancelled."""
+        while True:
+            self._begun.clear()
+            await self.finish_begun_runs()
+            await self._begun.wait()
+
+    async def take_over_file(self) -> None:
+        """Make the stored entries those of the site's file."""
+        if events := list(self._changes_of_file(time.time())):
+            await self._host.apply_events(*events)
+
+    async def correct_for_clock(self) -> None:
+        """Let entries run sooner whose next run is later than it has to be."""
+        if events := list(self._corrections(time.time())):
+            await self._host.apply_events(*events)
+
+    async def start_due_runs(self) -> None:
+        """Start the run of each entry that is due, or record that it is skipped."""
+        now = time.time()
+        due = [
+            entry
+            for entry in self._entries()
+            if entry.next_run is not None and entry.next_run <= now and entry.running is None
+        ]
+        if not due:
+            return
+        plans = await asyncio.to_thread(lambda: [plan_runs(entry, now) for entry in due])
+        # in the order of their times: of a drain and its end that were missed, the end comes last
+        planned = sorted(
+            zip(plans, due, strict=True), key=lambda pair: (pair[0].run or 0.0, pair[1].id)
+        )
+        for plan, entry in planned:
+            if self._host.core.calendar.entries.get(entry.id) is entry:
+                await self._host.apply_events(*self._events_of(entry, plan, now))
+
+    async def finish_begun_runs(self) -> None:
+        """Do the runs that have begun, and record their results."""
+        for entry in self._entries():
+            if entry.running is not None:
+                await self._finish(entry)
+
+    def _entries(self) -> list[CalendarEntry]:
+        """Return the entries of the site."""
+        entries = self._host.core.calendar.entries.values()
+        return [entry for entry in entries if not entry.is_series]
+
+    def _changes_of_file(self, now: float) -> Iterator[CoreEvent]:
+        """Yield how the stored entries become those of the file."""
+        stored = {entry.name: entry for entry in self._entries()}
+        for settings in self._host.settings.calendar:
+            before = stored.pop(settings.name, None)
+            if before is None:
+                yield CalendarEntrySet(now, self._new_entry(settings, now), cause="new")
+            elif _terms(before) != _terms(settings):
+                after = structs.replace(
+                    before, **{name: getattr(settings, name) for name in _TERMS}
+                )
+                if (before.rule, before.zone) != (settings.rule, settings.zone):
+                    after = structs.replace(after, next_run=next_unrepeated(after, now))
+                if type(before.act) is not type(settings.act):
+                    after = structs.replace(after, running=None)
+                yield CalendarEntrySet(now, after, cause="changed")
+        for entry in stored.values():
+            yield CalendarEntryRemoved(now, entry.id, cause="removed")
+
+    def _new_entry(self, settings: CalendarSettings, now: float) -> CalendarEntry:
+        return CalendarEntry(
+            id=self._host.ledger.next_reservation(),
+            name=settings.name,
+            act=settings.act,
+            rule=settings.rule,
+            zone=settings.zone,
+            made=now,
+            grace=settings.grace,
+            next_run=recurrence_of(settings.rule, settings.zone).next_after(now),
+        )
+
+    def _corrections(self, now: float) -> Iterator[CoreEvent]:
+        """Yield the entries that may run sooner, since the clock was set back."""
+        for entry in self._entries():
+            sooner = next_unrepeated(entry, now)
+            if sooner is None or (entry.next_run is not None and entry.next_run <= sooner):
+                continue
+            after = structs.replace(entry, next_run=sooner)
+            yield CalendarEntrySet(now, after, cause="the clock was set back")
+
+    def _events_of(self, entry: CalendarEntry, plan: RunPlan, now: float) -> list[CoreEvent]:
+        """Return the events of the runs that are due, and of those that are skipped."""
+        events: list[CoreEvent] = []
+        if plan.skipped:
+            cause = "a later run was due as well"
+            if plan.run is None:
+                cause = f"the daemon did not run for more than {entry.grace:.0f} s"
+            after = plan.next_run if plan.run is None else plan.run
+            events.append(
+                CalendarRun(
+                    now,
+                    entry.id,
+                    plan.first,
+                    RunResult.SKIPPED,
+                    after,
+                    cause,
+                    last=plan.last_skipped,
+                    count=plan.skipped,
+                )
+            )
+        if plan.run is not None:
+            events += self._run_events(entry, plan.run, plan.next_run, now)
+        return events
+
+    def _run_events(
+        self, entry: CalendarEntry, due: float, next_run: float | None, now: float
+    ) -> list[CoreEvent]:
+        """Return the events of a run: those of its act, or that it begins outside of the core."""
+        remarks = [f"{now - due:.0f} s late"] if now - due > PUNCTUAL else []
+        act, result, acts = entry.act, RunResult.DONE, list[CoreEvent]()
+        if not isinstance(act, DrainCluster | ResumeCluster):
+            result = RunResult.STARTED
+        else:
+            drain = self._host.core.find_drain(act.cluster)
+            if isinstance(act, DrainCluster) and drain is None:
+                acts.append(
+                    ClusterDrained(
+                        now, act.cluster, "", act.reason, act.keep_pending, entry=entry.name
+                    )
+                )
+            elif isinstance(act, DrainCluster):
+                remarks.append(f"it is {drain} already")
+            elif drain is None:
+                remarks.append("it was not drained")
+            elif drain.entry:
+                acts.append(ClusterResumed(now, act.cluster))
+            else:
+                remarks.append(f"it stays {drain}")
+        return [CalendarRun(now, entry.id, due, result, next_run, "; ".join(remarks)), *acts]
+
+    async def _finish(self, entry: CalendarEntry) -> None:
+        """Do what has begun, and record the result."""
+        due, result = entry.running, RunResult.DONE
+        assert due is not None
+        try:
+            if isinstance(entry.act, BackUpDatabase):
+                cause = await asyncio.to_thread(
+                    write_backup,
+                    self._host.settings.database,
+                    Path(entry.act.folder),
+                    entry.name,
+                    due,
+                    entry.act.copies,
+                )
+            else:
+                cause = await self._prune()
+        except (StoreError, StorageFailed) as error:
+            result, cause = RunResult.FAILED, str(error)
+        await self._host.apply_events(CalendarRun(time.time(), entry.id, due, result, cause=cause))
+
+
+_TERMS = ("act", "rule", "zone", "grace")  # what the site's file says of an entry
+
+
+def _terms(entry: CalendarEntry | CalendarSettings) -> tuple[object, ...]:
+    return tuple(getattr(entry, name) for name in _TERMS)

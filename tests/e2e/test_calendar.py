@@ -1,0 +1,214 @@
+"""`[[calendar]]` with a real daemon whose clock the tests set: each run once, late or skipped."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import require
+from tests.e2e.conftest import COMMAND, TWO_LOCAL, Site
+
+FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+ENTRIES = """
+[[calendar]]
+name = "night"
+at = "20:00"
+do = "drain"
+cluster = "left"
+reason = "power saving"
+
+[[calendar]]
+name = "copy"
+at = "daily 20:00"
+do = "backup"
+folder = "copies"
+
+[[calendar]]
+name = "morning"
+at = "0 6 * * *"
+do = "resume"
+cluster = "left"
+
+[[calendar]]
+name = "mark"
+at = "1 20 * * *"
+do = "resume"
+cluster = "right"
+
+[[calendar]]
+name = "tidy"
+at = "0 5 1 * *"
+do = "prune"
+"""
+
+
+class ClockedSite(Site):
+    """A site whose daemon has a clock of its own."""
+
+    def set_clock(self, text: str) -> None:
+        """Set the clock of the daemon, also while it runs; `text` is a time in UTC."""
+        offset = datetime.fromisoformat(f"{text}+00:00").timestamp() - time.time()
+        draft = self.folder / "offset.draft"
+        draft.write_text(f"{offset:+.0f}")
+        draft.rename(self.folder / "offset")
+
+    def launch(self) -> None:
+        clock = {
+            "LD_PRELOAD": str(FAKETIME[0]),
+            "FAKETIME_TIMESTAMP_FILE": str(self.folder / "offset"),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        with self.log.open("ab") as log:
+            self._daemon = subprocess.Popen(
+                [COMMAND, "serve"],
+                env=self.environment | clock,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def is_drained(self) -> bool:
+        [left] = [row for row in self.cluster_rows() if row["cluster"] == "left"]
+        return left["drained"] is not None
+
+    def calendar(self) -> dict[str, dict[str, Any]]:
+        """Return the rows of `calendar --json` by name."""
+        return {row["name"]: row for row in self._client.calendar()}
+
+    def next_runs(self) -> dict[str, str]:
+        return {name: row["next"][0][:16] for name, row in self.calendar().items()}
+
+    def recorded(self, kind: str) -> list[tuple[str, int, str]]:
+        """Return entry, count and cause of the events of a kind."""
+        rows, _ = self._client.events(kind=kind, since=0.0)
+        return [(row["details"]["entry"], row["count"], row["cause"]) for row in rows]
+
+    def copies(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "copies").glob("*"))
+
+
+@pytest.fixture
+def clocked(tmp_path: Path) -> Any:
+    if not FAKETIME:
+        require("faketime", "libfaketime not found; apt-get install faketime")
+    site = ClockedSite(tmp_path)
+    site.configure(TWO_LOCAL + ENTRIES, extra='zone = "UTC"\n')
+    try:
+        yield site
+    finally:
+        site.close()
+
+
+def test_each_run_happens_once_over_crashes_and_steps_of_the_clock(clocked: ClockedSite) -> None:
+    clocked.set_clock("2030-01-10T19:00:00")
+    clocked.start()
+    clocked.until(lambda: len(clocked.calendar()) == 5)
+    assert clocked.next_runs() == {
+        "night": "2030-01-10T20:00",
+        "copy": "2030-01-10T20:00",
+        "mark": "2030-01-10T20:01",
+        "morning": "2030-01-11T06:00",
+        "tidy": "2030-02-01T05:00",
+    }
+    clocked.set_clock("2030-01-10T20:00:00")
+    clocked.until(clocked.is_drained)
+    clocked.until(lambda: len(clocked.recorded("calendar_ran")) == 2)
+    assert clocked.copies() == ["metasched-copy-20300110T200000Z.db"]
+
+    # a missed run happens once, late
+    clocked.stop(signal.SIGKILL)
+    clocked.set_clock("2030-01-11T06:30:00")
+    clocked.start(state="up")
+    clocked.until(lambda: not clocked.is_drained())
+    ran = clocked.recorded("calendar_ran")
+    assert [entry for entry, _, _ in ran[2:]] == ["morning"]
+    assert ran[2][2].startswith("resume left: 18")
+    assert [entry for entry, _, _ in clocked.recorded("calendar_skipped")] == ["mark"]
+
+    # the clock is set back to before the drain, which happens no second time
+    clocked.set_clock("2030-01-10T19:30:00")
+    clocked.until(lambda: clocked.next_runs()["mark"] == "2030-01-10T20:01")
+    clocked.stop(signal.SIGKILL)
+    clocked.set_clock("2030-01-10T19:40:00")
+    clocked.start()
+    clocked.set_clock("2030-01-10T20:01:05")
+    clocked.until(lambda: len(clocked.recorded("calendar_ran")) == 4)
+    assert clocked.recorded("calendar_ran")[3] == ("mark", 1, "resume right: it was not drained")
+    assert not clocked.is_drained()
+    assert clocked.next_runs()["night"] == "2030-01-11T20:00"
+    assert clocked.next_runs()["morning"] == "2030-01-12T06:00"
+    assert len(clocked.copies()) == 1
+
+    # after three days only the last run could be late, and it is too late
+    clocked.stop(signal.SIGKILL)
+    clocked.set_clock("2030-01-13T22:00:00")
+    clocked.start()
+    clocked.until(lambda: len(clocked.recorded("calendar_skipped")) == 5)
+    skipped = {entry: number for entry, number, _ in clocked.recorded("calendar_skipped")[1:]}
+    assert skipped == {"night": 3, "copy": 3, "mark": 3, "morning": 2}
+    assert not clocked.is_drained()
+    clocked.stop()
+    assert {row["ok"] for row in clocked.json("db", "check")} == {True}
+    clocked.replayed()
+
+
+def test_what_a_user_sees_and_what_a_reload_changes(site: Site) -> None:
+    site.configure(TWO_LOCAL + ENTRIES, extra='zone = "Europe/Berlin"\n')
+    site.start()
+    site.until(lambda: len(site.json("calendar")) == 5)
+    berlin = site.run("calendar", env={"TZ": "Europe/Berlin"}).stdout
+    tokyo = site.run("calendar", env={"TZ": "Asia/Tokyo"}).stdout
+    assert "20:00 CE" in berlin
+    assert "JST" in tokyo
+    assert "20:00 JST" not in tokyo
+    [night] = [row for row in site.json("calendar", "--runs", "3") if row["name"] == "night"]
+    assert len(night["next"]) == 3
+    assert night["does"] == "drain left"
+    first = datetime.fromisoformat(night["next"][0])
+    assert first > datetime.now(UTC)
+
+    site.configure(TWO_LOCAL + ENTRIES.partition('[[calendar]]\nname = "tidy"')[0])
+    assert 'calendar "tidy" removed' in site.run("reload").stdout
+    site.until(lambda: len(site.json("calendar")) == 4)
+    kinds = [row["cause"] for row in site.json("events", "--kind", "calendar_changed")]
+    assert "prune the database: removed" in kinds
+    site.configure(TWO_LOCAL + ENTRIES.replace('at = "20:00"', 'at = "25:00"'))
+    assert '"25:00" is no rule' in site.error("reload", code=1)
+    assert len(site.json("calendar")) == 4
+    assert site.stop() == 0
+    assert {row["ok"] for row in site.json("db", "check")} == {True}
+    site.replayed()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem", "code"),
+    [
+        (("--every", "08:00"), "no --until", 2),
+        (("--until", "2030-01-01"), "--until without --every", 2),
+        (("--every", "08:00", "--until", "+9d", "--start", "+1h"), "--start beside --every", 2),
+        (("--every", "sometimes", "--until", "+9d"), '"sometimes" is no rule', 2),
+        (("--every", "0," * 50_000 + "0 * * * *", "--until", "+9d"), "100009 characters", 2),
+        (("--every", "08:00", "--until", "+9d", "--zone", "Europe/Atlantis"), "no time zone", 2),
+        (("--every", "0 0 * * * *", "--until", "+9d"), "is no rule", 2),
+        (("--every", "08:00", "--until", "+9d"), "no cluster takes reservations", 3),
+    ],
+)
+def test_bad_series_are_one_line(
+    shared: Site, options: tuple[str, ...], problem: str, code: int
+) -> None:
+    message = shared.error("reserve", "--size", "1", "--duration", "1h", *options, code=code)
+    assert problem in message
+    assert len(message) < 400
+
+
+def test_a_series_that_is_not_there(shared: Site) -> None:
+    message = shared.error("reservation", "cancel", "--series", "7", code=5)
+    assert message == "no series 7; see `metasched calendar`"

@@ -1,0 +1,328 @@
+"""The calendar: the site's file, the plan of missed runs, copies, and drains beside operators."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
+
+import pytest
+from msgspec import structs
+
+from metasched.config.reading import load_settings
+from metasched.config.settings import CalendarSettings, ConfigError
+from metasched.core.calendar_events import CalendarRun
+from metasched.core.events import ClusterDrained, ClusterResumed, CoreEvent, Outcome
+from metasched.daemon.backups import write_backup
+from metasched.daemon.calendar_runner import CalendarRunner, next_unrepeated, plan_runs
+from metasched.db.sqlite import Sqlite
+from metasched.db.store import StoreError
+from metasched.model.calendar import (
+    MAX_REMEMBERED_RUNS,
+    BackUpDatabase,
+    CalendarEntry,
+    DrainCluster,
+    ResumeCluster,
+)
+from tests.unit.core_site import Site
+
+CLUSTER = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\n'
+DAY, HOUR = 86400.0, 3600.0
+
+
+def at(text: str) -> float:
+    return datetime.fromisoformat(f"{text}+00:00").timestamp()
+
+
+def entry(next_run: str, rule: str = "daily 02:00", **fields: Any) -> CalendarEntry:
+    return CalendarEntry(
+        id=1,
+        name="copy",
+        act=DrainCluster("left"),
+        rule=rule,
+        zone="UTC",
+        made=0.0,
+        next_run=at(next_run),
+        **{"grace": HOUR, **fields},
+    )
+
+
+def read(folder: Path, text: str, daemon: str = "") -> tuple[CalendarSettings, ...]:
+    path = folder / "metasched.toml"
+    path.write_text(f"[daemon]\n{daemon}\n{CLUSTER}{text}")
+    return load_settings(path).calendar
+
+
+# The site's file
+
+
+def test_the_file(tmp_path: Path) -> None:
+    text = """
+    [[calendar]]
+    name = "night"
+    at = "mon-fri 20:00"
+    do = "drain"
+    cluster = "left"
+    reason = "power"
+    [[calendar]]
+    name = "copy"
+    at = "30 2 * * *"
+    do = "backup"
+    folder = "copies"
+    copies = 3
+    zone = "Asia/Tokyo"
+    grace = "2h"
+    """
+    assert read(tmp_path, text, 'zone = "Europe/Berlin"') == (
+        CalendarSettings(
+            "night", DrainCluster("left", "power"), "mon-fri 20:00", "Europe/Berlin", HOUR
+        ),
+        CalendarSettings(
+            "copy", BackUpDatabase(f"{tmp_path}/copies", 3), "30 2 * * *", "Asia/Tokyo", 2 * HOUR
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ('at = "sometimes"\ndo = "prune"', '"sometimes" is no rule'),
+        ('at = "0 0 1 * mon"\ndo = "prune"', "write two rules"),
+        ('at = "08:00"\ndo = "prune"\nzone = "Europe/Atlantis"', "is no time zone"),
+        ('at = "08:00"\ndo = "drain"', "no cluster"),
+        ('at = "08:00"\ndo = "drain"\ncluster = "lift"', 'write "left"'),
+        ('at = "08:00"\ndo = "resume"\ncluster = "left"\nreason = "x"', "leave it out"),
+        ('at = "08:00"\ndo = "backup"', "no folder"),
+        ('at = "08:00"\ndo = "prune"\ncopies = 3', 'copies beside do = "prune"'),
+        ('at = "08:00"\ndo = "reboot"', "do"),
+        ('at = "08:00"\ndo = "prune"\ngrace = 1', "grace"),
+    ],
+)
+def test_mistakes_in_the_file_are_one_line(tmp_path: Path, keys: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path, f'[[calendar]]\nname = "x"\n{keys}\n')
+    assert problem in str(refused.value)
+    assert 'calendar "x"' in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_name_is_there_once_and_the_zone_of_the_site_exists(tmp_path: Path) -> None:
+    table = '[[calendar]]\nname = "x"\nat = "08:00"\ndo = "prune"\n'
+    with pytest.raises(ConfigError, match='calendar "x" is there twice'):
+        read(tmp_path, table * 2)
+    with pytest.raises(ConfigError, match=r"is no time zone, zone, .*\[daemon\]"):
+        read(tmp_path, table, 'zone = "../etc/passwd"')
+    many = "".join(table.replace('"x"', f'"x{n}"') for n in range(201))
+    with pytest.raises(ConfigError, match="201 calendar tables"):
+        read(tmp_path, many)
+
+
+# Missed runs
+
+
+def test_of_missed_runs_the_last_one_happens_within_its_grace() -> None:
+    plan = plan_runs(entry("2030-01-02T02:00"), at("2030-01-05T02:59"))
+    assert plan.run == at("2030-01-05T02:00")
+    assert (plan.skipped, plan.next_run) == (3, at("2030-01-06T02:00"))
+    plan = plan_runs(entry("2030-01-02T02:00"), at("2030-01-05T03:01"))
+    assert plan.run is None
+    assert (plan.first, plan.last_skipped) == (at("2030-01-02T02:00"), at("2030-01-05T02:00"))
+    assert (plan.skipped, plan.next_run) == (4, at("2030-01-06T02:00"))
+
+
+def test_a_run_that_happened_is_not_the_last_one_that_was_missed() -> None:
+    """The clock was ahead, an entry ran, and the clock was set back."""
+    early = entry("2030-01-02T02:00", ran=(at("2030-01-03T02:00"),))
+    plan = plan_runs(early, at("2030-01-03T02:30"))
+    assert plan.run is None  # that of the day before is too late
+    assert plan.next_run == at("2030-01-04T02:00")
+
+
+def test_after_the_clock_was_set_back_only_what_has_not_happened_runs() -> None:
+    ahead = entry("2031-01-01T02:00", ran=(at("2030-01-03T02:00"), at("2030-12-31T02:00")))
+    assert next_unrepeated(ahead, at("2030-01-01T12:00")) == at("2030-01-02T02:00")
+    assert next_unrepeated(ahead, at("2030-01-02T12:00")) == at("2030-01-04T02:00")
+
+
+def test_runs_that_are_not_remembered_are_not_repeated() -> None:
+    ran = tuple(at("2030-03-01T02:00") + DAY * n for n in range(MAX_REMEMBERED_RUNS))
+    ahead = entry("2030-05-01T02:00", ran=ran)
+    after_all = ran[-1] + DAY
+    assert next_unrepeated(ahead, at("2030-01-01T00:00")) == after_all
+
+
+def test_years_without_the_daemon_cost_little() -> None:
+    plan = plan_runs(entry("2010-01-01T00:00", rule="* * * * *"), at("2030-01-01T00:00"))
+    assert plan.skipped == 999  # counted up to a bound
+    assert plan.run == at("2030-01-01T00:00")
+
+
+# Drains
+
+
+class Host:
+    """What the runner needs of the service, with a core of two clusters."""
+
+    def __init__(self, *entries: CalendarSettings) -> None:
+        self.core = Site().core
+        self.settings = SimpleNamespace(calendar=entries, database=None)
+        self.ledger = SimpleNamespace(next_reservation=self.next_id)
+        self.events: list[CoreEvent] = []
+        self._id = 0
+
+    def next_id(self) -> int:
+        self._id += 1
+        return self._id
+
+    async def apply_events(self, *events: CoreEvent) -> list[Outcome]:
+        self.events += events
+        return [self.core.step(event) for event in events]
+
+    def look(self, now: str) -> None:
+        """Let the runner look at the clock."""
+        runner = CalendarRunner(cast(Any, self), cast(Any, None))
+
+        async def parts() -> None:
+            await runner.take_over_file()
+            await runner.start_due_runs()
+
+        with patch("time.time", lambda: at(now)):
+            asyncio.run(parts())
+
+    def remarks(self) -> list[str]:
+        return [event.cause for event in self.events if isinstance(event, CalendarRun)]
+
+
+NIGHT = CalendarSettings("night", DrainCluster("left", "power"), "20:00", "UTC", 14 * HOUR)
+MORNING = CalendarSettings("morning", ResumeCluster("left"), "06:00", "UTC", 14 * HOUR)
+
+
+def test_a_drain_and_its_end() -> None:
+    host = Host(NIGHT, MORNING)
+    host.look("2030-01-02T12:00")
+    host.look("2030-01-02T20:00")
+    assert str(host.core.find_drain("left")) == "drained by calendar entry night: power"
+    host.look("2030-01-02T20:05")
+    host.look("2030-01-03T06:00")
+    assert host.core.find_drain("left") is None
+    assert host.remarks() == ["", ""]
+
+
+def test_a_drain_of_an_operator_stays() -> None:
+    host = Host(NIGHT, MORNING)
+    host.look("2030-01-02T12:00")
+    host.core.step(ClusterDrained(at("2030-01-02T19:00"), "left", "root", "fan broken"))
+    host.look("2030-01-02T20:00")
+    host.look("2030-01-03T06:00")
+    drain = host.core.find_drain("left")
+    assert drain is not None
+    assert drain.by == "root"
+    assert host.remarks() == [
+        "it is drained by root: fan broken already",
+        "it stays drained by root: fan broken",
+    ]
+
+
+def test_an_operator_may_take_over_a_drain_or_end_it() -> None:
+    host = Host(NIGHT, MORNING)
+    host.look("2030-01-02T12:00")
+    host.look("2030-01-02T20:00")
+    host.core.step(ClusterDrained(at("2030-01-02T23:00"), "left", "root", "fan broken"))
+    host.look("2030-01-03T06:00")
+    assert host.core.find_drain("left") is not None
+    host.core.step(ClusterResumed(at("2030-01-03T07:00"), "left", "root"))
+    host.look("2030-01-03T20:00")
+    host.core.step(ClusterResumed(at("2030-01-03T21:00"), "left", "root"))
+    host.look("2030-01-04T06:00")
+    assert host.remarks()[-1] == "it was not drained"
+
+
+def test_a_drain_and_its_end_that_were_missed_come_in_their_order() -> None:
+    host = Host(MORNING, NIGHT)
+    host.look("2030-01-02T12:00")
+    host.look("2030-01-03T07:00")
+    assert host.core.find_drain("left") is None
+    assert host.remarks() == ["39600 s late", "3600 s late"]
+
+
+def test_a_changed_file_keeps_what_was_missed_unless_the_rule_changed() -> None:
+    host = Host(NIGHT)
+    host.look("2030-01-02T12:00")
+    host.settings.calendar = (replace(NIGHT, act=DrainCluster("right")),)
+    host.look("2030-01-02T20:30")
+    assert host.core.find_drain("right") is not None
+    host.settings.calendar = (replace(NIGHT, rule="21:00"),)
+    host.look("2030-01-04T12:00")
+    [stored] = host.core.calendar.entries.values()
+    assert stored.next_run == at("2030-01-04T21:00")
+    host.settings.calendar = ()
+    host.look("2030-01-04T12:01")
+    assert not host.core.calendar.entries
+
+
+def test_a_report_of_another_run_changes_nothing() -> None:
+    host = Host(NIGHT)
+    host.look("2030-01-02T12:00")
+    host.look("2030-01-02T20:00")
+    [run] = [event for event in host.events if isinstance(event, CalendarRun)]
+    before = dict(host.core.calendar.entries)
+    for stale in (run, structs.replace(run, id=99), structs.replace(run, due=run.due + 60)):
+        assert not host.core.step(stale).calendar
+    assert host.core.calendar.entries == before
+
+
+# Copies
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Sqlite:
+    database = Sqlite(tmp_path / "ms.db")
+    database.open().dispose()
+    return database
+
+
+def test_copies_are_whole_private_and_few(tmp_path: Path, database: Sqlite) -> None:
+    folder = tmp_path / "copies"
+    for day in range(1, 5):
+        write_backup(database, folder, "copy", at(f"2030-01-0{day}T02:30"), 2)
+    (folder / "metasched-other-20300101T023000Z.db").touch()
+    write_backup(database, folder, "copy", at("2030-01-05T02:30"), 2)
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [
+        "metasched-copy-20300104T023000Z.db",
+        "metasched-copy-20300105T023000Z.db",
+        "metasched-other-20300101T023000Z.db",
+    ]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    copy = folder / names[0]
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert Sqlite(copy).schema_revision() == database.schema_revision()
+
+
+def test_a_copy_that_was_made_before_a_crash_stays(tmp_path: Path, database: Sqlite) -> None:
+    due, folder = at("2030-01-01T02:30"), tmp_path / "copies"
+    write_backup(database, folder, "copy", due, 2)
+    [copy] = folder.iterdir()
+    before = copy.stat()
+    write_backup(database, folder, "copy", due, 2)
+    assert copy.stat().st_ino == before.st_ino
+    assert [path.name for path in folder.iterdir()] == [copy.name]
+
+
+def test_a_copy_that_fails_leaves_nothing_and_keeps_the_others(
+    tmp_path: Path, database: Sqlite
+) -> None:
+    folder = tmp_path / "copies"
+    write_backup(database, folder, "copy", at("2030-01-01T02:30"), 1)
+    with (
+        patch.object(Sqlite, "backup", side_effect=StoreError("disk full")),
+        pytest.raises(StoreError, match="disk full"),
+    ):
+        write_backup(database, folder, "copy", at("2030-01-02T02:30"), 1)
+    assert [path.name for path in folder.iterdir()] == ["metasched-copy-20300101T023000Z.db"]
+    with pytest.raises(StoreError, match="No such file"):
+        write_backup(database, tmp_path / "a/b", "copy", 0.0, 1)
