@@ -117,6 +117,7 @@ def _cluster_row(service: SchedulerService, name: str, adapter: str) -> ClusterR
             "since": iso(drain_state.time),
             "reason": drain_state.reason,
             "keep_pending": drain_state.keep_pending,
+            "entry": drain_state.entry or None,
         },
         "set_aside": len(connection.row_filter.rows),
         "breaker": breaker_row(connection.breaker),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -270,19 +271,44 @@ class CalendarRunner:
         assert due is not None
         try:
             if isinstance(entry.act, BackUpDatabase):
-                cause = await asyncio.to_thread(
-                    write_backup,
-                    self._host.settings.database,
-                    Path(entry.act.folder),
-                    entry.name,
-                    due,
-                    entry.act.copies,
+                database, act = self._host.settings.database, entry.act
+                cause = await in_thread_of_its_own(
+                    lambda: write_backup(database, Path(act.folder), entry.name, due, act.copies)
                 )
             else:
                 cause = await self._prune()
         except (StoreError, StorageFailed) as error:
             result, cause = RunResult.FAILED, str(error)
         await self._host.apply_events(CalendarRun(time.time(), entry.id, due, result, cause=cause))
+
+
+async def in_thread_of_its_own(work: Callable[[], str]) -> str:
+    """Call `work`, which may take minutes, in a thread for which the end of the daemon never waits.
+
+    What it has not finished by then is done again after the next start.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[str] = loop.create_future()
+
+    def report(result: str | None, error: Exception | None) -> None:
+        if done.done():  # the service has ended
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result or "")
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except Exception as error:
+            failure = error
+        with suppress(RuntimeError):  # the loop is closed: the daemon has ended
+            loop.call_soon_threadsafe(report, result, failure)
+
+    threading.Thread(target=run, name="backup", daemon=True).start()
+    return await done
 
 
 _TERMS = ("act", "rule", "zone", "grace")  # what the site's file says of an entry

@@ -165,6 +165,10 @@ _OVER_SLURM = _about(
 # these runs, so no owner is notified: tests/e2e/test_mail.py kills the daemon before that step.
 _BY_CHANCE: set[Step] = {
     ("[ReservationRejected]",),
+    # the sites have no calendar: tests/property/test_calendar.py and test_series.py kill it between
+    # any two steps, tests/e2e a real daemon
+    *((f".{name}",) for name in ("CalendarRunner.", "SeriesPlanner.", "make_series ")),
+    (".cancel_series ",),
     (".LicenceMonitor.",),  # the site has no licence server: tests/e2e/test_licence_servers.py
     # the sites share nothing: tests/e2e/test_fair_share.py, and for the commit test_share_uses.py
     (".UseMonitor.",),
@@ -186,7 +190,7 @@ def steps_of_local() -> set[Step]:
 
 def steps_of_slurm() -> set[Step]:
     """The steps that only a site with Slurm clusters can pass."""
-    return {step for step in steps() if _among(step, _OVER_SLURM)}
+    return {step for step in steps() if _among(step, _OVER_SLURM) and not _among(step, _BY_CHANCE)}
 
 
 def _among(step: Step, patterns: set[Step]) -> bool:

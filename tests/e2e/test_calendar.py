@@ -183,6 +183,7 @@ def test_what_a_user_sees_and_what_a_reload_changes(site: Site) -> None:
     site.configure(TWO_LOCAL + ENTRIES.replace('at = "20:00"', 'at = "25:00"'))
     assert '"25:00" is no rule' in site.error("reload", code=1)
     assert len(site.json("calendar")) == 4
+    site.configure(TWO_LOCAL)
     assert site.stop() == 0
     assert {row["ok"] for row in site.json("db", "check")} == {True}
     site.replayed()

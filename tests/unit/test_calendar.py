@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +20,12 @@ from metasched.config.settings import CalendarSettings, ConfigError
 from metasched.core.calendar_events import CalendarRun
 from metasched.core.events import ClusterDrained, ClusterResumed, CoreEvent, Outcome
 from metasched.daemon.backups import write_backup
-from metasched.daemon.calendar_runner import CalendarRunner, next_unrepeated, plan_runs
+from metasched.daemon.calendar_runner import (
+    CalendarRunner,
+    in_thread_of_its_own,
+    next_unrepeated,
+    plan_runs,
+)
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import StoreError
 from metasched.model.calendar import (
@@ -276,6 +283,31 @@ def test_a_report_of_another_run_changes_nothing() -> None:
 
 
 # Copies
+
+
+def test_the_daemon_ends_while_a_copy_hangs() -> None:
+    may_end = threading.Event()
+    threading.Timer(20.0, may_end.set).start()  # else a daemon that waits for it hangs for good
+
+    async def stopped_daemon() -> None:
+        copying = asyncio.create_task(in_thread_of_its_own(lambda: str(may_end.wait())))
+        await asyncio.sleep(0.01)
+        copying.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await copying
+
+    asyncio.run(stopped_daemon())
+    assert not may_end.is_set()
+    may_end.set()
+
+
+def test_errors_of_a_copy_are_raised_where_it_is_awaited() -> None:
+    def fail() -> str:
+        raise StoreError("disk full")
+
+    with pytest.raises(StoreError, match="disk full"):
+        asyncio.run(in_thread_of_its_own(fail))
+    assert asyncio.run(in_thread_of_its_own(lambda: "done")) == "done"
 
 
 @pytest.fixture
