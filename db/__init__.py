@@ -13,6 +13,7 @@
     change       story: each state change with its cause          append-only; refers to its event
     audit        who did what, and what happened                 append-only; id grows with the time
     daily_use    what ended tasks used, by day and user           primary key: the day and whose use
+    outbox       mails and events of webhooks                     checks: state; `ended` iff over
     cluster      last lasting information of each cluster         primary key
     drain        clusters that operators keep closed              primary key
     calendar     acts that recur, and the next run of each        one entry of a name
@@ -23,6 +24,6 @@
 `schema` declares the tables and `migrations` creates them. `backends` chooses `sqlite` or
 `postgresql` by URL; both implement `store.Database`. `ledger` writes, with `job_rows` and
 `bulk_rows`; `queries` reads for commands and the API; `recovery` rebuilds the state of the core.
-`audit`, `daily_use`, `leases`, `reservations` and `cluster_info` encode their parts. `reports`
-reads sums by day. `integrity` checks a database, `pruning` deletes old rows.
+`audit`, `daily_use`, `leases`, `outbox`, `reservations` and `cluster_info` encode their parts.
+`reports` reads sums by day. `integrity` checks a database, `pruning` deletes old rows.
 """

@@ -44,6 +44,7 @@ from metasched.db import (
     daily_use,
     leases,
     limit_uses,
+    outbox,
     recovery,
     reservations,
     share_uses,
@@ -64,6 +65,7 @@ from metasched.db.job_rows import (
     new_task_row,
     task_row,
 )
+from metasched.db.outbox import NotificationRules, Outbox, PendingNotices
 from metasched.db.pruning import PruningPass, lock_epoch
 from metasched.db.queries import ALL_IN_USE
 from metasched.db.schema import (
@@ -82,6 +84,7 @@ from metasched.db.schema import (
     task,
     token,
 )
+from metasched.db.schema import outbox as outbox_table
 from metasched.db.store import (
     DatabaseInUse,
     StorageFailed,
@@ -98,6 +101,7 @@ from metasched.model.cluster import ClusterInfo
 from metasched.model.dependencies import DependencyTarget, parse_dependency
 from metasched.model.job import Job, Payload
 from metasched.model.job_usage import EndedRun, RunUsage
+from metasched.model.notice import DeliveryState, Notice
 from metasched.model.stored_names import EVENT_KINDS
 from metasched.model.token_scope import TokenScope
 
@@ -160,6 +164,8 @@ class Ledger(Writer):
         self._has_logged_records = False
         # called after the commit of audit records, with those that have no line in the log yet
         self.on_audit: Callable[[Sequence[AuditRecord]], None] = _ignore_records
+        self._outbox, self._has_new_notices = Outbox(), False
+        self.on_notices: Callable[[], None] = lambda: None  # called after the commit of notices
 
     def acquire_lock(self) -> None:
         """Check before `restore` that the database answers and no other daemon is active on it.
@@ -254,13 +260,27 @@ class Ledger(Writer):
         with self._join_group() as connection:
             if new_jobs:
                 self._insert_jobs(steps, new_jobs, texts or {})
+            notices = self._read_notices(connection, steps)
             self._write_steps(steps)
+            self._has_new_notices |= self._outbox.store(connection, notices)
             if receipt is not None:
                 submission_keys.store(connection, receipt)
             self._audit(
                 connection,
                 [record for step in steps for record in self._audit_records(*step)],
             )
+
+    def _read_notices(
+        self, connection: Connection, steps: Sequence[tuple[CoreEvent, Outcome]]
+    ) -> PendingNotices:
+        """Return the notices of steps; none after a defect, which must not stop the scheduler."""
+        try:
+            return self._outbox.read_changes(connection, steps)
+        except DBAPIError:
+            raise
+        except Exception:
+            log.exception("steps have no notifications; please report it")
+            return PendingNotices()
 
     def _audit_records(self, event: CoreEvent, outcome: Outcome) -> list[AuditRecord]:
         """Return the records of a step; none after a defect, which must not stop the scheduler."""
@@ -296,6 +316,7 @@ class Ledger(Writer):
         self._audit(self._connection, changed)
         if records:
             self._last_audit = audit.store(self._connection, records, self._last_audit)
+            self._has_new_notices |= self._outbox.add_records(self._connection, records)
             self._has_logged_records = True
 
     def audit_condition(self, subject: str) -> str:
@@ -306,14 +327,19 @@ class Ledger(Writer):
         """Store audit records and the conditions that changed in the caller's transaction."""
         self._last_audit = audit.store(connection, records, self._last_audit)
         audit.store_conditions(connection, self._audit_trail.take_changed())
+        self._has_new_notices |= self._outbox.add_records(connection, records)
         self._new_records += records
 
     def _forget_failed(self) -> None:
         self._new_records, self._has_logged_records = [], False
+        self._has_new_notices = False
 
     def _note_commit(self) -> None:
         records, has_logged = self._new_records, self._has_logged_records
+        has_notices = self._has_new_notices
         self._forget_failed()
+        if has_notices:
+            self.on_notices()
         if records or has_logged:
             self.on_audit(records)
 
@@ -570,6 +596,55 @@ class Ledger(Writer):
         """Store that the owner of a broken reservation has been notified."""
         with self._write_transaction() as connection:
             reservations.mark_notified(connection, id, now)
+
+    # Notifications
+
+    def open_outbox(self, rules: NotificationRules, now: float, *, restored: bool) -> None:
+        """Take over the rules of notifications, and settle what was being sent."""
+        with self._write_transaction() as connection:
+            records = self._outbox.open(connection, rules, now, restored=restored)
+            self._audit(connection, records)
+
+    def queue_broken_reservations(self, since: float, now: float) -> None:
+        """Store a mail to each owner of a reservation that broke since then, once."""
+        with self._write_transaction() as connection:
+            for broken in reservations.unnotified(connection, since):
+                notice = Notice(
+                    kind=AuditKind.RESERVATION_BROKEN.value,
+                    time=now,
+                    user=broken.user,
+                    reservation=broken.id,
+                )
+                address = broken.mail or broken.user
+                self._outbox.add_mail(connection, broken.user, address, notice)
+                reservations.mark_notified(connection, broken.id, now)
+
+    def mark_sending(self, id: int) -> None:
+        """Store that a mail is about to be sent; after a crash it is not sent again."""
+        with self._write_transaction() as connection:
+            outbox.mark_sending(connection, id)
+
+    def mark_delivered(self, id: int, now: float) -> None:
+        """Store that a row of the outbox was delivered."""
+        with self._write_transaction() as connection:
+            outbox.mark_delivered(connection, id, now)
+
+    def mark_tried(self, id: int, due: float, error: str) -> None:
+        """Store that a row of the outbox was not delivered; it is due again then."""
+        with self._write_transaction() as connection:
+            outbox.mark_tried(connection, id, due, error)
+
+    def mark_uncertain(self, id: int, cause: str, now: float) -> None:
+        """Store that a mail may have been sent; it is not sent again."""
+        with self._write_transaction() as connection:
+            condition = outbox_table.c.id == id
+            state = DeliveryState.UNCERTAIN
+            self._audit(connection, outbox.close(connection, condition, state, cause, now))
+
+    def give_up_notices(self, receiver: str, created_before: float, now: float) -> None:
+        """Give up old rows of a receiver, and those that are too many."""
+        with self._write_transaction() as connection:
+            self._audit(connection, outbox.give_up(connection, receiver, created_before, now))
 
     def store_usage(self, usage: Mapping[EndedRun, RunUsage]) -> None:
         """Store what ended attempts used; what is stored already stays."""

@@ -1,9 +1,9 @@
 """Deletion of old rows in short transactions, beside a daemon that writes.
 
-A pass walks the index of ended tasks, then reservations, keys, audit records and events, each by a
-cursor: a row that is kept is examined once in a pass. So its cost grows with the rows that have
-become old, and neither with their square nor with the whole history. `PortionSize` bounds for how
-long others wait.
+A pass walks the index of ended tasks, then reservations, keys, audit records, notifications and
+events, each by a cursor: a row that is kept is examined once in a pass. So its cost grows with the
+rows that have become old, and neither with their square nor with the whole history. `PortionSize`
+bounds for how long others wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, and_, delete, func, select, tuple_
 from sqlalchemy.exc import DBAPIError
 
-from metasched.db import audit, reservations, submission_keys, task_runs
+from metasched.db import audit, outbox, reservations, submission_keys, task_runs
 from metasched.db.job_pages import PLAN_BY_INDEX
 from metasched.db.portion_size import PortionSize
 from metasched.db.schema import (
@@ -38,7 +38,7 @@ TASKS_PER_PORTION = 200  # examined, and deleted
 CHANGES_PER_PORTION = 2000  # of a larger job
 EVENTS_PER_PORTION = 2000
 RESERVATIONS_PER_PORTION = 100
-RECORDS_PER_PORTION = 2000  # of the audit
+RECORDS_PER_PORTION = 2000  # of the audit, or of the outbox
 PRUNED_KINDS = ("jobs", "reservations", "events")
 PAUSE = 0.01  # seconds between transactions, for others to write
 MARGINS_KEPT = 1000  # recent jobs with a deadline are kept: later priorities depend on them
@@ -86,17 +86,18 @@ class PruningPass:
         before: float,
         keys_before: float | None = None,
         audit_before: float | None = None,
+        outbox_before: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Times are epoch seconds; None: what it is for is not deleted.
 
-        `keys_before`: creation of submission keys. `audit_before`: audit records. `clock` returns
-        seconds.
+        `keys_before`: creation of submission keys. `audit_before`: audit records. `outbox_before`:
+        notifications that were delivered or given up. `clock` returns seconds.
         """
         self._clock = clock
         self._size = PortionSize()
         self._before, self._keys_before = before, keys_before
-        self._audit_before = audit_before
+        self._audit_before, self._outbox_before = audit_before, outbox_before
         self.deleted = dict.fromkeys(PRUNED_KINDS, 0)
         self._last_task = (0.0, 0)  # end and job of the last task examined
         self._last_reservation = 0  # the last one examined
@@ -108,6 +109,7 @@ class PruningPass:
             self._prune_reservations,
             self._prune_keys,
             self._prune_audit,
+            self._prune_outbox,
             self._prune_events,
         ]
 
@@ -208,6 +210,12 @@ class PruningPass:
             return False
         most = self._size.rows(RECORDS_PER_PORTION)
         return audit.prune_batch(connection, self._audit_before, most) > 0
+
+    def _prune_outbox(self, connection: Connection) -> bool:
+        if self._outbox_before is None:
+            return False
+        most = self._size.rows(RECORDS_PER_PORTION)
+        return outbox.prune_batch(connection, self._outbox_before, most) > 0
 
     def _prune_events(self, connection: Connection) -> bool:
         """Delete events without changes before the last checkpoint that is old enough."""

@@ -15,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from metasched.core.events import CoreEvent, RequeuedTask
 from metasched.core.tasks import TaskId
-from metasched.db import audit, recovery, reservations, task_runs, tuning
+from metasched.db import audit, outbox, recovery, reservations, task_runs, tuning
 from metasched.db.job_pages import (
     BEFORE_ALL,
     MAX_EXAMINED,
@@ -25,6 +25,7 @@ from metasched.db.job_pages import (
     read_page,
     read_runs,
 )
+from metasched.db.outbox import OutboxRow
 from metasched.db.reports import ReportQuery, read_report
 from metasched.db.schema import attempt, change, digest, epoch, job, task, token
 from metasched.db.store import StorageFailed, driver_message
@@ -328,6 +329,33 @@ class Queries:
         """Return reservations broken since `since` (epoch seconds) with owners not yet notified."""
         with self._connect() as connection:
             return reservations.unnotified(connection, since)
+
+    def due_notices(self, receiver: str, now: float, limit: int) -> list[OutboxRow]:
+        """Return rows of the outbox that are due, oldest first."""
+        with self._connect() as connection:
+            return outbox.due_rows(connection, receiver, now, limit)
+
+    def next_notice(self, receiver: str) -> OutboxRow | None:
+        """Return the oldest pending row of a receiver, due or not."""
+        with self._connect() as connection:
+            return next(iter(outbox.next_rows(connection, receiver, 1)), None)
+
+    def next_notice_due(self, receiver: str) -> float | None:
+        """Return when the next row of a receiver is due (epoch seconds); None: there is none."""
+        with self._connect() as connection:
+            return outbox.next_due(connection, receiver)
+
+    def open_notices(self) -> dict[str, tuple[int, float]]:
+        """Return the number of open rows by receiver, and the time of the oldest."""
+        with self._connect() as connection:
+            return outbox.open_rows(connection)
+
+    def notices(
+        self, user: str | None, after: int, limit: int, *, delivered: bool
+    ) -> list[dict[str, Any]]:
+        """Return rows of the outbox by id; see `outbox.read_page`."""
+        with self._connect() as connection:
+            return outbox.read_page(connection, user, after, limit, delivered=delivered)
 
     def check_readable(self) -> None:
         """Read a row of a small table."""

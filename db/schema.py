@@ -1,7 +1,7 @@
 """The tables, with constraints that hold even if the code is wrong.
 
-The attempt table is the outbox. An attempt in `dispatching` is an intent to dispatch, and its
-`intent` column a pending withdrawal; both are written in the transaction of the decision.
+The attempt table is the outbox of dispatches. An attempt in `dispatching` is an intent to dispatch,
+and its `intent` column a pending withdrawal; both are written in the transaction of the decision.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from sqlalchemy import (
 )
 
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HELD
+from metasched.model.notice import DeliveryState
 from metasched.model.reservation import FINAL_STATES, ReservationState
 from metasched.model.token_scope import TokenScope
 
-REVISION = "0032"  # the newest migration, which creates exactly these tables
+REVISION = "0033"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -579,6 +580,38 @@ audit = Table(
 )
 for _name in ("kind", "actor", "owner", "cluster", "job"):
     Index(f"ix_audit_{_name}", audit.c[_name], audit.c.id)
+
+# Mails and events of webhooks, stored with the change that they report; see `db.outbox`. Ids are as
+# those of `audit`. `user`: whom it concerns; null: operators only.
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", Int64, primary_key=True, autoincrement=False),
+    Column("receiver", SafeText, nullable=False),  # "mail", or the name of a webhook
+    Column("user", SafeText),
+    Column("job", Int64),
+    Column("kind", SafeText, nullable=False),
+    Column("address", SafeText, nullable=False),  # of a mail
+    Column("created", Float, nullable=False),
+    Column("due", Float, nullable=False),  # of the next try
+    Column("state", SafeText, nullable=False),
+    Column("tries", Int64, nullable=False),  # that failed
+    Column("error", SafeText, nullable=False),  # of the last of these
+    Column("ended", Float),  # when it was delivered or given up
+    Column("data", SafeText, nullable=False),  # JSON
+    CheckConstraint(_in_condition("state", frozenset(DeliveryState)), name="state"),
+    CheckConstraint("(state IN ('pending', 'sending')) = (ended IS NULL)", name="ended"),
+    Index("ix_outbox_user", "user", "receiver", "created"),
+    Index("ix_outbox_ended", "ended"),
+)
+_IS_UNDELIVERED = outbox.c.ended.is_(None)
+Index(
+    "ix_outbox_open",
+    outbox.c.receiver,
+    outbox.c.id,
+    sqlite_where=_IS_UNDELIVERED,
+    postgresql_where=_IS_UNDELIVERED,
+)
 
 # What was last recorded of a subject, such as "unreachable" of a cluster: see `AuditTrail`.
 audit_condition = Table(

@@ -14,6 +14,7 @@ submissions, changes, modifications, jobs, explanations   routes of jobs
 clusters, licences, reservations, tokens, events          routes of other resources
 reports         the route of reports
 calendar        the route that lists what recurs
+notifications   the route of notifications, and mails that jobs ask for
 reload          the route that reads the configuration again
 submission_keys idempotency keys
 metrics         readings and counters for Prometheus

@@ -32,6 +32,7 @@ from metasched.api import (
     licences,
     limits,
     metrics,
+    notifications,
     partitions,
     reference,
     reload,
@@ -101,7 +102,7 @@ def create_app(daemon: Daemon) -> FastAPI:
     )
     job_modules = (submissions, changes, jobs, explanations)
     site_modules = (clusters, partitions, licences, limits, shares, reservations, calendar, tokens)
-    admin_modules = (events, reports, metrics, reload, reference)
+    admin_modules = (events, reports, notifications, metrics, reload, reference)
     for module in (*job_modules, *site_modules, *admin_modules):
         app.include_router(module.router)
     _register_error_handlers(app)
@@ -115,10 +116,11 @@ def create_app(daemon: Daemon) -> FastAPI:
             "started": iso(daemon.started),
             "user": caller.user,
             "operator": caller.operator,
-            "mail": service.mailer.last_error,
+            "mail": notifications.mail_error(service),
             # a client repeats a submission only if this is so
             "idempotency_keys": daemon.honours_keys,
             "first_id": service.settings.first_id,
+            "notifications": notifications.receiver_rows(service) if caller.operator else [],
             "quarantine": quarantine_rows(daemon) if caller.operator else [],
             "connections": connection_rows(app.state.listeners) if caller.operator else [],
             "descriptors": descriptor_use() if caller.operator else None,

@@ -20,6 +20,7 @@ from metasched.api.answers import PriorityPart, SubmittedJob, SubmittedJobs, enc
 from metasched.api.explanations import cluster_verdicts
 from metasched.api.identity import Caller
 from metasched.api.modifications import MAX_EPOCH
+from metasched.api.notifications import apply_mail
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.slurm_options import apply_slurm_options
 from metasched.api.struct_body import StructBody, StructRoute
@@ -91,6 +92,9 @@ async def submit(
     requests, passed_on = zip(
         *(apply_slurm_options(job, service.core.clusters) for job in submission.jobs), strict=True
     )
+    requests, mail_warnings = zip(
+        *(apply_mail(service.settings.mail, caller.user, job) for job in requests), strict=True
+    )
     texts = dict(submission.scripts)
     texts |= {name: encode(variables) for name, variables in submission.environments.items()}
     sizes = {client_digest: len(text.encode()) for client_digest, text in texts.items()}
@@ -101,8 +105,13 @@ async def submit(
             raise ApiError(403, refusal)
         targets = [dependency_targets(service, stored.job) for stored in accepted]
     warnings = [
-        option_warnings + deadline_warnings(stored.job) + _shared_output_warnings(stored)
-        for stored, option_warnings in zip(accepted, passed_on, strict=True)
+        option_warnings
+        + unsent_mail
+        + deadline_warnings(stored.job)
+        + _shared_output_warnings(stored)
+        for stored, option_warnings, unsent_mail in zip(
+            accepted, passed_on, mail_warnings, strict=True
+        )
     ]
     if submission.strict and (warning := next((w[0] for w in warnings if w), None)):
         raise ApiError(422, f"{warning}; fix it, or leave out --strict")

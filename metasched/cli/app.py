@@ -39,6 +39,7 @@ COMMANDS = {  # name -> module
     "cluster": "clusters",
     "events": "events",
     "report": "report",
+    "notifications": "notifications",
     "reserve": "reservations",
     "reservations": "reservations",
     "reservation": "reservations",

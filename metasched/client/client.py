@@ -274,6 +274,10 @@ class Client:
         path = f"/reports/{percent_encode(kind)}"
         return self._parse_object(self._request("GET", path, {"by": by, **query}))
 
+    def notifications(self, *, delivered: bool = False) -> list[dict[str, Any]]:
+        """Return mails and groups of events that are not delivered, or all, by id."""
+        return self._all_pages("/notifications", {"delivered": delivered} if delivered else {})
+
     def reload(self) -> dict[str, Any]:
         """Let the daemon read its configuration again: `changes`, `restart_needed`, `findings`."""
         return self._parse_object(self._request("POST", "/reload"))

@@ -30,6 +30,7 @@ from metasched.client.resource_counts import (
     with_alternatives,
     with_licence_choices,
 )
+from metasched.model.mail_types import parse_mail_types, unsent_warning
 from metasched.model.output_paths import check_pattern
 from metasched.units import (
     ParseError,
@@ -116,6 +117,7 @@ def prepare_submission(
         "kill_on_invalid_dep": _parse_option(values, "kill_on_invalid_dep", _parse_yes_no) or False,
         "reservation": _parse_option(values, "reservation", parse_count),
         **_manager_options(values),
+        **_mail(values, warnings),
     }
     if comment := _text_option(values, "comment"):  # daemons of earlier releases do not know it
         request["comment"] = comment
@@ -266,6 +268,16 @@ def _manager_options(values: OptionValues) -> dict[str, Any]:
     if _parse_option(values, "time", _parse_time_limit) == 0:
         options["unlimited"] = True
     return {"manager_options": options} if options else {}
+
+
+def _mail(values: OptionValues, warnings: list[str]) -> dict[str, Any]:
+    """Return the mails that are wanted; daemons of earlier releases do not know them."""
+    types, unsent = _parse_option(values, "mail_type", parse_mail_types) or ((), ())
+    if unsent:
+        warnings.append(unsent_warning(unsent))
+    if not types:
+        return {}
+    return {"mail": {"types": types, "user": _text_option(values, "mail_user") or ""}}
 
 
 def _parse_urgency(text: str) -> int:

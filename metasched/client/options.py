@@ -105,6 +105,8 @@ OPTIONS = (
     Option("--open-mode", "MODE", "Output files: append or truncate [truncate]."),
     Option("--comment", "TEXT", "Comment, shown by squeue and sacct."),
     Option("--wckey", "NAME", "Slurm's key of a project."),
+    Option("--mail-type", "TYPE,...", "Mail: BEGIN, END, FAIL, REQUEUE, TIME_LIMIT, ALL."),
+    Option("--mail-user", "ADDRESS", "Address of these mails [your user name]."),
     Option("--chdir -D", "DIR", "Working directory [the current directory]."),
     Option("--export", "LIST", "Environment: ALL, NONE, or NAME,NAME=value [ALL]."),
     Option("--requeue", "", "Allow its cluster to restart it if a node fails."),

@@ -23,6 +23,7 @@ from metasched.config.calendar import read_calendar, read_zone
 from metasched.config.fair_share import read_fair_share
 from metasched.config.limits import read_limits
 from metasched.config.mistakes import describe_first, describe_toml_error, suggestion
+from metasched.config.notifications import read_mail, read_webhooks
 from metasched.config.restart_keys import keep_restart_keys
 from metasched.config.settings import (
     ClusterSettings,
@@ -119,6 +120,7 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
     _require_unique("cluster", [table.name for table in config.cluster], path)
     _require_unique("licence_server", [table.name for table in config.licence_server], path)
     _require_unique("calendar", [table.name for table in config.calendar], path)
+    _require_unique("webhook", [table.name for table in config.webhook], path)
     base = path.parent.absolute() if path is not None else Path(personal_data())
     policy_path = None if config.policy.file is None else base / config.policy.file
     policy = read_policy(policy_path, files)
@@ -164,10 +166,11 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
         fair_share=None
         if config.fair_share is None
         else read_fair_share(config.fair_share, [table.name for table in config.cluster], path),
-        mail_program=base / daemon.mail_program if daemon.mail_program else None,
         calendar=read_calendar(config, zone, base, path),
         zone=zone,
         series_ahead=config.reservations.ahead,
+        mail=read_mail(config, base, path),
+        webhooks=read_webhooks(config.webhook, base, path),
         event_retention=daemon.keep_events,
         log_format=daemon.log_format,
         policy_origin=PolicyOrigin() if policy_path is None else _origin_of(policy_path, files),

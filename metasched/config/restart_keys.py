@@ -23,7 +23,7 @@ RESTART_KEYS: Final = (
     "log_format",
 )
 _Named = tuple[BaseModel, ...]  # tables with a key `name`
-_NAMED_TABLES = ("cluster", "licence", "user_class", "licence_server", "calendar")
+_NAMED_TABLES = ("cluster", "licence", "user_class", "licence_server", "calendar", "webhook")
 
 
 def keep_restart_keys(running: ConfigFile, changed: ConfigFile) -> tuple[ConfigFile, list[str]]:

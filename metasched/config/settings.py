@@ -102,6 +102,29 @@ class PolicyOrigin:
 
 
 @dataclass(frozen=True)
+class MailSettings:
+    """How mail is sent."""
+
+    program: Path
+    # whether it is called as sendmail(8), with a complete message; else as mail(1)
+    is_sendmail: bool
+    sender: str  # address; "": as the program chooses
+    domains: tuple[str, ...]  # of addresses that jobs may name; "*": all
+    per_hour: int  # mails about jobs to a user
+
+
+@dataclass(frozen=True)
+class WebhookSettings:
+    """A receiver of events."""
+
+    name: str
+    url: str
+    secret_file: Path
+    kinds: frozenset[str]  # of notices
+    allow_private: bool  # whether its address may be private, and its URL without TLS
+
+
+@dataclass(frozen=True)
 class Settings:
     """A complete, valid configuration."""
 
@@ -123,7 +146,8 @@ class Settings:
     licence_servers: tuple[LicenceServerSettings, ...] = ()
     # by user class; "" for all others
     quotas: dict[str, ReservationQuota] = field(default_factory=lambda: {"": ReservationQuota()})
-    mail_program: Path | None = None  # None: no mail is sent
+    mail: MailSettings | None = None  # None: no mail is sent
+    webhooks: tuple[WebhookSettings, ...] = ()
     calendar: tuple[CalendarSettings, ...] = ()
     zone: str = "UTC"  # the site's time zone
     # seconds before its start at which an occurrence of a series is reserved

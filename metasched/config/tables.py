@@ -11,6 +11,7 @@ from metasched.model.cluster import Cluster
 from metasched.model.fair_share import DEFAULT_HALF_LIFE, MAX_WEIGHT, MIN_HALF_LIFE, MIN_WEIGHT
 from metasched.model.licence import MAX_TOKENS
 from metasched.model.limits import MAX_LIMIT
+from metasched.model.mail import ADDRESS
 from metasched.model.reservation_request import ReservationQuota
 from metasched.paths import MAX_REQUEST_BYTES
 from metasched.policies.eligible import FEATURE
@@ -48,6 +49,13 @@ def _require_feature(name: str) -> str:
     return name
 
 
+def _require_address(text: str) -> str:
+    if not ADDRESS.fullmatch(text):
+        raise ValueError("write an address such as metasched@example.org")
+    return text
+
+
+MAX_MAILS = 10_000  # to a user in an hour
 MAP_NAMES = ("partition", "account", "qos", "feature", "licence")  # tables of [cluster.map]
 MAX_PROLOGUE = 65536  # characters
 MAX_QUEUE_DEPTH = 1_000_000  # tasks
@@ -116,6 +124,25 @@ class PolicyTable(_Table):
     """[policy]: the policy file."""
 
     file: str | None = None
+
+
+class MailTable(_Table):
+    """[mail]: the program that sends mail, and to whom."""
+
+    program: str | None = None
+    sender: Annotated[str, AfterValidator(_require_address)] = ""
+    domains: tuple[str, ...] = ()
+    per_hour: Annotated[int, Field(ge=1, le=MAX_MAILS)] = 60
+
+
+class WebhookTable(_Table):
+    """[[webhook]]: a receiver of events."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+    url: str
+    secret_file: str
+    kinds: tuple[str, ...] = ("job_ended", "reservation_broken", "alerts")
+    allow_private: bool = False
 
 
 class UserClassTable(_Table):
@@ -285,6 +312,8 @@ class ConfigFile(_Table):
     limits: LimitsTable = LimitsTable()
     fair_share: FairShareTable | None = None
     calendar: tuple[CalendarTable, ...] = ()
+    mail: MailTable = MailTable()
+    webhook: tuple[WebhookTable, ...] = ()
 
 
 class SelfOptimisationTable(_Table):

@@ -23,6 +23,7 @@ stale_attempts       attempts that a manager lists again
 calendar             acts that recur, and which run of each is the next
 calendar_events      events of the calendar
 audit_trail          audit records of steps: who did what, and what happened
+notifications        what owners of jobs are told of a step
 recovery             restore from a database, start of the daemon
 recovered_state      what a fresh core is restored from
 licences/            pools of licence tokens, and the queue for them

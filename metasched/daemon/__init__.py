@@ -18,7 +18,10 @@ calendar_runner       runs the entries of the calendar, each once
 shared_with           accounts that share a reservation
 series                series of reservations, each occurrence reserved weeks ahead
 backups               copies of the database that the calendar makes
-mail                  mail to owners of broken reservations
+notification_sender   delivers the outbox: mails, and events of webhooks
+notification_texts    texts of mails, bodies of webhooks
+mail                  runs the mail program
+webhook               signs and sends a request to a webhook
 circuit_breaker       delays calls that keep failing
 reload                takes a changed configuration over into the running daemon
 doctor                checks of the installation (a package)

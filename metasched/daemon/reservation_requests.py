@@ -20,10 +20,10 @@ from metasched.core.reservations.book import ReservationBook
 from metasched.core.reservations.events import ReservationRequested
 from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.host import SchedulerHost
-from metasched.daemon.mail import ADDRESS, Mailer
 from metasched.daemon.shared_with import MAX_USERS, accounts_of
 from metasched.errors import ApiError
 from metasched.model.cluster import Cluster
+from metasched.model.mail import ADDRESS
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 from metasched.model.reservation_request import Offer, ReservationQuota, ReservationRequest
 from metasched.units import MAX_NUMBER, iso
@@ -62,7 +62,6 @@ class ReservationHost(SchedulerHost, Protocol):
     """The part of the scheduler service that requests depend on."""
 
     state_changed: asyncio.Event  # set, and replaced, when an event was stored
-    mailer: Mailer
 
     @property
     def connections(self) -> Mapping[str, ClusterConnection]: ...
@@ -194,7 +193,7 @@ def check_request(
 ) -> tuple[str, ...]:
     """Check a request before managers are queried; return the clusters to choose from."""
     _validate(terms)
-    if terms.mail and service.mailer.program is None:
+    if terms.mail and service.settings.mail is None:
         problem = "this site has no mail program to notify you by, --mail"
         raise ApiError(403, f"{problem}; leave it out, and look at `metasched reservations`")
     _build_request(terms, quota, time.time())

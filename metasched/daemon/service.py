@@ -26,6 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from metasched.adapters.protocol import FIRST_CURSOR
 from metasched.client.client import RETRY_TIME
@@ -46,13 +47,14 @@ from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.commit_group import CommitGroup
 from metasched.daemon.database_probe import DatabaseProbe
 from metasched.daemon.licence_monitor import LicenceMonitor
-from metasched.daemon.mail import Mailer
 from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.daemon.metrics import Metrics
+from metasched.daemon.notification_sender import NotificationSender
 from metasched.daemon.progress import Progress
 from metasched.daemon.quarantine import Quarantine, first_error
 from metasched.daemon.series import SeriesPlanner
 from metasched.db.ledger import Ledger, StoredJob
+from metasched.db.outbox import KEPT_FOR
 from metasched.db.pruning import PruningPass
 from metasched.db.store import DatabaseUnreachable, StorageFailed, StorageUncertain
 from metasched.db.submission_keys import KEY_LIFETIME, Receipt
@@ -138,7 +140,7 @@ class SchedulerService:
             )
             for server in settings.licence_servers
         ]
-        self.mailer = Mailer(settings.mail_program, ledger)
+        self.notifications = NotificationSender(settings, ledger)
         self._calendar_runner = CalendarRunner(self, self._prune)
         self._series_planner = SeriesPlanner(self)
         self._timers_changed = asyncio.Event()
@@ -148,6 +150,9 @@ class SchedulerService:
         ledger.restore(self.core, settings.policy.window)
         now = time.time()
         identity = ledger.identity(now)
+        rules = self.notifications.rules(identity.instance)
+        ledger.open_outbox(rules, now, restored=identity.restored)
+        ledger.on_notices = self.notifications.wake
         started = DaemonStarted(
             now,
             identity.instance,
@@ -234,7 +239,7 @@ class SchedulerService:
                 connection = self.connections[reservation_action.cluster]
                 connection.reservation_sync.enqueue(reservation_action)
                 connection.poll_soon()
-            self.mailer.check_outcome(outcome)
+            self.notifications.check_outcome(outcome)
             if outcome.calendar:
                 self._calendar_runner.wake()
                 self._series_planner.wake()
@@ -289,7 +294,10 @@ class SchedulerService:
                 group.create_task(connection.run(), name=connection.name)
             for monitor in self.licence_monitors:
                 group.create_task(self._contain(f"licence server {monitor.name}", monitor.run))
-            group.create_task(self._contain("mail", self.mailer.run))
+            group.create_task(self._contain("mail", self.notifications.run_mail))
+            for hook in self.settings.webhooks:
+                deliver = partial(self.notifications.run_webhook, hook)
+                group.create_task(self._contain(f"webhook {hook.name}", deliver))
             group.create_task(self._contain("audit", self._store_notices))
             group.create_task(self._contain("timers", self._run_timers))
             group.create_task(self._contain("removal of old jobs", self._prune_hourly))
@@ -354,7 +362,7 @@ class SchedulerService:
         log_record(record)
 
     async def _prune(self) -> str:
-        """Delete jobs that ended before the retention time, and old keys, a few at a time.
+        """Delete jobs that ended before the retention time, old keys and others, a few at a time.
 
         Return what was deleted. StorageFailed if the database fails; what was deleted stays so.
         A thread does so: the loop waits for it no longer than for any other writer.
@@ -364,6 +372,7 @@ class SchedulerService:
             now - self.settings.retention,
             now - KEY_LIFETIME,
             now - self.settings.event_retention,
+            now - KEPT_FOR,
         )
         while await asyncio.to_thread(self.ledger.prune_portion, pruning):
             await asyncio.sleep(PRUNE_PAUSE)

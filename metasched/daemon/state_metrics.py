@@ -21,6 +21,7 @@ from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.service import SchedulerService
 from metasched.model.job import MANAGER_REASON, Job, Reason, State
+from metasched.model.notice import MAIL
 
 Family = GaugeMetricFamily | CounterMetricFamily | InfoMetricFamily
 
@@ -84,16 +85,27 @@ def service_families(service: SchedulerService, counts: TaskCounts) -> Iterator[
     yield from _pulls(service)
     yield from _licences(service, now)
     yield from _reservations(service)
-    yield _gauge(
-        "mail_failing",
-        "Whether the last mail to an owner failed (1).",
-        float(bool(service.mailer.last_error)),
-    )
+    yield from _notifications(service, now)
     yield _gauge(
         "sources_paused",
         "Clusters, servers and users that pause after a defect of metasched.",
         len(service.quarantine.paused_sources),
     )
+
+
+def _notifications(service: SchedulerService, now: float) -> Iterator[Family]:
+    statuses = service.notifications.statuses
+    if (mail := statuses.get(MAIL)) is not None:
+        yield _gauge("mail_failing", "Whether the last mail failed (1).", bool(mail.last_error))
+    waiting = _gauges("outbox_waiting", "Mails, or groups of events, that wait.", "receiver")
+    oldest = _gauges("outbox_oldest_seconds", "Age of the oldest of these.", "receiver")
+    failures = _gauges("outbox_failures", "Deliveries that failed in a row.", "receiver")
+    for name, status in statuses.items():
+        waiting.add_metric([name], status.waiting)
+        age = 0.0 if status.oldest is None else max(now - status.oldest, 0.0)
+        oldest.add_metric([name], age)
+        failures.add_metric([name], status.failures)
+    yield from (waiting, oldest, failures)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

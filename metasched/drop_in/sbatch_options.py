@@ -138,8 +138,8 @@ singleton; `,` or `?`, not both",
         "",
         "NAME or NAME:N in a comma list, or alternatives with bars",
     )
-    yield "mail-type", VALUE, SLURM, "", ""
-    yield "mail-user", VALUE, SLURM, "", ""
+    yield "mail-type", VALUE, MAPPED, "", "metasched sends it, not Slurm"
+    yield "mail-user", VALUE, MAPPED, "", ""
     yield "mcs-label", VALUE, SLURM_ONLY, "", ""
     yield "mem", VALUE, MAPPED, "SBATCH_MEM_PER_NODE", "0 (the whole node): Slurm clusters alone"
     yield "mem-bind", VALUE, SLURM, "SBATCH_MEM_BIND", ""

@@ -33,6 +33,7 @@ from metasched.drop_in.sbatch_options import (
 )
 from metasched.drop_in.slurm_time import parse_time, parse_time_limit
 from metasched.errors import quote_for_error
+from metasched.model.mail_types import parse_mail_types, unsent_warning
 from metasched.units import MAX_NUMBER, ParseError, parse_gres, parse_licence_choices, parse_memory
 
 TYPE_CHECKING = False  # as that of typing
@@ -53,12 +54,8 @@ _ARRAY = rf"\[?({_RANGE}(?:,{_RANGE})*)\]?(?:%([0-9]+))?\]?"
 _TARGETS = r"(?::[0-9]+(?:_[0-9]+)?(?:\+[0-9]+)?)+"
 _DEPENDENCY = rf"(?:after(?:any|ok|notok|corr)?{_TARGETS}|singleton)"
 _PATTERN = r"%([0-9]*)(.?)"
-_MAIL = "NONE|BEGIN|END|FAIL|REQUEUE|ALL|STAGE_OUT|INVALID_DEPEND|ARRAY_TASKS|TIME_LIMIT(_[589]0)?"
 # Values of options that are passed on; the real command refuses others at once.
-_FORMS = {
-    "mail-type": rf"(?:{_MAIL})(?:,(?:{_MAIL}))*",
-    "wait-all-nodes": "[01]",
-}
+_FORMS = {"wait-all-nodes": "[01]"}
 _COUNTS = {"core-spec", "cores-per-socket", "cpus-per-gpu", "mincpus", "ntasks-per-core"}
 _COUNTS |= {"ntasks-per-gpu", "ntasks-per-socket", "sockets-per-node", "thread-spec"}
 _COUNTS |= {"threads-per-core"}
@@ -115,6 +112,7 @@ class Conversion:
             **self._paths(),
             **self._names(),
             **self._manager_options(),
+            **self._mail(),
             "held": "hold" in values,
             "requeue": True if "requeue" in values else False if "no-requeue" in values else None,
         }
@@ -313,6 +311,19 @@ class Conversion:
         if parse_time_limit(self._text("time")) == 0:
             options["unlimited"] = True
         return {"manager_options": options} if options else {}
+
+    def _mail(self) -> dict[str, Any]:
+        """Return the mails that are wanted; daemons of earlier releases do not know them."""
+        text = self._values.get("mail-type")
+        if text is None:
+            return {}
+        try:
+            types, unsent = parse_mail_types(text)
+        except ParseError:
+            raise _invalid("mail-type") from None
+        if unsent:
+            self.warnings.append(unsent_warning(unsent))
+        return {"mail": {"types": types, "user": self._text("mail-user")}} if types else {}
 
     def _names(self) -> dict[str, Any]:
         fields: dict[str, Any] = {}

@@ -18,6 +18,8 @@ survey                nodes and reservations as managers list them
 reservation_request   requests for reservations, and the offers of a cluster
 calendar              acts that recur
 audit                 audit records and their kinds
+mail, mail_types      mails that the owner of a job wants
+notice                what a mail or webhook reports
 stored_names          stored spellings of renamed fields
 """
 

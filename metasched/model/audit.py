@@ -64,6 +64,8 @@ class AuditKind(StrEnum):
     TOKEN_CREATED = "token_created"
     TOKEN_REVOKED = "token_revoked"
     CREDENTIAL_REFUSED = "credential_refused"
+    NOTIFICATION_FAILED = "notification_failed"
+    NOTIFICATION_UNCERTAIN = "notification_uncertain"
 
 
 Severity = Literal["info", "warning", "error"]
@@ -143,6 +145,12 @@ KINDS: Mapping[AuditKind, KindInfo] = {
     K.TOKEN_REVOKED: KindInfo("info", "owner", "The actor revoked a token."),
     K.CREDENTIAL_REFUSED: KindInfo(
         "warning", "operators", "A caller showed no valid credential, or may not call."
+    ),
+    K.NOTIFICATION_FAILED: KindInfo(
+        "warning", "owner", "Mails, or events of a webhook, were given up."
+    ),
+    K.NOTIFICATION_UNCERTAIN: KindInfo(
+        "warning", "owner", "Mails may have been sent; they are not sent again."
     ),
 }
 

@@ -16,6 +16,7 @@ import msgspec
 
 from metasched.model.arrays import JobArray, parse_array, task_number
 from metasched.model.dependencies import parse_dependency
+from metasched.model.mail import MailRequest
 from metasched.model.manager_options import ManagerOptions
 
 MAX_PRIORITY = 10
@@ -152,6 +153,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     directory: str = ""  # working directory
     comment: str | None = None  # of the user, for listings
     manager_options: ManagerOptions | None = None  # None: as all by default
+    mail: MailRequest | None = None  # None: no mail
 
     @property
     def spec_values(self) -> dict[str, Any]:

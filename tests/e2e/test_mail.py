@@ -1,38 +1,110 @@
-"""A real daemon notifies owners of broken reservations, with a failing mail program."""
+"""Mails and webhooks of a real daemon, which is killed; a mail program and a receiver that fail."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+import json
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email import message_from_string
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from metasched.core.events import Outcome
 from metasched.db import reservations
 from metasched.db.backends import database_from_url
-from metasched.db.ledger import Ledger
 from metasched.model.reservation import Reservation, ReservationState
-from tests.e2e.conftest import Site
+from tests.e2e.conftest import ONE_LOCAL, Site
+from tests.e2e.multi_user_site import SUPERVISE, running_site
 from tests.e2e.test_doctor import findings
+from tests.harness.accounts import OPERATOR, A, B
 
-# It fails twice. The third call writes the mail, then kills the daemon.
+# It writes each mail to a file. The first call fails; the mail of job "deadly" kills the daemon.
 PROGRAM = """#!/bin/sh
-cd {folder}
-echo "$@" >>calls
-case $(wc -l <calls) in
-1|2) exit 75 ;;
-3) cat >>text; kill -9 $PPID ;;
-*) cat >>text ;;
-esac
+cd {folder}/mails
+number=$(ls | wc -l)
+echo "$@" >$number.draft
+cat >>$number.draft
+if [ $number = 0 ]; then mv 0.draft 0.failed; exit 75; fi
+mv $number.draft $number.mail
+if grep -q "Name=deadly" $number.mail; then kill -9 $PPID; sleep 60; fi
 """
+KEY = bytes(range(32))
 
 
-def broken(site: Site, id: int, *, closed: float, mail: str = "") -> None:
+class Receiver:
+    """A receiver of a webhook. It answers with `statuses`, then with 204."""
+
+    def __init__(self, statuses: list[int]) -> None:
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                receiver.requests.append((self.path, dict(self.headers.items()), body))
+                self.send_response(statuses.pop(0) if statuses else 204)
+                self.send_header("location", "/elsewhere")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def jobs(self) -> list[int]:
+        """The jobs whose ends were reported, as often as they were."""
+        bodies = [json.loads(body) for _, _, body in self.requests]
+        return [event["job"] for body in bodies for event in body["data"] if event["job"]]
+
+
+@contextmanager
+def receiver(*statuses: int) -> Iterator[Receiver]:
+    running = Receiver(list(statuses))
+    try:
+        yield running
+    finally:
+        running.server.shutdown()
+        running.server.server_close()
+
+
+def is_signed(headers: dict[str, str], body: bytes) -> bool:
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    mac = hmac.digest(KEY, signed, hashlib.sha256)
+    return headers["webhook-signature"] == f"v1,{base64.b64encode(mac).decode()}"
+
+
+def mails(site: Site) -> list[tuple[str, Any]]:
+    """Return arguments and message of each mail that the program took."""
+    found = []
+    for path in sorted((site.folder / "mails").glob("*.mail"), key=lambda p: int(p.stem)):
+        arguments, _, text = path.read_text().partition("\n")
+        found.append((arguments, message_from_string(text)))
+    return found
+
+
+def words(site: Site) -> list[str]:
+    """Return the subjects of mails behind the name of the job, without times."""
+    subjects = [" ".join(mail["Subject"].split()) for _, mail in mails(site)]
+    return [subject.partition("Name=")[2] or subject for subject in subjects]
+
+
+def broken(site: Site, id: int, *, closed: float) -> None:
     """Store a broken reservation, as a daemon does just before it is killed."""
     reservation = Reservation(
         id=id,
         user="ada",
-        cluster="left",
+        cluster="here",
         start=closed,
         end=closed + 60,
         size=1,
@@ -43,7 +115,7 @@ def broken(site: Site, id: int, *, closed: float, mail: str = "") -> None:
         cause="n1 cannot be used",
         known_to_manager=False,
         closed=closed,
-        mail=mail,
+        mail="ada@example.org",
     )
     engine = database_from_url(site.url, site.folder).open_existing()
     with engine.begin() as connection:
@@ -51,61 +123,90 @@ def broken(site: Site, id: int, *, closed: float, mail: str = "") -> None:
     engine.dispose()
 
 
-def notified(site: Site) -> list[int]:
-    """Return the stored reservations whose owners have been notified."""
-    ledger = Ledger(database_from_url(site.url, site.folder).open_existing())
-    try:
-        unnotified = {reservation.id for reservation in ledger.unnotified_reservations(0.0)}
-        return [
-            reservation.id
-            for reservation in ledger.reservations_open_since(0.0)
-            if reservation.id not in unnotified
-        ]
-    finally:
-        ledger.close()
+def set_up(site: Site, port: int) -> None:
+    (site.folder / "mails").mkdir()
+    secret = site.folder / "secret"
+    secret.write_text(f"whsec_{base64.b64encode(KEY).decode()}\n")
+    secret.chmod(0o600)
+    site.configure(
+        f'[mail]\nprogram = "sendmail"\nsender = "ms@example.org"\ndomains = ["example.org"]\n'
+        f'[[webhook]]\nname = "ops"\nurl = "http://127.0.0.1:{port}/in"\n'
+        f'secret_file = "secret"\nallow_private = true\n{ONE_LOCAL}'
+    )
 
 
-def calls(site: Site) -> list[str]:
-    path = site.folder / "calls"
-    return path.read_text().splitlines() if path.exists() else []
+def notifications(site: Site) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = site.json("notifications", "--all")
+    return rows
 
 
 @pytest.mark.slow
-def test_an_owner_is_notified_at_least_once_over_failures_and_a_crash(
-    site: Site,
+def test_each_mail_once_and_all_events_in_order_over_failures_and_a_crash(
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = site.folder / "mail"
-    site.config.write_text(
-        site.config.read_text().replace("[daemon]", '[daemon]\nmail_program = "mail"')
-    )
-    site.start()
-    assert "no program" in findings(site, 1)["mail program"]["text"]
-    site.stop()
-    broken(site, 1, closed=time.time(), mail="ada@example.org")
-    broken(site, 2, closed=time.time() - 2 * 86400.0)  # too old for a mail
-    program.write_text(PROGRAM.format(folder=site.folder))
-    program.chmod(0o755)
-    site.start()
-    site.until(lambda: len(calls(site)) == 1)
-    trouble = site.until(lambda: findings(site, 1)["mail"])
-    assert "an owner was not notified: " in trouble["text"]
-    assert "/mail ended with exit code 75" in trouble["text"]
-    assert notified(site) == []
-    written = site.folder / "text"
-    site.until(lambda: written.exists() and written.read_text().endswith("--dry-run.\n"))
-    assert site.stop(signal.SIGKILL) == -signal.SIGKILL  # killed by the program
-    site.start()
-    site.until(lambda: notified(site) == [1])
-    site.stop()
-    site.start()
-    time.sleep(2)
-    assert calls(site) == ["-s metasched: reservation 1 is broken ada@example.org"] * 4
-    text = written.read_text()
-    assert text.count("Your reservation 1 on left cannot be kept.\n") == 2
-    assert "mail" not in findings(site, 0)
-    log = site.log.read_text()
-    assert log.count("ada@example.org not notified") == 2
-    assert "reservation 1: notified ada@example.org that it is broken" in log
+    with receiver(500, 302) as hook:
+        set_up(site, hook.server.server_port)
+        site.start()
+        assert "no program" in findings(site, 1)["mail program"]["text"]
+        program = site.folder / "sendmail"
+        program.write_text(PROGRAM.format(folder=site.folder))
+        program.chmod(0o755)
+        to_ada = ("--mail-user", "ada@example.org")
+        first = site.submit("--name", "a", "--mail-type", "ALL", *to_ada, "--wrap", "exit 3")
+        site.until_ended(first)
+        # the program fails first; the receiver answers 500, then redirects
+        trouble = site.until(lambda: findings(site, 1)["webhook ops"])
+        assert "it answered 500" in trouble["text"]
+        site.until(lambda: len(mails(site)) == 1)
+        site.until(lambda: len(hook.requests) == 3)
+        assert [path for path, _, _ in hook.requests] == ["/in"] * 3  # no redirect is followed
+        assert all(is_signed(headers, body) for _, headers, body in hook.requests)
+        assert len({headers["webhook-id"] for _, headers, _ in hook.requests}) == 1
+        [(arguments, mail)] = mails(site)
+        assert arguments == "-i ada@example.org"
+        assert (mail["From"], mail["To"]) == ("ms@example.org", "ada@example.org")
+        text = mail.get_payload()
+        assert f"Job: {first}\nName: a\n" in text
+        assert "State: failed\nExit code: 3\n" in text
+        assert words(site)[0].startswith("a Failed, Run time")
+        assert words(site)[0].endswith(", FAILED, ExitCode 3")
+
+        # an address that the site does not allow; an array; a job whose mail kills the daemon
+        told = site.run("submit", "--mail-type=END", "--mail-user=eve@evil.org", "--wrap", ":")
+        assert "mail goes to" in told.stderr
+        array = site.submit("--name", "b", "-a", "1-3", "--mail-type=END", *to_ada, "--wrap", ":")
+        site.until(lambda: len(mails(site)) == 3)
+        assert sorted(words(site))[1] == "b Ended, COMPLETED"
+        deadly = site.submit("--name", "deadly", "--mail-type=END", *to_ada, "--wrap", ":")
+        assert site._daemon is not None
+        assert site._daemon.wait(60) == -signal.SIGKILL
+        broken(site, 1, closed=time.time())
+        broken(site, 2, closed=time.time() - 2 * 86400.0)  # too old for a mail
+        site.start()
+        site.until(lambda: "metasched: reservation 1 is broken" in words(site))
+        site.until(lambda: hook.jobs[-1:] == [deadly])
+        site.stop()
+        site.start()
+        last = site.submit("--name", "last", "--mail-type=END", *to_ada, "--wrap", ":")
+        site.until(lambda: hook.jobs[-1:] == [last])
+        site.until(lambda: words(site)[-1].startswith("last"))
+        assert len(mails(site)) == 6
+        assert sum(name.startswith("deadly") for name in words(site)) == 1
+        ordered = list(dict.fromkeys(hook.jobs))
+        assert ordered[0] == first
+        assert ordered[-2:] == [deadly, last]
+        assert array in ordered
+        states = {(row["receiver"], row["job"]): row["state"] for row in notifications(site)}
+        assert states["mail", deadly] == "uncertain"
+        assert states["mail", last] == "delivered"
+        [shown] = site.json("notifications")
+        assert (shown["job"], shown["kind"], shown["address"]) == (
+            *(deadly, "job_ended"),
+            "ada@example.org",
+        )
+        events = site.json("events", "--kind", "notification_uncertain")
+        assert [event["count"] for event in events] == [1]
+        site.replayed()
 
 
 def test_without_a_program_no_mail_is_promised(running: Site) -> None:
@@ -114,3 +215,33 @@ def test_without_a_program_no_mail_is_promised(running: Site) -> None:
     assert "this site has no mail program to notify you by, --mail; leave it out" in message
     message = running.error(*reserve, "--mail", "|sh", code=2)
     assert message == "'|sh' is no address, --mail; write an address as ada@example.org"
+    told = running.run("submit", "--mail-type", "END", "--wrap", ":")
+    assert told.stderr == "metasched: warning: --mail-type: this site sends no mail\n"
+    message = running.error("submit", "--mail-type", "ENDE", "--wrap", ":", code=2)
+    assert message.startswith("'ENDE' is no kind of mail, --mail-type; ")
+
+
+TABLES = f"""
+[mail]
+program = "{{folder}}/sendmail"
+{ONE_LOCAL}
+"""
+
+
+@pytest.mark.root
+def test_users_get_their_own_mail_and_see_their_own_notifications(common_folder: Path) -> None:
+    folder = common_folder / "mail"
+    tables = TABLES.replace("{folder}", str(folder))
+    with running_site(folder, tables, f"[cluster.here]\n{SUPERVISE}") as site:
+        a, b, operator = site.by(A), site.by(B), site.by(OPERATOR)
+        wanted = ("--mail-type", "END", "-o", "/dev/null", "--wrap", ":")
+        told = a.run("submit", "--mail-user", B, *wanted)
+        assert f"mail goes to {A}, not to {B}" in told.stderr
+        b.submit(*wanted)
+
+        def addresses(reader: Site) -> set[str]:
+            return {row["address"] for row in reader.json("notifications")}
+
+        operator.until(lambda: addresses(operator) == {A, B})
+        assert addresses(a) == {A}
+        assert addresses(b) == {B}

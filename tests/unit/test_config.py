@@ -430,3 +430,69 @@ def test_ids_of_scripts_that_could_be_those_of_other_jobs(
     path.write_text(f'{cluster}[cluster.job]\njob_id = "{job_id}"\n')
     with pytest.raises(ConfigError, match=message):
         load_settings(path)
+
+
+HOOK = """
+[[webhook]]
+name = "ops"
+url = "https://ops.example.org/in"
+secret_file = "ops.secret"
+"""
+
+
+def with_tables(folder: Path, tables: str) -> Path:
+    path = folder / "metasched.toml"
+    path.write_text(f'{tables}\n[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 1\n')
+    return path
+
+
+def test_mail_and_webhooks(tmp_path: Path) -> None:
+    mail = '[mail]\nprogram = "bin/sendmail"\ndomains = ["Example.org"]\n'
+    settings = load_settings(with_tables(tmp_path, mail + HOOK))
+    assert settings.mail is not None
+    assert settings.mail.program == tmp_path / "bin/sendmail"
+    assert settings.mail.is_sendmail
+    assert (settings.mail.domains, settings.mail.per_hour) == (("example.org",), 60)
+    [hook] = settings.webhooks
+    assert hook.secret_file == tmp_path / "ops.secret"
+    assert {"job_ended", "reservation_broken", "cluster_unreachable"} <= hook.kinds
+    assert not hook.allow_private
+    old = load_settings(with_tables(tmp_path, '[daemon]\nmail_program = "/usr/bin/mail"\n'))
+    assert old.mail is not None
+    assert not old.mail.is_sendmail
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ('[daemon]\nmail_program = "m"\n[mail]\nprogram = "s"', "both program in .*; keep one"),
+        ('[mail]\nsender = "a b"', "sender = .*; write an address such as"),
+        (HOOK + HOOK, 'webhook "ops" is there twice'),
+        (HOOK * 17, 'webhook "ops" is there twice'),
+        (
+            "".join(HOOK.replace("ops", f"ops{number}", 1) for number in range(17)),
+            "17 webhooks, .*; write at most 16",
+        ),
+        (HOOK.replace('"ops"', '"mail"'), "a webhook cannot have this name, .*; choose another"),
+        (HOOK + 'kinds = ["job_end"]', 'no kind "job_end", .*; write "job_ended"'),
+        (HOOK + 'kinds = ["notification_failed"]', 'no kind "notification_failed"'),
+        (HOOK + "kinds = []", "no kinds, .*; name some"),
+        (HOOK.replace("https", "http"), "url is not encrypted, .*; write https://, or allow_priv"),
+        (HOOK.replace("https", "ftp"), "url is no URL of HTTP, .*; write https://host/path"),
+        (HOOK.replace("https://ops", "https://a:b@ops"), "url holds a user or a fragment"),
+        (HOOK.replace("/in", "/in#x"), "url holds a user or a fragment"),
+        (HOOK.replace("/in", "/i n"), "url holds spaces or control characters"),
+        (HOOK.replace(".org/", ".org:99999/"), "url: .*; write https://host/path"),
+        (HOOK.replace("https://ops.example.org", "https://"), "url is no URL of HTTP"),
+        (HOOK.replace("//ops", "//\u00f6ps"), "url is no URL of HTTP"),
+    ],
+)
+def test_mail_and_webhooks_that_cannot_be_meant(tmp_path: Path, tables: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        load_settings(with_tables(tmp_path, tables))
+    assert "\n" not in str(error.value)
+
+
+def test_a_webhook_of_this_site_may_be_called_without_tls(tmp_path: Path) -> None:
+    tables = HOOK.replace("https", "http") + "allow_private = true"
+    assert load_settings(with_tables(tmp_path, tables)).webhooks[0].allow_private

@@ -34,6 +34,8 @@ FILE: dict[str, Any] = {
     "tcp": {"listen": "127.0.0.1:7000"},
     "doctor": {"account": "ada"},
     "policy": {"file": "policy.toml"},
+    "mail": {"program": "sendmail", "domains": ["example.org"]},
+    "webhook": [{"name": "ops", "url": "https://ops.example.org/", "secret_file": "secret"}],
     "cluster": [
         {
             "name": "left",

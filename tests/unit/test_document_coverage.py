@@ -19,11 +19,13 @@ from metasched.config.tables import (
     DaemonTable,
     LicenceServerTable,
     LicenceTable,
+    MailTable,
     PolicyTable,
     ReservationsTable,
     SiteTable,
     TcpTable,
     UserClassTable,
+    WebhookTable,
 )
 from metasched.licence_servers.command import CommandOptions
 from metasched.licence_servers.flexlm import FlexlmOptions
@@ -46,6 +48,7 @@ ADMIN = "".join(page.read_text() for page in sorted((ROOT / "docs/admin").glob("
     [
         *(DaemonTable, SiteTable, TcpTable, PolicyTable, UserClassTable, ClusterTable),
         *(LicenceTable, LicenceServerTable, ReservationsTable, ConfigFile, CalendarTable),
+        *(MailTable, WebhookTable),
     ],
 )
 def test_every_key_of_the_configuration(table: type[ConfigFile]) -> None:

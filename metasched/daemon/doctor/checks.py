@@ -24,7 +24,11 @@ from metasched.daemon.doctor.folder_checks import (
     check_socket_folder,
     check_state_folder,
 )
-from metasched.daemon.doctor.launcher_checks import check_launcher, check_mail_program
+from metasched.daemon.doctor.launcher_checks import (
+    check_launcher,
+    check_mail_program,
+    check_webhooks,
+)
 from metasched.daemon.doctor.probe_jobs import run_probes
 from metasched.errors import UserError
 
@@ -69,6 +73,7 @@ def checks_of_file(settings: Settings, timeout: float) -> list[Check]:
         ("database", check_database),
         ("launcher", check_launcher),
         ("mail program", check_mail_program),
+        ("webhooks", check_webhooks),
     )
     checks = [Check(name, partial(check, settings)) for name, check in site_checks]
     for entry in settings.clusters:

@@ -21,6 +21,7 @@ from metasched.db.schema import attempt
 from metasched.db.store import Database
 from metasched.errors import UserError
 from metasched.model.job import State
+from metasched.model.notice import MAIL
 from metasched.model.tags import Instances
 
 MAX_WORKER_DEATHS = 3  # in a row, from which a cluster is reported
@@ -50,7 +51,10 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
         )
     if mail_error := health.get("mail"):
         fix = "run it by hand as the daemon's account; its output is in the daemon's log"
-        yield found("mail-failed", "mail", f"an owner was not notified: {mail_error}", fix)
+        yield found("mail-failed", "mail", f"a mail was not sent: {mail_error}", fix)
+    for row in health.get("notifications", ()):  # of an operator; unknown to earlier daemons
+        if row["name"] != MAIL:
+            yield _check_webhook(row)
     yield from _check_files(health.get("configuration"), settings)
     for entry in health.get("quarantine", ()):
         yield _quarantine_entry(entry)
@@ -92,6 +96,15 @@ def _check_ids(health: dict[str, Any], clusters: list[dict[str, Any]]) -> Findin
         return passed("drop-in commands", f"ids from {first_id} are those of no cluster")
     kind = "drop-in-off" if first_id == 1 else "drop-in-ids"
     return found(kind, "drop-in commands", f"cannot be used: {problem}", fix)
+
+
+def _check_webhook(row: dict[str, Any]) -> Finding:
+    check = f"webhook {row['name']}"
+    waiting = f"{row['waiting']} groups of events wait"
+    if not row["failures"]:
+        return passed(check, waiting)
+    message = f"{row['last_error']}; {waiting}, next try {row['next_try']}"
+    return found("webhook-failed", check, message)
 
 
 def _quarantine_entry(entry: dict[str, Any]) -> Finding:

@@ -183,14 +183,28 @@ _ROWS: Final[tuple[tuple[str, str, Severity, str, str], ...]] = (
         "mail",
         "error",
         "The mail program cannot be executed.",
-        "install it, or name another as mail_program in [daemon]",
+        "install it, or name another as program in [mail]",
     ),
     (
         "mail-failed",
         "mail",
         "error",
-        "An owner was not notified.",
+        "A mail was not sent.",
         "run the program by hand as the daemon's account",
+    ),
+    (
+        "webhook-secret",
+        "webhooks",
+        "error",
+        "The secret of a webhook cannot be used.",
+        "create the file, mode 0600, with whsec_ and base64",
+    ),
+    (
+        "webhook-failed",
+        "webhooks",
+        "warning",
+        "A receiver does not confirm events.",
+        "look at the receiver's own log",
     ),
     # clusters
     (

@@ -1,4 +1,4 @@
-"""The launcher of site mode, and the program that sends mail."""
+"""The launcher of site mode, the program that sends mail, and the secrets of webhooks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.registry import adapter_class
 from metasched.config.settings import Settings
 from metasched.daemon.doctor.findings import Finding, found, from_error, passed
+from metasched.daemon.webhook import SecretUnusable, read_secret
 
 
 def check_launcher(settings: Settings) -> Iterator[Finding]:
@@ -49,10 +50,22 @@ def check_launcher(settings: Settings) -> Iterator[Finding]:
 
 def check_mail_program(settings: Settings) -> Iterator[Finding]:
     """Check that the mail program can be executed."""
-    path = settings.mail_program
-    if path is None:
+    if settings.mail is None:
         return
+    path = settings.mail.program
     if path.is_file() and os.access(path, os.X_OK):
         yield passed("mail program", str(path))
     else:
         yield found("mail-program", "mail program", f"no program {path}")
+
+
+def check_webhooks(settings: Settings) -> Iterator[Finding]:
+    """Check the secrets of webhooks."""
+    for hook in settings.webhooks:
+        check = f"secret of webhook {hook.name}"
+        try:
+            read_secret(hook.secret_file)
+        except SecretUnusable as error:
+            yield from_error("webhook-secret", check, str(error))
+        else:
+            yield passed(check, str(hook.secret_file))

@@ -1,0 +1,485 @@
+"""The outbox: mails and events of webhooks, stored in the transaction of the change they report.
+
+`read_changes` runs before the rows of a step are written, `store` after it. A sender delivers the
+rows later, and marks them. An id is microseconds since the epoch, or one more than the last id: it
+is never used again, so receivers can recognise a repetition.
+
+The rows are bounded. A user has so many mails an hour; one digest stands for all others. The events
+of a step share rows, and a receiver that is away for long loses its oldest rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import msgspec
+from msgspec import structs
+from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, select, update
+
+from metasched.core import notifications
+from metasched.core.events import CoreEvent, Outcome
+from metasched.core.notifications import Beginning, JobChanges
+from metasched.db.schema import attempt, job, outbox, task, task_run
+from metasched.model.audit import OPERATORS_ONLY, AuditKind, AuditRecord, cleaned
+from metasched.model.job import Job
+from metasched.model.mail_types import BEGIN, REQUEUE
+from metasched.model.notice import (
+    DIGEST,
+    JOB_ENDED,
+    MAIL,
+    UNREPORTED,
+    DeliveryState,
+    Notice,
+    of_record,
+)
+
+TICKS = 1_000_000  # ids per second
+HOUR = 3600.0  # seconds
+EVENTS_PER_ROW = 100  # of a webhook
+MAX_OPEN_ROWS = 10_000  # of a receiver; the oldest of more are given up
+KEPT_FOR = 7 * 86400.0  # seconds for which delivered and failed rows are listed
+
+_IS_OPEN = outbox.c.ended.is_(None)
+_IS_PENDING = outbox.c.state == DeliveryState.PENDING
+_INSERT = insert(outbox)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotificationRules:
+    """Who is notified of what."""
+
+    instance: str = ""  # of the database, part of the ids that receivers of webhooks see
+    mails_per_hour: int = 0  # to a user; 0: the site sends no mail
+    # kinds of notices by webhook
+    webhooks: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def receivers(self) -> set[str]:
+        return {*self.webhooks, *([MAIL] if self.mails_per_hour else [])}
+
+
+@dataclass(frozen=True)
+class OutboxRow:
+    """A row that is to be delivered. Times are epoch seconds."""
+
+    id: int
+    user: str | None
+    kind: str
+    address: str  # of a mail
+    created: float
+    due: float
+    tries: int
+    source: str  # instance that created it
+    notices: tuple[Notice, ...]
+
+
+class _Content(msgspec.Struct, frozen=True):
+    """The column `data`."""
+
+    source: str
+    notices: tuple[Notice, ...]
+
+
+@dataclass
+class PendingNotices:
+    """Notices of steps that are being stored."""
+
+    mails: list[tuple[Job, Notice]] = field(default_factory=list)
+    events: list[Notice] = field(default_factory=list)
+    # arrays that may have ended, with the time of the last end; None: the job is to be read
+    arrays: dict[int, tuple[Job | None, float]] = field(default_factory=dict)
+
+
+class Outbox:
+    """Writes rows; each method works in the caller's transaction."""
+
+    def __init__(self) -> None:
+        self.rules = NotificationRules()
+        self._last_id = 0
+        self._wants_ends = False
+
+    def open(
+        self, connection: Connection, rules: NotificationRules, now: float, *, restored: bool
+    ) -> list[AuditRecord]:
+        """Take over the rules, and settle what the daemon before left; return audit records.
+
+        A mail that was being sent is not sent again. Nor is any of a restored backup, since the
+        original may have sent it.
+        """
+        self.rules = rules
+        self._wants_ends = any(JOB_ENDED in kinds for kinds in rules.webhooks.values())
+        self._last_id = connection.execute(select(func.max(outbox.c.id))).scalar() or 0
+        is_mail = outbox.c.receiver == MAIL
+        was_sent = is_mail if restored else is_mail & (outbox.c.state == DeliveryState.SENDING)
+        cause = "restored from a backup" if restored else "the daemon ended while it was sent"
+        uncertain = close(connection, was_sent, DeliveryState.UNCERTAIN, cause, now)
+        is_unknown = outbox.c.receiver.not_in(sorted(rules.receivers))
+        return uncertain + close(
+            connection, is_unknown, DeliveryState.FAILED, "no such receiver is configured", now
+        )
+
+    def read_changes(
+        self, connection: Connection, steps: Sequence[tuple[CoreEvent, Outcome]]
+    ) -> PendingNotices:
+        """Return the notices of steps whose rows are not written yet."""
+        pending = PendingNotices()
+        if not self.rules.receivers:
+            return pending
+        begun: set[int] = set()  # arrays that begin in these steps
+        for event, outcome in steps:
+            for changes in notifications.job_changes(outcome, all_ends=self._wants_ends).values():
+                self._add_ends(pending, changes, event.time)
+                if self.rules.mails_per_hour and changes.job.mail is not None:
+                    self._add_others(connection, pending, changes, event.time, begun)
+            for job_id, _ in outcome.cancelled_runs:
+                pending.arrays.setdefault(job_id, (None, event.time))
+        return pending
+
+    def _add_ends(self, pending: PendingNotices, changes: JobChanges, time: float) -> None:
+        if not changes.ended:
+            return
+        ended = changes.job
+        if ended.array is not None:
+            pending.arrays[ended.id] = (ended, time)
+        elif self._wants_ends:
+            pending.events.append(notifications.end_notice(changes.ended[0], time))
+        if self.rules.mails_per_hour and ended.mail and notifications.reports_tasks(ended):
+            pending.mails += [
+                (ended, notifications.end_notice(end, time))
+                for end in changes.ended
+                if notifications.reports_end(ended.mail, end.task.state)
+            ]
+
+    def _add_others(
+        self,
+        connection: Connection,
+        pending: PendingNotices,
+        changes: JobChanges,
+        time: float,
+        begun: set[int],
+    ) -> None:
+        owner_job, single = changes.job, notifications.reports_tasks(changes.job)
+        assert owner_job.mail is not None
+        if BEGIN in owner_job.mail.types and changes.begun and single:
+            pending.mails += [
+                (owner_job, notifications.begin_notice(beginning, time))
+                for beginning in changes.begun
+                if not (beginning.was_unknown and _has_begun(connection, owner_job, beginning))
+            ]
+        elif BEGIN in owner_job.mail.types and changes.begun and owner_job.id not in begun:
+            begun.add(owner_job.id)
+            if not _has_begun(connection, owner_job):
+                notice = notifications.array_begin_notice(changes.begun[0], time)
+                pending.mails.append((owner_job, notice))
+        if REQUEUE in owner_job.mail.types and changes.requeued:
+            tasks = changes.requeued if single else changes.requeued[:1]
+            notices = [notifications.requeue_notice(each, time) for each in tasks]
+            if not single:
+                notices = [structs.replace(notices[0], task=None, count=len(changes.requeued))]
+            pending.mails += [(owner_job, notice) for notice in notices]
+
+    def store(self, connection: Connection, pending: PendingNotices) -> bool:
+        """Store notices, after the rows of their steps; return whether there are new rows."""
+        for job_id, (known_job, time) in pending.arrays.items():
+            counts = _counts_if_ended(connection, job_id)
+            if counts is None:
+                continue
+            array = known_job or _read_job(connection, job_id)
+            notice = notifications.array_end_notice(array, counts, time)
+            if self._wants_ends:
+                pending.events.append(notice)
+            if self.rules.mails_per_hour and array.mail and not notifications.reports_tasks(array):
+                state = notifications.array_state(counts)
+                if notifications.reports_end(array.mail, state):
+                    pending.mails.append((array, notice))
+        return any(
+            [
+                self._add_mails(connection, pending.mails),
+                self.add_events(connection, pending.events),
+            ]
+        )
+
+    def add_records(self, connection: Connection, records: Iterable[AuditRecord]) -> bool:
+        """Store audit records for the webhooks that want them; return whether there are any."""
+        if not self.rules.webhooks:
+            return False
+        return self.add_events(
+            connection, [of_record(record) for record in records if record.kind not in UNREPORTED]
+        )
+
+    def add_events(self, connection: Connection, events: Sequence[Notice]) -> bool:
+        """Store events for the webhooks that want them; return whether there are any."""
+        rows = []
+        for receiver, kinds in self.rules.webhooks.items():
+            wanted = iter([notice for notice in events if notice.kind in kinds])
+            while portion := tuple(islice(wanted, EVENTS_PER_ROW)):
+                rows.append(self._row(receiver, portion, portion[0].kind, portion[-1].time))
+        if rows:
+            connection.execute(_INSERT, rows)
+        return bool(rows)
+
+    def add_mail(self, connection: Connection, user: str, address: str, notice: Notice) -> None:
+        """Store a mail that no limit concerns."""
+        row = self._row(MAIL, (notice,), notice.kind, notice.time)
+        connection.execute(_INSERT, [row | {"user": user, "address": address}])
+
+    def _add_mails(self, connection: Connection, mails: Sequence[tuple[Job, Notice]]) -> bool:
+        by_user: defaultdict[str, list[tuple[Job, Notice]]] = defaultdict(list)
+        for sender_job, notice in mails:
+            by_user[sender_job.user].append((sender_job, notice))
+        for user, notices in by_user.items():
+            room = self.rules.mails_per_hour - _mails_since(
+                connection, user, notices[-1][1].time - HOUR
+            )
+            rows = [
+                self._row(MAIL, (notice,), notice.kind, notice.time)
+                | {"user": user, "address": _address(sender_job), "job": sender_job.id}
+                for sender_job, notice in notices[: max(room, 0)]
+            ]
+            if rows:
+                connection.execute(_INSERT, rows)
+            if others := notices[len(rows) :]:
+                self._add_to_digest(connection, user, others)
+        return bool(mails)
+
+    def _add_to_digest(
+        self, connection: Connection, user: str, mails: Sequence[tuple[Job, Notice]]
+    ) -> None:
+        """Count mails in the user's digest, which is sent an hour after its first."""
+        counts = Counter(notice.kind for _, notice in mails)
+        found = connection.execute(
+            select(outbox.c.id, outbox.c.data)
+            .where(_IS_OPEN, _IS_PENDING, outbox.c.user == user)
+            .where(outbox.c.receiver == MAIL, outbox.c.kind == DIGEST)
+            .limit(1)
+        ).first()
+        if found is not None:
+            [digest] = msgspec.json.decode(found.data, type=_Content).notices
+            digest = structs.replace(digest, counts=counts + Counter(digest.counts))
+            statement = update(outbox).where(outbox.c.id == found.id)
+            connection.execute(statement.values(data=self._encode((digest,))))
+            return
+        sender_job, first = mails[0]
+        digest = Notice(kind=DIGEST, time=first.time, user=user, counts=counts)
+        row = self._row(MAIL, (digest,), DIGEST, first.time)
+        row |= {"user": user, "address": _address(sender_job), "due": first.time + HOUR}
+        connection.execute(_INSERT, [row])
+
+    def _row(
+        self, receiver: str, notices: tuple[Notice, ...], kind: str, time: float
+    ) -> dict[str, Any]:
+        self._last_id = max(self._last_id + 1, int(time * TICKS))
+        return {
+            "id": self._last_id,
+            "receiver": receiver,
+            "user": None,
+            "job": None,
+            "kind": kind,
+            "address": "",
+            "created": time,
+            "due": time,
+            "state": DeliveryState.PENDING.value,
+            "tries": 0,
+            "error": "",
+            "ended": None,
+            "data": self._encode(notices),
+        }
+
+    def _encode(self, notices: tuple[Notice, ...]) -> str:
+        return msgspec.json.encode(_Content(self.rules.instance, notices)).decode()
+
+
+def _address(sender_job: Job) -> str:
+    assert sender_job.mail is not None
+    return sender_job.mail.user or sender_job.user
+
+
+def _mails_since(connection: Connection, user: str, time: float) -> int:
+    query = select(func.count()).where(
+        outbox.c.user == user,
+        outbox.c.receiver == MAIL,
+        outbox.c.created > time,
+        outbox.c.kind != DIGEST,
+    )
+    return connection.execute(query).scalar_one()
+
+
+def _has_begun(connection: Connection, owner_job: Job, beginning: Beginning | None = None) -> bool:
+    """Return whether a job, or an attempt, is stored as begun."""
+    condition = (attempt.c.job == owner_job.id) & attempt.c.begun
+    if beginning is not None:
+        condition &= attempt.c.task_index == beginning.task.index
+        condition &= attempt.c.number == beginning.attempt.number
+    return bool(connection.execute(select(exists().where(condition))).scalar())
+
+
+def _counts_if_ended(connection: Connection, job_id: int) -> dict[str, int] | None:
+    """Return the number of a job's tasks by state; None if one has not ended."""
+    for table in (task, task_run):
+        is_open = exists().where(table.c.job == job_id, table.c.ended.is_(None))
+        if connection.execute(select(is_open)).scalar():
+            return None
+    by_state = select(task.c.state, func.count()).where(task.c.job == job_id)
+    counts: Counter[str] = Counter()
+    for row in connection.execute(by_state.group_by(task.c.state)):
+        counts[row[0]] += row[1]
+    for run in connection.execute(select(task_run).where(task_run.c.job == job_id)):
+        counts[run.state] += (run.last_index - run.first_index) // run.step + 1
+    return dict(counts)
+
+
+def _read_job(connection: Connection, job_id: int) -> Job:
+    row = connection.execute(select(job.c.job, job.c.changed).where(job.c.id == job_id)).one()
+    return msgspec.json.decode(row.changed or row.job, type=Job)
+
+
+# Delivery
+
+
+def next_rows(connection: Connection, receiver: str, limit: int) -> list[OutboxRow]:
+    """Return the rows of a receiver that are pending, oldest first."""
+    query = select(outbox).where(_IS_OPEN, _IS_PENDING, outbox.c.receiver == receiver)
+    return list(_decoded(connection, query.order_by(outbox.c.id).limit(limit)))
+
+
+def due_rows(connection: Connection, receiver: str, now: float, limit: int) -> list[OutboxRow]:
+    """Return rows of a receiver that are pending and due, oldest first."""
+    query = select(outbox).where(_IS_OPEN, _IS_PENDING, outbox.c.receiver == receiver)
+    query = query.where(outbox.c.due <= now).order_by(outbox.c.id).limit(limit)
+    return list(_decoded(connection, query))
+
+
+def next_due(connection: Connection, receiver: str) -> float | None:
+    """Return when the next row of a receiver is due (epoch seconds); None: there is none."""
+    query = select(func.min(outbox.c.due))
+    return connection.execute(
+        query.where(_IS_OPEN, _IS_PENDING, outbox.c.receiver == receiver)
+    ).scalar()
+
+
+def open_rows(connection: Connection) -> dict[str, tuple[int, float]]:
+    """Return the number of open rows by receiver, and when the oldest was created."""
+    query = select(outbox.c.receiver, func.count(), func.min(outbox.c.created)).where(_IS_OPEN)
+    rows = connection.execute(query.group_by(outbox.c.receiver))
+    return {receiver: (count, oldest) for receiver, count, oldest in rows}
+
+
+def _decoded(connection: Connection, query: Any) -> Iterator[OutboxRow]:
+    for row in connection.execute(query):
+        content = msgspec.json.decode(row.data, type=_Content)
+        yield OutboxRow(
+            row.id,
+            row.user,
+            row.kind,
+            row.address,
+            row.created,
+            row.due,
+            row.tries,
+            content.source,
+            content.notices,
+        )
+
+
+def mark_sending(connection: Connection, id: int) -> None:
+    """Store that a mail is about to be given to the mail program."""
+    _update(connection, outbox.c.id == id, state=DeliveryState.SENDING.value)
+
+
+def mark_delivered(connection: Connection, id: int, now: float) -> None:
+    """Store that a row was delivered."""
+    _update(connection, outbox.c.id == id, state=DeliveryState.DELIVERED.value, ended=now, error="")
+
+
+def mark_tried(connection: Connection, id: int, due: float, error: str) -> None:
+    """Store that a row certainly was not delivered, and when to try again (epoch seconds)."""
+    _update(
+        connection,
+        outbox.c.id == id,
+        state=DeliveryState.PENDING.value,
+        tries=outbox.c.tries + 1,
+        due=due,
+        error=error,
+    )
+
+
+def give_up(
+    connection: Connection, receiver: str, created_before: float, now: float
+) -> list[AuditRecord]:
+    """Give up the old pending rows of a receiver, and those above `MAX_OPEN_ROWS`."""
+    of_receiver = _IS_PENDING & (outbox.c.receiver == receiver)
+    records = close(
+        connection,
+        of_receiver & (outbox.c.created < created_before),
+        DeliveryState.FAILED,
+        "too old",
+        now,
+    )
+    newest = select(outbox.c.id).where(_IS_OPEN, of_receiver).order_by(outbox.c.id.desc())
+    last = connection.execute(newest.offset(MAX_OPEN_ROWS).limit(1)).scalar()
+    if last is not None:
+        is_surplus = of_receiver & (outbox.c.id <= last)
+        cause = f"more than {MAX_OPEN_ROWS} wait"
+        records += close(connection, is_surplus, DeliveryState.FAILED, cause, now)
+    return records
+
+
+def close(
+    connection: Connection,
+    condition: ColumnElement[bool],
+    state: DeliveryState,
+    cause: str,
+    now: float,
+) -> list[AuditRecord]:
+    """Close open rows without delivery; return an audit record for each receiver and user."""
+    query = select(outbox.c.receiver, outbox.c.user, func.count(), func.max(outbox.c.error))
+    query = query.where(_IS_OPEN, condition).group_by(outbox.c.receiver, outbox.c.user)
+    closed = connection.execute(query).all()
+    if not closed:
+        return []
+    _update(connection, _IS_OPEN & condition, state=state.value, ended=now)
+    kind = AuditKind.NOTIFICATION_FAILED
+    if state is DeliveryState.UNCERTAIN:
+        kind = AuditKind.NOTIFICATION_UNCERTAIN
+    return [
+        cleaned(
+            AuditRecord(
+                time=now,
+                kind=kind,
+                owner=OPERATORS_ONLY if user is None else user,
+                cause=f"{receiver}: {cause}{f'; {error}' if error else ''}",
+                count=count,
+                details={"receiver": receiver},
+            )
+        )
+        for receiver, user, count, error in closed
+    ]
+
+
+def _update(connection: Connection, condition: ColumnElement[bool], **values: Any) -> None:
+    connection.execute(update(outbox).where(condition).values(**values))
+
+
+def read_page(
+    connection: Connection, user: str | None, after: int, limit: int, *, delivered: bool
+) -> list[dict[str, Any]]:
+    """Return the first `limit` rows with ids above `after`, without what they report, by id.
+
+    `user` None: of all users and webhooks. `delivered`: also those that were delivered.
+    """
+    columns = [column for column in outbox.c if column.name != "data"]
+    query = select(*columns).where(outbox.c.id > after).order_by(outbox.c.id).limit(limit)
+    if user is not None:
+        query = query.where(outbox.c.user == user)
+    if not delivered:
+        query = query.where(outbox.c.state != DeliveryState.DELIVERED)
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def prune_batch(connection: Connection, before: float, limit: int) -> int:
+    """Delete at most `limit` rows that ended before a time (epoch seconds); return their number."""
+    old = select(outbox.c.id).where(outbox.c.ended < before).limit(limit)
+    return connection.execute(delete(outbox).where(outbox.c.id.in_(old))).rowcount

@@ -1,0 +1,222 @@
+"""Delivers the rows of the outbox: mails once, events of webhooks at least once and in order.
+
+A mail is stored as being sent before the program is called. A crash between the two, or a program
+that had to be killed, makes it uncertain: it is reported and not sent again. A program that ends
+with another exit code than 0 has not taken the mail, and is called again later.
+
+Each webhook has a task and a thread of its own. The next row waits until the one before is
+delivered or given up. Times of the next try are in the ledger, so a restart keeps them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from metasched.config.settings import MailSettings, Settings, WebhookSettings
+from metasched.core.events import Outcome
+from metasched.daemon.mail import MailFailed, MailUncertain, send_mail
+from metasched.daemon.notification_texts import (
+    digest_message,
+    job_message,
+    reservation_message,
+    webhook_body,
+)
+from metasched.daemon.webhook import DeliveryFailed, DeliveryThread, deliver
+from metasched.db.ledger import Ledger
+from metasched.db.outbox import NotificationRules, OutboxRow
+from metasched.db.store import StorageFailed
+from metasched.model.audit import AuditKind
+from metasched.model.notice import DIGEST, MAIL
+from metasched.model.reservation import ReservationState
+
+log = logging.getLogger("metasched")
+
+REPLY_GRACE = 1.0  # seconds; an owner who still waits for a reply is notified by that reply
+FIRST_DELAY, MAX_DELAY = 5.0, 3600.0  # seconds before a failed delivery is repeated
+MAIL_GIVEN_UP_AFTER = 86400.0  # seconds since the notice
+EVENTS_GIVEN_UP_AFTER = 3 * 86400.0  # seconds
+MAX_WAIT = 60.0  # seconds; bounds the effect of a change of the wall clock
+COUNT_INTERVAL = 10.0  # seconds between two counts of the rows that wait
+MAILS_AT_ONCE = 20  # rows that are read together
+LAST_MAIL_TIME = 5.0  # seconds for a mail that is being sent when the service ends
+
+
+@dataclass
+class ReceiverStatus:
+    """Mail, or a webhook, as metrics and doctor show it."""
+
+    name: str
+    waiting: int = 0  # rows; counted every `COUNT_INTERVAL`
+    oldest: float | None = None  # epoch seconds of the oldest of these
+    failures: int = 0  # in a row
+    last_error: str = ""  # of the last delivery; "" if it succeeded
+    next_try: float | None = None  # epoch seconds
+
+
+class NotificationSender:
+    """Delivers the rows of the outbox until cancelled. StorageFailed ends the service."""
+
+    def __init__(self, settings: Settings, ledger: Ledger) -> None:
+        self.mail, self._ledger = settings.mail, ledger
+        self.webhooks = settings.webhooks
+        names = [*([MAIL] if self.mail else []), *(hook.name for hook in self.webhooks)]
+        self.statuses = {name: ReceiverStatus(name) for name in names}
+        self._new_rows = {name: asyncio.Event() for name in names}
+        self._may_be_broken = True  # an earlier run may have left unnotified owners
+        self._counted = -COUNT_INTERVAL  # monotonic seconds
+
+    def rules(self, instance: str) -> NotificationRules:
+        """Return who is notified of what."""
+        return NotificationRules(
+            instance=instance,
+            mails_per_hour=self.mail.per_hour if self.mail else 0,
+            webhooks={hook.name: hook.kinds for hook in self.webhooks},
+        )
+
+    def check_outcome(self, outcome: Outcome) -> None:
+        """Wake up if an outcome that was just stored breaks a reservation."""
+        reservations = outcome.reservations.values()
+        if self.mail and any(each.state is ReservationState.BROKEN for each in reservations):
+            self._may_be_broken = True
+            self._new_rows[MAIL].set()
+
+    def wake(self) -> None:
+        """Look for new rows."""
+        for new_rows in self._new_rows.values():
+            new_rows.set()
+
+    async def _sleep(self, receiver: str, until: float | None) -> None:
+        """Wait for new rows, or until a time (epoch seconds)."""
+        self._count(receiver)
+        timeout = None if until is None else min(max(until - time.time(), 0.0), MAX_WAIT)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._new_rows[receiver].wait()
+
+    def _count(self, receiver: str) -> None:
+        """Count the waiting rows, not often, but also when all have been delivered."""
+        now = time.monotonic()
+        if now - self._counted < COUNT_INTERVAL and not self.statuses[receiver].waiting:
+            return
+        self._counted, rows = now, self._ledger.open_notices()
+        for name, status in self.statuses.items():
+            status.waiting, status.oldest = rows.get(name, (0, None))
+
+    def _note_success(self, receiver: str) -> None:
+        status = self.statuses[receiver]
+        status.failures, status.last_error, status.next_try = 0, "", None
+
+    def _note_failure(
+        self, row: OutboxRow, receiver: str, error: str, created_before: float
+    ) -> None:
+        """Store when a row is tried again; give up those created before a time, or too many.
+
+        An error that is new is logged.
+        """
+        delay = min(FIRST_DELAY * 2.0 ** min(row.tries, 30), MAX_DELAY)
+        status, now = self.statuses[receiver], time.time()
+        self._ledger.mark_tried(row.id, now + delay, error)
+        self._ledger.give_up_notices(receiver, created_before, now)
+        if status.last_error != error:
+            log.warning("%s: not delivered: %s; retrying in %g s", receiver, error, delay)
+        status.failures += 1
+        status.last_error, status.next_try = error, now + delay
+
+    # Mail
+
+    async def run_mail(self) -> None:
+        """Send mails one after another. Run until cancelled; return at once without a program."""
+        if self.mail is None:
+            return
+        started = time.time()
+        self._ledger.give_up_notices(MAIL, started - MAIL_GIVEN_UP_AFTER, started)
+        while True:
+            self._new_rows[MAIL].clear()
+            now = time.time()
+            if self._may_be_broken:
+                await asyncio.sleep(REPLY_GRACE)
+                self._may_be_broken = False
+                self._ledger.queue_broken_reservations(now - MAIL_GIVEN_UP_AFTER, now)
+            rows = self._ledger.due_notices(MAIL, now, MAILS_AT_ONCE)
+            for row in rows:
+                await self._mail(self.mail, row)
+            if not rows:
+                await self._sleep(MAIL, self._ledger.next_notice_due(MAIL))
+
+    async def _mail(self, mail: MailSettings, row: OutboxRow) -> None:
+        subject, text = self._message_of(mail, row)
+        self._ledger.mark_sending(row.id)
+        id = f"{row.source}-{row.id}"
+        sending = asyncio.create_task(send_mail(mail, id, row.address, subject, text))
+        try:
+            await asyncio.wait([sending])
+        except asyncio.CancelledError:
+            # the service ends: most programs take a mail in less than a second
+            await asyncio.wait([sending], timeout=LAST_MAIL_TIME)
+            if sending.done():
+                with suppress(StorageFailed):
+                    self._settle_mail(row, sending)
+            sending.cancel()
+            raise
+        self._settle_mail(row, sending)
+
+    def _settle_mail(self, row: OutboxRow, sending: asyncio.Task[None]) -> None:
+        """Store how a mail was sent."""
+        error, now = sending.exception(), time.time()
+        if error is None:
+            self._ledger.mark_delivered(row.id, now)
+            self._note_success(MAIL)
+        elif isinstance(error, MailFailed):
+            self._note_failure(row, MAIL, str(error), now - MAIL_GIVEN_UP_AFTER)
+        elif isinstance(error, MailUncertain):
+            self._ledger.mark_uncertain(row.id, str(error), now)
+            self.statuses[MAIL].last_error = str(error)
+        else:
+            raise error
+
+    def _message_of(self, mail: MailSettings, row: OutboxRow) -> tuple[str, str]:
+        [notice] = row.notices
+        if notice.kind == DIGEST:
+            return digest_message(notice, mail.per_hour)
+        if notice.kind == AuditKind.RESERVATION_BROKEN.value and notice.reservation is not None:
+            reservation = self._ledger.reservation(notice.reservation)
+            if reservation is not None:  # else it was pruned
+                return reservation_message(reservation)
+        return job_message(notice)
+
+    # Webhooks
+
+    async def run_webhook(self, hook: WebhookSettings) -> None:
+        """Deliver the events of a webhook in order. Run until cancelled."""
+        thread = DeliveryThread(hook.name)
+        try:
+            while True:
+                self._new_rows[hook.name].clear()
+                now = time.time()
+                row = self._ledger.next_notice(hook.name)
+                if row is None:
+                    await self._sleep(hook.name, None)
+                elif row.created < now - EVENTS_GIVEN_UP_AFTER:
+                    self._ledger.give_up_notices(hook.name, now - EVENTS_GIVEN_UP_AFTER, now)
+                elif now < row.due <= now + MAX_DELAY:  # later only if the clock was set back
+                    await self._sleep(hook.name, row.due)
+                else:
+                    await self._deliver(hook, row, thread)
+        finally:
+            thread.stop()
+
+    async def _deliver(self, hook: WebhookSettings, row: OutboxRow, thread: DeliveryThread) -> None:
+        id = f"{row.source}-{row.id}"
+        body = webhook_body(id, row.created, row.notices)
+        try:
+            await thread.run(deliver(hook, id, int(time.time()), body))
+        except DeliveryFailed as error:
+            created_before = time.time() - EVENTS_GIVEN_UP_AFTER
+            self._note_failure(row, hook.name, str(error), created_before)
+        else:
+            self._ledger.mark_delivered(row.id, time.time())
+            self._note_success(hook.name)

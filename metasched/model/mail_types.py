@@ -1,0 +1,43 @@
+"""Kinds of mails about a job, as in `--mail-type` of sbatch. Pure.
+
+The drop-in commands import this module: it keeps to Python 3.9 and imports nothing slow.
+"""
+
+from __future__ import annotations
+
+from metasched.errors import ParseError, quote_for_error
+
+BEGIN, END, FAIL, REQUEUE = "BEGIN", "END", "FAIL", "REQUEUE"
+TIME_LIMIT, ARRAY_TASKS = "TIME_LIMIT", "ARRAY_TASKS"
+MAIL_TYPES = (BEGIN, END, FAIL, REQUEUE, TIME_LIMIT, ARRAY_TASKS)
+_ALL = (BEGIN, END, FAIL, REQUEUE)  # of ALL
+# Slurm has these, too; no mail of metasched is about them
+UNSENT_TYPES = ("INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT_50", "TIME_LIMIT_80", "TIME_LIMIT_90")
+
+
+def parse_mail_types(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the kinds of mails that a list names, and those that are never sent.
+
+    Case does not count; NONE turns off all before it. ParseError for any other word.
+    """
+    wanted: set[str] = set()
+    unsent: set[str] = set()
+    for word in text.upper().split(","):
+        if word == "NONE":
+            return (), ()
+        if word == "ALL":
+            wanted.update(_ALL)
+        elif word in MAIL_TYPES:
+            wanted.add(word)
+        elif word in UNSENT_TYPES:
+            unsent.add(word)
+        else:
+            raise ParseError(
+                f"{quote_for_error(word)} is no kind of mail", "write BEGIN, END, FAIL or ALL"
+            )
+    return tuple(t for t in MAIL_TYPES if t in wanted), tuple(sorted(unsent))
+
+
+def unsent_warning(unsent: tuple[str, ...]) -> str:
+    """Return the warning about kinds of mails that are never sent."""
+    return f"--mail-type: no mail is sent for {', '.join(unsent)}"

@@ -1,0 +1,179 @@
+"""The sender of notifications, if the daemon dies between any two of its steps.
+
+A mail is taken by the mail program at most once, and exactly once if it counts as delivered. A
+webhook gets all events, in order, each once or several times in a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+from unittest.mock import patch
+
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import create_engine, insert, select
+from sqlalchemy.pool import StaticPool
+
+from metasched.config.reading import load_settings
+from metasched.config.settings import MailSettings, Settings, WebhookSettings
+from metasched.core.scheduler import Core
+from metasched.daemon import notification_sender
+from metasched.daemon.mail import MailFailed, MailUncertain
+from metasched.daemon.notification_sender import NotificationSender
+from metasched.daemon.webhook import DeliveryFailed, DeliveryThread
+from metasched.db.ledger import Ledger
+from metasched.db.schema import epoch, metadata, outbox
+from metasched.model.notice import JOB_ENDED, MAIL, Notice
+from tests.harness.examples import examples
+
+NOW = 1_700_000_000.0
+HOOK = WebhookSettings("ops", "https://h/", Path("/s"), frozenset({JOB_ENDED}), False)
+WRITES = ("mark_sending", "mark_delivered", "mark_tried", "mark_uncertain", "give_up_notices")
+Fate = Literal["done", "refused", "taken, then lost", "lost"]
+
+
+class Died(Exception):
+    """Stands for the end of the daemon."""
+
+
+def sender_settings() -> Settings:
+    mail = MailSettings(Path("/m"), is_sendmail=True, sender="", domains=(), per_hour=10_000)
+    return replace(load_settings(None), mail=mail, webhooks=(HOOK,))
+
+
+SETTINGS = sender_settings()
+
+
+class World:
+    """A database, a mail program, a receiver, and daemons that die."""
+
+    def __init__(self, deaths: list[int], fates: list[Fate]) -> None:
+        self.engine = create_engine("sqlite://", poolclass=StaticPool)
+        metadata.create_all(self.engine)
+        with self.engine.begin() as connection:
+            connection.execute(insert(epoch).values(number=0))
+        self.deaths, self.fates = iter(deaths), iter(fates)
+        self.steps_to_death = next(self.deaths, None)
+        self.taken: list[int] = []  # mails
+        self.received: list[int] = []  # rows of the webhook, as often as they arrive
+        self.jobs = 0
+        self.start()
+
+    def start(self) -> None:
+        self.ledger = Ledger(self.engine)
+        self.ledger.restore(Core(), 100)
+        self.sender = NotificationSender(SETTINGS, self.ledger)
+        self.ledger.open_outbox(self.sender.rules("cafe"), NOW, restored=False)
+        for name in WRITES:
+            setattr(self.ledger, name, self.mortal(getattr(self.ledger, name)))
+
+    def step(self) -> None:
+        if self.steps_to_death is None:
+            return
+        self.steps_to_death -= 1
+        if self.steps_to_death < 0:
+            self.steps_to_death = next(self.deaths, None)
+            raise Died
+
+    def mortal(self, write: Callable[..., None]) -> Callable[..., None]:
+        def written(*arguments: Any) -> None:
+            self.step()
+            write(*arguments)
+            self.step()
+
+        return written
+
+    async def send_mail(self, *arguments: Any) -> None:
+        self.step()
+        fate, id = next(self.fates, "done"), int(arguments[1].partition("-")[2])
+        if fate == "refused":
+            raise MailFailed("exit code 75")
+        if fate != "lost":
+            self.taken.append(id)
+        self.step()
+        if fate != "done":
+            raise MailUncertain("killed")
+
+    async def deliver(self, hook: WebhookSettings, id: str, *_: Any) -> None:
+        self.step()
+        fate = next(self.fates, "done")
+        if fate in ("done", "taken, then lost"):
+            self.received.append(int(id.partition("-")[2]))
+        self.step()
+        if fate != "done":
+            raise DeliveryFailed(fate)
+
+    def add(self) -> None:
+        self.jobs += 1
+        notice = Notice(kind=JOB_ENDED, time=NOW, user="ada", job=self.jobs)
+        with self.ledger._write_transaction() as connection:
+            self.ledger._outbox.add_mail(connection, "ada", "ada", notice)
+            self.ledger._outbox.add_events(connection, [notice])
+
+    def send(self) -> bool:
+        """Send one mail and one row of the webhook; return whether there was any."""
+        mails = self.ledger.due_notices(MAIL, NOW + 1e9, 1)
+        row = self.ledger.next_notice(HOOK.name)
+        try:
+            for mail in mails:
+                asyncio.run(self.sender._mail(SETTINGS.mail, mail))  # type: ignore[arg-type]
+            if row is not None:
+                asyncio.run(self.sender._deliver(HOOK, row, InPlace()))
+        except Died:
+            self.start()
+        return bool(mails) or row is not None
+
+
+class InPlace(DeliveryThread):
+    """Runs a delivery where it is awaited."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def run(self, work: Any) -> Any:
+        return await work
+
+
+def rows_of(world: World) -> Iterator[Any]:
+    with world.ledger._connect() as connection:
+        yield from connection.execute(select(outbox)).all()
+
+
+@examples(60)
+@given(
+    script=st.lists(st.sampled_from(["add", "send"]), max_size=12),
+    deaths=st.lists(st.integers(0, 9), max_size=6),
+    fates=st.lists(st.sampled_from(["done", "refused", "taken, then lost", "lost"]), max_size=12),
+)
+def test_mails_arrive_at_most_once_and_events_at_least_once_in_order(
+    script: list[str], deaths: list[int], fates: list[Fate]
+) -> None:
+    world = World(deaths, fates)
+    with (
+        patch.object(notification_sender, "send_mail", world.send_mail),
+        patch.object(notification_sender, "deliver", world.deliver),
+        patch.object(notification_sender, "MAIL_GIVEN_UP_AFTER", 1e12),
+        patch.object(notification_sender, "EVENTS_GIVEN_UP_AFTER", 1e12),
+    ):
+        for act in script:
+            if act == "add":
+                world.add()
+            else:
+                world.send()
+        while world.send():
+            pass
+    states: dict[str, dict[int, str]] = {MAIL: {}, HOOK.name: {}}
+    for row in rows_of(world):
+        states[row.receiver][row.id] = row.state
+    assert len(world.taken) == len(set(world.taken))
+    for id, state in states[MAIL].items():
+        assert state in ("delivered", "uncertain")
+        assert state == "uncertain" or id in world.taken
+    assert world.received == sorted(world.received)
+    assert set(world.received) == states[HOOK.name].keys()
+    assert set(states[HOOK.name].values()) <= {"delivered"}
+    world.ledger.close()

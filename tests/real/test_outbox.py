@@ -1,0 +1,418 @@
+"""The outbox in both databases: which notices are stored with a step, and how many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import structs
+from sqlalchemy import select, update
+
+from metasched.core.events import (
+    ClusterUnreachable,
+    DaemonStarted,
+    DispatchAccepted,
+    DispatchStarted,
+    JobSubmitted,
+    ListingReceived,
+    Outcome,
+    UserRequested,
+)
+from metasched.core.scheduler import Core
+from metasched.db import outbox as outbox_rows
+from metasched.db import reservations
+from metasched.db.audit import AuditFilter
+from metasched.db.ledger import Ledger, StoredJob
+from metasched.db.outbox import MAX_OPEN_ROWS, NotificationRules
+from metasched.db.pruning import PruningPass
+from metasched.db.schema import attempt, outbox
+from metasched.db.store import Database
+from metasched.model.cluster import Cluster
+from metasched.model.job import Job, Payload, State
+from metasched.model.listing import JobStatus
+from metasched.model.mail import MailRequest
+from metasched.model.notice import DIGEST, JOB_ENDED, MAIL, Notice, expand_kinds
+from metasched.model.tags import tag_of
+from metasched.policies.policy import Policy
+from tests.unit.core_site import facts
+from tests.unit.test_mail import BROKEN
+
+NOW = 1_700_000_000.0
+ALL = ("BEGIN", "END", "FAIL", "REQUEUE")
+MAILS = NotificationRules(instance="cafe", mails_per_hour=10)
+HOOKS = NotificationRules(
+    instance="cafe",
+    webhooks={"ops": frozenset({JOB_ENDED}), "alerts": expand_kinds(["alerts"])},
+)
+
+
+class Life:
+    """A core and its ledger with a cluster that runs 8 tasks at a time."""
+
+    def __init__(self, ledger: Ledger, rules: NotificationRules, cpus: int = 8) -> None:
+        self.ledger, self.core, self.now = ledger, Core(), NOW
+        self.wakes = 0
+        ledger.on_notices = self._wake
+        ledger.restore(self.core, 100)
+        self.instance = ledger.identity(NOW).instance
+        ledger.open_outbox(rules, NOW, restored=False)
+        cluster = Cluster(name="left", adapter="local")
+        self.step(DaemonStarted(NOW, self.instance, Policy(), (cluster,)))
+        self.listed(info=facts(cpus))
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def step(self, event: Any, *stored: StoredJob) -> Outcome:
+        outcome = self.core.step(event)
+        self.ledger.record([(event, outcome)], stored, {"s": "", "e": "{}"} if stored else None)
+        for action in outcome.actions:
+            if type(action).__name__ == "Dispatch":
+                self.dispatched(action)
+        return outcome
+
+    def dispatched(self, action: Any) -> None:
+        self.step(DispatchStarted(self.now, action.job, action.dispatch_id))
+        native_ids = {index: str(1000 + index) for index in action.indices}
+        self.step(DispatchAccepted(self.now, action.job, action.dispatch_id, native_ids))
+
+    def submit(self, id: int = 1, *types: str, user: str = "ada", **fields: Any) -> None:
+        mail = MailRequest(types=types, **fields.pop("mail", {})) if types else None
+        job = Job(id=id, submitted=NOW, estimated=60.0, user=user, name="mesh", mail=mail, **fields)
+        payload = Payload(script="", output="/o")
+        stored = StoredJob(job=job, script="s", environment="e", payload=payload)
+        self.step(JobSubmitted(self.now, job), stored)
+
+    def listed(self, *rows: JobStatus, **fields: Any) -> None:
+        self.now += 1.0
+        listing = ListingReceived(self.now, "left", rows, **fields)
+        self.step(listing)
+
+    def row(self, state: State, id: int = 1, index: int = 0, **fields: Any) -> JobStatus:
+        task = self.core.tasks[id, index]
+        tag = tag_of(self.instance, id, task.live_attempt.dispatch_id)
+        times = {"started": self.now - 5} if state is not State.PENDING else {}
+        if state not in (State.PENDING, State.RUNNING):
+            times["ended"] = self.now
+        return JobStatus(tag, index, str(1000 + index), state, **{**times, **fields})
+
+    def rows(self) -> list[Any]:
+        with self.ledger._connect() as connection:
+            return list(connection.execute(select(outbox).order_by(outbox.c.id)))
+
+    def state(self) -> State:
+        return self.core.tasks[1, 0].state
+
+    def kinds(self) -> list[tuple[str, str, str]]:
+        return [(row.receiver, row.kind, row.address) for row in self.rows()]
+
+    def notices(self) -> list[Notice]:
+        return [
+            notice
+            for row in self.rows()
+            for notice in msgspec.convert(
+                msgspec.json.decode(row.data)["notices"], tuple[Notice, ...]
+            )
+        ]
+
+
+@pytest.fixture
+def ledger(database: Database) -> Iterator[Ledger]:
+    opened = Ledger(database.open())
+    yield opened
+    opened.close()
+
+
+def test_a_job_begins_and_ends(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS)
+    life.submit(1, *ALL, mail={"user": "ada@example.org"})
+    life.submit(2)  # without mail
+    life.listed(life.row(State.RUNNING), life.row(State.RUNNING, 2))
+    assert life.kinds() == [("mail", "job_began", "ada@example.org")]
+    life.listed(life.row(State.COMPLETED, exit_code=0), life.row(State.FAILED, 2, exit_code=1))
+    assert life.kinds()[1:] == [("mail", "job_ended", "ada@example.org")]
+    began, ended = life.notices()
+    assert (began.started, began.cluster) == (NOW - 4, "left")
+    assert (ended.state, ended.exit_code, ended.job, ended.user) == ("completed", 0, 1, "ada")
+    assert [row.user for row in life.rows()] == ["ada", "ada"]
+    assert life.wakes == 2
+
+
+def test_without_an_address_mail_goes_to_the_owner(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS)
+    life.submit(1, "FAIL")
+    life.listed(life.row(State.FAILED, exit_code=3))
+    assert life.kinds() == [("mail", "job_ended", "ada")]
+
+
+def test_an_outage_is_no_second_beginning(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS)
+    life.submit(1, "BEGIN")
+    life.listed(life.row(State.RUNNING))
+    running = life.row(State.RUNNING)
+    life.step(ClusterUnreachable(life.now + 1, "left", "silent"))
+    assert life.state() is State.UNKNOWN
+    life.listed(running, full=True)
+    assert life.state() is State.RUNNING
+    assert len(life.rows()) == 1
+
+
+def test_a_first_start_after_an_outage_is_mailed(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS)
+    life.submit(1, "BEGIN")
+    life.listed(life.row(State.PENDING))
+    running = life.row(State.RUNNING)
+    life.step(ClusterUnreachable(life.now + 1, "left", "silent"))
+    life.listed(running, full=True)
+    assert life.kinds() == [("mail", "job_began", "ada")]
+
+
+def test_a_cancelled_job_that_never_ran_has_ended(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS)
+    life.submit(1, "END", held=True)
+    life.step(UserRequested(life.now, "cancel", 1, by="ada"))
+    [notice] = life.notices()
+    assert (notice.state, notice.started, notice.cluster) == ("cancelled", None, "")
+
+
+def test_an_array_has_one_mail(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS)
+    life.submit(1, *ALL, array="1-3")
+    life.listed(*(life.row(State.RUNNING, 1, index) for index in (1, 2)))
+    life.listed(life.row(State.RUNNING, 1, 3), life.row(State.COMPLETED, 1, 1))
+    life.listed(life.row(State.COMPLETED, 1, 3))
+    assert life.kinds() == [("mail", "job_began", "ada")]
+    life.listed(life.row(State.FAILED, 1, 2, exit_code=1))
+    _, ended = life.notices()
+    assert (ended.task, ended.state, ended.counts) == (
+        None,
+        "failed",
+        {"completed": 2, "failed": 1},
+    )
+
+
+def test_array_tasks_have_mails_of_their_own_if_asked(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS)
+    life.submit(1, "FAIL", "ARRAY_TASKS", array="1-3")
+    life.listed(life.row(State.FAILED, 1, 2, exit_code=1), life.row(State.COMPLETED, 1, 1))
+    life.listed(life.row(State.TIMEOUT, 1, 3))
+    assert [(notice.task, notice.state) for notice in life.notices()] == [
+        (2, "failed"),
+        (3, "timeout"),
+    ]
+
+
+def test_an_array_that_is_cancelled_in_its_remainder_has_ended(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS)
+    life.submit(1, "END", array="1-2000")
+    assert life.core.remainders
+    life.step(UserRequested(life.now, "cancel", 1, by="ada"))
+    open_tasks = sorted(index for _, index in life.core.tasks)
+    assert life.rows() == []
+    life.listed(*(life.row(State.CANCELLED, 1, index) for index in open_tasks))
+    [notice] = life.notices()
+    assert notice.counts == {"cancelled": 2000}
+
+
+def test_a_flood_is_one_digest(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS, cpus=2000)
+    life.submit(1, "END", "ARRAY_TASKS", array="1-500", mail={"user": "ada@example.org"})
+    life.submit(2, "END", user="bob")
+    tasks = [index for job, index in life.core.tasks if job == 1]
+    assert len(tasks) == 500
+    life.listed(
+        *(life.row(State.COMPLETED, 1, i) for i in tasks[:300]), life.row(State.COMPLETED, 2)
+    )
+    life.listed(*(life.row(State.COMPLETED, 1, index) for index in tasks[300:]))
+    rows = life.rows()
+    assert len(rows) == 10 + 1 + 1
+    [digest] = [row for row in rows if row.kind == DIGEST]
+    assert (digest.user, digest.address) == ("ada", "ada@example.org")
+    assert digest.due == digest.created + 3600.0
+    [notice] = [notice for notice in life.notices() if notice.kind == DIGEST]
+    assert notice.counts == {JOB_ENDED: 490}
+    assert [row.user for row in rows if row.user == "bob"] == ["bob"]  # his own limit
+    # an hour later there is room again
+    life.now += 3601.0
+    life.submit(3, "END")
+    life.listed(life.row(State.COMPLETED, 3))
+    assert life.rows()[-1].kind == JOB_ENDED
+
+
+def test_webhooks_get_whole_jobs_and_alerts_in_groups(ledger: Ledger) -> None:
+    life = Life(ledger, HOOKS)
+    for id in range(1, 9):
+        life.submit(id)
+    life.listed(*(life.row(State.COMPLETED, id) for id in range(1, 9)))
+    life.submit(9, array="1-2")
+    life.listed(life.row(State.COMPLETED, 9, 1), life.row(State.RUNNING, 9, 2))
+    life.listed(life.row(State.COMPLETED, 9, 2))
+    life.step(ClusterUnreachable(life.now, "left", "silent"))
+    rows = life.rows()
+    assert [row.receiver for row in rows] == ["ops", "ops", "alerts"]
+    assert [row.user for row in rows] == [None] * 3
+    notices = life.notices()
+    assert [notice.job for notice in notices] == [*range(1, 10), None]
+    assert notices[8].counts == {"completed": 2}
+    assert (notices[9].kind, notices[9].severity) == ("cluster_unreachable", "warning")
+
+
+def test_many_events_of_a_step_share_rows(ledger: Ledger) -> None:
+    life = Life(ledger, HOOKS)
+    notices = [Notice(kind=JOB_ENDED, time=NOW, job=id) for id in range(250)]
+    with life.ledger._write_transaction() as connection:
+        life.ledger._outbox.add_events(connection, notices)
+    assert [len(row.data) > 2 for row in life.rows()] == [True] * 3
+    assert [notice.job for notice in life.notices()] == list(range(250))
+
+
+def test_nothing_is_stored_without_receivers(ledger: Ledger) -> None:
+    life = Life(ledger, NotificationRules())
+    life.submit(1, *ALL)
+    life.listed(life.row(State.COMPLETED))
+    assert (life.rows(), life.wakes) == ([], 0)
+
+
+# Delivery
+
+
+def records(ledger: Ledger) -> list[tuple[str, str | None, int, str]]:
+    rows, _ = ledger.audit_page(AuditFilter(), 0, 1000)
+    return [
+        (row["kind"], row["owner"], row["count"], row["cause"])
+        for row in rows
+        if row["kind"] in ("notification_failed", "notification_uncertain")
+    ]
+
+
+def two_mails(ledger: Ledger) -> Life:
+    life = Life(ledger, MAILS)
+    life.submit(1, "END")
+    life.submit(2, "END", user="bob")
+    life.listed(life.row(State.COMPLETED), life.row(State.COMPLETED, 2))
+    return life
+
+
+def states(life: Life) -> list[str]:
+    return [row.state for row in life.rows()]
+
+
+def test_a_mail_that_was_being_sent_is_not_sent_again(ledger: Ledger) -> None:
+    life = two_mails(ledger)
+    first, second = ledger.due_notices(MAIL, life.now, 10)
+    ledger.mark_sending(first.id)
+    assert [row.id for row in ledger.due_notices(MAIL, life.now, 10)] == [second.id]
+    ledger.open_outbox(MAILS, life.now, restored=False)  # the next start
+    assert states(life) == ["uncertain", "pending"]
+    [record] = records(ledger)
+    assert record == (
+        *("notification_uncertain", "ada", 1),
+        "mail: the daemon ended while it was sent",
+    )
+
+
+def test_mails_of_a_restored_backup_are_not_sent_again(ledger: Ledger) -> None:
+    life = two_mails(ledger)
+    ledger.open_outbox(MAILS, life.now, restored=True)
+    assert states(life) == ["uncertain", "uncertain"]
+
+
+def test_rows_of_a_receiver_that_is_gone_are_given_up(ledger: Ledger) -> None:
+    life = two_mails(ledger)
+    ledger.open_outbox(HOOKS, life.now, restored=False)
+    assert states(life) == ["failed", "failed"]
+    assert [record[1:3] for record in records(ledger)] == [("ada", 1), ("bob", 1)]
+
+
+def test_tries_are_stored(ledger: Ledger) -> None:
+    life = two_mails(ledger)
+    first, second = ledger.due_notices(MAIL, life.now, 10)
+    ledger.mark_sending(first.id)
+    ledger.mark_tried(first.id, life.now + 5, "it failed")
+    ledger.mark_delivered(second.id, life.now)
+    assert ledger.due_notices(MAIL, life.now, 10) == []
+    assert ledger.next_notice_due(MAIL) == life.now + 5
+    [again] = ledger.due_notices(MAIL, life.now + 5, 10)
+    assert (again.id, again.tries) == (first.id, 1)
+    assert ledger.open_notices() == {MAIL: (1, life.now)}
+    shown = ledger.notices(None, 0, 10, delivered=False)
+    assert [(row["id"], row["error"]) for row in shown] == [(first.id, "it failed")]
+    assert [row["user"] for row in ledger.notices("bob", 0, 10, delivered=True)] == ["bob"]
+    assert ledger.notices("bob", 0, 10, delivered=False) == []
+
+
+def test_old_rows_are_given_up_and_those_that_are_too_many(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = two_mails(ledger)
+    ledger.give_up_notices(MAIL, life.now, life.now)  # none is older
+    assert states(life) == ["pending", "pending"]
+    monkeypatch.setattr(outbox_rows, "MAX_OPEN_ROWS", 1)
+    ledger.give_up_notices(MAIL, life.now, life.now)
+    assert states(life) == ["failed", "pending"]
+    ledger.give_up_notices(MAIL, life.now + 1, life.now)
+    assert states(life) == ["failed", "failed"]
+    assert [record[3] for record in records(ledger)] == [
+        "mail: more than 1 wait",
+        "mail: too old",
+    ]
+    assert MAX_OPEN_ROWS > 1
+    pruning = PruningPass(0.0, outbox_before=life.now + 1)
+    while ledger.prune_portion(pruning):
+        pass
+    assert life.rows() == []
+
+
+def test_ids_are_not_used_again(ledger: Ledger) -> None:
+    life = two_mails(ledger)
+    before = [row.id for row in life.rows()]
+    pruning = PruningPass(0.0, outbox_before=life.now + 1)
+    for id in before:
+        ledger.mark_delivered(id, life.now)
+    while ledger.prune_portion(pruning):
+        pass
+    ledger.open_outbox(MAILS, life.now, restored=False)
+    life.now += 1
+    life.submit(3, "END")
+    life.listed(life.row(State.COMPLETED, 3))
+    assert min(row.id for row in life.rows()) > max(before)
+
+
+def test_a_step_that_is_not_stored_has_no_notice(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS)
+    life.submit(1, "END")
+    listing = ListingReceived(life.now + 1, "left", (life.row(State.COMPLETED),))
+    outcome = life.core.step(listing)
+    ledger.add_to_group([(listing, outcome)])
+    ledger._roll_back()  # as after an outage of the database
+    assert life.rows() == []
+    assert life.wakes == 0
+    with ledger._connect() as connection:
+        assert connection.execute(select(attempt.c.ended)).scalar() is None
+
+
+def broken(life: Life, ids: Sequence[int]) -> None:
+    for id in ids:
+        reservation = structs.replace(BROKEN, id=id, known_to_manager=False, closed=NOW)
+        with life.ledger._write_transaction() as connection:
+            reservations.store(connection, [Outcome(reservations={id: reservation})])
+
+
+def test_a_broken_reservation_has_one_mail(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS)
+    broken(life, [3, 4])
+    ledger.mark_notified(4, NOW)  # by the answer of the request
+    for _ in range(2):
+        ledger.queue_broken_reservations(NOW - 1, NOW + 1)
+    [notice] = life.notices()
+    assert (notice.kind, notice.reservation, notice.user) == ("reservation_broken", 3, "ada")
+
+
+def test_the_database_refuses_other_states(ledger: Ledger) -> None:
+    life = two_mails(ledger)
+    for values in ({"state": "lost"}, {"state": "delivered"}, {"ended": 1.0}):
+        with pytest.raises(Exception, match=r"ck_outbox|CHECK"), ledger._write_transaction() as c:
+            c.execute(update(outbox).values(**values))
+    assert states(life) == ["pending", "pending"]
