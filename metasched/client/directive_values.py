@@ -60,6 +60,23 @@ class SbatchOptions:
         self.warnings.append(f"{source} is ignored, {source.location}: {reason}")
 
 
+_MAIL_TYPES = {"b": "BEGIN", "e": "END", "a": "FAIL", "s": "", "j": "ARRAY_TASKS"}
+
+
+def set_mail(directive: Directive, options: SbatchOptions) -> None:
+    """Set the kinds of mails (-m), or their address (-M): the first, if there are several."""
+    letters = directive.value
+    if directive.option == "-M":
+        options.set("mail-user", letters.split(",")[0], directive)
+    elif letters in ("n", "p"):
+        options.set("mail-type", "NONE", directive)
+    elif set(letters) <= _MAIL_TYPES.keys():
+        types = [_MAIL_TYPES[letter] for letter in letters if _MAIL_TYPES[letter]]
+        options.set("mail-type", ",".join(types) or "NONE", directive)
+    else:
+        options.ignore(directive, "it names no kind of mail")
+
+
 def clock_time(directive: Directive, value: str) -> str:
     """Return `[[[days:]hours:]minutes:]seconds` as sbatch writes a duration."""
     fields = value.split(":")

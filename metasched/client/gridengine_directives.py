@@ -18,6 +18,7 @@ from metasched.client.directive_values import (
     mebibytes,
     output_path,
     set_host,
+    set_mail,
     set_priority,
 )
 
@@ -30,7 +31,7 @@ OPTIONS = {
     "-@": (1, REFUSED, "write the options into the script"),
     "-A": (1, IGNORED, "an accounting string; `-P` names the account"),
     "-C": (1, REFUSED, "begin the lines with #$"),
-    "-M": (1, IGNORED, "no mail is sent"),
+    "-M": (1, MAPPED, "`--mail-user`; the first address"),
     "-N": (1, MAPPED, "`--job-name`"),
     "-P": (1, MAPPED, "`--account`"),
     "-R": (1, ACCEPTED, ""),
@@ -66,7 +67,7 @@ OPTIONS = {
     "-js": (1, IGNORED, "write #MS --urgency"),
     "-jsv": (1, REFUSED, "verify jobs by the policy of the site"),
     "-l": (1, MAPPED, "see below"),
-    "-m": (1, IGNORED, "no mail is sent"),
+    "-m": (1, MAPPED, "`--mail-type`"),
     "-masterl": (1, REFUSED, "all tasks of a job have equal resources"),
     "-masterq": (1, REFUSED, "all tasks of a job have equal resources"),
     "-mods": (3, REFUSED, "there are no job classes"),
@@ -186,6 +187,8 @@ class _Conversion:
             options.set(name, output_path(directive, _VARIABLES, option[1]), directive)
         elif option == "-S":
             check_interpreter(directive, options)
+        elif option in ("-m", "-M"):
+            set_mail(directive, options)
         elif option == "-V":
             self._add_exports("", directive)
         elif option == "-v":

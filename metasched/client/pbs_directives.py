@@ -18,6 +18,7 @@ from metasched.client.directive_values import (
     mebibytes,
     output_path,
     set_host,
+    set_mail,
     set_priority,
 )
 
@@ -36,7 +37,7 @@ OPTIONS = {
     "-J": (True, MAPPED, "`--array`"),
     "-K": (True, REFUSED, "write -t 1-100%10"),
     "-L": (True, REFUSED, "write -l select=... or -l nodes=..."),
-    "-M": (True, IGNORED, "no mail is sent"),
+    "-M": (True, MAPPED, "`--mail-user`; the first address"),
     "-N": (True, MAPPED, "`--job-name`"),
     "-P": (True, MAPPED, "`--account`"),
     "-R": (True, IGNORED, "files are kept"),
@@ -59,7 +60,7 @@ OPTIONS = {
     "-j": (True, MAPPED, "`oe`: both streams go to the output; `eo`: to the file of `-e`"),
     "-k": (True, IGNORED, "output is written to its place at once"),
     "-l": (True, MAPPED, "see below"),
-    "-m": (True, IGNORED, "no mail is sent"),
+    "-m": (True, MAPPED, "`--mail-type`"),
     "-n": (False, MAPPED, "`--exclusive`"),
     "-o": (True, MAPPED, "`--output`; as `-e`"),
     "-p": (True, MAPPED, "`--nice`; above 0 ignored with a warning"),
@@ -168,6 +169,8 @@ class _Conversion:
             options.set(name, output_path(directive, _VARIABLES, option[1]), directive)
         elif option == "-S":
             check_interpreter(directive, options)
+        elif option in ("-m", "-M"):
+            set_mail(directive, options)
         elif option in ("-V", "-v"):
             self._exports += [value] if value else []
             options.set("export", ",".join(["ALL", *self._exports]), directive)

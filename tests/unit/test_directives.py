@@ -93,7 +93,10 @@ def test_the_page_shows_the_tables() -> None:
         (["#PBS -joe -o a -e b", "#PBS -hz"], "output=a hold"),
         (["#PBS -W depend=afterok:12.server:13[],after:14[3].s"],
          "dependency=afterok:12:13,after:14_3"),
-        (["#PBS -a 1530", "#PBS -r y", "#PBS -m n"], "begin=15:30 requeue"),
+        (["#PBS -a 1530", "#PBS -r y", "#PBS -m n"], "begin=15:30 requeue "
+         "mail-type=NONE"),
+        (["#$ -m bea -M ada@example.org,bob"],
+         "mail-type=BEGIN,END,FAIL mail-user=ada@example.org"),
         (["#PBS -l nodes=2", "#SBATCH -n 1"], ""),
     ],
 )  # fmt: skip
@@ -175,6 +178,7 @@ def test_every_option_of_the_tables_does_what_it_says(
         "-j": "n",
         "-p": "-1",
         "-notify": "-l h_rt=60",
+        "-m": "abe",
     }
     good["-l"] = "h_rt=1" if prefix == "#$" else "walltime=1"
     for option, (values, effect, remark) in table.items():
@@ -198,8 +202,8 @@ def test_both_commands_know_every_option() -> None:
 
 
 def test_warnings_name_line_and_reason() -> None:
-    assert warnings("#$ -m bea", "#$ -p 100", "#$ -notify", "#PBS -p 1") == [
-        "-m bea is ignored, job.sh line 2: no mail is sent",
+    assert warnings("#$ -ac a=b", "#$ -p 100", "#$ -notify", "#PBS -p 1") == [
+        "-ac a=b is ignored, job.sh line 2: jobs have no context",
         "-p 100 is ignored, job.sh line 3: write #MS --urgency",
         "-notify is ignored, job.sh line 4: without -l h_rt no end is known before it comes",
         "-p 1 is ignored, job.sh line 5: write #MS --urgency",
