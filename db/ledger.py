@@ -620,23 +620,23 @@ class Ledger(Writer):
                 reservations.mark_notified(connection, broken.id, now)
 
     def mark_sending(self, id: int) -> None:
-        """Store that a mail is about to be sent; after a crash it is not sent again."""
-        with self._write_transaction() as connection:
+        """Add to the open group that a mail is being sent; after a crash it is not sent again."""
+        with self._join_group() as connection:
             outbox.mark_sending(connection, id)
 
     def mark_delivered(self, id: int, now: float) -> None:
-        """Store that a row of the outbox was delivered."""
-        with self._write_transaction() as connection:
+        """Add to the open group that a row of the outbox was delivered."""
+        with self._join_group() as connection:
             outbox.mark_delivered(connection, id, now)
 
     def mark_tried(self, id: int, due: float, error: str) -> None:
-        """Store that a row of the outbox was not delivered; it is due again then."""
-        with self._write_transaction() as connection:
+        """Add to the open group that a row was not delivered, and when it is due again."""
+        with self._join_group() as connection:
             outbox.mark_tried(connection, id, due, error)
 
     def mark_uncertain(self, id: int, cause: str, now: float) -> None:
-        """Store that a mail may have been sent; it is not sent again."""
-        with self._write_transaction() as connection:
+        """Add to the open group that a mail may have been sent; it is not sent again."""
+        with self._join_group() as connection:
             condition = outbox_table.c.id == id
             state = DeliveryState.UNCERTAIN
             self._audit(connection, outbox.close(connection, condition, state, cause, now))

@@ -100,7 +100,7 @@ class Outbox:
     def __init__(self) -> None:
         self.rules = NotificationRules()
         self._last_id = 0
-        self._wants_ends = False
+        self._is_used = self._wants_ends = False
 
     def open(
         self, connection: Connection, rules: NotificationRules, now: float, *, restored: bool
@@ -111,6 +111,7 @@ class Outbox:
         original may have sent it.
         """
         self.rules = rules
+        self._is_used = bool(rules.receivers)
         self._wants_ends = any(JOB_ENDED in kinds for kinds in rules.webhooks.values())
         self._last_id = connection.execute(select(func.max(outbox.c.id))).scalar() or 0
         is_mail = outbox.c.receiver == MAIL
@@ -127,7 +128,7 @@ class Outbox:
     ) -> PendingNotices:
         """Return the notices of steps whose rows are not written yet."""
         pending = PendingNotices()
-        if not self.rules.receivers:
+        if not self._is_used:
             return pending
         begun: set[int] = set()  # arrays that begin in these steps
         for event, outcome in steps:

@@ -6,6 +6,9 @@ with another exit code than 0 has not taken the mail, and is called again later.
 
 Each webhook has a task and a thread of its own. The next row waits until the one before is
 delivered or given up. Times of the next try are in the ledger, so a restart keeps them.
+
+Rows are read in threads, and what becomes of them joins the commits of the scheduler. So many
+deliveries take little of its time.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from metasched.config.settings import MailSettings, Settings, WebhookSettings
 from metasched.core.events import Outcome
@@ -34,11 +39,13 @@ from metasched.model.notice import DIGEST, MAIL
 from metasched.model.reservation import ReservationState
 
 log = logging.getLogger("metasched")
+Value = TypeVar("Value")
 
 REPLY_GRACE = 1.0  # seconds; an owner who still waits for a reply is notified by that reply
 FIRST_DELAY, MAX_DELAY = 5.0, 3600.0  # seconds before a failed delivery is repeated
 MAIL_GIVEN_UP_AFTER = 86400.0  # seconds since the notice
 EVENTS_GIVEN_UP_AFTER = 3 * 86400.0  # seconds
+READ_PAUSE = 1.0  # seconds before a query that failed is repeated
 MAX_WAIT = 60.0  # seconds; bounds the effect of a change of the wall clock
 COUNT_INTERVAL = 10.0  # seconds between two counts of the rows that wait
 MAILS_AT_ONCE = 20  # rows that are read together
@@ -60,8 +67,11 @@ class ReceiverStatus:
 class NotificationSender:
     """Delivers the rows of the outbox until cancelled. StorageFailed ends the service."""
 
-    def __init__(self, settings: Settings, ledger: Ledger) -> None:
-        self.mail, self._ledger = settings.mail, ledger
+    def __init__(
+        self, settings: Settings, ledger: Ledger, commit: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`commit` waits until the open group of the ledger is stored."""
+        self.mail, self._ledger, self._commit = settings.mail, ledger, commit
         self.webhooks = settings.webhooks
         names = [*([MAIL] if self.mail else []), *(hook.name for hook in self.webhooks)]
         self.statuses = {name: ReceiverStatus(name) for name in names}
@@ -89,20 +99,29 @@ class NotificationSender:
         for new_rows in self._new_rows.values():
             new_rows.set()
 
+    async def _read(self, query: Callable[..., Value], *arguments: object) -> Value:
+        """Run a query in a thread; wait while the database has no connection for it."""
+        while True:
+            try:
+                return await asyncio.to_thread(query, *arguments)
+            except StorageFailed:
+                await asyncio.sleep(READ_PAUSE)
+
     async def _sleep(self, receiver: str, until: float | None) -> None:
         """Wait for new rows, or until a time (epoch seconds)."""
-        self._count(receiver)
+        await self._count(receiver)
         timeout = None if until is None else min(max(until - time.time(), 0.0), MAX_WAIT)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._new_rows[receiver].wait()
 
-    def _count(self, receiver: str) -> None:
+    async def _count(self, receiver: str) -> None:
         """Count the waiting rows, not often, but also when all have been delivered."""
         now = time.monotonic()
         if now - self._counted < COUNT_INTERVAL and not self.statuses[receiver].waiting:
             return
-        self._counted, rows = now, self._ledger.open_notices()
+        self._counted = now
+        rows = await self._read(self._ledger.open_notices)
         for name, status in self.statuses.items():
             status.waiting, status.oldest = rows.get(name, (0, None))
 
@@ -120,7 +139,7 @@ class NotificationSender:
         delay = min(FIRST_DELAY * 2.0 ** min(row.tries, 30), MAX_DELAY)
         status, now = self.statuses[receiver], time.time()
         self._ledger.mark_tried(row.id, now + delay, error)
-        self._ledger.give_up_notices(receiver, created_before, now)
+        self._ledger.give_up_notices(receiver, created_before, now)  # commits
         if status.last_error != error:
             log.warning("%s: not delivered: %s; retrying in %g s", receiver, error, delay)
         status.failures += 1
@@ -141,15 +160,16 @@ class NotificationSender:
                 await asyncio.sleep(REPLY_GRACE)
                 self._may_be_broken = False
                 self._ledger.queue_broken_reservations(now - MAIL_GIVEN_UP_AFTER, now)
-            rows = self._ledger.due_notices(MAIL, now, MAILS_AT_ONCE)
+            rows = await self._read(self._ledger.due_notices, MAIL, now, MAILS_AT_ONCE)
             for row in rows:
                 await self._mail(self.mail, row)
             if not rows:
-                await self._sleep(MAIL, self._ledger.next_notice_due(MAIL))
+                await self._sleep(MAIL, await self._read(self._ledger.next_notice_due, MAIL))
 
     async def _mail(self, mail: MailSettings, row: OutboxRow) -> None:
-        subject, text = self._message_of(mail, row)
+        subject, text = await self._message_of(mail, row)
         self._ledger.mark_sending(row.id)
+        await self._commit()
         id = f"{row.source}-{row.id}"
         sending = asyncio.create_task(send_mail(mail, id, row.address, subject, text))
         try:
@@ -160,9 +180,11 @@ class NotificationSender:
             if sending.done():
                 with suppress(StorageFailed):
                     self._settle_mail(row, sending)
+                    self._ledger.commit_group()
             sending.cancel()
             raise
         self._settle_mail(row, sending)
+        await self._commit()
 
     def _settle_mail(self, row: OutboxRow, sending: asyncio.Task[None]) -> None:
         """Store how a mail was sent."""
@@ -178,12 +200,12 @@ class NotificationSender:
         else:
             raise error
 
-    def _message_of(self, mail: MailSettings, row: OutboxRow) -> tuple[str, str]:
+    async def _message_of(self, mail: MailSettings, row: OutboxRow) -> tuple[str, str]:
         [notice] = row.notices
         if notice.kind == DIGEST:
             return digest_message(notice, mail.per_hour)
         if notice.kind == AuditKind.RESERVATION_BROKEN.value and notice.reservation is not None:
-            reservation = self._ledger.reservation(notice.reservation)
+            reservation = await self._read(self._ledger.reservation, notice.reservation)
             if reservation is not None:  # else it was pruned
                 return reservation_message(reservation)
         return job_message(notice)
@@ -197,7 +219,7 @@ class NotificationSender:
             while True:
                 self._new_rows[hook.name].clear()
                 now = time.time()
-                row = self._ledger.next_notice(hook.name)
+                row = await self._read(self._ledger.next_notice, hook.name)
                 if row is None:
                     await self._sleep(hook.name, None)
                 elif row.created < now - EVENTS_GIVEN_UP_AFTER:
@@ -220,3 +242,4 @@ class NotificationSender:
         else:
             self._ledger.mark_delivered(row.id, time.time())
             self._note_success(hook.name)
+        await self._commit()

@@ -140,7 +140,7 @@ class SchedulerService:
             )
             for server in settings.licence_servers
         ]
-        self.notifications = NotificationSender(settings, ledger)
+        self.notifications = NotificationSender(settings, ledger, self._store_soon)
         self._calendar_runner = CalendarRunner(self, self._prune)
         self._series_planner = SeriesPlanner(self)
         self._timers_changed = asyncio.Event()
@@ -205,6 +205,10 @@ class SchedulerService:
             for connection in self.connections.values():
                 connection.poll_soon()
         return outcomes[1:] if clock_step else outcomes
+
+    async def _store_soon(self) -> None:
+        """Wait until what has joined the open transaction is stored. StorageFailed if it is not."""
+        await self._group.add([], 0)
 
     def store_group(self) -> None:
         """Store all that waits for the next commit: the caller relies on stored rows.

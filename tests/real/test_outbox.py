@@ -303,6 +303,7 @@ def test_a_mail_that_was_being_sent_is_not_sent_again(ledger: Ledger) -> None:
     life = two_mails(ledger)
     first, second = ledger.due_notices(MAIL, life.now, 10)
     ledger.mark_sending(first.id)
+    ledger.commit_group()
     assert [row.id for row in ledger.due_notices(MAIL, life.now, 10)] == [second.id]
     ledger.open_outbox(MAILS, life.now, restored=False)  # the next start
     assert states(life) == ["uncertain", "pending"]
@@ -332,6 +333,7 @@ def test_tries_are_stored(ledger: Ledger) -> None:
     ledger.mark_sending(first.id)
     ledger.mark_tried(first.id, life.now + 5, "it failed")
     ledger.mark_delivered(second.id, life.now)
+    ledger.commit_group()
     assert ledger.due_notices(MAIL, life.now, 10) == []
     assert ledger.next_notice_due(MAIL) == life.now + 5
     [again] = ledger.due_notices(MAIL, life.now + 5, 10)
@@ -371,6 +373,7 @@ def test_ids_are_not_used_again(ledger: Ledger) -> None:
     pruning = PruningPass(0.0, outbox_before=life.now + 1)
     for id in before:
         ledger.mark_delivered(id, life.now)
+    ledger.commit_group()
     while ledger.prune_portion(pruning):
         pass
     ledger.open_outbox(MAILS, life.now, restored=False)

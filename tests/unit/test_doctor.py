@@ -1,14 +1,18 @@
-"""Warnings of `doctor` about a cluster's records."""
+"""Warnings of `doctor` about a cluster's records, its use, and webhooks."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from metasched.config.reading import load_settings
+from metasched.config.settings import WebhookSettings
 from metasched.daemon.doctor.checks import run_checks
-from metasched.daemon.doctor.daemon_checks import check_evidence, check_use
+from metasched.daemon.doctor.daemon_checks import check_evidence, check_use, check_webhook
+from metasched.daemon.doctor.findings import passed
+from metasched.daemon.doctor.launcher_checks import check_webhooks
 
 SITE = """[daemon]
 database = "sqlite:///ms.db"
@@ -113,3 +117,25 @@ def test_a_folder_of_claims_that_cannot_be_used_is_reported(tmp_path: Path) -> N
     assert not checks["claims of missing"].ok
     assert str(tmp_path / "missing") in checks["claims of missing"].text
     assert checks["claims of missing"].fix
+
+
+def test_a_webhook_whose_receiver_does_not_confirm_is_a_warning() -> None:
+    row = {"name": "ops", "waiting": 3, "failures": 0, "last_error": "", "next_try": None}
+    assert check_webhook(row) == passed("webhook ops", "3 groups of events wait")
+    failing = row | {"failures": 2, "last_error": "it answered 500", "next_try": "2026-01-01"}
+    finding = check_webhook(failing)
+    assert finding.kind is not None
+    assert (finding.kind.id, finding.kind.severity) == ("webhook-failed", "warning")
+    assert finding.text == "it answered 500; 3 groups of events wait, next try 2026-01-01"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_the_secret_of_a_webhook_is_checked(tmp_path: Path, mode: int) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(f"whsec_{'A' * 44}\n")
+    secret.chmod(mode)
+    hook = WebhookSettings("ops", "https://h/", secret, frozenset(), False)
+    settings = replace(load_settings(None), webhooks=(hook,))
+    [finding] = check_webhooks(settings)
+    assert finding.ok is (mode == 0o600)
+    assert finding.check == "secret of webhook ops"

@@ -24,6 +24,7 @@ from metasched.drop_in.sbatch_values import Conversion, export_entries, merge
 from metasched.drop_in.slurm_time import parse_time
 from metasched.errors import ApiError
 from metasched.model.cluster import Cluster
+from metasched.model.mail import MailRequest
 from metasched.model.manager_options import EarlySignal, ManagerOptions
 
 PACKAGE = Path(metasched.__file__).parent
@@ -385,3 +386,21 @@ def test_a_date_without_a_year_is_the_next_one() -> None:
 
 def test_all_in_the_list_of_export_has_any_case() -> None:
     assert export_entries("all,A=1") == ["ALL", "A=1"]
+
+
+def test_mail_is_a_matter_of_metasched() -> None:
+    conversion = convert("--mail-type=end,TIME_LIMIT_80", "--mail-user=ada@example.org")
+    assert conversion.slurm_options == []
+    assert conversion.fields["mail"] == {"types": ("END",), "user": "ada@example.org"}
+    assert conversion.warnings == ["--mail-type: no mail is sent for TIME_LIMIT_80"]
+    for words in ([], ["--mail-type=NONE"], ["--mail-user=ada"]):  # as in Slurm
+        assert "mail" not in convert(*words).fields
+
+
+def test_mail_options_of_earlier_drop_in_commands_are_not_passed_on() -> None:
+    options = ("--mail-type=FAIL,END", "--tmp=1", "--mail-user=ada")
+    passed, _ = apply_slurm_options(request(slurm_options=options), CLUSTERS)
+    assert passed.native == {"a": "--tmp=1"}
+    assert passed.mail == MailRequest(types=("END", "FAIL"), user="ada")
+    only_mail, warnings = apply_slurm_options(request(slurm_options=options[:1]), CLUSTERS)
+    assert (only_mail.native, warnings) == ({}, [])

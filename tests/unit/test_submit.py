@@ -551,13 +551,12 @@ def test_an_option_replaces_exclusive_options(
 
 def test_unknown_directives_are_listed_in_one_warning() -> None:
     path = script(
-        "#SBATCH --mail-type=END --mail-user a@b -n 2",
+        "#SBATCH --mcs-label=a --batch b -n 2",
         "#SBATCH --tmp 1 --exclusive=user --mincpus=2",
     )
     submission, warnings = submitted(path)
     assert warnings == [
-        "unknown options ignored, job.sh: "
-        "--mail-type, --mail-user, --exclusive=user, --tmp, --mincpus"
+        "unknown options ignored, job.sh: --mcs-label, --batch, --exclusive=user, --tmp, --mincpus"
     ]
     assert (submission.jobs[0].tasks, submission.jobs[0].exclusive) == (2, True)
 

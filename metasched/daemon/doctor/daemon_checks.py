@@ -54,7 +54,7 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
         yield found("mail-failed", "mail", f"a mail was not sent: {mail_error}", fix)
     for row in health.get("notifications", ()):  # of an operator; unknown to earlier daemons
         if row["name"] != MAIL:
-            yield _check_webhook(row)
+            yield check_webhook(row)
     yield from _check_files(health.get("configuration"), settings)
     for entry in health.get("quarantine", ()):
         yield _quarantine_entry(entry)
@@ -98,7 +98,7 @@ def _check_ids(health: dict[str, Any], clusters: list[dict[str, Any]]) -> Findin
     return found(kind, "drop-in commands", f"cannot be used: {problem}", fix)
 
 
-def _check_webhook(row: dict[str, Any]) -> Finding:
+def check_webhook(row: dict[str, Any]) -> Finding:
     check = f"webhook {row['name']}"
     waiting = f"{row['waiting']} groups of events wait"
     if not row["failures"]:
