@@ -196,6 +196,7 @@ class Forecast(TypedDict):
 
     parts: list[PriorityPart]
     clusters: list[VerdictRow]
+    licence_choice: str | None  # the first of its alternatives that is free
 
 
 class _SubmittedJob(TypedDict):

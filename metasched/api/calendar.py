@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
@@ -12,6 +12,7 @@ from metasched.api.answers import encoded
 from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentService
+from metasched.api.site_answers import CalendarRow
 from metasched.daemon.calendar_runner import recurrence_of
 from metasched.errors import ParseError
 from metasched.model.calendar import BackUpDatabase, CalendarEntry
@@ -22,7 +23,7 @@ MAX_RUNS = 50  # of an entry in an answer
 router = APIRouter()
 
 
-@router.get("/calendar", response_model=list[dict[str, Any]])
+@router.get("/calendar", response_model=list[CalendarRow])
 async def calendar(
     request: Request,
     caller: CurrentCaller,
@@ -53,7 +54,7 @@ async def calendar(
     return await readers.run(request, ReadingKind.LISTING, answer)
 
 
-def calendar_row(entry: CalendarEntry, runs: int, is_operator: bool) -> dict[str, Any]:
+def calendar_row(entry: CalendarEntry, runs: int, is_operator: bool) -> CalendarRow:
     """Return a row of `calendar --json`; only operators see where copies are."""
     folder = entry.act.folder if isinstance(entry.act, BackUpDatabase) else None
     return {

@@ -53,6 +53,7 @@ _DETAILS = _JOB | {
     "licences": {"solver": 1},
     "dependency": None,
     "requeue": False,
+    "licence_choices": [],
     "reservation": None,
     "directory": "/home/ada/wing",
     "output": "/home/ada/wing/wing.out",
@@ -61,6 +62,7 @@ _DETAILS = _JOB | {
     "attempt_state": "running",
     "signal": None,
     "node_list": "n3",
+    "elapsed": 61.5,
     "cpu_seconds": None,
     "max_memory": None,
     "restarts": 0,
@@ -90,7 +92,7 @@ _CLUSTER = {
 _DRAINED = _CLUSTER | {
     "state": "drained: new switches",
     "drained": {"by": "root", "since": "2026-11-26T08:00:00.000+00:00"}
-    | {"reason": "new switches", "keep_pending": False},
+    | {"reason": "new switches", "keep_pending": False, "entry": None},
 }
 _TOKENS = {"total": 20, "ours": 12, "outside": 3, "free": 5, "state": "ok"}
 _LICENCE = {
@@ -153,6 +155,24 @@ _RESERVATION = {
     "let_run": 0.0,
     "licences": {},
     "mail": "",
+    "users": [],
+    "series": None,
+}
+_SERIES = {
+    "entry": 7,
+    "name": None,
+    "does": "reserve 64 processors for 2 h",
+    "rule": "mon-fri 08:00",
+    "zone": "Europe/Berlin",
+    "next": ["2026-11-27T07:00:00.000+00:00", "2026-11-30T07:00:00.000+00:00"],
+    "last": None,
+    "running": None,
+    "grace": 3600.0,
+    "until": "2026-12-18T23:00:00.000+00:00",
+    "owner": "ada",
+    "made_by": "ada",
+    "made": "2026-11-26T08:00:00.000+00:00",
+    "folder": None,
 }
 _VERDICT = {
     "cluster": "alpha",
@@ -216,6 +236,14 @@ REQUESTS: Mapping[tuple[str, str], Any] = {
         "most": 2,
         "shortest": 3600.0,
         "longest": 7200.0,
+        "dry_run": True,
+    },
+    ("POST", "/series"): {
+        "every": "mon-fri 08:00",
+        "until": 4102444800.0,
+        "duration": 7200.0,
+        "least": 2,
+        "most": 2,
         "dry_run": True,
     },
     ("POST", "/tokens"): {"seconds": 86400.0},
@@ -319,6 +347,51 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
         ]
     },
     ("POST", "/reservations/{id}/cancel"): _RESERVATION | {"state": "cancelled"},
+    ("GET", "/calendar"): [_SERIES],
+    ("POST", "/series"): _SERIES | {"occurrences": 16},
+    ("POST", "/series/{id}/cancel"): _SERIES | {"next": []},
+    ("GET", "/notifications"): [
+        {
+            "id": 41,
+            "receiver": "mail",
+            "user": "ada",
+            "job": 100000017,
+            "kind": "job_ended",
+            "address": None,
+            "created": "2026-11-26T09:00:00.000+00:00",
+            "due": "2026-11-26T09:01:00.000+00:00",
+            "state": "pending",
+            "tries": 1,
+            "error": "the mail program ended with 75",
+            "ended": None,
+        }
+    ],
+    ("GET", "/reports/{kind}"): {
+        "report": "waits",
+        "since": "2026-11-01",
+        "until": "2026-11-27",
+        "time_zone": "CET",
+        "by": ["user"],
+        "rows": [
+            {
+                "user": "ada",
+                "jobs": 120,
+                "mean_wait": 310.5,
+                "median_wait": 64.0,
+                "p90_wait": 1024.0,
+                "max_wait": 7205.0,
+                "mean_bounded_slowdown": 1.9,
+            }
+        ],
+        "total": {
+            "jobs": 120,
+            "mean_wait": 310.5,
+            "median_wait": 64.0,
+            "p90_wait": 1024.0,
+            "max_wait": 7205.0,
+            "mean_bounded_slowdown": 1.9,
+        },
+    },
     ("POST", "/tokens"): {
         "id": 3,
         "token": "ms_shown-once",
@@ -365,6 +438,7 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
         "user": "ada",
         "operator": False,
         "mail": "",
+        "notifications": [],
         "idempotency_keys": True,
         "first_id": 100000001,
         "quarantine": [],

@@ -12,6 +12,7 @@ from msgspec import structs
 from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon
+from metasched.api.site_answers import NotificationRow
 from metasched.client.schemas import JobRequest
 from metasched.config.settings import MailSettings
 from metasched.daemon.service import SchedulerService
@@ -25,7 +26,7 @@ TIME_FIELDS = ("created", "due", "ended")
 router = APIRouter()
 
 
-@router.get("/notifications", response_model=list[dict[str, Any]])
+@router.get("/notifications", response_model=list[NotificationRow])
 async def notifications(
     request: Request,
     daemon: CurrentDaemon,

@@ -12,6 +12,7 @@ from metasched.api.answers import encoded
 from metasched.api.identity import Caller, ForbiddenError
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon
+from metasched.api.site_answers import Report
 from metasched.db.reports import (
     TIME_KEYS,
     ReportKey,
@@ -28,7 +29,7 @@ _FILTER = Query(max_length=MAX_NAME)
 router = APIRouter()
 
 
-@router.get("/reports/{kind}", response_model=dict[str, Any])
+@router.get("/reports/{kind}", response_model=Report)
 async def report(
     request: Request,
     daemon: CurrentDaemon,
@@ -72,7 +73,7 @@ async def report(
     )
     _check_filters(query)
 
-    def read() -> dict[str, Any]:
+    def read() -> Report:
         try:
             rows, total = daemon.ledger.report(query)
         except ReportTooLarge as error:

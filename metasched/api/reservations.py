@@ -19,7 +19,13 @@ from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.api.selection import RECENTLY_ENDED
-from metasched.api.site_answers import FreeWindows, OfferRow, ReservationRow
+from metasched.api.site_answers import (
+    CalendarRow,
+    FreeWindows,
+    OfferRow,
+    ReservationRow,
+    SeriesRow,
+)
 from metasched.api.whole_answers import joined, whole_answer
 from metasched.core.reservations.events import ReservationCancelled
 from metasched.daemon.reservation_requests import (
@@ -108,7 +114,7 @@ async def create_series(
     accounts: AccountLookups,
     readers: CurrentReaders,
     body: Annotated[SeriesTerms, Body()],
-) -> dict[str, Any]:
+) -> SeriesRow:
     """Make a series of reservations; its occurrences are reserved from now on."""
     user = await _owner(caller, accounts, body.user)
 
@@ -116,13 +122,14 @@ async def create_series(
         return await readers.run(request, ReadingKind.LISTING, work, until_answered=False)
 
     entry, occurrences = await make_series(service, user, body, caller.user, in_reader)
-    return calendar_row(entry, MAX_RUNS, is_operator=False) | {"occurrences": occurrences}
+    row = calendar_row(entry, MAX_RUNS, is_operator=False)
+    return {**row, "occurrences": occurrences}
 
 
 @router.post("/series/{id}/cancel")
 async def cancel_whole_series(
     caller: CurrentCaller, service: CurrentService, id: int
-) -> dict[str, Any]:
+) -> CalendarRow:
     """Cancel a series with its open reservations."""
     entry = service.core.calendar.entries.get(id)
     if entry is None or not entry.is_series:
@@ -131,7 +138,7 @@ async def cancel_whole_series(
         message = f"series {id} is {entry.owner}'s, and you are {caller.user}"
         raise ForbiddenError(f"{message}; ask its owner or an operator")
     await cancel_series(service, entry, caller.user)
-    return calendar_row(entry, 1, is_operator=False) | {"next": []}
+    return {**calendar_row(entry, 1, is_operator=False), "next": []}
 
 
 async def _owner(caller: Caller, accounts: Lookups, user: str | None) -> str:

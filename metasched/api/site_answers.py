@@ -27,6 +27,7 @@ class DrainRow(TypedDict):
     since: str
     reason: str
     keep_pending: bool  # jobs that are pending there stay
+    entry: str | None  # of the calendar, which drained it
 
 
 class UseRow(TypedDict):
@@ -262,6 +263,62 @@ class ReservationRow(TypedDict):
     let_run: float  # seconds that jobs may run past its end
     licences: dict[str, int]  # tokens
     mail: str  # address for the notice that it broke
+    users: list[str]  # that share it with its owner
+    series: int | None  # of which it is an occurrence
+
+
+class CalendarRow(TypedDict):
+    """What recurs: an act of the site, or a series of reservations."""
+
+    entry: int
+    name: str | None
+    does: str
+    rule: str
+    zone: str
+    next: list[str]
+    last: str | None
+    running: str | None  # the time for which it runs now
+    grace: float  # seconds after which a missed run is skipped
+    until: str | None
+    owner: str | None  # of a series
+    made_by: str | None
+    made: str
+    folder: str | None  # of backups; only operators see it
+
+
+class SeriesRow(CalendarRow):
+    """A new series of reservations."""
+
+    occurrences: int
+
+
+class NotificationRow(TypedDict):
+    """A mail, or a group of events for a webhook."""
+
+    id: int
+    receiver: str  # mail, or the webhook
+    user: str
+    job: int | None
+    kind: str
+    address: str | None
+    created: str
+    due: str | None  # of the next try
+    state: str
+    tries: int
+    error: str | None
+    ended: str | None
+
+
+class Report(TypedDict):
+    """A report of what ended in a period, by days of the site."""
+
+    report: str
+    since: str  # first day
+    until: str  # day after the last
+    time_zone: str | None
+    by: list[str]
+    rows: list[dict[str, Any]]  # the keys of `by`, and the figures of the report
+    total: dict[str, Any]  # the figures of all rows together
 
 
 class NewTokenRow(TypedDict):
@@ -325,6 +382,7 @@ class HealthRow(TypedDict):
     user: str  # who asks
     operator: bool
     mail: str  # error of the last mail; "": none
+    notifications: list[dict[str, Any]]  # of each receiver
     idempotency_keys: bool  # a client repeats a submission only if this is so
     first_id: int
     quarantine: list[dict[str, Any]]  # sources and rows that are set aside
