@@ -25,12 +25,8 @@ class _Limits(NamedTuple):
 
     @classmethod
     def of(cls, partitions: Iterable[Partition], licences: Mapping[str, int]) -> _Limits:
-        largest = 0
-        for partition in partitions:
-            for group in partition.nodes:
-                if group.free_cpus > largest and group.up:
-                    largest = group.free_cpus
-        return cls(largest, {name for name, count in licences.items() if count <= 0})
+        free = [group.free_cpus for part in partitions for group in part.nodes if group.up]
+        return cls(max(free, default=0), {name for name, count in licences.items() if count <= 0})
 
     def select(self, groups: Iterable[UnstartedGroup], cluster: str) -> list[UnstartedGroup]:
         """Return the groups of other clusters that may fit, in O(1) for each."""
@@ -239,7 +235,7 @@ class PromisingGroups:
                     promising.append(group)
                     continue
             delaying[group] = None
-        self._last = planned._replace(promising=promising, delaying=list(delaying))
+        self._last = GroupCheck(planned.info, promising, list(delaying), planned.position)
         self._checked_at = capacity.now
         return promising
 

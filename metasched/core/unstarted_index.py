@@ -65,6 +65,7 @@ class UnstartedIndex:
         self._entries: dict[TaskId, tuple[Hashable, float]] = {}
         self._log: list[UnstartedGroup] = []
         self._cut = 0  # entries cut off from the log
+        self.position = 0  # the present end of the log
         # by cluster: how many groups need so many processors, and the fewest that some group needs
         self._sizes: dict[str, dict[int, int]] = {}
         self._fewest_cpus: dict[str, int] = {}
@@ -81,10 +82,10 @@ class UnstartedIndex:
             group = self._groups[key] = UnstartedGroup(
                 cluster, job, job.cpus_per_task, max(job.licences.values(), default=0)
             )
-            self._log.append(group)
+            self._append_to_log(group)
             self._count_size(cluster, job.cpus)
         elif seconds < group.shortest:
-            self._log.append(group)
+            self._append_to_log(group)
         group.add(task, seconds)
 
     def remove(self, task: Task) -> None:
@@ -98,6 +99,11 @@ class UnstartedIndex:
             if len(self._log) > 2 * len(self._groups) + _SPARE_LOG:
                 self._cut += len(self._log)
                 self._log = list(self._groups.values())
+                self.position = self._cut + len(self._log)
+
+    def _append_to_log(self, group: UnstartedGroup) -> None:
+        self._log.append(group)
+        self.position += 1
 
     def _count_size(self, cluster: str, cpus: int) -> None:
         sizes = self._sizes.setdefault(cluster, {})
@@ -126,11 +132,6 @@ class UnstartedIndex:
             elsewhere = [cpus for name, cpus in self._fewest_cpus.items() if name != cluster]
             fewest = self._fewest_elsewhere[cluster] = min(elsewhere, default=math.inf)
         return fewest
-
-    @property
-    def position(self) -> int:
-        """The present end of the log."""
-        return self._cut + len(self._log)
 
     def groups_since(self, position: int) -> list[UnstartedGroup]:
         """Return the groups in the log from a position on; after a cut, all groups."""

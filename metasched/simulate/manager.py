@@ -362,6 +362,18 @@ class SimulatedManager:
             cached = self._partitions_by_free[free_cpus] = Partition("all", nodes, default=True)
         return cached
 
+    def _partition_after(self, size: int, free: int, left: int) -> Partition:
+        """Return the cluster's nodes when one machine has other free processors than now."""
+        nodes = self._nodes
+        if left != free:
+            nodes = nodes.copy()
+            for shape, change in ((size, free), -1), ((size, left), 1):
+                if count := self._shapes[shape] + change:
+                    nodes[shape] = _make_nodes(count, *shape)
+                else:
+                    del nodes[shape]
+        return Partition("all", tuple(nodes.values()), default=True)
+
     def _plan_head(self, head: WaitingJob, now: float) -> HeadPlan:
         """Return what the policy's plan leaves, or EASY's reservation for the head of the queue."""
         if self._plans_queue:
@@ -376,20 +388,17 @@ class SimulatedManager:
             reservation = capacity.reserve(head)
         if reservation.shadow_time == NEVER:
             return HeadPlan(NEVER, (), {})
-        free_cpus, shapes = self.free_cpus, self._shapes
         if isinstance(reservation, MachineHeadReservation):
             assert self._free_by_machine is not None
             size = self._machine_sizes[reservation.machine]
             free = self._free_by_machine[reservation.machine]
-            shapes = shapes.copy()
-            shapes[size, free] -= 1
-            shapes[size, min(free, reservation.extra_cpus)] += 1
+            left = self._partition_after(size, free, min(free, reservation.extra_cpus))
         else:
-            free_cpus = min(free_cpus, reservation.extra_cpus)
+            left = self._partition(min(self.free_cpus, reservation.extra_cpus), {})
         extra = reservation.extra_resources
         return HeadPlan(
             reservation.shadow_time,
-            (self._partition(free_cpus, shapes),),
+            (left,),
             {
                 name: min(count, extra.get(name, count))
                 for name, count in self._free_licences.items()
