@@ -5,9 +5,9 @@ Ids of metasched are replaced by the managers' ids.
 
 from __future__ import annotations
 
+import os
 import sys
 
-from metasched.client.connection import DaemonUnreachable
 from metasched.drop_in.command import (
     CommandError,
     connect,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from metasched.drop_in.srun_options import Option
 
 _PLACE_OPTIONS = ("jobid", "clusters")  # of srun
+_MAX_JOB_ID = 67_043_328  # Slurm's default; ids of metasched are above it
 CLUSTERS = {"cluster=": "", "clusters=": "M"}  # options of metasched's: by either name
 
 
@@ -73,21 +74,23 @@ def run_tool(name: str, options: Mapping[str, str], arguments: Sequence[str]) ->
 def exec_step(options: Sequence[Option], program: Sequence[str], job: str) -> None:
     """Replace this process by the real srun, for a step in a job of metasched or of a cluster.
 
-    A cluster's own job needs no daemon. If none answers, ids below the recommended `first_id` are
-    taken for those of clusters: no cluster has higher ones.
+    No daemon is asked for an id up to Slurm's default MaxJobId: it is one of the default cluster.
     """
-    connection = connect()
-    try:
-        clusters = read_clusters(connection)
-        is_native = clusters.is_native(job)
-    except DaemonUnreachable:
-        from metasched.client.native_ids import RECOMMENDED_FIRST_ID
-
-        is_native = job.isascii() and job.isdecimal() and 0 < int(job[:18]) < RECOMMENDED_FIRST_ID
-        if not is_native:
-            raise
-    if is_native:
+    names = next((value for option, value, _ in options if option == "clusters"), None)
+    names = names or os.environ.get("SLURM_CLUSTERS") or None
+    if names is None and _is_id_of_slurm(job):
         exec_real("srun", [word for _, _, words in options for word in words] + [*program])
+    connection = connect()
+    clusters = read_clusters(connection)
+    rest = [w for option, _, words in options if option not in _PLACE_OPTIONS for w in words]
+    if clusters.is_native(job):
+        chosen = clusters.choose("srun", names)
+        if chosen is None:
+            exec_real("srun", [f"--jobid={job}", *rest, *program])
+        elif len(chosen) > 1:
+            raise CommandError(f"srun: error: job {job} is on one cluster; name it with -M")
+        else:
+            slurm_clusters("srun", chosen)[0].exec("srun", [f"--jobid={job}", *rest, *program])
     places = native_places("srun", connection, [job])
     by_name = {cluster.name: cluster for cluster in clusters.clusters}
     (name, ids), *others = places.items()
@@ -96,8 +99,13 @@ def exec_step(options: Sequence[Option], program: Sequence[str], job: str) -> No
     if name not in by_name:
         raise CommandError(f"srun: error: cluster {name} is configured no more")
     slurm = slurm_clusters("srun", [by_name[name]])
-    rest = [w for option, _, words in options if option not in _PLACE_OPTIONS for w in words]
     slurm[0].exec("srun", [f"--jobid={ids[0]}", *rest, *program])
+
+
+def _is_id_of_slurm(job: str) -> bool:
+    """Whether a job's id, such as `17` or `17_3`, is one that Slurm gives unless configured."""
+    digits = job.partition("_")[0]
+    return digits.isascii() and digits.isdecimal() and 0 < int(digits[:18]) <= _MAX_JOB_ID
 
 
 def native_places(

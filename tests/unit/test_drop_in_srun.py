@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -133,9 +134,34 @@ def test_the_real_command_gets_the_managers_id(
     assert answer("-n1", "a").startswith("srun: error: Unable to contact slurm controller")
     assert answer("--version") == "   --version\n"
     # a cluster's own job needs no daemon, one of metasched does
-    assert answer("--jobid=17", "a") == "   --jobid=17 a\n"
-    absent = answer("--jobid=100000017", "a")
-    assert absent.startswith("srun: error: Unable to contact slurm controller")
+    assert answer("--jobid=17", "-n1", "a") == "   --jobid=17 -n1 a\n"
+    for others in (["--jobid=100000017"], ["--jobid=17", "-Mx"], ["--jobid=67043329"], ["-n1"]):
+        absent = answer(*others, "a")
+        assert absent.startswith("srun: error: Unable to contact slurm controller")
+
+
+@pytest.mark.usefixtures("facts")
+@pytest.mark.parametrize("job", ["", "100000005"])
+def test_a_daemon_that_does_not_answer_is_not_asked(
+    job: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "srun"
+    program.write_text('#!/bin/sh\necho "$*"\n')
+    program.chmod(0o755)
+    folder = Path(srun.__file__).parent / "slurm"
+    monkeypatch.setenv("PATH", f"{folder}:{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("METASCHED_SOCKET", str(tmp_path / "daemon"))
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "daemon"))
+        silent.listen()
+        silent.setblocking(False)
+        words = [str(folder / "srun"), "--jobid=17", "-n1", "a"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        with pytest.raises(BlockingIOError):  # nobody has connected
+            silent.accept()
+    task_prolog = f"{PROLOG} " if job else ""
+    assert done.stdout == f"--jobid=17 -n1 {task_prolog}a\n"
 
 
 SLURMD = {"SLURM_JOB_ID": "17", "SLURM_JOB_NAME": "t", "SLURM_CONF": "/c", "PATH": "/bin"}
