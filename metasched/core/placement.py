@@ -149,13 +149,18 @@ class Placement:
         choices = range(len(job.licence_requests))
         variants = [Task(job.with_licences(choice), 0, 1, 0.0) for choice in choices]
         limit_problems = [self._limits.permanent_refusal(variant.job) for variant in variants]
-        if limit_problems[0] is not None and None not in limit_problems:
+        admitted = [
+            variant
+            for variant, problem in zip(variants, limit_problems, strict=True)
+            if problem is None
+        ]
+        if not admitted:
             return limit_problems[0]
         obstacles: dict[str, Ineligibility] = {}
         for name, view in views.items():
             if job.clusters and name not in job.clusters:
                 continue
-            obstacle = self._check_all(variants, view)
+            obstacle = self._check_all(admitted, view)
             if obstacle is None or obstacle.reason not in PERMANENT_REASONS:
                 return None
             obstacles[name] = obstacle

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import event as note
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule
 from msgspec import structs
 
-from metasched.core.alternatives import request_ids
-from metasched.core.events import DaemonStarted, TimerExpired
+from metasched.core.alternatives import owner_id, request_ids
+from metasched.core.events import DaemonStarted, TimerExpired, UserRequested
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Task
 from metasched.model.job import Job, State
 from metasched.model.limits import LimitSettings, LimitTable
 from tests.harness.examples import examples
 from tests.property.core_model import EITHER
+from tests.property.test_core import World
 from tests.property.test_ineligible_tasks import Compared
 from tests.property.test_usage_limits import LimitedRestored, WithLimits
 
+ACTIONS = ("cancel", "hold", "release")
+# invariants of the models
+CHECKS = (
+    *("no_alternative_starves", "none_is_left_behind", "uses_are_right", "who_fits_does_not_wait"),
+    *("licences_are_with_those_who_may_run", "no_more_licences_are_used_than_there_are"),
+    "nobody_in_line_could_go",
+)
 MAX_STEPS = 50  # that follow each other at once; each places or examines hundreds of tasks
 LIMITS = (
     LimitSettings(for_all=LimitTable(licences={"a": 1}), each_user=LimitTable(licences={"b": 1})),
@@ -28,7 +37,7 @@ LIMITS = (
 )
 
 
-class WithAlternatives(WithLimits):
+class WithAlternatives(WithLimits, World):
     """Limits of licences, and many jobs with alternatives."""
 
     remainder_minimum = 4
@@ -38,33 +47,38 @@ class WithAlternatives(WithLimits):
         chosen = LIMITS[(self.starts + event.policy.pull) % len(LIMITS)]
         return structs.replace(event, limits=chosen)
 
-    @rule(
-        choices=st.sampled_from(EITHER),
-        array=st.sampled_from([None, None, "0-2", "1-6"]),
-        name=st.sampled_from(["mine", "yours"]),
-        clusters=st.sampled_from([(), (), ("right",)]),
-    )
     def submit_alternatives(
         self,
-        choices: tuple[dict[str, int], ...],
+        requests: list[tuple[dict[str, int], ...]],
         array: str | None,
         name: str,
         clusters: tuple[str, ...],
     ) -> None:
-        job = Job(
-            id=len(self.jobs) + 1,
-            submitted=self.now,
-            user=self.users[name],
-            estimated=100.0,
-            name=name,
-            licences=choices[0],
-            licence_choices=choices,
-            array=array,
-            clusters=clusters,
-        )
-        self.submit_job(job)
+        for choices in requests:
+            job = Job(
+                id=len(self.jobs) + 1,
+                submitted=self.now,
+                user=self.users[name],
+                estimated=100.0,
+                name=name,
+                licences=choices[0],
+                licence_choices=choices,
+                array=array,
+                clusters=clusters,
+            )
+            self.submit_job(job)
 
-    @rule()
+    def ask_for_job(self, action: str, job: int) -> None:
+        """Cancel, hold or release all tasks of a job, if there are as many."""
+        if job in self.jobs:
+            if action == "cancel":
+                self.cancelled |= {(job, index) for index in self.jobs[job].indices}
+            self.step(UserRequested(self.now, action, job, by="ada"))  # type: ignore[arg-type]
+
+    def stuck(self, task: Task) -> bool:
+        """Whether a task cannot go on, as under limits that have changed since its submission."""
+        return super().stuck(task) or self.core.rejection_reason(task.job) is not None
+
     def go_on(self) -> None:
         """Let the core do at once what it put off; it must come to an end."""
         for _ in range(MAX_STEPS):
@@ -73,11 +87,8 @@ class WithAlternatives(WithLimits):
             self.step(TimerExpired(self.now))
         raise AssertionError("the core requests steps without end")
 
-    @invariant()
     def no_alternative_starves(self) -> None:
         """What waits is barred by a limit, by all clusters, or by too few free tokens."""
-        if not hasattr(self, "core"):
-            return
         core, now = self.core, self.core.state.now
         if core.next_due is not None and core.next_due <= self.now:
             return  # the next step goes on
@@ -94,11 +105,11 @@ class WithAlternatives(WithLimits):
                     assert stand_in.task_id in core.licences, stand_in.reason
                     assert list(core.licences.missing_licences(stand_in.task_id, now))
 
-    @invariant()
     def none_is_left_behind(self) -> None:
         """Only tasks that wait for a cluster have requests in the queue of licences."""
-        if not hasattr(self, "core"):
-            return
+        gates = self.core._gates
+        for task_id in (*gates._ready, *gates.ineligible._group_of):
+            assert task_id == owner_id(task_id) or gates.alternatives.find(task_id) is not None
         for task in self.core.tasks.values():
             if task.job.licence_choices and task.task_id not in self.core._gates.alternatives:
                 assert not any(request in self.core.licences for request in request_ids(task))
@@ -120,7 +131,66 @@ class AlternativesRestored(WithAlternatives, LimitedRestored):
     """A restored core decides like one that went on."""
 
 
-TestAlternativesCompared = AlternativesCompared.TestCase
-TestAlternativesCompared.settings = examples(40, steps=40)
-TestAlternativesRestored = AlternativesRestored.TestCase
-TestAlternativesRestored.settings = examples(20, steps=40)
+def command(method: str, /, **arguments: Any) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+    """Draw a call of a method."""
+    return st.tuples(st.just(method), st.fixed_dictionaries(arguments))
+
+
+CLUSTER = st.sampled_from(["left", "right"])
+SUBMIT = command(
+    "submit_alternatives",
+    requests=st.lists(st.sampled_from(EITHER), min_size=1, max_size=4),
+    array=st.sampled_from([None, None, "0-2", "1-6"]),
+    name=st.sampled_from(["mine", "yours"]),
+    clusters=st.sampled_from([(), (), ("right",)]),
+)
+COMMANDS = st.one_of(
+    SUBMIT,
+    command("work"),
+    command("finish", name=CLUSTER, state=st.just(State.COMPLETED)),
+    command("drain", name=CLUSTER, keep=st.booleans()),
+    command("resume", name=CLUSTER),
+    command("silence", name=CLUSTER),
+    command("limit_jobs", name=CLUSTER, limit=st.sampled_from([None, 1, 2])),
+    command("set_licence", name=st.sampled_from("abc"), total=st.sampled_from([None, 0, 1, 3])),
+    command("ask_for_job", action=st.sampled_from(ACTIONS), job=st.integers(1, 4)),
+    command("wait", seconds=st.sampled_from([1.0, 40.0])),
+    command(
+        "crash",
+        submitted=st.booleans(),
+        at_act=st.booleans(),
+        configured=st.just(["left", "right"]),
+        max_priority=st.just(10),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("machine", "number"), [(AlternativesCompared, 50), (AlternativesRestored, 25)]
+)
+def test_alternatives(machine: Any, number: int) -> None:
+    @examples(number)
+    @given(
+        send=st.sampled_from(["at_once", "at_once", "late"]),
+        pull=st.booleans(),
+        first=SUBMIT,
+        commands=st.lists(COMMANDS, min_size=4, max_size=20),
+    )
+    def follow(send: str, pull: bool, first: Any, commands: list[Any]) -> None:
+        world = machine()
+        boot: dict[str, Any] = {"pull": pull, "load": "paper", "send": send, "sizes": []}
+        if machine is AlternativesRestored:
+            boot |= {"binds_late": False, "together": 3, "by_share": False}
+        world.boot(fences=[], **boot)
+        world.work()
+        for name, arguments in (first, *commands):
+            getattr(world, name)(**arguments)
+            for check in CHECKS:
+                getattr(world, check)()
+            world.go_on()
+        # a core that examines every task tries a full queue again as soon as that is due, not
+        # with the next listing of its cluster: after long waits both decide apart
+        if machine is AlternativesRestored:
+            world.teardown()  # every task ends, or is barred for ever
+
+    follow()

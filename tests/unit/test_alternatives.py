@@ -92,7 +92,10 @@ def test_the_written_order_goes_before_the_size() -> None:
 
 
 def test_those_that_no_cluster_or_limit_admits_are_passed_over() -> None:
-    site = Site(pools=(*TWO, ON_LEFT), limits=ada_may_have(c=1))
+    limits = LimitSettings(
+        users={"ada": LimitTable(licences={"c": 1}), "bob": LimitTable(licences={"b": 0})}
+    )
+    site = Site(pools=(*TWO, ON_LEFT), limits=limits)
     [send] = site.step(JobSubmitted(NOW, either(1, {"c": 1}, {"a": 1}, clusters=("right",))))
     assert isinstance(send, Dispatch)
     assert (send.cluster, licences(site.core.tasks[1, 0])) == ("right", {"a": 1})
@@ -101,8 +104,12 @@ def test_those_that_no_cluster_or_limit_admits_are_passed_over() -> None:
     reason = site.core.rejection_reason
     assert reason(either(3, {"b": 1}, {"d": 1})) == "no licence 'd' is known; known are: a, b, c"
     assert reason(either(3, {"c": 1}, {"a": 1}, clusters=("right",))) is None
-    refused = reason(job(3, licences={"c": 1}, clusters=("right",)))
-    assert "licence c cannot be used there" in str(refused)
+    for never in (
+        job(3, licences={"c": 1}, clusters=("right",)),
+        # the limit bars one of them, the cluster the other
+        either(3, {"b": 1}, {"c": 1}, clusters=("right",), user="bob"),
+    ):
+        assert "licence c cannot be used there" in str(reason(never))
 
 
 @pytest.mark.parametrize("remainder_minimum", [2, 1000])
