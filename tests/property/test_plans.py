@@ -160,6 +160,37 @@ def test_a_machine_without_a_gap_is_known_without_a_search(
             assert profile.earliest_start(needed, float(length), 100.0, limit) == NEVER
 
 
+class LookingTabuSearch(TabuSearch):
+    """Tabu Search that looks at all machines in each iteration."""
+
+    def iterate(self) -> None:
+        used = self._used_machines
+        unused = [m for m in range(len(self.plan.machines)) if m not in used]
+        source = max(unused, key=lambda m: self.plan.machines[m].late_count, default=None)
+        if self._stop == "late" and (source is None or self.plan.machines[source].late_count == 0):
+            self.finished = True
+        elif source is None:
+            used.clear()
+        elif (run := self._last_unremembered(source)) is None:
+            used.add(source)
+        else:
+            self._try_move(run)
+
+
+@given(queued_jobs(), st.sampled_from(STOP_RULES), st.integers(1, 20), memories)
+def test_tabu_search_takes_the_machine_with_most_late_jobs(
+    jobs: list[WaitingJob], stop: StopRule, size: int, memory: int | None
+) -> None:
+    plan, looked_at = planned(jobs, "plan", memory), planned(jobs, "plan", memory)
+    search, looking = TabuSearch(plan, size, stop), LookingTabuSearch(looked_at, size, stop)
+    for _ in range(60):
+        search.run(1)
+        looking.run(1)
+        assert plan.runs == looked_at.runs
+        assert search._used_machines == looking._used_machines
+        assert search.finished == looking.finished
+
+
 @given(queued_jobs(), st.sampled_from(STOP_RULES), st.integers(1, 20), memories, st.integers(0, 1))
 def test_a_search_overlaps_nothing_and_can_be_resumed(
     jobs: list[WaitingJob], stop: StopRule, size: int, memory: int | None, kind: int

@@ -153,16 +153,21 @@ def naive_bounded(
     return chosen
 
 
-@given(moments(), st.data())
+@examples(300)
+@given(moments(), st.integers(0, 8), st.permutations(range(8)))
 def test_a_bound_agrees_with_a_naive_implementation(
-    moment: tuple[list[WaitingJob], list[RunningJob], FreeResources], data: st.DataObject
+    moment: tuple[list[WaitingJob], list[RunningJob], FreeResources],
+    starving: int,
+    ranks: list[int],
 ) -> None:
+    """The first jobs starve; the ranks give the deadlines of all but two."""
     jobs, running, free = moment
-    deadlines = st.none() | st.integers(100, 200).map(float)
-    since = sorted(data.draw(st.lists(st.integers(0, 99), min_size=8, max_size=8)))
     queue = [
-        job._replace(waiting_since=float(begin), deadline=data.draw(deadlines))
-        for job, begin in zip(jobs, since, strict=False)
+        job._replace(
+            waiting_since=0.0 if place < starving else 60.0,
+            deadline=100.0 + ranks[place] if ranks[place] < 6 else None,
+        )
+        for place, job in enumerate(jobs)
     ]
     policy = BoundedEDF(starving_after=50.0)
     chosen = [start.id for start in policy.choose_starts(100.0, queue, running, free)]
