@@ -68,7 +68,7 @@ def experiment(
       metasched experiment --tables docs/experiments/results
     """
     from metasched.experiments import catalogue
-    from metasched.experiments.plots import check_folder, save_result_plots
+    from metasched.experiments.plots import check_folder, save_curves, save_result_plots
     from metasched.experiments.report import check_report, render_results
     from metasched.experiments.tables import load_results, render_tables, save_results
 
@@ -93,14 +93,17 @@ def experiment(
     if save is not None:
         save_results(save, selected, runs, results)
     if plot is not None:
-        save_result_plots(selected.name, results, plot)
+        save_result_plots(selected.name, results, plot, selected.quantity)
+        if selected.curves is not None:
+            save_curves(selected.name, selected.curves(1), plot)
     if report is not None:
         parameters = {
             "experiment": selected.name,
             "source": selected.source,
             "seeds": f"1 to {runs}",
         }
-        report.write_text(render_results(selected.about, parameters, results), encoding="utf-8")
+        page = render_results(selected.about, parameters, results, selected.quantity)
+        report.write_text(page, encoding="utf-8")
     if json:
         print(
             json_format.dumps(

@@ -15,9 +15,10 @@ from metasched.experiments.finished_runs import open_finished_runs
 from metasched.experiments.harness import Experiment, ExperimentCase, ExperimentError, FigureResult
 from metasched.experiments.knapsacks import CONVERGENT_EXACT
 from metasched.experiments.kurowski2011 import RESERVATIONS
-from metasched.experiments.local_policies import LOCAL_POLICIES
+from metasched.experiments.local_policies import BOUNDED_WAITS, LOCAL_POLICIES
 from metasched.experiments.pasquali2008 import PUBLISHED
-from metasched.experiments.plans import GRID_PLANS, PLANS
+from metasched.experiments.plans import GRID_PLANS, GRID_PLANS_LARGE, PLANS
+from metasched.experiments.self_optimised_traces import SELF_OPTIMISED_TRACES
 from metasched.experiments.self_optimising import CLASSIFIED
 
 DASK_TIMEOUT = 30.0  # seconds to connect to a Dask scheduler
@@ -29,8 +30,11 @@ EXPERIMENTS = {
         CONVERGENT_EXACT,
         PLANS,
         GRID_PLANS,
+        GRID_PLANS_LARGE,
         LOCAL_POLICIES,
+        BOUNDED_WAITS,
         *CLASSIFIED,
+        SELF_OPTIMISED_TRACES,
         *RESERVATIONS,
         ADMISSION,
         *FEDERATED,

@@ -6,11 +6,12 @@ import gc
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from time import process_time
 from typing import Any, NamedTuple, Protocol
 
 from metasched.errors import UserError
@@ -53,7 +54,7 @@ class SimulationCase(NamedTuple):
             self.settings, meta_policy=replace(self.settings.meta_policy, seed=seed), seed=seed
         )
         with _without_collection():
-            return simulate(workload, clusters, settings, scheme=self.scheme)
+            return simulate(workload, clusters, settings, scheme=self.scheme, clock=process_time)
 
 
 @contextmanager
@@ -82,6 +83,14 @@ class ExperimentCase(Protocol):
     def run(self, seed: int) -> Any: ...  # a Schedule, if clusters are simulated
 
 
+class Curves(NamedTuple):
+    """What changes during a run, for a plot of lines below each other."""
+
+    name: str  # of the plot
+    about: str  # unit of the positions, below the x axis
+    panels: Mapping[str, Mapping[str, Sequence[float]]]  # values by position, label and y label
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A table of cases."""
@@ -93,6 +102,8 @@ class Experiment:
     baseline: str  # column that the others are compared with, seed by seed
     figures: Mapping[str, Callable[[Any], float]]  # of the result of a run, by name
     cases: Callable[[], Sequence[ExperimentCase]]
+    quantity: str = ""  # of which the settings are values, with its unit: plotted as lines over it
+    curves: Callable[[int], Iterable[Curves]] | None = None  # of a run with a seed
 
 
 class FigureResult(NamedTuple):

@@ -29,6 +29,7 @@ from metasched.simulate.settings import SimulationSettings
 from metasched.simulate.synthetic import Scenario
 
 PUSH_POLICY = Policy(load="paper", pull=False)  # of both: jobs never move
+INTER_ARRIVAL = "mean inter-arrival, s"
 
 # Figures, in the units of the papers.
 
@@ -195,6 +196,8 @@ _CONVERGENT_COLUMNS = (
     *("easy", "edf", MODIFIED, UNMODIFIED),
     *(INCREMENTAL, OPTIMAL, GREEDY, PREEMPTIVE_INCREMENTAL, PREEMPTIVE_OPTIMAL),
 )
+_TIMED_JOBS = 300  # a fifth of those of the thesis
+_TIMED_COLUMNS = tuple(c for c in _CONVERGENT_COLUMNS if c not in (MODIFIED, GREEDY))
 _TWO_LEVEL_CONVERGENT = {  # §4.3.2; the age factor of Flexible Backfilling is that of its note
     "fcfs": _local_settings_of_thesis("fcfs"),
     "easy": _local_settings_of_thesis("easy"),
@@ -213,6 +216,19 @@ def _convergent_policies() -> list[SimulationCase]:
         )
         for seconds in (4, 6, 8, 10, 12, 16, 20)
         for column in _CONVERGENT_COLUMNS
+    ]
+
+
+def _scheduling_times() -> list[SimulationCase]:
+    return [
+        SimulationCase(
+            f"inter-arrival {seconds}",
+            column,
+            SeededScenario(replace(synthetic.CONVERGENT, jobs=_TIMED_JOBS, inter_arrival=seconds)),
+            _local_settings_of_thesis(column),
+        )
+        for seconds in (4, 8, 12, 16, 20)
+        for column in _TIMED_COLUMNS
     ]
 
 
@@ -327,6 +343,7 @@ PUBLISHED = (
             "slowdown": lambda s: metrics.mean(map(metrics.slowdown, s.jobs)),
         },
         cases=_contention,
+        quantity=INTER_ARRIVAL,
     ),
     Experiment(
         name="load-shares",
@@ -336,6 +353,7 @@ PUBLISHED = (
         baseline="LS",
         figures={f"share_c{index + 1}": _work_percent(index) for index in range(4)},
         cases=_load_shares,
+        quantity=INTER_ARRIVAL,
     ),
     Experiment(
         name="two-level",
@@ -361,6 +379,7 @@ PUBLISHED = (
             "slowdown": lambda s: metrics.mean(map(metrics.slowdown, s.jobs)),
         },
         cases=_deadline_readings,
+        quantity=INTER_ARRIVAL,
     ),
     Experiment(
         name="convergent-policies",
@@ -376,6 +395,20 @@ PUBLISHED = (
             "input_transfer": metrics.input_transfer,
         },
         cases=_convergent_policies,
+        quantity=INTER_ARRIVAL,
+    ),
+    Experiment(
+        name="scheduling-times",
+        about="Processor time of schedulers, 300 jobs",
+        source="Pasquali 2008, Table 4, Figure 23",
+        runs=20,
+        baseline="easy",
+        figures={
+            "scheduler, s": lambda s: s.policy_seconds,
+            "pass, ms": lambda s: 1e3 * s.policy_seconds / s.pass_count,
+        },
+        cases=_scheduling_times,
+        quantity=INTER_ARRIVAL,
     ),
     Experiment(
         name="two-level-convergent",
@@ -389,6 +422,7 @@ PUBLISHED = (
             "slowdown_without_deadline": metrics.slowdown_without_deadline,
         },
         cases=_two_level_convergent,
+        quantity=INTER_ARRIVAL,
     ),
     Experiment(
         name="local-periods",

@@ -7,10 +7,12 @@ docs/experiments/settings.md documents the choices that the text leaves open.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from metasched.experiments.harness import Experiment, SimulationCase, late_percent
-from metasched.experiments.pasquali2008 import PUSH_POLICY, SeededScenario
+from metasched.experiments.pasquali2008 import INTER_ARRIVAL, PUSH_POLICY, SeededScenario
 from metasched.simulate import metrics, synthetic
 from metasched.simulate.engine import Schedule
 from metasched.simulate.settings import SimulationSettings
@@ -54,10 +56,11 @@ PLANS = Experiment(
         "slowdown": lambda s: metrics.mean(map(metrics.slowdown, s.jobs)),
     },
     cases=_plans,
+    quantity=INTER_ARRIVAL,
 )
 
 
-def _grid_plans() -> list[SimulationCase]:
+def _grid_cases(sizes: Sequence[int]) -> list[SimulationCase]:
     return [
         SimulationCase(
             f"{number:,} jobs",
@@ -69,7 +72,7 @@ def _grid_plans() -> list[SimulationCase]:
                 policy=policy, meta_policy=PUSH_POLICY, parameters={"depth": _DEPTH, **parameters}
             ),
         )
-        for number in (3_000, 12_000)
+        for number in sizes
         for policy, parameters in _SEARCHES.items()
     ]
 
@@ -92,6 +95,15 @@ GRID_PLANS = Experiment(
         "nondelayed": lambda s: sum(metrics.tardiness(p) == 0 for p in s.jobs),
         "tardiness, s": lambda s: sum(map(metrics.tardiness, s.jobs)),
         "utilisation, %": _utilisation,
+        "iterations": lambda s: s.search_iterations,
+        "planning, s of CPU": lambda s: s.policy_seconds,
     },
-    cases=_grid_plans,
+    cases=partial(_grid_cases, (3_000, 12_000)),
+    quantity="jobs",
+)
+GRID_PLANS_LARGE = replace(
+    GRID_PLANS,
+    name="grid-plans-large",
+    about="Tabu Search against RCBO, 30,000 and 60,000 jobs",
+    cases=partial(_grid_cases, (30_000, 60_000)),
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
 from metasched.errors import UserError
-from metasched.experiments.harness import FigureResult, confidence_interval
+from metasched.experiments.harness import Curves, FigureResult, confidence_interval
 from metasched.simulate.engine import Schedule, ScheduledJob
 from metasched.simulate.metrics import UsageSample, average_usage, usage_over_time
 
@@ -23,6 +24,9 @@ MAX_LINES = 8  # clusters: with more, only their total is plotted
 MAX_LABELS = 30  # bars, or labels of an axis
 LABEL_COLUMNS = 110  # characters below an axis: longer labels of settings are wrapped
 TIME_INTERVALS = 300  # equal parts of the time axis, for means
+# Of lines over a quantity: those of policies with equal figures lie on each other.
+_MARKERS, _LINES = "osv^Dx+<>", ("-", "--", ":", "-.")
+_NUMBER = re.compile(r"\d[\d,.]*")
 
 
 class PlotError(UserError):
@@ -85,21 +89,25 @@ def describe_figure(figure: str) -> str:
 # Comparisons
 
 
-def plot_results(name: str, results: Sequence[FigureResult]) -> Iterator[tuple[str, Figure]]:
-    """Yield a plot for each figure: bars by setting, published values marked.
+def plot_results(
+    name: str, results: Sequence[FigureResult], quantity: str = ""
+) -> Iterator[tuple[str, Figure]]:
+    """Yield a plot for each figure: bars by setting, or lines if these are values of a quantity.
 
-    Error bars are 95% confidence intervals of the mean over seeds.
+    Published values are marked. Error bars are 95% confidence intervals of the mean over seeds.
     """
     for figure in dict.fromkeys(result.figure for result in results):
         figure_results = [result for result in results if result.figure == figure]
         rows = list(dict.fromkeys(result.row for result in figure_results))
         columns = list(dict.fromkeys(result.column for result in figure_results))
-        picture, (axis,) = _figure(1, height=3.5)
+        picture, (axis,) = _figure(1, height=4.5 if quantity else 3.5)
         width = 0.8 / len(columns)
         for index, column in enumerate(columns):
             column_results = [result for result in figure_results if result.column == column]
             positions = [
-                rows.index(result.row) + (index - (len(columns) - 1) / 2) * width
+                _value_of(result.row)
+                if quantity
+                else rows.index(result.row) + (index - (len(columns) - 1) / 2) * width
                 for result in column_results
             ]
             means = [confidence_interval(result.values) for result in column_results]
@@ -107,7 +115,19 @@ def plot_results(name: str, results: Sequence[FigureResult]) -> Iterator[tuple[s
                 half_width if math.isfinite(half_width) else 0.0 for _, half_width in means
             ]
             heights = [mean for mean, _ in means]
-            axis.bar(positions, heights, width * 0.9, yerr=half_widths, label=column, capsize=2)
+            if quantity:
+                axis.errorbar(
+                    positions,
+                    heights,
+                    half_widths,
+                    label=column,
+                    linestyle=_LINES[index % len(_LINES)],
+                    marker=_MARKERS[index % len(_MARKERS)],
+                    fillstyle="none",
+                    capsize=2,
+                )
+            else:
+                axis.bar(positions, heights, width * 0.9, yerr=half_widths, label=column, capsize=2)
             published = [
                 (x, result.published) for x, result in zip(positions, column_results, strict=True)
             ]
@@ -115,8 +135,14 @@ def plot_results(name: str, results: Sequence[FigureResult]) -> Iterator[tuple[s
             axis.scatter(
                 [x for x, _ in marks], [value for _, value in marks], marker="x", color="black"
             )
-        columns_of_label = max(LABEL_COLUMNS // len(rows), 1)
-        axis.set_xticks(range(len(rows)), [fill(row, columns_of_label) for row in rows])
+        if quantity:
+            axis.set_xticks([_value_of(row) for row in rows])
+            axis.set(xlabel=quantity)
+            if axis.get_ylim()[0] < axis.get_ylim()[1] / 2:  # else differences would be invisible
+                axis.set_ylim(0)
+        else:
+            columns_of_label = max(LABEL_COLUMNS // len(rows), 1)
+            axis.set_xticks(range(len(rows)), [fill(row, columns_of_label) for row in rows])
         if not any(any(result.values) for result in figure_results):
             axis.set_ylim(0, 1)
         has_published = any(result.published is not None for result in figure_results)
@@ -128,11 +154,39 @@ def plot_results(name: str, results: Sequence[FigureResult]) -> Iterator[tuple[s
         yield figure, picture
 
 
-def save_result_plots(name: str, results: Sequence[FigureResult], folder: Path) -> None:
+def _value_of(row: str) -> float:
+    """Return the number in the name of a setting."""
+    found = _NUMBER.search(row)
+    assert found is not None, row
+    return float(found.group().replace(",", ""))
+
+
+def plot_curves(curves: Curves) -> Figure:
+    """Plot lines over the positions, a row for each panel."""
+    figure, axes = _figure(len(curves.panels), height=3)
+    for axis, (label, lines) in zip(axes, curves.panels.items(), strict=True):
+        for name, values in lines.items():
+            axis.plot(range(1, len(values) + 1), values, linewidth=1, label=name)
+        axis.set(ylabel=label, ylim=(0, None))
+        axis.legend(loc="upper right")
+    axes[0].set(title=curves.name)
+    axes[-1].set(xlabel=curves.about)
+    return figure
+
+
+def save_result_plots(
+    name: str, results: Sequence[FigureResult], folder: Path, quantity: str = ""
+) -> None:
     """Write a plot `<name>-<figure>.png` of each figure."""
-    for figure, picture in plot_results(name, results):
+    for figure, picture in plot_results(name, results, quantity):
         stem = "".join(character if character.isalnum() else "_" for character in figure).strip("_")
         save_figure(picture, folder / f"{name}-{stem}.png")
+
+
+def save_curves(name: str, plotted: Iterable[Curves], folder: Path) -> None:
+    """Write a plot `<name>-<plot>.png` of each."""
+    for curves in plotted:
+        save_figure(plot_curves(curves), folder / f"{name}-{curves.name.replace(' ', '-')}.png")
 
 
 # Single runs

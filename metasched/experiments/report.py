@@ -52,7 +52,9 @@ def render_run(
     return page(title, about, parts)
 
 
-def render_results(title: str, about: Mapping[str, object], results: Sequence[FigureResult]) -> str:
+def render_results(
+    title: str, about: Mapping[str, object], results: Sequence[FigureResult], quantity: str = ""
+) -> str:
     """Return the report comparing several policies; intervals are over the seeds."""
     columns = list(dict.fromkeys(result.column for result in results))
     baseline_column = next(result.column for result in results if result.baseline is None)
@@ -76,7 +78,7 @@ def render_results(title: str, about: Mapping[str, object], results: Sequence[Fi
     if any(result.published is not None for result in results):
         text += " After the slash, the published value."
     parts = [section("Figures", html_table(("figure", *columns), rows), text)]
-    for figure, picture in plots.plot_results("", results):
+    for figure, picture in plots.plot_results("", results, quantity):
         parts.append(section(plots.describe_figure(figure), image(picture, figure)))
     return page(title, about, parts)
 

@@ -5,12 +5,13 @@ No job is simulated: the heuristic alone decides, without the ratio of margin to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import NamedTuple
 
-from metasched.experiments.harness import Experiment
+from metasched.experiments.harness import Curves, Experiment
 from metasched.model.job import Job
 from metasched.policies.classify import Classifier, Deadline
 from metasched.policies.policy import SelfOptimisation
@@ -125,6 +126,23 @@ def _percent_of(item_class: int) -> Callable[[Sequence[ClassifiedJob]], float]:
     return percent
 
 
+def _curves(seed: int) -> Iterator[Curves]:
+    """Yield the mean margin and the base at each job of the streams that change."""
+    for stream in ("table 11", "table 12"):
+        case = StreamCase(stream, "deadline", stream)
+        margins, window = case.scenario(seed), deque[float](maxlen=_EDGE)
+        means = []
+        for margin in margins:
+            window.append(margin)
+            means.append(sum(window) / len(window))
+        bases = {
+            column: [job.base for job in replace(case, column=column).run(seed)]
+            for column in _HEURISTICS
+        }
+        panels = {"margin, s": {f"mean of the last {_EDGE} jobs": means}, "base": bases}
+        yield Curves(stream, "job", panels)
+
+
 def _streams() -> list[StreamCase]:
     optimum = {f"priority_{k - 1}": 100 * share for k, share in enumerate(TARGET, start=1)}
     return [
@@ -180,5 +198,6 @@ CLASSIFIED = (
             "changes": _changes,
         },
         cases=_parts,
+        curves=_curves,
     ),
 )

@@ -129,6 +129,8 @@ class Schedule(NamedTuple):
     pools: tuple[LicencePool, ...] = ()  # licences leased by the core
     pulls: int = 0  # moves of pending jobs to a cluster that would start them at once
     pulls_started: int = 0  # those that did start at once
+    policy_seconds: float = 0.0  # in passes of local policies, by the clock of the simulation
+    search_iterations: int = 0  # of local policies that search plans
 
 
 THROUGH_METASCHED = SubmissionScheme()
@@ -136,7 +138,10 @@ LocalPolicyFactory = Callable[[SimulatedCluster], LocalPolicy]
 
 
 class Simulation:
-    """One run. `make_policy` creates the local policy of each cluster."""
+    """One run. `make_policy` creates the local policy of each cluster.
+
+    With a `clock`, as `time.process_time`, the passes of local policies are timed.
+    """
 
     def __init__(
         self,
@@ -149,6 +154,7 @@ class Simulation:
         licence_pools: Sequence[LicencePool] = (),
         fair_share: FairShareSettings | None = None,
         limits: LimitSettings | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         if not clusters:
             raise ClusterError("there are no clusters; describe them with --clusters")
@@ -199,6 +205,7 @@ class Simulation:
         self._bypassing: dict[int, list[int]] = {}  # waiting jobs and the clusters of their copies
         self._planned_dispatch: PlannedDispatch | None = None
         self._event_count = self._pass_count = 0
+        self._clock, self._policy_seconds = clock, 0.0
 
     def _make_manager(self, cluster: SimulatedCluster, policy: LocalPolicy) -> SimulatedManager:
         if not isinstance(policy, PreemptivePolicy):
@@ -313,6 +320,10 @@ class Simulation:
             pools=self._licence_pools,
             pulls=sum(pulls for pulls, _ in pulls_by_cluster),
             pulls_started=sum(started for _, started in pulls_by_cluster),
+            policy_seconds=self._policy_seconds,
+            search_iterations=sum(
+                getattr(manager.policy, "iterations", 0) for manager in self._managers
+            ),
         )
 
     def _next_timer(self, now: float) -> float:
@@ -486,7 +497,10 @@ class Simulation:
         manager = self._managers[index]
         self._pass_count += 1
         updates = self._updates[index]
+        begun = 0.0 if self._clock is None else self._clock()
         started, suspended = manager.run_policy(now)
+        if self._clock is not None:
+            self._policy_seconds += self._clock() - begun
         for job_id in suspended:
             self._record_suspension(job_id, now)
         for job_id, machine, seconds in started:

@@ -309,8 +309,9 @@ def simulate(
     settings: SimulationSettings,
     progress: Callable[[int], None] | None = None,
     scheme: SubmissionScheme = THROUGH_METASCHED,
+    clock: Callable[[], float] | None = None,
 ) -> Schedule:
-    """Run a simulation. UserError if it is impossible."""
+    """Run a simulation; `clock` times the local policies. UserError if it is impossible."""
     licence_pools = settings.licence_pools
     if settings.pooled:
         clusters, licence_pools = pool_licences(clusters)
@@ -328,4 +329,5 @@ def simulate(
         licence_pools,
         settings.fair_share,
         settings.limits,
+        clock,
     ).run()

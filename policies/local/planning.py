@@ -92,14 +92,17 @@ class ImprovedPlan(EarliestGap):
         memory: float = 100,
     ) -> None:
         super().__init__(compare, depth)
-        self._every, self._iterations = _whole("every", every), _whole("iterations", iterations)
+        self._every, self._limit = _whole("every", every), _whole("iterations", iterations)
         self._memory, self._arrived = _whole("memory", memory), 0
+        self.iterations = 0  # of all searches
 
     def improve(self, inserted: int) -> None:
         self._arrived += inserted
         if self._arrived >= self._every:
             self._arrived = 0
-            self.make_search().run(self._iterations)
+            search = self.make_search()
+            search.run(self._limit)
+            self.iterations += search.iterations
 
     def make_search(self) -> PlanSearch:
         """Return a new search of the plan."""

@@ -30,6 +30,22 @@ def test_every_policy_of_a_real_cluster_is_compared() -> None:
         assert case.settings.parameters == {}
 
 
+def test_bounds_are_compared_on_the_same_windows() -> None:
+    cases = EXPERIMENTS["bounded-waits"].cases()
+    windows = {case.row: case.scenario for case in EXPERIMENTS["local-policies"].cases()}
+    bounds: dict[str, list[object]] = {}
+    for case in cases:
+        assert isinstance(case, SimulationCase)
+        assert case.scenario == windows[case.row]
+        bound = case.settings.parameters.get("starving_after")
+        bounds.setdefault(case.settings.policy, []).append(bound)
+    hours = [72.0, 24.0, 8.0] * len(windows)
+    assert bounds == {
+        **{policy: [None] * len(windows) for policy in ("easy", "edf", "sjf")},
+        **{policy: [3600 * bound for bound in hours] for policy in ("edf-bounded", "sjf-bounded")},
+    }
+
+
 def test_licences_are_a_little_more_than_the_window_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,13 @@ from metasched.simulate import metrics, synthetic
 from metasched.simulate.cluster_specs import parse_clusters
 from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster, StoredInput
 from metasched.simulate.engine import Schedule, Simulation
-from metasched.simulate.settings import SettingError, read_settings, read_workload, simulate
+from metasched.simulate.settings import (
+    SettingError,
+    SimulationSettings,
+    read_settings,
+    read_workload,
+    simulate,
+)
 from metasched.simulate.workload import Workload, WorkloadEntry
 
 SWF = "; MaxProcs: 4\n" + "".join(
@@ -207,6 +214,18 @@ def test_periods_are_ticks() -> None:
         Simulation(workload, parse_clusters("4"), Policy(), settings.policy_factory()).run().jobs
     )
     assert [p.start for p in placed] == [0, 30, 20]
+
+
+def test_passes_are_timed_by_the_clock_of_the_caller() -> None:
+    """The clock goes on by a second at each look, so each pass takes one."""
+    workload, clusters = synthetic.TABLES["table13"].generate("t", 1)
+    first, settings = workload.subset(0, 30), SimulationSettings(policy="tabu")
+    seconds = count()
+    timed = simulate(first, clusters, settings, clock=lambda: float(next(seconds)))
+    assert timed.policy_seconds == timed.pass_count > 0
+    assert timed.search_iterations > 0
+    untimed = simulate(first, clusters, settings)
+    assert untimed == timed._replace(policy_seconds=0.0)
 
 
 def test_the_order_of_a_run_does_not_depend_on_anything_but_its_seed() -> None:
