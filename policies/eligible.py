@@ -72,6 +72,11 @@ def translate_job(job: Job, cluster: Cluster, info: ClusterInfo | None) -> Job:
         if name is None:
             return None
         mapping = cluster.maps.get(category, {})
+        if category == "account" and name in cluster.user_accounts:
+            by_user = cluster.user_accounts[name]
+            if (account := by_user.get(job.user, by_user.get("*"))) is not None:
+                return account
+            raise UnmappedNameError(f'account "{name}" has no mapping there for {job.user}')
         if name in mapping:
             return mapping[name]
         if mapping.get("*") == "*" or name in cluster_names:
@@ -345,18 +350,26 @@ def _with_tasks(job: Job, nodes: NodeCapacity, tasks: int, count: int) -> NodeCa
     )
 
 
-def _path_outside_filesystems(job: Job, cluster: Cluster) -> str | None:
-    """Return the first path of the job that lies on none of the cluster's filesystems."""
-    if not cluster.filesystems:
+def _unusable_path(job: Job, cluster: Cluster) -> str | None:
+    """Return the first path of the job that the cluster does not have, and why; else None.
+
+    Of filesystems within each other the innermost has the path.
+    """
+    if not cluster.has_listed_filesystems:
         return None
+    mounts = {
+        PurePosixPath("/", name): cluster.other_filesystems.get(name)
+        for name in (*cluster.filesystems, *cluster.other_filesystems)
+    }
     for path in (job.directory, *job.writes):
         if path == "/dev/null" or not path:
             continue
-        if not any(
-            PurePosixPath(path).is_relative_to(PurePosixPath("/", filesystem))
-            for filesystem in cluster.filesystems
-        ):
-            return path
+        above = [mount for mount in mounts if PurePosixPath(path).is_relative_to(mount)]
+        innermost = max(above, key=lambda mount: len(mount.parts), default=None)
+        if innermost is None:
+            return f"{path} is on none of the cluster's filesystems"
+        if (other := mounts[innermost]) is not None:
+            return f"{path} is on another filesystem than {innermost} there, {other}"
     return None
 
 
@@ -372,8 +385,8 @@ def find_ineligibility(
         return Ineligibility(
             Reason.NO_CLUSTER_FITS, "only jobs in a reservation may use the cluster"
         )
-    if (path := _path_outside_filesystems(job, cluster)) is not None:
-        return Ineligibility(Reason.FILESYSTEM, f"{path} is on none of the cluster's filesystems")
+    if (problem := _unusable_path(job, cluster)) is not None:
+        return Ineligibility(Reason.FILESYSTEM, problem)
     if info is None:
         return Ineligibility(Reason.CLUSTER_DOWN, "the cluster has not reported yet")
     try:

@@ -400,6 +400,43 @@ def _validated(table_class: type[TableT], table: dict[str, Any], path: Path | No
         raise ConfigError(describe_first(error, table, table_class, str(path))) from None
 
 
+def _maps(
+    table: ClusterTable, location: str
+) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
+    """Return the maps by kind, and the accounts that depend on the user. ConfigError for others."""
+    maps: dict[str, dict[str, str]] = {}
+    user_accounts: dict[str, dict[str, str]] = {}
+    for kind, words in table.map.items():
+        maps[kind] = {name: word for name, word in words.items() if isinstance(word, str)}
+        by_user = {name: word for name, word in words.items() if isinstance(word, dict)}
+        if by_user and kind != "account":
+            raise ConfigError(
+                f'{kind} "{min(by_user)}" is a table, {location}; only accounts depend on the user'
+            )
+        if "*" in by_user:
+            raise ConfigError(f'account "*" is a table, {location}; name the account')
+        user_accounts |= by_user
+    return maps, user_accounts
+
+
+def _mounted(
+    table: ClusterTable, config: ConfigFile, location: str
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return what a cluster mounts as the submit host does, and what is another filesystem there.
+
+    ConfigError if there is nothing to compare it with.
+    """
+    here = config.mounts
+    if unknown := sorted(table.mounts.keys() - here.keys()):
+        raise ConfigError(
+            f'no "{unknown[0]}" of the submit host, {location}, [cluster.mounts]; '
+            "add it to [mounts], or take it out"
+        )
+    others = {name: text for name, text in table.mounts.items() if here[name] != text}
+    names = dict.fromkeys((*table.filesystems, *table.mounts))
+    return tuple(name for name in names if name not in others), others
+
+
 def _cluster_settings(
     table: ClusterTable, config: ConfigFile, path: Path | None
 ) -> ClusterSettings:
@@ -417,15 +454,19 @@ def _cluster_settings(
     for name in table.map:
         if name not in MAP_NAMES:
             raise ConfigError(f'unknown map "{name}", {location}; {suggestion(name, MAP_NAMES)}')
+    maps, user_accounts = _maps(table, location)
+    filesystems, other_filesystems = _mounted(table, config, location)
     return ClusterSettings(
         cluster=Cluster(
             name=table.name,
             adapter=table.adapter,
             benchmark=table.benchmark,
-            filesystems=table.filesystems,
+            filesystems=filesystems,
+            other_filesystems=other_filesystems,
             max_tasks_per_dispatch=adapter_type.chunk,
             queue_depth=table.queue_depth or 0,
-            maps=table.map,
+            maps=maps,
+            user_accounts=user_accounts,
             move_after=table.move_after,
             fence_dir=table.fence_dir,
             supports_reservations=capabilities.reservations,

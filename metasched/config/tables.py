@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -29,6 +29,16 @@ def _require_absolute(path: str) -> str:
     if not path.startswith("/"):
         raise ValueError("write an absolute path that all nodes can access")
     return path
+
+
+def _is_text_table(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+
+
+def _require_word(value: object) -> object:
+    if not isinstance(value, str) and not _is_text_table(value):
+        raise ValueError("write a name in quotes, or for an account a table of names by user")
+    return value
 
 
 def _require_shell_text(text: str) -> str:
@@ -65,6 +75,8 @@ MAX_FIRST_ID = 10**15  # ids above it stay exact in JSON, and fit into columns o
 MAX_SECONDS = 10 * 366 * 86400.0  # ten years; sums of longer durations exceed the range of times
 Seconds = Annotated[float, BeforeValidator(_parse_duration_text), Field(gt=0, le=MAX_SECONDS)]
 SecondsOrZero = Annotated[float, BeforeValidator(_parse_duration_text), Field(ge=0, le=MAX_SECONDS)]
+# a name of the manager or, of accounts, a table of names by user; a union would be described badly
+Word = Annotated[Any, AfterValidator(_require_word)]
 _CLUSTER = Cluster(name="", adapter="")  # supplies defaults
 
 
@@ -185,7 +197,8 @@ class ClusterTable(BaseModel):
     adapter: str
     benchmark: Annotated[float, Field(ge=1e-6, le=1e9)] = 1.0
     filesystems: tuple[str, ...] = ()
-    map: dict[str, dict[str, str]] = Field(default_factory=dict)
+    mounts: dict[str, str] = Field(default_factory=dict)
+    map: dict[str, dict[str, Word]] = Field(default_factory=dict)
     poll_interval: Seconds | None = None
     call_timeout: Seconds = 60.0
     calls: Annotated[int, Field(ge=1, le=32)] = 4
@@ -300,6 +313,7 @@ class ConfigFile(_Table):
     """metasched.toml."""
 
     daemon: DaemonTable = DaemonTable()
+    mounts: dict[str, str] = Field(default_factory=dict)
     site: SiteTable | None = None
     tcp: TcpTable | None = None
     doctor: DoctorTable = DoctorTable()

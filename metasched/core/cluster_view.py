@@ -154,15 +154,21 @@ class ClusterView:
         # not `sum`: its rounding depends on the version of Python
         self.busy_work = reduce(add, starmap(mul, reversed(still_running)), 0.0)
 
+    @property
+    def users_matter(self) -> bool:
+        """Whether the user of a job decides on its eligibility."""
+        has_associations = self.info is not None and self.info.requires_associations
+        return has_associations or bool(self.cluster.user_accounts)
+
     def check_job(self, job: Job) -> Ineligibility | None:
         """Return why the cluster cannot run a job, or None; cached by the job's requirements."""
         licences_matter = self.cluster.licence_features or (
             self.info is not None and self.info.licences
         )
         cache_key = job.requirements if licences_matter else job.requirements_without_licences
-        if self.cluster.filesystems:
+        if self.cluster.has_listed_filesystems:
             cache_key = (cache_key, job.directory, job.writes)
-        if self.info is not None and self.info.requires_associations:
+        if self.users_matter:
             cache_key = (cache_key, job.user, job.native.get(self.name))
         cached = self.decisions.get(cache_key, _UNDECIDED)
         if cached is _UNDECIDED:

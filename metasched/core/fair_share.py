@@ -106,14 +106,7 @@ class FairShare:
         self.enabled, self.falls = settings is not None, 0
         self._settings = settings or FairShareSettings()
         self._charges, self._dues = {}, []
-        self._own_names = {
-            cluster.name: {
-                theirs: ours
-                for ours, theirs in sorted(cluster.maps.get("account", {}).items())
-                if ours != "*"
-            }
-            for cluster in clusters
-        }
+        self._own_names = {cluster.name: _own_names(cluster) for cluster in clusters}
         if not self.enabled:
             self._epoch = 0.0
             self._clear_tree()
@@ -359,3 +352,15 @@ class FairShare:
 
 def _rank(leaf: Node) -> ShareRank:
     return tuple([node.use / node.weight for node in leaf.path])
+
+
+def _own_names(cluster: Cluster) -> dict[str, str]:
+    """Return our names of a manager's accounts."""
+    own = {
+        theirs: ours
+        for ours, theirs in sorted(cluster.maps.get("account", {}).items())
+        if ours != "*"
+    }
+    for ours, by_user in sorted(cluster.user_accounts.items()):
+        own |= dict.fromkeys(sorted(by_user.values()), ours)
+    return own

@@ -183,11 +183,9 @@ class Placement:
     def clear_cache(self) -> None:
         """Forget eligible clusters: the state of some cluster has changed."""
         self._eligible_cache.clear()
-        self._paths_matter = any(view.cluster.filesystems for view in self._state.views.values())
-        self._users_matter = any(
-            view.info is not None and view.info.requires_associations
-            for view in self._state.views.values()
-        )
+        views = self._state.views.values()
+        self._paths_matter = any(view.cluster.has_listed_filesystems for view in views)
+        self._users_matter = any(view.users_matter for view in views)
         self._some_cluster_full = any(
             view.full_reason or view.scope_limits for view in self._state.views.values()
         )

@@ -21,6 +21,8 @@ class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_o
     adapter: str
     benchmark: float = 1.0  # speed of a processor relative to the other clusters
     filesystems: tuple[str, ...] = ()  # mounted there, below "/"; empty: every path can be used
+    # mounted there under a name that is another filesystem on the submit host -> which one it is
+    other_filesystems: Mapping[str, str] = msgspec.field(default_factory=dict)
     max_tasks_per_dispatch: int = 1000  # of an array
     # tasks of all users on the way to its manager, without an answer; but each user may have those
     # of one dispatch; None: any number
@@ -31,6 +33,8 @@ class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_o
     # metasched's names -> the manager's, by category: {"partition": {"long": "week"}};
     # "*" = "*" keeps any name
     maps: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
+    # metasched's account -> user, or "*" for all others -> the manager's account
+    user_accounts: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
     move_after: float | None = None  # seconds without answer before unstarted tasks move; None: off
     fence_dir: str = ""  # shared folder in which payloads claim their attempts; "": no claims
     supports_reservations: bool = False  # whether its manager can reserve nodes
@@ -46,6 +50,11 @@ class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_o
 
     def __post_init__(self) -> None:
         require_positive(f"cluster {self.name}: benchmark", self.benchmark)
+
+    @property
+    def has_listed_filesystems(self) -> bool:
+        """Whether the paths of a job decide on its eligibility."""
+        return bool(self.filesystems or self.other_filesystems)
 
     def manager_licence_name(self, name: str) -> str:
         """Return the manager's name of a licence."""

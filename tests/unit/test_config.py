@@ -496,3 +496,41 @@ def test_mail_and_webhooks_that_cannot_be_meant(tmp_path: Path, tables: str, mes
 def test_a_webhook_of_this_site_may_be_called_without_tls(tmp_path: Path) -> None:
     tables = HOOK.replace("https", "http") + "allow_private = true"
     assert load_settings(with_tables(tmp_path, tables)).webhooks[0].allow_private
+
+
+CLUSTER = '[[cluster]]\nname = "here"\nadapter = "local"\ncpus = 4\n'
+HERE = '[mounts]\nhome = "nfs-1"\nscratch = "lustre-alpha"\n'
+
+
+def test_filesystems_are_compared_with_those_of_the_submit_host(tmp_path: Path) -> None:
+    path = tmp_path / "metasched.toml"
+    path.write_text(
+        f'{HERE}{CLUSTER}filesystems = ["data", "scratch"]\n'
+        '[cluster.mounts]\nhome = "nfs-1"\nscratch = "lustre-beta"\n'
+        f'{CLUSTER.replace("here", "there")}filesystems = ["scratch"]\n'
+    )
+    here, there = (entry.cluster for entry in load_settings(path).clusters)
+    assert here.filesystems == ("data", "home")
+    assert here.other_filesystems == {"scratch": "lustre-beta"}
+    assert (there.filesystems, there.other_filesystems) == (("scratch",), {})
+    path.write_text(f'{HERE}{CLUSTER}[cluster.mounts]\nscrtch = "lustre-alpha"\n')
+    with pytest.raises(ConfigError, match=r'no "scrtch" of the submit host.*here.*; add it'):
+        load_settings(path)
+
+
+def test_accounts_by_user(tmp_path: Path) -> None:
+    path = tmp_path / "metasched.toml"
+    path.write_text(f'{CLUSTER}[cluster.map.account]\nbio = "b"\naero = {{ ada = "a1" }}\n')
+    (entry,) = load_settings(path).clusters
+    assert entry.cluster.maps == {"account": {"bio": "b"}}
+    assert entry.cluster.user_accounts == {"aero": {"ada": "a1"}}
+    for table, error in (
+        ('qos]\nfast = { ada = "a1" }', r'qos "fast" is a table.*only accounts'),
+        ('account]\n"*" = { ada = "a1" }', r'account "\*" is a table.*name the account'),
+        ("account]\naero = { ada = 3 }", "aero = .*; write a name in quotes, or"),
+        ('account]\naero = { ada = { x = "y" } }', "aero = .*; write a name in quotes, or"),
+        ("account]\naero = 3", "aero = 3, .*; write a name in quotes, or"),
+    ):
+        path.write_text(f"{CLUSTER}[cluster.map.{table}\n")
+        with pytest.raises(ConfigError, match=error):
+            load_settings(path)

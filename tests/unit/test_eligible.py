@@ -70,6 +70,48 @@ def facts(*nodes: NodeCapacity, **partition: Any) -> ClusterInfo:
             Reason.FILESYSTEM,
             "/homes",
         ),
+        (
+            {"directory": "/scratch/a"},
+            facts(),
+            {"filesystems": ("home",), "other_filesystems": {"scratch": "lustre-beta"}},
+            Reason.FILESYSTEM,
+            "/scratch/a is on another filesystem than /scratch there, lustre-beta",
+        ),
+        (
+            {"directory": "/data"},
+            facts(),
+            {"other_filesystems": {"scratch": "lustre-beta"}},
+            Reason.FILESYSTEM,
+            "on none of",
+        ),
+        (
+            {"directory": "/scratch/common/a"},
+            facts(),
+            {"filesystems": ("scratch/common",), "other_filesystems": {"scratch": "lustre-beta"}},
+            None,
+            "",
+        ),
+        (
+            {"directory": "/home", "writes": ("/home/tmp/out",)},
+            facts(),
+            {"filesystems": ("home",), "other_filesystems": {"home/tmp": "node"}},
+            Reason.FILESYSTEM,
+            "/home/tmp/out",
+        ),
+        (
+            {"account": "aero", "user": "ada"},
+            facts(),
+            {"user_accounts": {"aero": {"ada": "aero-1"}}},
+            None,
+            "",
+        ),
+        (
+            {"account": "aero", "user": "bob"},
+            facts(),
+            {"user_accounts": {"aero": {"ada": "aero-1"}}, "maps": {"account": {"*": "*"}}},
+            Reason.NO_MAPPING,
+            'account "aero" has no mapping there for bob',
+        ),
         ({}, facts(up=False), {}, Reason.CLUSTER_DRAINED, "is down"),
         ({}, ClusterInfo(0, 0, ()), {}, Reason.CLUSTER_DRAINED, "no partition with nodes"),
         ({}, facts(), {"takes": "reservations"}, Reason.NO_CLUSTER_FITS, "in a reservation"),
@@ -94,6 +136,18 @@ def test_reasons(
     against = find_ineligibility(job(**requested), cluster(**site), there)
     assert (against.reason if against else None) == reason
     assert message in (against.text if against else "")
+
+
+@pytest.mark.parametrize(
+    ("user", "account", "expected"),
+    [("ada", "aero", "a1"), ("bob", "aero", "a2"), ("bob", "bio", "biology"), ("ada", "x", "x")],
+)
+def test_an_account_may_depend_on_the_user(user: str, account: str, expected: str) -> None:
+    site = cluster(
+        maps={"account": {"bio": "biology", "*": "*"}},
+        user_accounts={"aero": {"ada": "a1", "*": "a2"}},
+    )
+    assert translate_job(job(user=user, account=account), site, facts()).account == expected
 
 
 def test_words_become_the_clusters_own() -> None:
