@@ -1,5 +1,5 @@
 # The two commands are `make demo` and `make test`; see README.md. Contributors use `make check`.
-.PHONY: demo test check coverage test-matrix test-clients lint docs man compile bench chaos load clean
+.PHONY: demo test check coverage test-matrix test-clients lint docs man compile dist bench chaos load clean
 
 PYTHON := .venv/bin/python
 
@@ -17,9 +17,10 @@ test: .venv/stamp
 coverage: .venv/stamp
 	tests/run --cov --cov-config=pyproject.toml $(PYTEST_ARGS)
 
-# the Slurm of later Debian releases, each in a folder of its own
+# the Slurm of later Debian releases, each in a folder of its own; a site under systemd, in a container
 test-matrix: .venv/stamp
 	tests/matrix trixie forky
+	tests/systemd
 
 # workflow tools and libraries, from the package index, through the drop-in commands
 test-clients: .venv/stamp
@@ -44,6 +45,10 @@ man: .venv/stamp
 # an environment of its own with the compiled build
 compile: .venv/stamp
 	tests/compiled .compiled
+
+# an archive for hosts without network, in dist/
+dist: .venv/stamp
+	packaging/archive
 
 # writes docs/benchmarks.md; BENCH_ARGS="-m cpu" takes the benchmarks of processor time alone
 bench: .venv/stamp

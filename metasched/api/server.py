@@ -44,7 +44,7 @@ ACCEPT_PAUSE = 0.1  # seconds after there was no descriptor for a connection
 # Python looks for cycles after 700 new objects, which are two dozen results of the core.
 NEW_OBJECTS_PER_COLLECTION = 10_000
 READY_POLL = 0.05  # seconds between looks whether the daemon is ready
-STATUS_INTERVAL = 30.0  # seconds between status lines for the service manager, at most
+STATUS_INTERVAL = 10.0  # seconds between status lines for the service manager, at most
 BACKLOG = 2048  # connections that wait to be accepted
 # connections accepted before requests are read: far fewer than the limit of a peer, so that a new
 # connection is not closed for newer ones before its request is read
