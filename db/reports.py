@@ -269,16 +269,13 @@ def _add_peaks(connection: Connection, query: ReportQuery, rows: list[Row]) -> N
         statement = statement.where(table.c.licence == query.licence)
     unit = {ReportKey.DAY: 1, ReportKey.MONTH: 100}
     peaks: dict[tuple[Any, ...], tuple[int, int]] = {}
-    level: dict[str, int] = {}
     for row in connection.execute(statement):
-        before = level.get(row.licence, 0)
-        level[row.licence] = row.last
         if row.day < query.first:
             if not query.by:  # perhaps the only row: nothing changed since
                 peaks[(row.licence,)] = (row.last, row.total)
             continue
         key = (row.licence, *(row.day // unit[time_key] for time_key in query.by))
-        peak, total = peaks.get(key, (before, 0))
+        peak, total = peaks.get(key, (0, 0))
         peaks[key] = (max(peak, row.peak), max(total, row.total))
     names = ["licence", *(key.value for key in query.by)]
     known = {tuple(row[name] for name in names): row for row in rows}

@@ -359,7 +359,8 @@ daily_licence_use = Table(
     Index("ix_daily_licence_use_user", "user", "day"),
 )
 
-# Tokens leased at a time, on days with a lease that began or ended.
+# Tokens leased at a time, on days with a lease that began or ended; `peak` includes those that were
+# leased when the day began.
 daily_licence_peak = Table(
     "daily_licence_peak",
     metadata,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -69,13 +70,15 @@ class UseSums(msgspec.Struct):
     def add(self, other: UseSums) -> None:
         """Add other sums; of what is `max_`, the larger remains."""
         for name in NUMBERS:
-            mine, others = getattr(self, name), getattr(other, name)
-            setattr(self, name, max(mine, others) if name.startswith("max_") else mine + others)
+            if others := getattr(other, name):
+                mine = getattr(self, name)
+                setattr(self, name, max(mine, others) if name in _LARGEST else mine + others)
         for range_number, count in other.waits.items():
             self.waits[range_number] = self.waits.get(range_number, 0) + count
 
 
 NUMBERS = tuple(name for name in UseSums.__struct_fields__ if name != "waits")
+_LARGEST = frozenset(name for name in NUMBERS if name.startswith("max_"))
 
 
 def count_run(
@@ -149,6 +152,7 @@ def count_deadline(deadline: float, state: State, ended: float) -> UseSums:
     )
 
 
+@lru_cache(maxsize=1024)  # a listing names the same nodes again and again
 def count_nodes(node: str) -> int:
     """Return the number of nodes in a manager's list; a name that is no list counts as one."""
     try:

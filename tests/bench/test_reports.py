@@ -25,7 +25,7 @@ REPEATS = 5
 FILL = """
 INSERT INTO content VALUES ('d', '#!/bin/sh');
 CREATE TEMP TABLE number AS
-  WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < {jobs})
+  WITH RECURSIVE r(n) AS (SELECT CAST(1 AS BIGINT) UNION ALL SELECT n + 1 FROM r WHERE n < {jobs})
   SELECT n, 1772452800.0 + n * 2505600.0 / {jobs} AS e, 'u' || (n * 7 % 300) AS u,
          (n * 7919) % 100000 AS w FROM r;
 INSERT INTO job (id, "user", name, submitted, priority, parts, job, script, environment, payload)
@@ -38,7 +38,7 @@ INSERT INTO task (job, task_index, state, reason, held, attempts, moves, ended, 
   SELECT n, 0, 'completed', '', {false}, 1, 0, e, u FROM number;
 INSERT INTO attempt (job, task_index, number, sending, cluster, state, sent, native_id, started,
                      ended, word, node, refused, cpu_seconds)
-  SELECT n, 0, 1, n, 'cluster' || (n % 3), 'completed', e - 600, '7', e - 600, e, '', 'n1',
+  SELECT n, 0, 1, n, 'cluster' || (n / 300 % 3), 'completed', e - 600, '7', e - 600, e, '', 'n1',
          {false}, 300
   FROM number;
 """
