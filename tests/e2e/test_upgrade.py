@@ -241,9 +241,12 @@ def test_jobs_outlive_the_upgrade_and_run_exactly_once(
     assert site.run("output", str(running)).stdout == "hello\n"
     assert (licence(site)["ours"], licence(site)["free"]) == (0, 2)
     # commands of the previous release, which a host may still have, print the same
-    for command in (("status", "--all"), ("licences",), ("story", str(array))):
+    for command in (("licences",), ("story", str(array))):
         text = site.run_previous(*command, "--json").stdout
         assert json.loads(text) == site.json(*command)
+    previous = json.loads(site.run_previous("status", "--all", "--json").stdout)
+    present = site.json("status", "--all")
+    assert previous == [{key: row[key] for key in previous[0]} for row in present]
     if reserved:
         site.run("reservation", "cancel", str(reserved["reservation"]))
         site.until(lambda: manager.reservations() == set())
