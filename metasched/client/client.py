@@ -13,6 +13,7 @@ from metasched.client.connection import (
     DaemonUnreachable,
     NotFound,
     ResponseLost,
+    UnknownRoute,
     percent_encode,
 )
 from metasched.paths import NEXT_CURSOR_HEADER
@@ -107,7 +108,7 @@ class Client:
         """
         try:
             return self._all_pages("/jobs/details", {"job": jobs, **filters})
-        except NotFound:
+        except (NotFound, UnknownRoute):
             return self.jobs(jobs, **filters)
 
     def lowest_job(self, user: str, state: str) -> int | None:
