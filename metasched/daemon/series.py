@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from metasched.errors import ApiError, ParseError
 from metasched.model.calendar import (
     MAX_COUNTED,
     MAX_OCCURRENCES,
+    MAX_PROMISED,
     MAX_SERIES,
     CalendarEntry,
     Reserve,
@@ -233,7 +235,21 @@ class SeriesPlanner:
             and entry.due <= now
             and self._retry_at.get(entry.id, 0.0) <= monotonic
         ]
-        return sorted(due, key=lambda entry: (entry.due, entry.id))
+        if not due:
+            return []
+        owners = Counter(
+            reservation.user
+            for reservation in self._host.core.reservations.by_id.values()
+            if reservation.series is not None and reservation.state in OPEN_STATES
+        )
+        for entry in due:
+            if owners[entry.owner] >= MAX_PROMISED:
+                self._retry_at[entry.id] = monotonic + RETRY_PAUSE
+                self._obstacles[entry.id] = (
+                    f"{MAX_PROMISED} occurrences of {entry.owner} were reserved already"
+                )
+        ready = (entry for entry in due if owners[entry.owner] < MAX_PROMISED)
+        return sorted(ready, key=lambda entry: (entry.due, entry.id))
 
     def _pause(self) -> float:
         """Return for how many seconds nothing is due."""

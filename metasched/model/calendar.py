@@ -14,6 +14,7 @@ MAX_REMEMBERED_RUNS = 32  # of an entry: these are not repeated after the clock 
 MAX_COUNTED = 1000  # missed runs of an entry that are counted
 MAX_OCCURRENCES = 1000  # of a series of reservations
 MAX_SERIES = 50  # open series of a user
+MAX_PROMISED = 100  # occurrences of a user's series that are reserved at a time
 
 
 class DrainCluster(msgspec.Struct, frozen=True, tag="drain"):

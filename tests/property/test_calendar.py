@@ -47,7 +47,9 @@ FILE = (
 )
 
 
-STEPS = st.one_of(st.integers(1, 180), st.integers(1, 10_000))  # minutes; of the clock
+STEPS = st.one_of(
+    st.integers(1, 180), st.integers(1, 180), st.integers(1, 10_000)
+)  # minutes; of the clock
 
 
 class Crash(Exception):
@@ -140,8 +142,14 @@ class Calendars(RuleBasedStateMachine):
 
     @rule(minutes=st.integers(1, 90))
     def time_passes(self, minutes: int) -> None:
-        for _ in range(minutes):
-            self.now += 60.0
+        self.let_pass(minutes)
+
+    def let_pass(self, minutes: int) -> None:
+        """Let the daemon look at the clock whenever something is due."""
+        end = self.now + minutes * 60.0
+        while self.now < end:
+            runs = (entry.next_run for entry in self.core.calendar.entries.values())
+            self.now = min(end, *(moment for moment in runs if moment is not None))
             self.look()
 
     @rule(hours=st.integers(1, 60))
@@ -165,14 +173,15 @@ class Calendars(RuleBasedStateMachine):
         self.now += minutes * 60.0
         self.look()
 
-    @rule(minutes=STEPS, restarted=st.booleans())
-    def the_clock_is_set_back(self, minutes: int, restarted: bool) -> None:
+    @rule(minutes=STEPS, restarted=st.booleans(), then=st.integers(0, 240))
+    def the_clock_is_set_back(self, minutes: int, restarted: bool, then: int) -> None:
         self.now = max(self.now - minutes * 60.0, NOW - 86400.0)
         self.is_monotonic = False
         if restarted:
             self.restart()
         self.run(self.runner.correct_for_clock)
         self.look()
+        self.let_pass(then)
 
     @rule()
     def a_report_is_repeated(self) -> None:
@@ -246,4 +255,4 @@ class Calendars(RuleBasedStateMachine):
 
 
 TestCalendars = Calendars.TestCase
-TestCalendars.settings = examples(40, steps=12)
+TestCalendars.settings = examples(60, steps=15)

@@ -39,8 +39,8 @@ from tests.harness.examples import examples
 
 NOW = 1_900_000_800.0
 HOUR, DAY = 3600.0, 86400.0
+MAX_PROMISED = 6  # occurrences of a user that are reserved at a time
 ALPHA = Cluster(name="alpha", adapter="slurm", supports_reservations=True)
-SURVEY = SurveyReceived(NOW, "alpha", Survey(NOW, (NodeUsage(("n1", "n2"), 4, True),)))
 
 
 class Crash(Exception):
@@ -83,7 +83,6 @@ class Series(RuleBasedStateMachine):
         for event, _ in self.stored:
             self.core.step(event)
         self.store(DaemonStarted(self.now, "cafe", Policy(), (ALPHA,)))
-        self.store(SURVEY)
         self.planner = SeriesPlanner(cast(Any, self))
 
     def store(self, event: CoreEvent) -> Outcome:
@@ -111,6 +110,9 @@ class Series(RuleBasedStateMachine):
         self, _: Any, user: str, terms: ReservationTerms, next_id: Any, series_id: int
     ) -> ReservationRequested:
         self.crash_here()
+        nodes = (NodeUsage(("n1", "n2"), 4, True),)
+        self.store(SurveyReceived(self.now, "alpha", Survey(self.now, nodes)))
+        self.crash_here()
         if self.answer == "no cluster":
             raise NoClusterNow(403, "no cluster takes reservations now")
         if self.answer:
@@ -134,6 +136,7 @@ class Series(RuleBasedStateMachine):
         with (
             patch("time.time", lambda: self.now),
             patch("time.monotonic", lambda: self.monotonic),
+            patch.object(series, "MAX_PROMISED", MAX_PROMISED),
             patch.object(series, "survey_and_check", self.survey_and_check),
         ):
             asyncio.run(reserve_due())
@@ -191,6 +194,15 @@ class Series(RuleBasedStateMachine):
             for id, reservation in outcome.reservations.items()
         }
         assert max(Counter(ids.values()).values(), default=1) == 1
+
+    @invariant()
+    def few_are_reserved_at_a_time(self) -> None:
+        reserved = Counter(
+            reservation.user
+            for reservation in self.core.reservations.by_id.values()
+            if reservation.state in OPEN_STATES
+        )
+        assert max(reserved.values(), default=0) <= MAX_PROMISED
 
     @invariant()
     def every_occurrence_that_is_due_is_decided(self) -> None:
