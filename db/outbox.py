@@ -5,7 +5,8 @@ rows later, and marks them. An id is microseconds since the epoch, or one more t
 is never used again, so receivers can recognise a repetition.
 
 The rows are bounded. A user has so many mails an hour; one digest stands for all others. The events
-of a step share rows, and a receiver that is away for long loses its oldest rows.
+of a step share rows, and a receiver that is away for long loses its oldest rows. Delivered rows are
+deleted after a day.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ TICKS = 1_000_000  # ids per second
 HOUR = 3600.0  # seconds
 EVENTS_PER_ROW = 100  # of a webhook
 MAX_OPEN_ROWS = 10_000  # of a receiver; the oldest of more are given up
-KEPT_FOR = 7 * 86400.0  # seconds for which delivered and failed rows are listed
+DELIVERED_KEPT_FOR = 86400.0  # seconds for which delivered rows are listed
+KEPT_FOR = 7 * 86400.0  # seconds for which failed and uncertain rows are listed
 
 _IS_OPEN = outbox.c.ended.is_(None)
 _IS_PENDING = outbox.c.state == DeliveryState.PENDING
@@ -480,7 +482,10 @@ def read_page(
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def prune_batch(connection: Connection, before: float, limit: int) -> int:
-    """Delete at most `limit` rows that ended before a time (epoch seconds); return their number."""
-    old = select(outbox.c.id).where(outbox.c.ended < before).limit(limit)
-    return connection.execute(delete(outbox).where(outbox.c.id.in_(old))).rowcount
+def prune_batch(connection: Connection, now: float, limit: int) -> int:
+    """Delete at most `limit` rows that ended long ago; return their number."""
+    is_delivered = outbox.c.state == DeliveryState.DELIVERED
+    old = select(outbox.c.id).where(
+        outbox.c.ended < now - DELIVERED_KEPT_FOR, is_delivered | (outbox.c.ended < now - KEPT_FOR)
+    )
+    return connection.execute(delete(outbox).where(outbox.c.id.in_(old.limit(limit)))).rowcount

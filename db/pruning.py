@@ -86,18 +86,18 @@ class PruningPass:
         before: float,
         keys_before: float | None = None,
         audit_before: float | None = None,
-        outbox_before: float | None = None,
+        outbox_now: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Times are epoch seconds; None: what it is for is not deleted.
 
-        `keys_before`: creation of submission keys. `audit_before`: audit records. `outbox_before`:
-        notifications that were delivered or given up. `clock` returns seconds.
+        `keys_before`: creation of submission keys. `audit_before`: audit records. `outbox_now`: the
+        present time, for notifications that were delivered or given up. `clock` returns seconds.
         """
         self._clock = clock
         self._size = PortionSize()
         self._before, self._keys_before = before, keys_before
-        self._audit_before, self._outbox_before = audit_before, outbox_before
+        self._audit_before, self._outbox_now = audit_before, outbox_now
         self.deleted = dict.fromkeys(PRUNED_KINDS, 0)
         self._last_task = (0.0, 0)  # end and job of the last task examined
         self._last_reservation = 0  # the last one examined
@@ -212,10 +212,10 @@ class PruningPass:
         return audit.prune_batch(connection, self._audit_before, most) > 0
 
     def _prune_outbox(self, connection: Connection) -> bool:
-        if self._outbox_before is None:
+        if self._outbox_now is None:
             return False
         most = self._size.rows(RECORDS_PER_PORTION)
-        return outbox.prune_batch(connection, self._outbox_before, most) > 0
+        return outbox.prune_batch(connection, self._outbox_now, most) > 0
 
     def _prune_events(self, connection: Connection) -> bool:
         """Delete events without changes before the last checkpoint that is old enough."""

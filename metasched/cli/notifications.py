@@ -18,7 +18,7 @@ def notifications(
     """List mails, and events of webhooks, that wait or were not delivered.
 
     You see your own mails. Operators see those of all users, and events, of which a row holds up to
-    100. Rows are kept for a week after their end.
+    100. Delivered ones are listed for a day, others for a week.
 
     \b
     Examples:

@@ -54,7 +54,6 @@ from metasched.daemon.progress import Progress
 from metasched.daemon.quarantine import Quarantine, first_error
 from metasched.daemon.series import SeriesPlanner
 from metasched.db.ledger import Ledger, StoredJob
-from metasched.db.outbox import KEPT_FOR
 from metasched.db.pruning import PruningPass
 from metasched.db.store import DatabaseUnreachable, StorageFailed, StorageUncertain
 from metasched.db.submission_keys import KEY_LIFETIME, Receipt
@@ -376,7 +375,7 @@ class SchedulerService:
             now - self.settings.retention,
             now - KEY_LIFETIME,
             now - self.settings.event_retention,
-            now - KEPT_FOR,
+            now,
         )
         while await asyncio.to_thread(self.ledger.prune_portion, pruning):
             await asyncio.sleep(PRUNE_PAUSE)

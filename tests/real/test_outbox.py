@@ -25,7 +25,12 @@ from metasched.db import outbox as outbox_rows
 from metasched.db import reservations
 from metasched.db.audit import AuditFilter
 from metasched.db.ledger import Ledger, StoredJob
-from metasched.db.outbox import MAX_OPEN_ROWS, NotificationRules
+from metasched.db.outbox import (
+    DELIVERED_KEPT_FOR,
+    KEPT_FOR,
+    MAX_OPEN_ROWS,
+    NotificationRules,
+)
 from metasched.db.pruning import PruningPass
 from metasched.db.schema import attempt, outbox
 from metasched.db.store import Database
@@ -345,6 +350,12 @@ def test_tries_are_stored(ledger: Ledger) -> None:
     assert ledger.notices("bob", 0, 10, delivered=False) == []
 
 
+def prune(ledger: Ledger, now: float) -> None:
+    pruning = PruningPass(0.0, outbox_now=now)
+    while ledger.prune_portion(pruning):
+        pass
+
+
 def test_old_rows_are_given_up_and_those_that_are_too_many(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,21 +372,22 @@ def test_old_rows_are_given_up_and_those_that_are_too_many(
         "mail: too old",
     ]
     assert MAX_OPEN_ROWS > 1
-    pruning = PruningPass(0.0, outbox_before=life.now + 1)
-    while ledger.prune_portion(pruning):
-        pass
+    prune(ledger, life.now + KEPT_FOR - 1)
+    assert states(life) == ["failed", "failed"]
+    prune(ledger, life.now + KEPT_FOR + 1)
     assert life.rows() == []
 
 
 def test_ids_are_not_used_again(ledger: Ledger) -> None:
     life = two_mails(ledger)
     before = [row.id for row in life.rows()]
-    pruning = PruningPass(0.0, outbox_before=life.now + 1)
     for id in before:
         ledger.mark_delivered(id, life.now)
     ledger.commit_group()
-    while ledger.prune_portion(pruning):
-        pass
+    prune(ledger, life.now + DELIVERED_KEPT_FOR - 1)
+    assert states(life) == ["delivered", "delivered"]
+    prune(ledger, life.now + DELIVERED_KEPT_FOR + 1)
+    assert life.rows() == []
     ledger.open_outbox(MAILS, life.now, restored=False)
     life.now += 1
     life.submit(3, "END")
