@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -56,6 +56,7 @@ class NotificationRules:
 
     instance: str = ""  # of the database, part of the ids that receivers of webhooks see
     mails_per_hour: int = 0  # to a user; 0: the site sends no mail
+    alerts_to: tuple[str, ...] = ()  # addresses of operators
     # kinds of notices by webhook
     webhooks: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
@@ -86,11 +87,19 @@ class _Content(msgspec.Struct, frozen=True):
     notices: tuple[Notice, ...]
 
 
+class Mail(NamedTuple):
+    """A mail that is to be stored."""
+
+    user: str | None  # whom it concerns; None: operators
+    address: str
+    notice: Notice
+
+
 @dataclass
 class PendingNotices:
     """Notices of steps that are being stored."""
 
-    mails: list[tuple[Job, Notice]] = field(default_factory=list)
+    mails: list[Mail] = field(default_factory=list)
     events: list[Notice] = field(default_factory=list)
     # arrays that may have ended, with the time of the last end; None: the job is to be read
     arrays: dict[int, tuple[Job | None, float]] = field(default_factory=dict)
@@ -152,7 +161,7 @@ class Outbox:
             pending.events.append(notifications.end_notice(changes.ended[0], time))
         if self.rules.mails_per_hour and ended.mail and notifications.reports_tasks(ended):
             pending.mails += [
-                (ended, notifications.end_notice(end, time))
+                _mail_of(ended, notifications.end_notice(end, time))
                 for end in changes.ended
                 if notifications.reports_end(ended.mail, end.task.state)
             ]
@@ -169,7 +178,7 @@ class Outbox:
         assert owner_job.mail is not None
         if BEGIN in owner_job.mail.types and changes.begun and single:
             pending.mails += [
-                (owner_job, notifications.begin_notice(beginning, time))
+                _mail_of(owner_job, notifications.begin_notice(beginning, time))
                 for beginning in changes.begun
                 if not (beginning.was_unknown and _has_begun(connection, owner_job, beginning))
             ]
@@ -177,13 +186,13 @@ class Outbox:
             begun.add(owner_job.id)
             if not _has_begun(connection, owner_job):
                 notice = notifications.array_begin_notice(changes.begun[0], time)
-                pending.mails.append((owner_job, notice))
+                pending.mails.append(_mail_of(owner_job, notice))
         if REQUEUE in owner_job.mail.types and changes.requeued:
             tasks = changes.requeued if single else changes.requeued[:1]
             notices = [notifications.requeue_notice(each, time) for each in tasks]
             if not single:
                 notices = [structs.replace(notices[0], task=None, count=len(changes.requeued))]
-            pending.mails += [(owner_job, notice) for notice in notices]
+            pending.mails += [_mail_of(owner_job, notice) for notice in notices]
 
     def store(self, connection: Connection, pending: PendingNotices) -> bool:
         """Store notices, after the rows of their steps; return whether there are new rows."""
@@ -198,7 +207,7 @@ class Outbox:
             if self.rules.mails_per_hour and array.mail and not notifications.reports_tasks(array):
                 state = notifications.array_state(counts)
                 if notifications.reports_end(array.mail, state):
-                    pending.mails.append((array, notice))
+                    pending.mails.append(_mail_of(array, notice))
         return any(
             [
                 self._add_mails(connection, pending.mails),
@@ -207,12 +216,17 @@ class Outbox:
         )
 
     def add_records(self, connection: Connection, records: Iterable[AuditRecord]) -> bool:
-        """Store audit records for the webhooks that want them; return whether there are any."""
-        if not self.rules.webhooks:
+        """Store audit records for webhooks and operators; return whether there are any."""
+        if not (self.rules.webhooks or self.rules.alerts_to):
             return False
-        return self.add_events(
-            connection, [of_record(record) for record in records if record.kind not in UNREPORTED]
-        )
+        notices = [of_record(record) for record in records if record.kind not in UNREPORTED]
+        alerts = [
+            Mail(None, address, notice)
+            for notice in notices
+            if notice.severity != "info"
+            for address in self.rules.alerts_to
+        ]
+        return self._add_mails(connection, alerts) | self.add_events(connection, notices)
 
     def add_events(self, connection: Connection, events: Sequence[Notice]) -> bool:
         """Store events for the webhooks that want them; return whether there are any."""
@@ -230,33 +244,32 @@ class Outbox:
         row = self._row(MAIL, (notice,), notice.kind, notice.time)
         connection.execute(_INSERT, [row | {"user": user, "address": address}])
 
-    def _add_mails(self, connection: Connection, mails: Sequence[tuple[Job, Notice]]) -> bool:
-        by_user: defaultdict[str, list[tuple[Job, Notice]]] = defaultdict(list)
-        for sender_job, notice in mails:
-            by_user[sender_job.user].append((sender_job, notice))
-        for user, notices in by_user.items():
-            room = self.rules.mails_per_hour - _mails_since(
-                connection, user, notices[-1][1].time - HOUR
-            )
+    def _add_mails(self, connection: Connection, mails: Sequence[Mail]) -> bool:
+        by_user: defaultdict[str | None, list[Mail]] = defaultdict(list)
+        for mail in mails:
+            by_user[mail.user].append(mail)
+        for user, of_user in by_user.items():
+            since = of_user[-1].notice.time - HOUR
+            room = max(self.rules.mails_per_hour - _mails_since(connection, user, since), 0)
             rows = [
-                self._row(MAIL, (notice,), notice.kind, notice.time)
-                | {"user": user, "address": _address(sender_job), "job": sender_job.id}
-                for sender_job, notice in notices[: max(room, 0)]
+                self._row(MAIL, (mail.notice,), mail.notice.kind, mail.notice.time)
+                | {"user": user, "address": mail.address, "job": mail.notice.job}
+                for mail in of_user[:room]
             ]
             if rows:
                 connection.execute(_INSERT, rows)
-            if others := notices[len(rows) :]:
+            if others := of_user[room:]:
                 self._add_to_digest(connection, user, others)
         return bool(mails)
 
     def _add_to_digest(
-        self, connection: Connection, user: str, mails: Sequence[tuple[Job, Notice]]
+        self, connection: Connection, user: str | None, mails: Sequence[Mail]
     ) -> None:
         """Count mails in the user's digest, which is sent an hour after its first."""
-        counts = Counter(notice.kind for _, notice in mails)
+        counts = Counter(mail.notice.kind for mail in mails)
         found = connection.execute(
             select(outbox.c.id, outbox.c.data)
-            .where(_IS_OPEN, _IS_PENDING, outbox.c.user == user)
+            .where(_IS_OPEN, _IS_PENDING, _is_of(user))
             .where(outbox.c.receiver == MAIL, outbox.c.kind == DIGEST)
             .limit(1)
         ).first()
@@ -266,10 +279,10 @@ class Outbox:
             statement = update(outbox).where(outbox.c.id == found.id)
             connection.execute(statement.values(data=self._encode((digest,))))
             return
-        sender_job, first = mails[0]
-        digest = Notice(kind=DIGEST, time=first.time, user=user, counts=counts)
-        row = self._row(MAIL, (digest,), DIGEST, first.time)
-        row |= {"user": user, "address": _address(sender_job), "due": first.time + HOUR}
+        first = mails[0]
+        digest = Notice(kind=DIGEST, time=first.notice.time, user=user, counts=counts)
+        row = self._row(MAIL, (digest,), DIGEST, digest.time)
+        row |= {"user": user, "address": first.address, "due": digest.time + HOUR}
         connection.execute(_INSERT, [row])
 
     def _row(
@@ -296,14 +309,19 @@ class Outbox:
         return msgspec.json.encode(_Content(self.rules.instance, notices)).decode()
 
 
-def _address(sender_job: Job) -> str:
+def _mail_of(sender_job: Job, notice: Notice) -> Mail:
+    """Return the mail about a job, whose owner wants it."""
     assert sender_job.mail is not None
-    return sender_job.mail.user or sender_job.user
+    return Mail(sender_job.user, sender_job.mail.user or sender_job.user, notice)
 
 
-def _mails_since(connection: Connection, user: str, time: float) -> int:
+def _is_of(user: str | None) -> ColumnElement[bool]:
+    return outbox.c.user.is_(None) if user is None else outbox.c.user == user
+
+
+def _mails_since(connection: Connection, user: str | None, time: float) -> int:
     query = select(func.count()).where(
-        outbox.c.user == user,
+        _is_of(user),
         outbox.c.receiver == MAIL,
         outbox.c.created > time,
         outbox.c.kind != DIGEST,

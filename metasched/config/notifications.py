@@ -30,6 +30,7 @@ def read_mail(config: ConfigFile, base: Path, path: Path | None) -> MailSettings
         sender=table.sender,
         domains=tuple(domain.lower() for domain in table.domains),
         per_hour=table.per_hour,
+        alerts_to=table.alerts_to,
     )
 
 

@@ -110,7 +110,8 @@ class MailSettings:
     is_sendmail: bool
     sender: str  # address; "": as the program chooses
     domains: tuple[str, ...]  # of addresses that jobs may name; "*": all
-    per_hour: int  # mails about jobs to a user
+    per_hour: int  # mails about jobs to a user, and alerts to operators
+    alerts_to: tuple[str, ...] = ()  # addresses of operators
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,7 @@ class MailTable(_Table):
     program: str | None = None
     sender: Annotated[str, AfterValidator(_require_address)] = ""
     domains: tuple[str, ...] = ()
+    alerts_to: tuple[Annotated[str, AfterValidator(_require_address)], ...] = ()
     per_hour: Annotated[int, Field(ge=1, le=MAX_MAILS)] = 60
 
 

@@ -25,6 +25,7 @@ from metasched.config.settings import MailSettings, Settings, WebhookSettings
 from metasched.core.events import Outcome
 from metasched.daemon.mail import MailFailed, MailUncertain, send_mail
 from metasched.daemon.notification_texts import (
+    alert_message,
     digest_message,
     job_message,
     reservation_message,
@@ -84,6 +85,7 @@ class NotificationSender:
         return NotificationRules(
             instance=instance,
             mails_per_hour=self.mail.per_hour if self.mail else 0,
+            alerts_to=self.mail.alerts_to if self.mail else (),
             webhooks={hook.name: hook.kinds for hook in self.webhooks},
         )
 
@@ -208,7 +210,7 @@ class NotificationSender:
             reservation = await self._read(self._ledger.reservation, notice.reservation)
             if reservation is not None:  # else it was pruned
                 return reservation_message(reservation)
-        return job_message(notice)
+        return alert_message(notice) if notice.severity else job_message(notice)
 
     # Webhooks
 

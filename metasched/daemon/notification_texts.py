@@ -76,12 +76,35 @@ def clock_time(seconds: float) -> str:
     return f"{f'{days}-' if days else ''}{hour:02}:{minute:02}:{second:02}"
 
 
+def alert_message(notice: Notice) -> tuple[str, str]:
+    """Return subject and text of a mail to operators about an audit record."""
+    names = {"cluster": notice.cluster, "licence": notice.licence, "job": notice.job}
+    objects = [f"{name} {value}" for name, value in names.items() if value]
+    facts = {
+        "Kind": notice.kind,
+        "Severity": notice.severity,
+        "Time": iso(notice.time),
+        "Cluster": notice.cluster,
+        "Licence": notice.licence,
+        "Job": notice.job,
+        "Reservation": notice.reservation,
+        "User": notice.user,
+        "Actor": notice.actor,
+        "Cause": notice.reason,
+        "Count": notice.count if notice.count > 1 else None,
+    }
+    lines = [f"{label}: {fact}" for label, fact in facts.items() if fact not in (None, "")]
+    lines.append("Details: metasched events --since 1h")
+    subject = " ".join([f"metasched {notice.severity}: {notice.kind}", *objects])
+    return subject, "\n".join(lines) + "\n"
+
+
 def digest_message(notice: Notice, per_hour: int) -> tuple[str, str]:
     """Return subject and text of the mail that stands for others."""
     assert notice.kind == DIGEST
     number = sum(notice.counts.values())
     lines = [
-        f"{number} more notifications of your jobs were not sent one by one.",
+        f"{number} more notifications were not sent one by one.",
         f"This site sends at most {per_hour} an hour to a user.",
         *(f"Of kind {kind}: {count}" for kind, count in sorted(notice.counts.items())),
         "Details: metasched status --all",

@@ -264,6 +264,20 @@ def test_webhooks_get_whole_jobs_and_alerts_in_groups(ledger: Ledger) -> None:
     assert (notices[9].kind, notices[9].severity) == ("cluster_unreachable", "warning")
 
 
+def test_operators_get_alerts_by_mail_within_the_limit(ledger: Ledger) -> None:
+    to = ("ops@example.org", "ada")
+    rules = NotificationRules(instance="cafe", mails_per_hour=5, alerts_to=to)
+    life = Life(ledger, rules)
+    for _ in range(4):
+        life.step(ClusterUnreachable(life.now, "left", "silent"))
+        life.listed(full=True)
+    alerts = [row for row in life.rows() if row.user is None]
+    assert [row.address for row in alerts] == [*to, *to, "ops@example.org", "ada"]
+    assert [row.kind for row in alerts] == ["cluster_unreachable"] * 5 + [DIGEST]
+    [digest] = [notice for notice in life.notices() if notice.kind == DIGEST]
+    assert digest.counts == {"cluster_unreachable": 3}
+
+
 def test_many_events_of_a_step_share_rows(ledger: Ledger) -> None:
     life = Life(ledger, HOOKS)
     notices = [Notice(kind=JOB_ENDED, time=NOW, job=id) for id in range(250)]

@@ -467,6 +467,7 @@ def test_mail_and_webhooks(tmp_path: Path) -> None:
     [
         ('[daemon]\nmail_program = "m"\n[mail]\nprogram = "s"', "both program in .*; keep one"),
         ('[mail]\nsender = "a b"', "sender = .*; write an address such as"),
+        ('[mail]\nalerts_to = ["|sh"]', "alerts_to.*; write an address such as"),
         (HOOK + HOOK, 'webhook "ops" is there twice'),
         (HOOK * 17, 'webhook "ops" is there twice'),
         (

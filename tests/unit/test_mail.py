@@ -18,6 +18,7 @@ from metasched.core.tasks import Attempt, Task
 from metasched.daemon import mail
 from metasched.daemon.mail import MailFailed, MailUncertain, command_for, send_mail
 from metasched.daemon.notification_texts import (
+    alert_message,
     clock_time,
     digest_message,
     job_message,
@@ -233,6 +234,22 @@ def test_a_digest_says_how_many_mails_it_stands_for() -> None:
     subject, text = digest_message(digest, 60)
     assert subject == "metasched: 99942 more notifications"
     assert "This site sends at most 60 an hour to a user.\nOf kind job_began: 2\n" in text
+
+
+def test_an_alert_names_what_it_is_about() -> None:
+    alert = Notice(
+        kind="cluster_unreachable", time=NOW, severity="warning", cluster="a", reason="silent"
+    )
+    subject, text = alert_message(alert)
+    assert subject == "metasched warning: cluster_unreachable cluster a"
+    assert text.splitlines() == [
+        "Kind: cluster_unreachable",
+        "Severity: warning",
+        "Time: 1970-01-12T13:46:40.000+00:00",
+        "Cluster: a",
+        "Cause: silent",
+        "Details: metasched events --since 1h",
+    ]
 
 
 def test_the_owner_is_notified_of_the_break_its_cause_and_free_windows() -> None:
