@@ -43,6 +43,7 @@ HOUR = 3600.0  # seconds
 EVENTS_PER_ROW = 100  # of a webhook
 MAX_OPEN_ROWS = 10_000  # of a receiver; the oldest of more are given up
 DELIVERED_KEPT_FOR = 86400.0  # seconds for which delivered rows are listed
+LATEST_DUE = 2 * HOUR  # seconds from now; later only if the clock was set back
 KEPT_FOR = 7 * 86400.0  # seconds for which failed and uncertain rows are listed
 
 _IS_OPEN = outbox.c.ended.is_(None)
@@ -368,10 +369,13 @@ def next_rows(connection: Connection, receiver: str, limit: int) -> list[OutboxR
 
 
 def due_rows(connection: Connection, receiver: str, now: float, limit: int) -> list[OutboxRow]:
-    """Return rows of a receiver that are pending and due, oldest first."""
+    """Return rows of a receiver that are pending and due, oldest first.
+
+    A row that is due later than any delay explains is due at once.
+    """
     query = select(outbox).where(_IS_OPEN, _IS_PENDING, outbox.c.receiver == receiver)
-    query = query.where(outbox.c.due <= now).order_by(outbox.c.id).limit(limit)
-    return list(_decoded(connection, query))
+    is_due = (outbox.c.due <= now) | (outbox.c.due > now + LATEST_DUE)
+    return list(_decoded(connection, query.where(is_due).order_by(outbox.c.id).limit(limit)))
 
 
 def next_due(connection: Connection, receiver: str) -> float | None:
