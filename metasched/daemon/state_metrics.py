@@ -95,8 +95,9 @@ def service_families(service: SchedulerService, counts: TaskCounts) -> Iterator[
 
 def _notifications(service: SchedulerService, now: float) -> Iterator[Family]:
     statuses = service.notifications.statuses
-    if (mail := statuses.get(MAIL)) is not None:
-        yield _gauge("mail_failing", "Whether the last mail failed (1).", bool(mail.last_error))
+    mail = statuses.get(MAIL)
+    is_failing = mail is not None and mail.last_error != ""
+    yield _gauge("mail_failing", "Whether the last mail failed (1).", float(is_failing))
     waiting = _gauges("outbox_waiting", "Mails, or groups of events, that wait.", "receiver")
     oldest = _gauges("outbox_oldest_seconds", "Age of the oldest of these.", "receiver")
     failures = _gauges("outbox_failures", "Deliveries that failed in a row.", "receiver")
