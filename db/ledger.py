@@ -619,10 +619,13 @@ class Ledger(Writer):
                 self._outbox.add_mail(connection, broken.user, address, notice)
                 reservations.mark_notified(connection, broken.id, now)
 
-    def mark_sending(self, id: int) -> None:
-        """Add to the open group that a mail is being sent; after a crash it is not sent again."""
+    def mark_sending(self, id: int) -> tuple[Notice, ...]:
+        """Add to the open group that a mail is being sent; after a crash it is not sent again.
+
+        Return what it reports; empty: it was given up.
+        """
         with self._join_group() as connection:
-            outbox.mark_sending(connection, id)
+            return outbox.mark_sending(connection, id)
 
     def mark_delivered(self, id: int, now: float) -> None:
         """Add to the open group that a row of the outbox was delivered."""

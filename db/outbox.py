@@ -409,9 +409,17 @@ def _decoded(connection: Connection, query: Any) -> Iterator[OutboxRow]:
         )
 
 
-def mark_sending(connection: Connection, id: int) -> None:
-    """Store that a mail is about to be given to the mail program."""
-    _update(connection, outbox.c.id == id, state=DeliveryState.SENDING.value)
+def mark_sending(connection: Connection, id: int) -> tuple[Notice, ...]:
+    """Store that a mail is about to be given to the mail program; return what it reports.
+
+    Empty: it is not pending any more. A digest counts no further mails from now on.
+    """
+    is_row = (outbox.c.id == id) & _IS_PENDING
+    data = connection.execute(select(outbox.c.data).where(is_row)).scalar()
+    if data is None:
+        return ()
+    _update(connection, is_row, state=DeliveryState.SENDING.value)
+    return msgspec.json.decode(data, type=_Content).notices
 
 
 def mark_delivered(connection: Connection, id: int, now: float) -> None:

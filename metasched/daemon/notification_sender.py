@@ -35,8 +35,7 @@ from metasched.daemon.webhook import DeliveryFailed, DeliveryThread, deliver
 from metasched.db.ledger import Ledger
 from metasched.db.outbox import NotificationRules, OutboxRow
 from metasched.db.store import StorageFailed
-from metasched.model.audit import AuditKind
-from metasched.model.notice import DIGEST, MAIL
+from metasched.model.notice import DIGEST, MAIL, Notice
 from metasched.model.reservation import ReservationState
 
 log = logging.getLogger("metasched")
@@ -110,17 +109,17 @@ class NotificationSender:
                 await asyncio.sleep(READ_PAUSE)
 
     async def _sleep(self, receiver: str, until: float | None) -> None:
-        """Wait for new rows, or until a time (epoch seconds)."""
-        await self._count(receiver)
+        """Wait for new rows, or until a time (epoch seconds); None: there is no row."""
+        await self._count(at_once=until is None and self.statuses[receiver].waiting > 0)
         timeout = None if until is None else min(max(until - time.time(), 0.0), MAX_WAIT)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._new_rows[receiver].wait()
 
-    async def _count(self, receiver: str) -> None:
-        """Count the waiting rows, not often, but also when all have been delivered."""
+    async def _count(self, *, at_once: bool = False) -> None:
+        """Count the waiting rows, every `COUNT_INTERVAL` or at once."""
         now = time.monotonic()
-        if now - self._counted < COUNT_INTERVAL and not self.statuses[receiver].waiting:
+        if now - self._counted < COUNT_INTERVAL and not at_once:
             return
         self._counted = now
         rows = await self._read(self._ledger.open_notices)
@@ -157,6 +156,7 @@ class NotificationSender:
         self._ledger.give_up_notices(MAIL, started - MAIL_GIVEN_UP_AFTER, started)
         while True:
             self._new_rows[MAIL].clear()
+            await self._count()
             now = time.time()
             if self._may_be_broken:
                 await asyncio.sleep(REPLY_GRACE)
@@ -169,9 +169,11 @@ class NotificationSender:
                 await self._sleep(MAIL, await self._read(self._ledger.next_notice_due, MAIL))
 
     async def _mail(self, mail: MailSettings, row: OutboxRow) -> None:
-        subject, text = await self._message_of(mail, row)
-        self._ledger.mark_sending(row.id)
+        notices = self._ledger.mark_sending(row.id)
         await self._commit()
+        if not notices:
+            return  # given up since it was read
+        subject, text = await self._message_of(mail, notices[0])
         id = f"{row.source}-{row.id}"
         sending = asyncio.create_task(send_mail(mail, id, row.address, subject, text))
         try:
@@ -202,15 +204,18 @@ class NotificationSender:
         else:
             raise error
 
-    async def _message_of(self, mail: MailSettings, row: OutboxRow) -> tuple[str, str]:
-        [notice] = row.notices
+    async def _message_of(self, mail: MailSettings, notice: Notice) -> tuple[str, str]:
         if notice.kind == DIGEST:
             return digest_message(notice, mail.per_hour)
-        if notice.kind == AuditKind.RESERVATION_BROKEN.value and notice.reservation is not None:
+        if notice.severity:
+            return alert_message(notice)
+        if notice.reservation is not None:
             reservation = await self._read(self._ledger.reservation, notice.reservation)
-            if reservation is not None:  # else it was pruned
-                return reservation_message(reservation)
-        return alert_message(notice) if notice.severity else job_message(notice)
+            # one that was pruned has no more to say
+            return (
+                alert_message(notice) if reservation is None else reservation_message(reservation)
+            )
+        return job_message(notice)
 
     # Webhooks
 
@@ -220,6 +225,7 @@ class NotificationSender:
         try:
             while True:
                 self._new_rows[hook.name].clear()
+                await self._count()
                 now = time.time()
                 row = await self._read(self._ledger.next_notice, hook.name)
                 if row is None:

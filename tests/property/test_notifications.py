@@ -84,11 +84,12 @@ class World:
             self.steps_to_death = next(self.deaths, None)
             raise Died
 
-    def mortal(self, write: Callable[..., None]) -> Callable[..., None]:
-        def written(*arguments: Any) -> None:
+    def mortal(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        def written(*arguments: Any) -> Any:
             self.step()
-            write(*arguments)
+            result = write(*arguments)
             self.step()
+            return result
 
         return written
 
