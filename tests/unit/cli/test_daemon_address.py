@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,19 @@ def test_the_site_daemon_is_the_fallback(home: Path, monkeypatch: pytest.MonkeyP
     Path(personal_socket()).parent.mkdir(parents=True)
     Path(personal_socket()).touch()
     assert find_daemon() == personal_socket()
+
+
+def test_a_site_may_hide_its_configuration(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the password of a database; users find the daemon at its usual socket."""
+    (home / "site.toml").write_text('[daemon]\nsocket = "/elsewhere"\n')
+    (home / "site.sock").touch()
+    monkeypatch.setattr("metasched.client.address.SITE_CONFIG", str(home / "site.toml"))
+    monkeypatch.setattr("metasched.client.address.SITE_SOCKET", str(home / "site.sock"))
+    assert find_daemon() == personal_socket()  # there is no socket of that name
+    (home / "site.toml").chmod(0)
+    if os.geteuid() == 0:  # may read it
+        monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert find_daemon() == str(home / "site.sock")
 
 
 @pytest.mark.parametrize(
