@@ -56,7 +56,6 @@ REPORTS = {
     "waits by group": (ReportKind.WAITS, (ReportKey.GROUP,)),
     "waits by user, cluster": (ReportKind.WAITS, (ReportKey.USER, ReportKey.CLUSTER)),
     "deadlines by account": (ReportKind.DEADLINES, (ReportKey.ACCOUNT,)),
-    "licences by month": (ReportKind.LICENCES, (ReportKey.MONTH,)),
 }
 
 
