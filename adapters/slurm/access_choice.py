@@ -114,7 +114,7 @@ class _ImportTrial:
         with memory_file(b"") as output:  # a file takes output without a reader
             self._output = os.fdopen(os.dup(output), "rb")
             self._process = start_command(
-                [sys.executable, "-c", _IMPORT_SCRIPT],
+                [sys.executable, "-P", "-c", _IMPORT_SCRIPT],
                 os.environ | {"SLURM_CONF": config},
                 output=output,
             )

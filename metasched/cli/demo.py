@@ -110,7 +110,7 @@ def _running_daemon(folder: Path) -> Iterator[Client]:
     log = folder / "daemon.log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-m", "metasched", "serve", "-c", str(config)],
+            [sys.executable, "-P", "-m", "metasched", "serve", "-c", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,

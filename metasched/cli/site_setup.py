@@ -166,7 +166,7 @@ def _completions() -> dict[str, str]:
     scripts = {}
     for shell in COMPLETIONS:
         completed = subprocess.run(
-            [sys.executable, "-m", "metasched"],
+            [sys.executable, "-P", "-m", "metasched"],
             env={**os.environ, "_METASCHED_COMPLETE": f"source_{shell}"},
             capture_output=True,
             text=True,

@@ -175,6 +175,7 @@ class WorkerProcess:
             host_settings.state_folder.chmod(0o711)  # users pass through it to their own folders
         process = await asyncio.create_subprocess_exec(
             settings.python or sys.executable,
+            "-P",  # nothing of the folder in which the daemon was started
             "-m",
             "metasched.adapters.worker",
             stdin=asyncio.subprocess.PIPE,

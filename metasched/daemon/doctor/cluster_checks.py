@@ -97,7 +97,7 @@ def _inspect(entry: ClusterSettings, settings: Settings, timeout: float) -> Insp
     python = entry.python or sys.executable
     try:
         process = subprocess.Popen(
-            [python, "-m", "metasched.adapters.inspection"],
+            [python, "-P", "-m", "metasched.adapters.inspection"],
             env=os.environ | entry.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

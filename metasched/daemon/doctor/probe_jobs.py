@@ -144,7 +144,7 @@ def _worker(entry: ClusterSettings, settings: Settings) -> Iterator[_Worker]:
     try:
         folder.mkdir(mode=0o711)
         process = subprocess.Popen(
-            [entry.python or sys.executable, "-m", "metasched.adapters.worker"],
+            [entry.python or sys.executable, "-P", "-m", "metasched.adapters.worker"],
             env=os.environ | entry.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
