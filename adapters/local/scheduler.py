@@ -24,6 +24,7 @@ from metasched.adapters.local.spec import task_spec
 from metasched.adapters.local.supervision import RETRY_DELAY, Supervision
 from metasched.adapters.local.task_table import LocalTask, TaskTable
 from metasched.adapters.local.wakeups import Wakeups
+from metasched.policies.local.orders import FCFS
 from metasched.policies.local.queueing import FreeResources, LocalPolicy
 from metasched.policies.local.registry import make_policy
 
@@ -139,7 +140,7 @@ class LocalScheduler:
                     if not ready or self.table.unsaved_count > MAX_UNSAVED:
                         self.table.save_ended()
                     continue
-                except (OSError, sqlite3.Error):
+                except Exception:  # whatever it is: without this thread nothing starts or ends
                     log.exception("%s: retrying in %g s", self._folder, RETRY_DELAY)
                     self.reload_needed = True
                     self._wakeups.wake()
@@ -160,7 +161,11 @@ class LocalScheduler:
     @cached_property
     def _policy(self) -> LocalPolicy:
         """The policy. The default imports numpy: 6 MB that a cluster without jobs does not need."""
-        return make_policy(self._policy_name)
+        try:
+            return make_policy(self._policy_name)
+        except Exception:  # it may be of another package
+            log.exception("%s: no policy %s; FCFS decides", self._folder, self._policy_name)
+            return FCFS()
 
     def _decide_starts(self) -> None:
         """Decide which tasks start now; record each decision as a job folder with a `spec`."""
@@ -171,20 +176,41 @@ class LocalScheduler:
         if table.free_cpus <= 0 and planned_starts is None:
             return
         now = time.time()
-        starts = self._policy.choose_starts(
-            now,
-            [task.waiting for task in table.queue],
-            [task.running for task in table.started.values()],
-            FreeResources(table.free_cpus, table.free_resources, rho=self._rho),
-        )
-        if planned_starts is not None:
-            self.planned_starts = planned_starts()
-        for native_id, _ in starts:
-            task = table.tasks[native_id]
+        try:
+            starts = self._choose_starts(self._policy, now)
+            if planned_starts is not None:
+                self.planned_starts = planned_starts()
+        except Exception:  # it may be of another package
+            log.exception("%s: policy %s fails; FCFS decides", self._folder, self._policy_name)
+            starts = self._choose_starts(FCFS(), now)
+        for task in starts:
             task.devices = table.choose_devices(task)
             self._write_spec(task)
             table.start(task, now)
             self._supervision.add([task])
+
+    def _choose_starts(self, policy: LocalPolicy, now: float) -> list[LocalTask]:
+        """Return the tasks that a policy starts. ValueError if they do not wait, or do not fit."""
+        table = self.table
+        waiting = {task.native_id: task for task in table.queue}
+        free_cpus, free = table.free_cpus, dict(table.free_resources)
+        starts = []
+        for native_id, _ in policy.choose_starts(
+            now,
+            [task.waiting for task in table.queue],
+            [task.running for task in table.started.values()],
+            FreeResources(free_cpus, table.free_resources, rho=self._rho),
+        ):
+            if (task := waiting.pop(native_id, None)) is None:
+                raise ValueError(f"it starts {native_id}, which does not wait")
+            free_cpus -= task.requirements.cpus
+            counts = task.requirements.counts
+            for name in counts.keys() & free.keys():  # others are unlimited
+                free[name] -= counts[name]
+            if free_cpus < 0 or any(free[name] < 0 for name in counts.keys() & free.keys()):
+                raise ValueError(f"it starts {native_id}, for which there is no room")
+            starts.append(task)
+        return starts
 
     def _write_spec(self, task: LocalTask) -> None:
         header, script = self._store.submission(task.status.tag)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 
 from metasched.policies.local.conservative import Conservative
@@ -111,14 +111,25 @@ TEXT_PARAMETERS = ("preset", "run", "late", "knapsack", "compare", "stop")  # wh
 
 
 def _find_factory(name: str) -> Callable[..., LocalPolicy] | None:
-    """Return the factory of a policy, of metasched or of another installed package."""
-    if name in POLICIES:
-        return POLICIES[name]
+    """Return the factory of a policy, of metasched or of another installed package.
+
+    ValueError if the package cannot be imported.
+    """
+    return POLICIES[name] if name in POLICIES else _load_factory(name)
+
+
+@cache  # all installed packages are searched
+def _load_factory(name: str) -> Callable[..., LocalPolicy] | None:
     from importlib.metadata import entry_points  # imported here: few sites have such packages
 
-    registered = entry_points(group=POLICY_GROUP, name=name)
-    factory: Callable[..., LocalPolicy] | None = next((entry.load() for entry in registered), None)
-    return factory
+    for entry in entry_points(group=POLICY_GROUP, name=name):
+        try:
+            factory: Callable[..., LocalPolicy] = entry.load()
+        except Exception as error:
+            problem = f"policy {name} of {entry.value} cannot be imported"
+            raise ValueError(f"{problem} ({type(error).__name__}: {error})") from error
+        return factory
+    return None
 
 
 def check_policy_name(name: str) -> None:

@@ -29,6 +29,7 @@ from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
+from metasched.policies.local import registry
 from tests.harness import processes
 
 INSTANCE = "abc123"
@@ -700,3 +701,47 @@ def test_it_sleeps_when_nothing_happens(site: Site) -> None:
     time.sleep(2.0)
     wake_ups = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
     assert wake_ups < 20  # a loop that looks every tenth of a second makes more
+
+
+class Failing:
+    """A policy of another package: it fails, or starts what it must not."""
+
+    in_order = False
+
+    def __init__(self, starts: Callable[[Any], Any]) -> None:
+        self._starts = starts
+        self.calls = 0
+
+    def choose_starts(self, _now: float, queue: Any, _running: Any, _free: Any) -> Any:
+        self.calls += 1
+        return self._starts(queue)
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        lambda queue: 1 / 0,
+        lambda queue: [(999, 0)],
+        lambda queue: [(queue[0].id, 0), (queue[0].id, 0)],
+        lambda queue: [(job.id, 0) for job in queue],  # more than there are processors
+        lambda queue: None,
+    ],
+)
+def test_a_policy_that_fails_stops_no_cluster(
+    site: Site, monkeypatch: pytest.MonkeyPatch, starts: Callable[[Any], Any]
+) -> None:
+    policy = Failing(starts)
+    monkeypatch.setitem(registry.POLICIES, "failing", lambda: policy)
+    site.reopen(policy="failing")
+    orders = [site.submit("exec sleep 0.1", cpus=3) for _ in range(3)]
+    for order in orders:
+        assert site.wait_end(order).state is State.COMPLETED
+    assert policy.calls
+
+
+def test_a_policy_that_cannot_be_made_leaves_fcfs(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry.POLICIES, "failing", lambda: 1 / 0)
+    site.reopen(policy="failing")
+    assert site.wait_end(site.submit("true")).state is State.COMPLETED
