@@ -240,7 +240,7 @@ REQUESTS: Mapping[tuple[str, str], Any] = {
     },
     ("POST", "/series"): {
         "every": "mon-fri 08:00",
-        "until": 4102444800.0,
+        "until": 1797638400.0,
         "duration": 7200.0,
         "least": 2,
         "most": 2,

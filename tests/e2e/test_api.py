@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from html.parser import HTMLParser
@@ -304,8 +305,11 @@ def test_a_daemon_takes_every_example_of_its_reference(site: Site) -> None:
             continue
         example = json.dumps(body["content"]["application/json"]["example"])
         example = example.replace("100000017", "1")  # the first job, of the first example
+        content = json.loads(example)
+        if "until" in content:  # a time that would be over one day
+            content["until"] = time.time() + 7 * 86400.0
         target = path.format(name="left", action="hold")
-        answer = call(socket, "POST", f"/v1{target}", json.loads(example))
+        answer = call(socket, "POST", f"/v1{target}", content)
         if path in ("/reservations", "/series"):  # local clusters keep none
             assert "no cluster takes reservations now" in answer.json["error"]
         else:
