@@ -43,7 +43,7 @@ def move(source: Database, target: Database, show: ShowProgress = lambda _: null
         if any(_count(writing, table) for table in (event, job, instance)):
             raise StoreError(f"{target} is not empty; name an empty database")
         writing.rollback()
-        _replace_revision(source, mark, REVISION)  # of a move that was interrupted
+        _replace_revision(source, mark, REVISION)  # of the same move that was interrupted
         reading = stack.enter_context(source.acquire_writer()).connection
         again = "run the same command again: nothing is lost"
         try:

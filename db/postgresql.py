@@ -29,6 +29,7 @@ from metasched.db.store import (
     Database,
     DatabaseInUse,
     DatabaseUnreachable,
+    StorageFailed,
     StoreError,
     WriterLock,
     create_private_file,
@@ -46,6 +47,8 @@ STANDBY_INTERVAL = 1.0  # seconds between a standby's attempts to get the lock
 # Seconds without a statement after which a standby ends the session of the active daemon: its host
 # is lost, or it hangs. A daemon that runs makes one every 2 s (`service.DATABASE_CHECK_INTERVAL`).
 SILENT_HOLDER = 8.0
+BUSY_HOLDER = 600.0  # the same while it holds `BUSY_KEY`: it restores its state
+BUSY_KEY = LOCK_KEY + 1
 # SQLSTATE classes of errors that pass: connection, resources, intervention of an operator
 PASSING_CLASSES = ("08", "53", "57")
 # Refusals of a connection that last until the site changes something. A refusal in another
@@ -79,7 +82,9 @@ _APPLY_SETTINGS = (
 )
 _LOCK_HOLDER = text(
     "SELECT activity.pid, activity.backend_start, activity.application_name, activity.state, "
-    "activity.state_change FROM pg_locks AS held "
+    "activity.state_change, EXISTS (SELECT FROM pg_locks AS busy WHERE busy.pid = held.pid "
+    f"AND busy.locktype = 'advisory' AND busy.granted AND busy.objid = {BUSY_KEY}) AS is_busy "
+    "FROM pg_locks AS held "
     "LEFT JOIN pg_stat_activity AS activity USING (pid) "
     "WHERE held.locktype = 'advisory' AND held.granted AND held.classid = 0 "
     f"AND held.objid = {LOCK_KEY} AND held.objsubid = 1 AND held.database = "
@@ -155,6 +160,21 @@ class LockSession(WriterLock):
             "stop it, or start this one with --standby"
         )
 
+    @contextmanager
+    def long_silence(self) -> Iterator[None]:
+        try:
+            with self.connection.begin():
+                self.connection.execute(text(f"SELECT pg_try_advisory_lock({BUSY_KEY})"))
+        except DBAPIError as error:
+            raise StorageFailed(driver_message(error)) from error
+        try:
+            yield
+        finally:
+            with suppress(DBAPIError):  # the lock ends with a session that is cut
+                self.connection.rollback()
+                self.connection.execute(text(f"SELECT pg_advisory_unlock({BUSY_KEY})"))
+                self.connection.commit()
+
     def end_silent_holder(self) -> None:
         """End the session of the daemon with the lock if it has been silent for `SILENT_HOLDER`.
 
@@ -172,7 +192,7 @@ class LockSession(WriterLock):
                 if heard != (holder.pid, holder.backend_start, holder.state_change):
                     self._heard = ((holder.pid, holder.backend_start, holder.state_change), now)
                     return
-                if now - since < SILENT_HOLDER:
+                if now - since < (BUSY_HOLDER if holder.is_busy else SILENT_HOLDER):
                     return
                 terminate = text("SELECT pg_terminate_backend(:pid)")
                 self.connection.execute(terminate, {"pid": holder.pid})

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,11 @@ class WriterLock:
     def held(self) -> bool:
         """Whether this daemon is still active."""
         return True
+
+    @contextmanager
+    def long_silence(self) -> Iterator[None]:
+        """Let a standby wait longer for a sign of this daemon, which is busy with its state."""
+        yield
 
     def acquire(self) -> None:
         """Become the active daemon, or confirm it after a failure.
@@ -220,8 +225,8 @@ class Database(ABC):
         """StoreError if the ledger was moved away."""
         if revision is not None and revision.startswith(MOVED):
             raise StoreError(
-                f"{self} was moved to another database by `metasched db move`; "
-                "name that one in [daemon] database"
+                f"{self} was moved to another database by `metasched db move`; name that one in "
+                "[daemon] database, or if the move was interrupted, repeat it with the same URL"
             )
 
     def upgrade(self, connection: Connection) -> None:

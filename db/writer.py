@@ -9,7 +9,7 @@ Then nothing is written until the next start of the service.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from sqlalchemy import ColumnElement, Connection, Engine, RootTransaction, func, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
@@ -50,6 +50,10 @@ class Writer(Queries):
         """Close the connection."""
         self._connection.close()
         self._engine.dispose()
+
+    def long_silence(self) -> AbstractContextManager[None]:
+        """Return a context for work without a statement for long, such as a start."""
+        return self._writer_lock.long_silence()
 
     def commit_group(self) -> None:
         """Commit the open group, if there is one.

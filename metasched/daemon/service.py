@@ -146,30 +146,31 @@ class SchedulerService:
         self._database_suspected = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._group = CommitGroup(self._commit, self._start_actions)
-        ledger.restore(self.core, settings.policy.window)
-        now = time.time()
-        identity = ledger.identity(now)
-        rules = self.notifications.rules(identity.instance)
-        ledger.open_outbox(rules, now, restored=identity.restored)
-        ledger.on_notices = self.notifications.wake
-        started = DaemonStarted(
-            now,
-            identity.instance,
-            settings.policy,
-            tuple(entry.cluster for entry in settings.clusters),
-            pools=settings.licences,
-            first_dispatches=identity.first_dispatches,
-            restored=identity.restored,
-            limits=settings.limits,
-            fair_share=settings.fair_share,
-            policy_file=settings.policy_origin.path,
-            policy_digest=settings.policy_origin.digest,
-            policy_owner=settings.policy_origin.owner,
-            by=reloaded_by,
-            config_changes=config_changes,
-        )
-        outcome = self.core.step(started)
-        ledger.record([(started, outcome)])
+        with ledger.long_silence():
+            ledger.restore(self.core, settings.policy.window)
+            now = time.time()
+            identity = ledger.identity(now)
+            rules = self.notifications.rules(identity.instance)
+            ledger.open_outbox(rules, now, restored=identity.restored)
+            ledger.on_notices = self.notifications.wake
+            started = DaemonStarted(
+                now,
+                identity.instance,
+                settings.policy,
+                tuple(entry.cluster for entry in settings.clusters),
+                pools=settings.licences,
+                first_dispatches=identity.first_dispatches,
+                restored=identity.restored,
+                limits=settings.limits,
+                fair_share=settings.fair_share,
+                policy_file=settings.policy_origin.path,
+                policy_digest=settings.policy_origin.digest,
+                policy_owner=settings.policy_origin.owner,
+                by=reloaded_by,
+                config_changes=config_changes,
+            )
+            outcome = self.core.step(started)
+            ledger.record([(started, outcome)])
         metrics.service_starts.inc()
         self._start_actions([outcome])
 

@@ -10,7 +10,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
+from metasched.db import postgresql
+from metasched.db.backends import database_from_url
+from metasched.db.postgresql import LockSession
 from tests.e2e.conftest import Site
 from tests.harness.ports import free_port
 from tests.harness.postgresql import Server
@@ -98,3 +103,27 @@ def test_a_daemon_that_runs_is_not_ended_by_its_standby(
     first.stop()
     second.until(second.cluster_rows)
     assert second.rows(job)[0]["state"] == "completed"
+
+
+def test_a_daemon_that_restores_its_state_may_be_silent(
+    tmp_path: Path, postgresql_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start with many open jobs makes no statement for long."""
+    database = database_from_url(postgresql_server.create(), tmp_path)
+    monkeypatch.setattr(postgresql, "SILENT_HOLDER", 0.2)
+    with database.acquire_writer() as held:
+        standby = LockSession(held.engine, database)  # type: ignore[arg-type]
+        try:
+            with held.long_silence():
+                standby.end_silent_holder()
+                time.sleep(0.5)
+                standby.end_silent_holder()
+            with held.connection.begin():
+                held.connection.execute(text("SELECT 1"))  # it was not ended
+            standby.end_silent_holder()
+            time.sleep(0.5)
+            standby.end_silent_holder()
+            with pytest.raises(DBAPIError):
+                held.connection.execute(text("SELECT 1"))
+        finally:
+            standby.connection.close()
