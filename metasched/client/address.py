@@ -28,8 +28,13 @@ def find_daemon(config: str | None = None) -> str:
     personal = _default_address(personal_config(), _present_personal_socket())
     if _is_present(personal):
         return personal
-    site = _default_address(SITE_CONFIG, SITE_SOCKET)
+    site = site_address()
     return site if _is_present(site) else personal
+
+
+def site_address() -> str:
+    """Return the address of the site's daemon. DaemonAddressError as `configured_address`."""
+    return _default_address(SITE_CONFIG, SITE_SOCKET)
 
 
 def configured_address(config: str) -> str | None:

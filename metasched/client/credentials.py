@@ -15,6 +15,7 @@ import re
 import stat
 import subprocess
 
+from metasched.client.sudo import munge_socket, programs
 from metasched.errors import UserError
 from metasched.paths import JOB_TOKEN_VARIABLE, personal_token
 
@@ -105,21 +106,21 @@ def _read_token(path: str) -> str:
 
 def _munge_credential(payload: str, token_path: str) -> str:
     remedy = f"start munged, or write a token of `metasched token create` to {token_path}"
+    missing = NoCredential(f"no token and no munge on this host; {remedy}")
+    socket_path = munge_socket()
+    program = next(programs("munge", os.get_exec_path()), None)
+    if program is None:
+        raise missing
     try:
         process = subprocess.run(
-            ["munge", *_socket_arguments(), "-s", payload],
+            [program, *([f"--socket={socket_path}"] if socket_path else []), "-s", payload],
             capture_output=True,
             text=True,
             timeout=MUNGE_TIMEOUT,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        raise NoCredential(f"no token and no munge on this host; {remedy}") from None
+        raise missing from None
     if process.returncode != 0:
         raise NoCredential(f"{process.stderr.strip()}; {remedy}")
     return process.stdout.strip()
-
-
-def _socket_arguments() -> list[str]:
-    socket_path = os.environ.get("METASCHED_MUNGE_SOCKET")
-    return [f"--socket={socket_path}"] if socket_path else []

@@ -9,7 +9,7 @@ from io import TextIOWrapper
 
 from metasched.client.address import find_daemon
 from metasched.client.connection import ClientError, Connection, DaemonUnreachable, ResponseLost
-from metasched.drop_in.sudo import check_daemon, check_environment, may_be_changed
+from metasched.client.sudo import check_daemon, check_environment, programs
 from metasched.errors import UserError
 from metasched.paths import NEXT_CURSOR_HEADER
 
@@ -108,14 +108,10 @@ def search_path() -> list[str]:
 def find_real(name: str, folders: Sequence[str]) -> str | None:
     """Return the absolute path of the real command; None if no folder has it.
 
-    A drop-in command of any release is no real one. Under sudo nor is one of the calling account.
+    A drop-in command of any release is no real one. Under sudo nor is one that others may change.
     """
-    for folder in folders:
-        path = os.path.join(folder, name)
-        is_program = folder[:1] == "/" and os.path.isfile(path) and os.access(path, os.X_OK)
-        if is_program and _FOLDER not in os.path.realpath(path) and not may_be_changed(path):
-            return path
-    return None
+    real = (path for path in programs(name, folders) if _FOLDER not in os.path.realpath(path))
+    return next(real, None)
 
 
 def exec_program(path: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:

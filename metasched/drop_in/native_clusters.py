@@ -6,6 +6,7 @@ import os
 import sys
 
 from metasched.client.connection import ClientError, NotFound
+from metasched.client.sudo import may_be_changed
 from metasched.drop_in.command import (
     CommandError,
     exec_program,
@@ -16,7 +17,6 @@ from metasched.drop_in.command import (
     search_path,
 )
 from metasched.drop_in.job_filters import words_of
-from metasched.drop_in.sudo import may_be_changed
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:

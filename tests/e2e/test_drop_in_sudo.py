@@ -7,12 +7,15 @@ import os
 import pwd
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from metasched.client.sudo import check_daemon, may_be_changed
+from metasched.errors import UserError
 from metasched.paths import drop_in_folder
 from tests.harness.accounts import OPERATOR, A, as_, make
 
@@ -123,6 +126,7 @@ WAYS = {
     "home": ({}, "use sudo without -E"),
     "url": ({"METASCHED_SOCKET": "http://127.0.0.1:9"}, "use sudo without -E"),
     "slurm": ({"SLURM_CONF": "{}/slurm.conf", "METASCHED_BYPASS": "1"}, "unset it under sudo"),
+    "munge": ({"METASCHED_MUNGE_SOCKET": "{}/ms.sock"}, "unset it under sudo"),
     "job": ({"METASCHED_DROP_IN": "{}"}, "unset it under sudo"),
 }
 
@@ -169,3 +173,79 @@ def test_places_of_root_count_under_sudo(trap: Trap, common_folder: Path) -> Non
         f"squeue: error: SLURM_CONF is {link}, which account {trap.account.pw_uid} may change; "
         "unset it under sudo\n"
     )
+
+
+def test_third_accounts_and_groups_count_under_sudo(
+    trap: Trap, common_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUDO_UID", "12345")
+    assert may_be_changed(str(trap.folder / "slurm.conf"))
+    assert may_be_changed(str(trap.folder / "bin/squeue"))
+    shared = common_folder / "shared"
+    shared.mkdir()
+    (shared / "slurm.conf").touch()
+    shared.chmod(0o755)
+    assert not may_be_changed(str(shared / "slurm.conf"))
+    shared.chmod(0o775)
+    os.chown(shared, 0, trap.account.pw_gid)
+    assert may_be_changed(str(shared / "slurm.conf"))
+    # in a sticky folder of root the owner of the entry decides
+    shared.chmod(0o1777)
+    assert not may_be_changed(str(shared / "slurm.conf"))
+    trap.own(shared / "slurm.conf")
+    assert may_be_changed(str(shared / "slurm.conf"))
+
+
+def test_the_daemon_of_the_site_has_an_account(
+    trap: Trap, common_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may own its folder, if the site's configuration names that and only root may make it."""
+    monkeypatch.setenv("SUDO_UID", "12345")
+    folder = common_folder / "run"
+    (folder / "inner").mkdir(parents=True)
+    path = folder / "inner" / "ms.sock"
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(path))
+    path.chmod(0o666)
+    for part in (folder, folder / "inner", path):
+        trap.own(part)
+
+    def is_refused() -> bool:
+        try:
+            check_daemon(str(path))
+        except UserError as error:
+            return "use sudo without -E" in str(error)
+        return False
+
+    monkeypatch.setattr("metasched.client.sudo.site_address", lambda: "/run/other.sock")
+    assert is_refused()
+    monkeypatch.setattr("metasched.client.sudo.site_address", lambda: str(path))
+    assert not is_refused()
+    os.chown(path, pwd.getpwnam(OPERATOR).pw_uid, -1)
+    assert is_refused()  # a second account
+    trap.own(path)
+    monkeypatch.setenv("SUDO_UID", str(trap.account.pw_uid))
+    assert is_refused()  # the caller's own
+    monkeypatch.setenv("SUDO_UID", "12345")
+    common = common_folder / "sticky"
+    common.mkdir()
+    common.chmod(0o1777)
+    moved = folder.rename(common / "run")
+    link = common_folder / "run"
+    link.symlink_to(moved)
+    assert is_refused()  # anybody may have made a folder there
+
+
+def test_root_runs_no_munge_of_the_calling_account(trap: Trap) -> None:
+    trap.write("bin/munge", f"#!/bin/sh\n/usr/bin/touch {trap.folder}/ran\n").chmod(0o755)
+    call = "from metasched.client.client import Client; Client('http://127.0.0.1:9').jobs()"
+    for sudo in ({}, {"SUDO_UID": str(trap.account.pw_uid)}):
+        subprocess.run(
+            [sys.executable, "-c", call],
+            env={"PATH": f"{trap.folder}/bin", "HOME": str(trap.folder), **sudo},
+            **as_("root"),
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+        assert trap.was_entered() is not bool(sudo)

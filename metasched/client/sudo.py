@@ -1,0 +1,143 @@
+"""Under sudo: what others may change names no program, configuration or daemon.
+
+`sudo -E` keeps the variables of the calling account. The answers of a daemon name programs, and a
+configuration of Slurm names plug-ins: both would run as root, or as an operator.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from metasched.client.address import site_address
+from metasched.errors import UserError
+from metasched.paths import SITE_CONFIG, is_url
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+MUNGE_SOCKET = "METASCHED_MUNGE_SOCKET"
+_FILES = ("SLURM_CONF", "METASCHED_SLURM_CONF")
+_MAX_LINKS = 40  # that the kernel follows
+_WITH_MODE = (stat.S_IFREG, stat.S_IFDIR)  # all may connect to a socket, links have no mode
+
+
+def calling_uid() -> int | None:
+    """Return the uid of the account that called sudo; None without sudo, or if it is this one."""
+    uid = os.environ.get("SUDO_UID", "")
+    if not (uid.isascii() and uid.isdecimal()) or int(uid) == os.geteuid():
+        return None
+    return int(uid)
+
+
+def may_be_changed(path: str, type: int = stat.S_IFREG, of_site: bool = False) -> bool:
+    """Whether others than root and this account may change what a path names, links included.
+
+    False without sudo. As with StrictModes of sshd, each part of the path is judged by its owner
+    and its mode. What does not exist, or is no file of `type`, may be changed. `of_site`: the
+    site's configuration names the path, so that the daemon's account may own parts of it.
+    """
+    caller = calling_uid()
+    if caller in (None, 0):
+        return False
+    owners = {0, os.geteuid()}
+    try:
+        is_common = False  # whether anybody may have made what is in the folder
+        for status in _parts(path):
+            # only root may have given a place in a folder of root to another account
+            if of_site and status.st_uid not in (*owners, caller) and not is_common:
+                owners.add(status.st_uid)
+                of_site = False
+            if status.st_uid not in owners:
+                return True
+            is_writable = bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+            is_common = is_writable and stat.S_ISDIR(status.st_mode)
+            is_safe = is_common and status.st_mode & stat.S_ISVTX  # only owners remove names
+            if is_writable and not is_safe and stat.S_IFMT(status.st_mode) in _WITH_MODE:
+                return True
+    except (OSError, ValueError):
+        return True
+    return is_common or stat.S_IFMT(status.st_mode) != type
+
+
+def _parts(path: str) -> Iterator[os.stat_result]:
+    """Yield the status of each folder and link by which the kernel finds a path, and of its file.
+
+    OSError if there is no such file, or if a link is one of /proc, which leads elsewhere than its
+    text says.
+    """
+    folder, links = "/", 0
+    yield os.lstat(folder)
+    names = os.path.join(os.getcwd(), path).split("/")[::-1]
+    while names:
+        name = names.pop()
+        if name == "..":
+            folder = os.path.dirname(folder)
+            yield os.lstat(folder)
+        if name in ("", ".", ".."):
+            continue
+        part = os.path.join(folder, name)
+        status = os.lstat(part)
+        yield status
+        if not stat.S_ISLNK(status.st_mode):
+            folder = part
+            continue
+        links += 1
+        if links > _MAX_LINKS or status.st_dev == os.lstat("/proc").st_dev:
+            raise OSError("a link that is not followed")
+        target = os.readlink(part)
+        names += target.split("/")[::-1]
+        folder = "/" if target[:1] == "/" else folder
+        yield os.lstat(folder)
+
+
+def programs(name: str, folders: Sequence[str]) -> Iterator[str]:
+    """Yield the absolute paths of a program in folders, but those that others may change."""
+    for folder in folders:
+        path = os.path.join(folder, name)
+        is_program = folder[:1] == "/" and os.path.isfile(path) and os.access(path, os.X_OK)
+        if is_program and not may_be_changed(path):
+            yield path
+
+
+def check_environment() -> None:
+    """Raise UserError if a variable names a file that others may change."""
+    types = {**dict.fromkeys(_FILES, stat.S_IFREG), "METASCHED_DROP_IN": stat.S_IFDIR}
+    for name, type in types.items():
+        _check_variable(name, type)
+    munge_socket()
+
+
+def munge_socket() -> str:
+    """Return the socket of munged that a variable names; "" without it.
+
+    UserError if others may change it.
+    """
+    return _check_variable(MUNGE_SOCKET, stat.S_IFSOCK)
+
+
+def _check_variable(name: str, type: int) -> str:
+    path = os.environ.get(name, "")
+    if path and may_be_changed(path, type):
+        raise UserError(f"{name} is {path}, which {_caller()} may change; unset it under sudo")
+    return path
+
+
+def check_daemon(address: str) -> None:
+    """Raise UserError if the account that called sudo may have named this daemon, or runs it."""
+    if calling_uid() in (None, 0):
+        return
+    of_site = site_address()
+    if is_url(address):
+        problem = "" if address == of_site else f"daemon {address} is not that of {SITE_CONFIG}"
+    else:
+        problem = f"socket {address} is in a place that {_caller()} may change"
+        is_of_site = os.path.realpath(address) == os.path.realpath(of_site)
+        problem = problem if may_be_changed(address, stat.S_IFSOCK, is_of_site) else ""
+    if problem:
+        raise UserError(f"{problem}; use sudo without -E")
+
+
+def _caller() -> str:
+    return os.environ.get("SUDO_USER") or f"account {calling_uid()}"
