@@ -11,7 +11,7 @@ import stat
 
 from metasched.client.address import site_address
 from metasched.errors import UserError
-from metasched.paths import SITE_CONFIG, is_url
+from metasched.paths import SITE_CONFIG, SITE_SOCKET, is_url
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
@@ -128,15 +128,22 @@ def check_daemon(address: str) -> None:
     """Raise UserError if the account that called sudo may have named this daemon, or runs it."""
     if calling_uid() in (None, 0):
         return
-    of_site = site_address()
     if is_url(address):
-        problem = "" if address == of_site else f"daemon {address} is not that of {SITE_CONFIG}"
+        is_safe = address == site_address()
+        problem = f"daemon {address} is not that of {SITE_CONFIG}"
     else:
+        is_safe = not may_be_changed(address, stat.S_IFSOCK) or (
+            _is_of_site(address) and not may_be_changed(address, stat.S_IFSOCK, of_site=True)
+        )
         problem = f"socket {address} is in a place that {_caller()} may change"
-        is_of_site = os.path.realpath(address) == os.path.realpath(of_site)
-        problem = problem if may_be_changed(address, stat.S_IFSOCK, is_of_site) else ""
-    if problem:
+    if not is_safe:
         raise UserError(f"{problem}; use sudo without -E")
+
+
+def _is_of_site(socket: str) -> bool:
+    path = os.path.realpath(socket)
+    # the usual place needs no configuration, which older Pythons cannot read
+    return path == os.path.realpath(SITE_SOCKET) or path == os.path.realpath(site_address())
 
 
 def _caller() -> str:

@@ -69,6 +69,9 @@ class NativeCluster:
         """Return the path of a real command. CommandError if this host has none."""
         path = self.program(name)
         if path is None:
+            if os.access(self.config, os.R_OK) and may_be_changed(self.config):
+                problem = f"others may change {self.config} of cluster {self.name}"
+                raise CommandError(f"{name}: error: {problem}; use no sudo, or give it to root")
             place = f"this host has no {name} for cluster {self.name}"
             raise CommandError(f"{name}: error: {place}; ask its admin for it")
         return path

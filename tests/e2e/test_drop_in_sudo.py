@@ -221,6 +221,10 @@ def test_the_daemon_of_the_site_has_an_account(
     assert is_refused()
     monkeypatch.setattr("metasched.client.sudo.site_address", lambda: str(path))
     assert not is_refused()
+    with monkeypatch.context() as usual:  # no configuration is read for the usual place
+        usual.setattr("metasched.client.sudo.SITE_SOCKET", str(path))
+        usual.delattr("metasched.client.sudo.site_address")
+        assert not is_refused()
     os.chown(path, pwd.getpwnam(OPERATOR).pw_uid, -1)
     assert is_refused()  # a second account
     trap.own(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,21 @@ def test_a_folder_is_no_command(tmp_path: Path) -> None:
     assert cluster(tmp_path).program("squeue") is None
     command(tmp_path, "sacct", "true")
     assert cluster(tmp_path).program("sacct") == str(tmp_path / "bin/sacct")
+
+
+def test_under_sudo_a_configuration_of_others_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(tmp_path, "squeue", "true")
+    for path in (tmp_path / "bin", tmp_path / "bin/squeue"):
+        path.chmod(0o755)
+    north = cluster(tmp_path)
+    (tmp_path / "slurm.conf").chmod(0o644)
+    monkeypatch.setenv("SUDO_UID", str(os.geteuid() + 1))
+    assert north.required_program("squeue") == str(tmp_path / "bin/squeue")
+    (tmp_path / "slurm.conf").chmod(0o664)
+    with pytest.raises(CommandError, match=f"others may change {tmp_path}/slurm.conf of cluster"):
+        north.required_program("squeue")
 
 
 def test_an_endless_listing_is_cut_off(
