@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from metasched.drop_in.srun_options import Option
 
 _PLACE_OPTIONS = ("jobid", "clusters")  # of srun
-_MAX_JOB_ID = 67_043_328  # Slurm's default; ids of metasched are above it
 CLUSTERS = {"cluster=": "", "clusters=": "M"}  # options of metasched's: by either name
 
 
@@ -74,12 +73,10 @@ def run_tool(name: str, options: Mapping[str, str], arguments: Sequence[str]) ->
 def exec_step(options: Sequence[Option], program: Sequence[str], job: str) -> None:
     """Replace this process by the real srun, for a step in a job of metasched or of a cluster.
 
-    No daemon is asked for an id up to Slurm's default MaxJobId: it is one of the default cluster.
+    The daemon is asked first: it alone knows the lowest id of metasched, which may be any.
     """
     names = next((value for option, value, _ in options if option == "clusters"), None)
     names = names or os.environ.get("SLURM_CLUSTERS") or None
-    if names is None and _is_id_of_slurm(job):
-        exec_real("srun", [word for _, _, words in options for word in words] + [*program])
     connection = connect()
     clusters = read_clusters(connection)
     rest = [w for option, _, words in options if option not in _PLACE_OPTIONS for w in words]
@@ -100,12 +97,6 @@ def exec_step(options: Sequence[Option], program: Sequence[str], job: str) -> No
         raise CommandError(f"srun: error: cluster {name} is configured no more")
     slurm = slurm_clusters("srun", [by_name[name]])
     slurm[0].exec("srun", [f"--jobid={ids[0]}", *rest, *program])
-
-
-def _is_id_of_slurm(job: str) -> bool:
-    """Whether a job's id, such as `17` or `17_3`, is one that Slurm gives unless configured."""
-    digits = job.partition("_")[0]
-    return digits.isascii() and digits.isdecimal() and 0 < int(digits[:18]) <= _MAX_JOB_ID
 
 
 def native_places(

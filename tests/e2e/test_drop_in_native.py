@@ -431,17 +431,19 @@ def test_srun_and_salloc_outside_of_a_job(clusters: Clusters) -> None:
     assert clusters.lines("srun", "-M", "south", "echo", "-M", "north") == ["-M north"]
 
 
-def test_a_step_of_a_native_job_asks_no_daemon(clusters: Clusters) -> None:
+def test_a_step_of_a_native_job_goes_to_its_cluster(clusters: Clusters) -> None:
     print_id = ("sh", "-c", "echo ${SLURMD_NODENAME%[0-9]} $SLURM_JOB_ID")
     jobs = [c.run("sbatch", "--parsable", *SLEEP).strip() for c in (clusters.alpha, clusters.beta)]
     for cluster, job in zip((clusters.alpha, clusters.beta), jobs, strict=True):
         clusters.site.until(lambda c=cluster, j=job: state(c, j).startswith("RUNNING"), 30)  # type: ignore[misc]
     first, second = ((f"--jobid={job}", "-n1", "--overlap", *print_id) for job in jobs)
+    assert clusters.lines("srun", *first) == [f"a {jobs[0]}"]
+    assert clusters.lines("srun", "-M", "south", *second) == [f"b {jobs[1]}"]
     # no daemon is found by this configuration
     nowhere = {"METASCHED_CONFIG": "/nowhere"}
-    assert clusters.lines("srun", *first, **nowhere) == [f"a {jobs[0]}"]
-    assert clusters.lines("srun", "-M", "south", *second) == [f"b {jobs[1]}"]
-    assert "/nowhere" in clusters.call("srun", "-M", "south", *second, **nowhere).stderr
+    for words in (first, ("-M", "south", *second)):
+        assert "/nowhere" in clusters.call("srun", *words, **nowhere).stderr
+    assert clusters.lines("srun", *first, **nowhere, METASCHED_BYPASS="1") == [f"a {jobs[0]}"]
 
 
 def test_site_licences_need_a_batch_job(clusters: Clusters) -> None:

@@ -84,6 +84,40 @@ def test_an_endless_listing_is_cut_off(
     assert "cluster north: more than 1048576 bytes" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("first_id", [18, 1_000_001, 100_000_001])
+def test_a_step_goes_to_another_cluster_from_the_first_id_on(
+    first_id: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A site whose clusters have low ids has a low first_id, too."""
+    command(tmp_path, "srun", "true")
+    north, default = cluster(tmp_path), tmp_path / "default"
+    default.mkdir()
+    command(default, "srun", "true")
+    clusters = NativeClusters({"first_id": first_id, "instances": [], "clusters": []})
+    clusters.clusters = [north]
+    ours = {"job": first_id, "task": None, "number": first_id, "native_id": "5", "cluster": "north"}
+    monkeypatch.setenv("PATH", str(default / "bin"))
+    monkeypatch.delenv("METASCHED_SLURM_BIN", raising=False)
+    monkeypatch.delenv("SLURM_CLUSTERS", raising=False)
+    monkeypatch.setattr(job_tools, "connect", lambda: None)
+    monkeypatch.setattr(job_tools, "read_clusters", lambda _: clusters)
+    monkeypatch.setattr(job_tools, "listed_tasks", lambda *_: [ours])
+
+    def run(path: str, words: list[str], _: object) -> None:
+        raise SystemExit(" ".join([path, *words[1:]]))
+
+    monkeypatch.setattr(os, "execve", run)
+
+    def step(job: int) -> str:
+        options = [("jobid", str(job), [f"--jobid={job}"]), ("ntasks", "1", ["-n1"])]
+        with pytest.raises(SystemExit) as started:
+            job_tools.exec_step(options, ["a"], str(job))
+        return str(started.value)
+
+    assert step(first_id) == f"{tmp_path}/bin/srun --jobid=5 -n1 a"
+    assert step(first_id - 1) == f"{default}/bin/srun --jobid={first_id - 1} -n1 a"
+
+
 def test_many_jobs_of_a_tool_are_looked_up_together(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
