@@ -69,7 +69,8 @@ def _parts(path: str) -> Iterator[os.stat_result]:
     """
     folder, links = "/", 0
     yield os.lstat(folder)
-    names = os.path.join(os.getcwd(), path).split("/")[::-1]
+    whole = path if path[:1] == "/" else os.path.join(os.getcwd(), path)
+    names = whole.split("/")[::-1]
     while names:
         name = names.pop()
         if name == "..":

@@ -193,7 +193,8 @@ def test_the_commands_import_the_standard_library_alone() -> None:
     assert not loaded & {"typing", "dataclasses", "pathlib", "argparse", "urllib.parse", "datetime"}
     assert {name for name in loaded if name.startswith("metasched.")} == {
         *("metasched.client", "metasched.client.address", "metasched.client.connection"),
-        *("metasched.client.unix_socket", "metasched.errors", "metasched.paths"),
+        *("metasched.client.sudo", "metasched.client.unix_socket"),
+        *("metasched.errors", "metasched.paths"),
         "metasched.drop_in",
         *(f"metasched.drop_in.{name}" for name in ("command", "format_language", "job")),
         *(f"metasched.drop_in.{name}" for name in ("job_fields", "job_filters")),

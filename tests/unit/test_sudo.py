@@ -50,6 +50,20 @@ def test_a_folder_that_others_may_write(file: Path, mode: int, counts: int) -> N
     assert not sudo.may_be_changed(str(file.parent), stat.S_IFDIR)
 
 
+def test_a_relative_path_begins_in_the_current_folder(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    monkeypatch.chdir(file.parent)
+    assert not sudo.may_be_changed("../folder/./file")
+    monkeypatch.chdir(removed)
+    removed.rmdir()
+    assert sudo.may_be_changed("../folder/file")
+    assert not sudo.may_be_changed(str(file))
+    monkeypatch.chdir(tmp_path)
+
+
 def test_what_is_missing_may_be_made(file: Path) -> None:
     for path in ("/tmp/metasched-missing/x.conf", "/dev/shm/metasched-missing", f"{file}/x", "\0"):
         assert sudo.may_be_changed(path), path
