@@ -23,6 +23,7 @@ from metasched.policies.eligible import Ineligibility
 # seconds that an unstarted task holds contended licences at least: with less, tasks that cannot
 # start would pass them on without time passing
 MIN_RECALL_WAIT = 1.0
+LICENCE_REASONS = frozenset({Reason.LICENCE_BUSY, Reason.LICENCE_UNKNOWN})
 PASSED_ON = "passed on"  # why a lease ended that the next attempt goes on with
 
 
@@ -74,7 +75,7 @@ class LicenceLeasing:
     def _waiting_ranges(self) -> Iterator[tuple[Mapping[str, int], int]]:
         """Yield the request and the size of each range whose head is queued for licences."""
         for remainder in self._state.remainders.values():
-            if remainder.reason in (Reason.LICENCE_BUSY, Reason.LICENCE_UNKNOWN):
+            if remainder.reason in LICENCE_REASONS:
                 for requested in remainder.job.licence_requests:
                     yield requested, len(remainder)
 
@@ -106,23 +107,36 @@ class LicenceLeasing:
     def _missing(self, request: TaskId, now: float) -> list[LicenceStatus]:
         return list(self.licences.missing_licences(request, now))
 
+    def waiting_reason(self, task: Task) -> Reason | None:
+        """Return the reason of a task that waits for licences; None: it does not.
+
+        That costs far less than `licence_obstacle`, which describes the shortages.
+        """
+        return self._reason(request_ids(task), self._state.now)
+
+    def _reason(self, requests: Iterable[TaskId], now: float) -> Reason | None:
+        licences, reason = self.licences, None
+        for request in requests:
+            if request in licences:
+                if not licences.awaits_count(request, now):
+                    return Reason.LICENCE_BUSY
+                reason = Reason.LICENCE_UNKNOWN
+        return reason
+
     def licence_obstacle(self, task: Task, now: float) -> Ineligibility | None:
         """Return why a task waits for licences, or None."""
-        texts, count_unknown = list[str](), True
-        for request in request_ids(task):
-            if request not in self.licences:
-                continue
-            shortages = self._missing(request, now)
-            count_unknown &= any(shortage.unknown_reason for shortage in shortages)
+        requests = [request for request in request_ids(task) if request in self.licences]
+        reason = self._reason(requests, now)
+        if reason is None:
+            return None
+        texts = list[str]()
+        for request in requests:
             causes = [
                 f"licence {shortage.licence}: "
                 + (shortage.unknown_reason or self._describe_shortage(task, request, shortage, now))
-                for shortage in shortages
+                for shortage in self._missing(request, now)
             ]
             texts.append("; ".join(causes) or "its turn comes next")
-        if not texts:
-            return None
-        reason = Reason.LICENCE_UNKNOWN if count_unknown else Reason.LICENCE_BUSY
         return Ineligibility(reason, "; or ".join(texts))
 
     def _describe_shortage(

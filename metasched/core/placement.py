@@ -12,7 +12,7 @@ from metasched.core.alternatives import is_stand_in, owner_id, request_ids
 from metasched.core.cluster_view import MAX_CACHED_DECISIONS, ClusterView
 from metasched.core.events import ClusterAssessment, Dispatch
 from metasched.core.gates import MAX_RELEASED_PER_STEP, SchedulingGates
-from metasched.core.leasing import LicenceLeasing
+from metasched.core.leasing import LICENCE_REASONS, LicenceLeasing
 from metasched.core.reservations.book import ReservationBook
 from metasched.core.state import SchedulerState
 from metasched.core.task_groups import GroupOwner, QueuesOfGroups, SortKey, owner_of
@@ -248,8 +248,10 @@ class Placement:
                     if granted in self._licence_waiters:
                         self._licence_waiters[successor.task_id] = successor
         for task in self._licence_waiters.values():
-            obstacle = leasing.licence_obstacle(task, now)
-            if obstacle is not None and (change := self._defer(task, [obstacle])) is not None:
+            reason = leasing.waiting_reason(task)
+            if reason is None or self._waits_as_before(task, reason):
+                continue
+            if (change := self._defer(task, [Ineligibility(reason, "")])) is not None:
                 yield change
         for (job, cluster, _), (dispatch_id, indices) in self._open_dispatches.items():
             state.outcome.actions.append(Dispatch(job, dispatch_id, cluster, tuple(indices)))
@@ -303,10 +305,18 @@ class Placement:
         eligible, obstacles = self._find_eligible(task)
         if not eligible:
             return self._set_aside(task, obstacles)
-        self._gates.mark_eligible(task)
-        self._leasing.join(task)
+        reason = self._leasing.waiting_reason(task)
+        if reason is None:
+            self._gates.mark_eligible(task)
+            self._leasing.join(task)
+        elif self._waits_as_before(task, reason):
+            return None  # as do most, of which there may be thousands
         self._licence_waiters[task.task_id] = task
         return None
+
+    def _waits_as_before(self, task: Task, reason: Reason) -> bool:
+        """Whether a task that waits for licences, for this reason, has no news for its story."""
+        return task.reason == reason and task.target is None and not self._gates.is_head(task)
 
     def _in_order(self, waiting: list[Task], of_groups: QueuesOfGroups) -> Iterator[Task]:
         """Yield tasks in the order of the queue; those of groups as late as possible.
@@ -605,11 +615,18 @@ class Placement:
             return change
         if task.reason != main_obstacle.reason:
             task.reason = main_obstacle.reason
-            self._state.record_note(task, main_obstacle.text)
+            self._state.record_note(task, self._cause(task, main_obstacle))
         if (remainder := self._gates.copy_reason(task)) is not None:
-            text, runs = main_obstacle.text, remainder.runs
+            text, runs = self._cause(task, main_obstacle), remainder.runs
             self._state.record_runs(remainder, runs, None, State.QUEUED, text)
         return None
+
+    def _cause(self, task: Task, obstacle: Ineligibility) -> str:
+        """Return the text of an obstacle; that of licences is made only if a story needs it."""
+        if obstacle.reason not in LICENCE_REASONS:
+            return obstacle.text
+        shortage = self._leasing.licence_obstacle(task, self._state.now)
+        return "it waited for its licences" if shortage is None else shortage.text
 
     def _is_hopeless(self, task: Task, main_obstacle: Ineligibility) -> bool:
         """Whether a task that managers have rejected can never go to any other."""

@@ -20,6 +20,8 @@ from metasched.core.events import (
     TimerExpired,
     UserRequested,
 )
+from metasched.core.leasing import LicenceLeasing
+from metasched.core.placement import Placement
 from metasched.core.tasks import Intent, Task
 from metasched.model.job import Job, Reason, State
 from metasched.model.licence import LicencePool
@@ -228,6 +230,39 @@ def test_a_recheck_makes_no_job_anew() -> None:
     site.step(ClusterDrained(NOW, "left", "op", "new kernel", True))
     with patch.object(Job, "with_licences", side_effect=AssertionError):
         site.step(ClusterResumed(NOW, "left", "op"))
+
+
+@pytest.mark.parametrize("choices", [EITHER, ()])
+def test_a_recheck_costs_little_for_those_that_wait_for_licences(choices: Any) -> None:
+    site = Site(pools=TWO)
+    for id, token in ((1, "a"), (2, "b")):
+        site.step(JobSubmitted(NOW, job(id, licences={token: 1})))
+    for id in range(3, 9):
+        site.step(JobSubmitted(NOW, job(id, licences={"a": 1}, licence_choices=choices)))
+    site.step(ClusterDrained(NOW, "left", "op", "new kernel", True))
+    with (
+        patch.object(LicenceLeasing, "licence_obstacle", side_effect=AssertionError),
+        patch.object(LicenceLeasing, "join", side_effect=AssertionError),
+        patch.object(Placement, "_defer", side_effect=AssertionError),
+    ):
+        site.step(ClusterResumed(NOW, "left", "op"))
+    assert site.core.tasks[8, 0].reason == Reason.LICENCE_BUSY
+
+
+def test_a_story_names_the_licences_that_all_alternatives_lack() -> None:
+    site = Site(pools=TWO)
+    for id, token in ((1, "a"), (2, "b")):
+        site.step(JobSubmitted(NOW, job(id, licences={token: 1})))
+    site.step(ClusterDrained(NOW, "left", "op", "new kernel", True))
+    site.step(ClusterDrained(NOW, "right", "op", "new kernel", True))
+    site.step(JobSubmitted(NOW, either(3)))
+    assert [change.cause for change in site.out.changes if change.job == 3][1:] == [
+        "drained by op: new kernel"
+    ]
+    site.step(ClusterResumed(NOW, "left", "op"))
+    assert [change.cause for change in site.out.changes if change.job == 3] == [
+        "licence a: 1 wanted, 0 of 1 free; or licence b: 1 wanted, 0 of 1 free"
+    ]
 
 
 @pytest.mark.parametrize(

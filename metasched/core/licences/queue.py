@@ -341,6 +341,14 @@ class LicenceQueue(LicenceAccounts):
         """Return the tokens by licence that a queued task requests."""
         return self._state.line_of[task_id].group.requested
 
+    def awaits_count(self, task_id: TaskId, now: float) -> bool:
+        """Return whether it is unknown how many of a queued task's licences are free."""
+        pools = self._state.pools
+        for name in self._state.line_of[task_id].group.requested:
+            if pools[name].free(now) is None:
+                return True
+        return False
+
     def missing_licences(self, task_id: TaskId, now: float) -> Iterator[LicenceStatus]:
         """Yield the status of each licence that a queued task could not have now."""
         line = self._state.line_of[task_id]
