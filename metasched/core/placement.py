@@ -8,7 +8,7 @@ from heapq import merge
 from itertools import chain
 from operator import itemgetter
 
-from metasched.core.alternatives import is_stand_in, owner_id, request_ids
+from metasched.core.alternatives import is_stand_in, owner_id
 from metasched.core.cluster_view import MAX_CACHED_DECISIONS, ClusterView
 from metasched.core.events import ClusterAssessment, Dispatch
 from metasched.core.gates import MAX_RELEASED_PER_STEP, SchedulingGates
@@ -126,6 +126,12 @@ class Placement:
             )
             for name, view in self._state.views.items()
         ]
+
+    def may_move_to(self, task: Task, view: ClusterView) -> bool:
+        """Whether a dispatched task, placed anew, could go to a cluster, by any alternative."""
+        alternatives = self._gates.alternatives
+        waiting = alternatives.stand_ins_of(task) if task.job.licence_choices else (task,)
+        return self._check_all(waiting, view) is None
 
     def _check_all(self, tasks: Sequence[Task], view: ClusterView) -> Ineligibility | None:
         """Return why none of a task's alternatives can be dispatched to a cluster now, or None."""
@@ -284,19 +290,26 @@ class Placement:
             yield from self._examine(self._followers.popleft())
 
     def _first_grantable(self, granted: TaskId) -> Task:
-        """Return a task that may have its licences; of its alternatives the first that may."""
-        stand_in, licences = self._gates.alternatives.find(granted), self._leasing.licences
-        if stand_in is None:
+        """Return a task that may have its licences; of its alternatives the first that may.
+
+        If it is moved to a cluster, those that may go there are before the others.
+        """
+        alternatives, licences = self._gates.alternatives, self._leasing.licences
+        if (stand_in := alternatives.find(granted)) is None:
             return self._state.tasks[granted]
-        for request in request_ids(self._gates.alternatives.owner_of(stand_in)):
-            first = self._gates.alternatives.find(request)
-            if (
-                first is not None
-                and request in licences
-                and not any(licences.missing_licences(request, self._state.now))
-            ):
-                return first
-        return stand_in
+        grantable = (
+            other
+            for other in alternatives.stand_ins_of(alternatives.owner_of(stand_in))
+            if other.task_id in licences
+            and not any(licences.missing_licences(other.task_id, self._state.now))
+        )
+        if stand_in.target is None:
+            return next(grantable, stand_in)
+        return min(
+            grantable,
+            key=lambda other: other.target not in self._find_eligible(other)[0],
+            default=stand_in,
+        )
 
     def _join_line(self, task: Task) -> StateChange | None:
         """Let a task wait for its licences, if a cluster accepts it and no limit bars it."""

@@ -84,7 +84,7 @@ class Withdrawals:
             alternatives = [
                 name
                 for name, other_view in self._state.views.items()
-                if other_view is not view and self._placement.check_task(task, other_view) is None
+                if other_view is not view and self._placement.may_move_to(task, other_view)
             ]
             if alternatives and self._state_machine.recall(task, view, cause):
                 choice = self._state.load_ordering.choose(task.job, task.priority, alternatives)

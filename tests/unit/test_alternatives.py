@@ -11,6 +11,7 @@ from metasched.core.alternatives import request_ids
 from metasched.core.events import (
     ClusterDrained,
     ClusterResumed,
+    ClusterUnreachable,
     Dispatch,
     DispatchRejected,
     DispatchStarted,
@@ -19,6 +20,7 @@ from metasched.core.events import (
     LicenceSet,
     TimerExpired,
     UserRequested,
+    Withdraw,
 )
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.placement import Placement
@@ -263,6 +265,24 @@ def test_a_story_names_the_licences_that_all_alternatives_lack() -> None:
     assert [change.cause for change in site.out.changes if change.job == 3] == [
         "licence a: 1 wanted, 0 of 1 free; or licence b: 1 wanted, 0 of 1 free"
     ]
+
+
+def test_one_is_moved_from_a_silent_cluster_to_where_another_can_be_had() -> None:
+    """Before, only the licence that it had was looked at, which may be of that cluster alone."""
+    pools = (ON_LEFT, LicencePool(name="d", total=1, clusters=("right",), linger=0.0))
+    site = Site(pools=pools, pull=False, move_after=90.0)
+    [send] = site.step(JobSubmitted(NOW, either(1, {"c": 1}, {"d": 1})))
+    assert (send.cluster, licences(site.core.tasks[1, 0])) == ("left", {"c": 1})  # type: ignore[union-attr]
+    site.sent(1)
+    site.seen("left", None, site.row(State.PENDING))
+    site.step(ClusterUnreachable(NOW, "left", "no answer"))
+    site.seen("right", facts(4), at=NOW + 60)
+    moved = site.seen("left", None, site.row(State.PENDING), full=True, at=NOW + 100)
+    assert moved == [Withdraw(1, 1, "left", {0: "7"}, only_pending=True)]
+    gone = site.row(State.CANCELLED, ended=NOW)
+    # `c` is free again, and goes first as written; but then it would wait on left anew
+    assert site.seen("left", None, gone, at=NOW + 101) == [Dispatch(1, 2, "right", (0,))]
+    assert licences(site.core.tasks[1, 0]) == {"d": 1}
 
 
 @pytest.mark.parametrize(
