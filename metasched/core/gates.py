@@ -66,6 +66,8 @@ class SchedulingGates:
         # the queued task that stands for the remainder of its array, by job: index. It is behind a
         # gate, in a group of `ineligible`, or to be examined in this step
         self._heads: dict[int, int] = {}
+        # of remainders, by job: a new reason and its cause that are not in their stories yet
+        self.reasons_to_record: dict[int, tuple[Reason, str]] = {}
         self._filling = False  # whether free slots are being filled
 
     def begin_step(self) -> None:
@@ -125,7 +127,7 @@ class SchedulingGates:
         self.ineligible = IneligibleTasks(self._limits, self._state)
         self._slots, self._waiting_for_slot, self._next_indices = {}, {}, {}
         self._blocked, self._never_satisfied = {}, {}
-        self._dependency_timers, self._heads = {}, {}
+        self._dependency_timers, self._heads, self.reasons_to_record = {}, {}, {}
         self.dependencies.rebuild(tasks, self._state.remainders)
         for task in tasks:
             has_slot = task.attempt is not None and not task.attempt.lease_expired

@@ -12,6 +12,7 @@ from metasched.core.alternatives import is_stand_in, owner_id
 from metasched.core.cluster_view import MAX_CACHED_DECISIONS, ClusterView
 from metasched.core.events import ClusterAssessment, Dispatch
 from metasched.core.gates import MAX_RELEASED_PER_STEP, SchedulingGates
+from metasched.core.ineligible_tasks import MAX_REASONS_PER_STEP
 from metasched.core.leasing import LICENCE_REASONS, LicenceLeasing
 from metasched.core.reservations.book import ReservationBook
 from metasched.core.state import SchedulerState
@@ -259,6 +260,7 @@ class Placement:
                 continue
             if (change := self._defer(task, [Ineligibility(reason, "")])) is not None:
                 yield change
+        self._record_reasons()
         for (job, cluster, _), (dispatch_id, indices) in self._open_dispatches.items():
             state.outcome.actions.append(Dispatch(job, dispatch_id, cluster, tuple(indices)))
 
@@ -629,10 +631,26 @@ class Placement:
         if task.reason != main_obstacle.reason:
             task.reason = main_obstacle.reason
             self._state.record_note(task, self._cause(task, main_obstacle))
-        if (remainder := self._gates.copy_reason(task)) is not None:
-            text, runs = self._cause(task, main_obstacle), remainder.runs
-            self._state.record_runs(remainder, runs, None, State.QUEUED, text)
+        if self._gates.copy_reason(task) is not None:
+            cause = self._cause(task, main_obstacle)
+            self._gates.reasons_to_record[task.job.id] = main_obstacle.reason, cause
         return None
+
+    def _record_reasons(self) -> None:
+        """Add the reasons of remainders to their stories, as many as a step may.
+
+        Each run takes a line. A reason that has changed meanwhile, or is none any more, gets none.
+        """
+        to_record, lines = self._gates.reasons_to_record, 0
+        while to_record and lines < MAX_REASONS_PER_STEP:
+            job_id = next(iter(to_record))
+            reason, cause = to_record.pop(job_id)
+            remainder = self._state.remainders.get(job_id)
+            if remainder is not None and not remainder.held and remainder.reason == reason:
+                lines += len(remainder.runs)
+                self._state.record_runs(remainder, remainder.runs, None, State.QUEUED, cause)
+        if to_record:
+            self._gates.request_step()
 
     def _cause(self, task: Task, obstacle: Ineligibility) -> str:
         """Return the text of an obstacle; that of licences is made only if a story needs it."""

@@ -272,7 +272,7 @@ def test_one_is_moved_from_a_silent_cluster_to_where_another_can_be_had() -> Non
     pools = (ON_LEFT, LicencePool(name="d", total=1, clusters=("right",), linger=0.0))
     site = Site(pools=pools, pull=False, move_after=90.0)
     [send] = site.step(JobSubmitted(NOW, either(1, {"c": 1}, {"d": 1})))
-    assert (send.cluster, licences(site.core.tasks[1, 0])) == ("left", {"c": 1})  # type: ignore[union-attr]
+    assert (send.cluster, licences(site.core.tasks[1, 0])) == ("left", {"c": 1})
     site.sent(1)
     site.seen("left", None, site.row(State.PENDING))
     site.step(ClusterUnreachable(NOW, "left", "no answer"))

@@ -12,6 +12,7 @@ from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
     ClusterDrained,
     ClusterResumed,
+    ClusterUnreachable,
     Dispatch,
     DispatchAccepted,
     DispatchStarted,
@@ -20,6 +21,7 @@ from metasched.core.events import (
     UserRequested,
 )
 from metasched.core.gates import MAX_RELEASED_PER_STEP
+from metasched.core.ineligible_tasks import MAX_REASONS_PER_STEP
 from metasched.core.transitions import LIVE
 from metasched.model.dependencies import DependencyTarget
 from metasched.model.job import Reason, State
@@ -54,6 +56,49 @@ def test_the_reason_of_a_waiting_array_is_one_line_of_its_story() -> None:
     lines = [(line.index, line.run_last, line.reason) for line in site.out.changes]
     drained = Reason.CLUSTER_DRAINED
     assert lines == [(1, None, ""), (2, SIZE, ""), (1, None, drained), (2, SIZE, drained)]
+
+
+def test_reasons_of_arrays_of_many_runs_reach_their_stories_in_portions() -> None:
+    """Before, one change of reasons added the lines of all runs of all arrays in a step."""
+    site = Site(queue_depth=DEPTH)
+    site.step(ClusterDrained(NOW, "left", "op", "new kernel", False))
+    runs, arrays = 300, (1, 2, 3, 4)
+    indices = ",".join(f"{first}-{first + 18}" for first in range(0, 20 * runs, 20))
+    for id in arrays:  # of equal tasks, and of others
+        array = job(id, array=indices, cpus=1 + id // 3, clusters=("left",))
+        site.step(JobSubmitted(NOW, array))
+    while site.core.next_due is not None:
+        site.step(TimerExpired(NOW))
+    lines = dict.fromkeys(arrays, 0)
+    portions = []
+    site.step(ClusterUnreachable(NOW, "left", "no answer"))
+    while True:
+        of_runs = [line for line in site.out.changes if line.run_last is not None]
+        assert all(line.cause == "no answer" for line in of_runs)
+        assert all(line.reason == Reason.CLUSTER_DOWN for line in of_runs)
+        for line in of_runs:
+            lines[line.job] += 1
+        portions.append(len(of_runs))
+        if site.core.next_due is None:
+            break
+        site.step(TimerExpired(NOW))
+    assert max(portions) < MAX_REASONS_PER_STEP + runs
+    assert lines == dict.fromkeys(arrays, runs)
+
+
+def test_a_reason_that_ended_before_its_line_was_written_is_not_in_the_story() -> None:
+    site = Site(queue_depth=DEPTH)
+    site.step(ClusterDrained(NOW, "left", "op", "new kernel", False))
+    indices = ",".join(f"{first}-{first + 18}" for first in range(0, 8_000, 20))
+    for id in (1, 2):
+        site.step(JobSubmitted(NOW, job(id, array=indices, clusters=("left",))))
+    site.step(ClusterUnreachable(NOW, "left", "no answer"))
+    assert {line.job for line in site.out.changes if line.run_last is not None} == {1}
+    site.step(UserRequested(NOW, "hold", 2))
+    while site.core.next_due is not None:
+        site.step(TimerExpired(NOW))
+        assert not site.out.changes
+    assert site.core.remainders[2].reason == Reason.HELD
 
 
 def test_a_resumed_cluster_gets_tasks_of_a_waiting_array_in_the_same_step() -> None:
