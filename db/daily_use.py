@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -92,6 +92,51 @@ def day_of(moment: float) -> int:
     return local.tm_year * 10000 + local.tm_mon * 100 + local.tm_mday
 
 
+# Accounts of dispatches
+
+
+def keep_account(connection: Connection, modified: Job) -> None:
+    """Store the account of a job's attempts with them, if the job gets another; before it does."""
+    spec = select(func.coalesce(job.c.changed, job.c.job)).where(job.c.id == modified.id)
+    before = msgspec.json.decode(connection.execute(spec).scalar_one(), type=Job)
+    if before.account != modified.account:
+        is_unset = (attempt.c.job == modified.id) & attempt.c.account.is_(None)
+        account = before.account or ""
+        connection.execute(update(attempt).where(is_unset).values(account=account))
+
+
+# an attempt that continues a dispatch has the account of the first
+_DISPATCHED_ACCOUNT = (
+    select(attempt.c.account)
+    .where(
+        attempt.c.job == bindparam("of_job"),
+        attempt.c.task_index == bindparam("of_task"),
+        attempt.c.sending == bindparam("of_dispatch"),
+        attempt.c.account.is_not(None),
+    )
+    .order_by(attempt.c.number)
+    .limit(1)
+)
+
+
+def _as_dispatched(connection: Connection, owner: Job, index: int, dispatch_id: int) -> Job:
+    """Return a job with the account that it had at a dispatch of a task; the manager charges it."""
+    values = {"of_job": owner.id, "of_task": index, "of_dispatch": dispatch_id}
+    account = connection.execute(_DISPATCHED_ACCOUNT, values).scalar()
+    return owner if account is None else msgspec.structs.replace(owner, account=account)
+
+
+def _modified_jobs(connection: Connection, outcomes: Iterable[Outcome]) -> frozenset[int]:
+    """Return the jobs with closed attempts that were modified; only they may have two accounts."""
+    ids = sorted({owner.job.id for out in outcomes for owner, _ in out.closed_attempts})
+    modified: set[int] = set()
+    for first in range(0, len(ids), 1000):
+        portion = job.c.id.in_(ids[first : first + 1000])
+        query = select(job.c.id).where(portion, job.c.changed.is_not(None))
+        modified.update(connection.execute(query).scalars())
+    return frozenset(modified)
+
+
 # Writing
 
 
@@ -101,20 +146,29 @@ def store(connection: Connection, steps: Sequence[tuple[CoreEvent, Outcome]]) ->
     The licences' counters are stored before.
     """
     sums: dict[UseKey, UseSums] = {}
+    modified = _modified_jobs(connection, [outcome for _, outcome in steps])
+
+    def owner_of(run_task: Task, run: Attempt) -> Job:
+        if run_task.job.id not in modified:
+            return run_task.job
+        return _as_dispatched(connection, run_task.job, run_task.index, run.dispatch_id)
+
     for event, outcome in steps:
         if isinstance(event, UseReported):
             for key, outside in _reported_use(event):
                 sums.setdefault(key, UseSums()).add(outside)
         for ended_task, ended in outcome.closed_attempts:
             if ended.started is not None and ended.ended is not None:
-                key = UseKey.of(ended_task.job, ended.cluster, day_of(ended.ended))
+                owner = owner_of(ended_task, ended)
+                key = UseKey.of(owner, ended.cluster, day_of(ended.ended))
                 sums.setdefault(key, UseSums()).add(_count_attempt(ended_task, ended))
         for ended_task in _tasks_with_deadlines(outcome):
             assert ended_task.job.deadline is not None
             assert ended_task.ended is not None
-            last = ended_task.attempt
-            cluster = last.cluster if last is not None and last.started is not None else ""
-            key = UseKey.of(ended_task.job, cluster, day_of(ended_task.ended))
+            owner, last, cluster = ended_task.job, ended_task.attempt, ""
+            if last is not None and last.started is not None:
+                owner, cluster = owner_of(ended_task, last), last.cluster
+            key = UseKey.of(owner, cluster, day_of(ended_task.ended))
             sums.setdefault(key, UseSums()).add(
                 count_deadline(ended_task.job.deadline, ended_task.state, ended_task.ended)
             )
@@ -209,6 +263,7 @@ _ENDED_RUN = (
     select(
         *(attempt.c[name] for name in ("state", "cluster", "started", "ended", "node")),
         attempt.c.gres_choice,
+        attempt.c.sending,
         func.coalesce(job.c.changed, job.c.job).label("spec"),
     )
     .join(job, job.c.id == attempt.c.job)
@@ -233,6 +288,7 @@ def correct(connection: Connection, usage: Mapping[EndedRun, RunUsage]) -> None:
         if row is None:
             continue
         owner = msgspec.json.decode(row.spec, type=Job)
+        owner = _as_dispatched(connection, owner, run.task, row.sending)
         key = UseKey.of(owner, row.cluster, day_of(row.ended))
         change = correct_run(_count_row(owner, row, None), _count_row(owner, row, used))
         sums.setdefault(key, UseSums()).add(change)
@@ -282,10 +338,11 @@ def _find_holder(connection: Connection, outcome: Outcome, held: Lease) -> tuple
     """Return the job that held a lease, and the cluster of the attempt."""
     for owner, ended in outcome.closed_attempts:
         if (owner.job.id, owner.index, ended.number) == (held.job, held.index, held.attempt):
-            return owner.job, ended.cluster
+            job_then = _as_dispatched(connection, owner.job, owner.index, ended.dispatch_id)
+            return job_then, ended.cluster
     spec = func.coalesce(job.c.changed, job.c.job).label("spec")
     row = connection.execute(
-        select(spec, attempt.c.cluster)
+        select(spec, attempt.c.cluster, attempt.c.sending)
         .join(attempt, attempt.c.job == job.c.id)
         .where(
             job.c.id == held.job,
@@ -293,7 +350,10 @@ def _find_holder(connection: Connection, outcome: Outcome, held: Lease) -> tuple
             attempt.c.number == held.attempt,
         )
     ).first()
-    return (None, "") if row is None else (msgspec.json.decode(row.spec, type=Job), row.cluster)
+    if row is None:
+        return None, ""
+    spec_now = msgspec.json.decode(row.spec, type=Job)
+    return _as_dispatched(connection, spec_now, held.index, row.sending), row.cluster
 
 
 def _count_lease(

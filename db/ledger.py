@@ -555,7 +555,11 @@ class Ledger(Writer):
             execute(insert(dependency), targets)
 
     def _modify(self, modification: JobModified, outcome: Outcome) -> None:
-        """Store a job as modified, beside the job as submitted."""
+        """Store a job as modified, beside the job as submitted.
+
+        Attempts so far, which are all stored, keep the account of their dispatch.
+        """
+        daily_use.keep_account(self._connection, modification.job)
         self._connection.execute(
             update(job)
             .where(job.c.id == modification.job.id)

@@ -34,7 +34,7 @@ from metasched.model.notice import DeliveryState
 from metasched.model.reservation import FINAL_STATES, ReservationState
 from metasched.model.token_scope import TokenScope
 
-REVISION = "0033"  # the newest migration, which creates exactly these tables
+REVISION = "0034"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -224,6 +224,8 @@ attempt = Table(
     # as accounting reports them; null: by start and end, and as requested
     Column("elapsed", Float),
     Column("alloc_cpus", Int64),
+    # of its dispatch, "": none; null: the job's, which was not modified since
+    Column("account", SafeText),
     ForeignKeyConstraint(
         ["job", "task_index"], ["task.job", "task.task_index"], name="fk_attempt_task"
     ),
@@ -237,6 +239,20 @@ Index(
     unique=True,
     sqlite_where=_IS_LIVE,
     postgresql_where=_IS_LIVE,
+)
+
+_LACKS_USE = text(
+    "started IS NOT NULL AND ended IS NOT NULL AND native_id IS NOT NULL AND cpu_seconds IS NULL"
+)
+Index(
+    "ix_attempt_lacks_use",  # those that accounting is asked for, in the order of their ends
+    attempt.c.cluster,
+    attempt.c.ended,
+    attempt.c.job,
+    attempt.c.task_index,
+    attempt.c.number,
+    sqlite_where=_LACKS_USE,
+    postgresql_where=_LACKS_USE,
 )
 
 # Tokens of each licence. `leased` is incremented with each lease, and the constraint

@@ -81,6 +81,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "lease_expired": False,
         "elapsed": 1.5,
         "alloc_cpus": 2,
+        "account": WIDE,
     },
     "task_run": {
         "job": 1 << 40,

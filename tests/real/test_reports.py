@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from msgspec import structs
 from sqlalchemy import Connection, Engine, delete, insert, select, text
 
 from metasched.core.events import (
@@ -14,6 +15,7 @@ from metasched.core.events import (
     DaemonStarted,
     DispatchAccepted,
     DispatchStarted,
+    JobModified,
     JobRequeued,
     JobSubmitted,
     ListingReceived,
@@ -341,6 +343,46 @@ def test_a_user_who_invents_accounts_fills_no_table(site: Site) -> None:
 
 
 HOSTILE = "'; DROP TABLE daily_use; --\0\U0001f680"
+
+
+def test_a_run_counts_for_the_account_of_its_dispatch(site: Site) -> None:
+    site.submit(1, NOW, array="0-3", account="grant", licences={"matlab": 1})
+    ids = {index: f"1_{index}" for index in range(4)}
+    site.take(DispatchStarted(NOW, 1, 1), DispatchAccepted(NOW, 1, 1, ids))
+
+    def listed(at: float, index: int, state: State, dispatch: int = 1, **fields: Any) -> None:
+        tag = tag_of(site.name, 1, dispatch)
+        site.take(
+            ListingReceived(at, "left", (JobStatus(tag, index, ids[index], state, **fields),))
+        )
+
+    def modify(at: float, account: str | None) -> None:
+        modified = structs.replace(site.ledger.current_job(1)[0], account=account)
+        site.take(JobModified(at, modified, "account", redispatch=True))
+
+    listed(NOW + 10, 1, State.RUNNING, started=NOW)
+    listed(NOW + 10, 0, State.COMPLETED, started=NOW, ended=NOW + 10)
+    [run] = site.ledger.ended_runs("left", 0.0, 10)
+    modify(NOW + 20, "other")
+    site.ledger.store_usage({run: RunUsage(5.0, 7, 8.0, 1)})
+    # the manager restarts what it has
+    listed(NOW + 30, 1, State.RUNNING, started=NOW + 30, restarts=1)
+    modify(NOW + 40, None)
+    listed(NOW + 100, 1, State.COMPLETED, started=NOW + 30, ended=NOW + 100, restarts=1)
+    # one starts before it is withdrawn, the other does not
+    listed(NOW + 100, 2, State.COMPLETED, started=NOW + 15, ended=NOW + 100)
+    listed(NOW + 100, 3, State.CANCELLED, ended=NOW + 100)
+    site.take(DispatchStarted(NOW + 110, 1, 2), DispatchAccepted(NOW + 110, 1, 2, {3: "9"}))
+    ids[3] = "9"
+    listed(NOW + 150, 3, State.COMPLETED, 2, started=NOW + 110, ended=NOW + 150)
+    rows, _ = site.report(ReportKind.USE, ReportKey.ACCOUNT)
+    assert key_values(rows, "account", "jobs", "elapsed") == [
+        ("", 1, 40.0),
+        ("grant", 4, 8.0 + 30.0 + 70.0 + 85.0),
+    ]
+    rows, _ = site.report(ReportKind.LICENCES, ReportKey.ACCOUNT)
+    assert key_values(rows, "account", "leases") == [("", 1), ("grant", 4)]
+    assert_sound(site)
 
 
 def test_names_are_values_and_no_sql(site: Site) -> None:
