@@ -9,12 +9,24 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Engine, and_, func, or_, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    and_,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    tuple_,
+)
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from metasched.core.events import CoreEvent, RequeuedTask
 from metasched.core.tasks import TaskId
+from metasched.core.transitions import ATTEMPT_FINAL
 from metasched.db import audit, outbox, recovery, reservations, task_runs, tuning
 from metasched.db.job_pages import (
     BEFORE_ALL,
@@ -138,11 +150,26 @@ class Queries:
         with self._connect() as connection:
             return {row.native_id: row.sent for row in connection.execute(query)}
 
-    def ended_runs(self, cluster: str, since: float, limit: int) -> list[EndedRun]:
-        """Return the last attempts on a cluster that ran, ended since a time, and lack their use.
+    def ended_runs(
+        self, cluster: str, since: float, limit: int, after: EndedRun | None = None
+    ) -> list[EndedRun]:
+        """Return the attempts on a cluster that ran, ended since a time, and lack their use.
 
-        `since` is in epoch seconds. Of more than `limit`, the latest are returned.
+        `since` is in epoch seconds. The first `limit` after another are returned, by their ends. A
+        run whose payload its manager restarted under the same id is left out: it knows the last.
         """
+        later = attempt.alias("later")
+        is_restarted = exists().where(
+            later.c.job == attempt.c.job,
+            later.c.task_index == attempt.c.task_index,
+            later.c.number > attempt.c.number,
+            later.c.cluster == attempt.c.cluster,
+            later.c.native_id == attempt.c.native_id,
+        )
+        order = (attempt.c.ended, attempt.c.job, attempt.c.task_index, attempt.c.number)
+        start = (since, -1, -1, -1)
+        if after is not None:
+            start = (after.ended, after.job, after.task, after.attempt)
         query = (
             select(
                 attempt.c.job,
@@ -150,18 +177,21 @@ class Queries:
                 attempt.c.number.label("attempt"),
                 attempt.c.native_id,
                 job.c.user,
+                attempt.c.ended,
             )
-            .join(task, (task.c.job == attempt.c.job) & (task.c.task_index == attempt.c.task_index))
             .join(job, job.c.id == attempt.c.job)
             .where(
-                task.c.ended >= since,
-                task.c.attempts == attempt.c.number,
                 attempt.c.cluster == cluster,
-                attempt.c.native_id.is_not(None),
+                # as in the index `ix_attempt_lacks_use`
                 attempt.c.started.is_not(None),
+                attempt.c.ended.is_not(None),
+                attempt.c.native_id.is_not(None),
                 attempt.c.cpu_seconds.is_(None),
+                tuple_(*order) > tuple_(*map(literal, start)),
+                attempt.c.state.in_(sorted(ATTEMPT_FINAL)),
+                ~is_restarted,
             )
-            .order_by(task.c.ended.desc())
+            .order_by(*order)
             .limit(limit)
         )
         with self._connect() as connection:

@@ -2,14 +2,17 @@
 
 Listings of some managers, such as Slurm's, do not report it. One question names many tasks, beside
 all other calls. Use decides nothing: a failure leaves it unknown, and is tried again.
+
+A sweep asks for all runs that lack their use, oldest first. Most sweeps begin at the runs that have
+ended lately; one an hour begins days ago, since the daemon or the accounting may have been down. So
+a run of which accounting knows nothing is asked for a bounded number of times.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from metasched.adapters.protocol import WorkerCall
 from metasched.config.settings import ClusterSettings
@@ -17,10 +20,12 @@ from metasched.daemon.host import SchedulerHost
 from metasched.daemon.worker_process import WorkerProcess
 from metasched.model.job_usage import EndedRun, RunUsage
 
-INTERVAL = 30.0  # seconds between two questions
-HORIZON = 600.0  # seconds after its end for which a task is asked for
+INTERVAL = 30.0  # seconds between two rounds of questions
+RECENT = 600.0  # seconds after its end for which each sweep asks for a run
+HORIZON = 7 * 86400.0  # the same of a long sweep
+LONG_SWEEP = 120  # sweeps of which the first is long
 MAX_RUNS = 1000  # in a question
-MAX_QUESTIONS = 5  # about a task
+MAX_QUESTIONS = 5  # in a round; a sweep goes on in the next
 MAX_AMOUNT = 2**53  # of seconds, MiB and processors
 
 
@@ -37,7 +42,9 @@ class UsageCollector:
         """`is_up`: the cluster answers."""
         self.name, self._host, self._settings = settings.cluster.name, host, settings
         self._worker, self._is_up = worker, is_up
-        self._asked: Counter[EndedRun] = Counter()
+        self._sweeps = 0  # begun
+        self._since = 0.0  # epoch seconds: where the sweep began
+        self._last: EndedRun | None = None  # of the sweep so far; None: it has ended
 
     async def run(self) -> None:
         """Ask at intervals until cancelled."""
@@ -48,23 +55,34 @@ class UsageCollector:
                 await self.collect(time.time())
 
     async def collect(self, now: float) -> None:
-        """Ask once for all tasks that ended lately, and store the answer."""
-        ledger = self._host.ledger
-        unknown = await asyncio.to_thread(ledger.ended_runs, self.name, now - HORIZON, MAX_RUNS)
-        self._asked = Counter({run: self._asked[run] for run in unknown})
-        asked = [run for run in unknown if self._asked[run] < MAX_QUESTIONS]
-        if not asked:
-            return
-        self._asked.update(asked)
+        """Ask a round of questions, and store the answers."""
+        for _ in range(MAX_QUESTIONS):
+            if self._last is None:
+                is_long = self._sweeps % LONG_SWEEP == 0
+                self._sweeps += 1
+                self._since = now - (HORIZON if is_long else RECENT)
+            runs = await asyncio.to_thread(
+                self._host.ledger.ended_runs, self.name, self._since, MAX_RUNS, self._last
+            )
+            # also after a failure: a question that never succeeds bars no others
+            self._last = runs[-1] if len(runs) == MAX_RUNS else None
+            if runs and not await self._ask(runs):
+                return
+            if self._last is None:
+                return
+
+    async def _ask(self, runs: Sequence[EndedRun]) -> bool:
+        """Ask for runs, and store their use. Return False if there is no answer."""
         limit = self._settings.call_timeout / 2
-        reply = await self._worker.call(WorkerCall("usage", ended=tuple(asked), time_limit=limit))
+        reply = await self._worker.call(WorkerCall("usage", ended=tuple(runs), time_limit=limit))
         usage = {
-            asked[position]: use
+            runs[position]: use
             for position, use in reply.usage.items()
-            if 0 <= position < len(asked) and _is_plausible(use)
+            if 0 <= position < len(runs) and _is_plausible(use)
         }
         if usage:
-            ledger.store_usage(usage)
+            self._host.ledger.store_usage(usage)
+        return not reply.error
 
 
 def _is_plausible(usage: RunUsage) -> bool:

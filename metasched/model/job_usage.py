@@ -6,13 +6,14 @@ import msgspec
 
 
 class EndedRun(msgspec.Struct, frozen=True):
-    """The last attempt of a task that ended, of which no use is stored."""
+    """An attempt that ran and ended, of which no use is stored."""
 
     job: int
     task: int  # index in the array
     attempt: int
     native_id: str
     user: str  # owner of the job
+    ended: float = 0.0  # epoch seconds
 
 
 class RunUsage(msgspec.Struct, frozen=True):

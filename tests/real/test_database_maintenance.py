@@ -373,9 +373,10 @@ def test_use_of_ended_tasks_is_stored_once_and_passes_the_checks(
         life.submit(id, NOW + id)
     life.run(1, NOW + 10)
     life.run(2, NOW + 20)
-    second, first = life.ledger.ended_runs("left", NOW, 10)
+    first, second = life.ledger.ended_runs("left", NOW, 10)
     assert (first.job, first.task, first.attempt, first.native_id) == (1, 0, 1, "7")
-    assert life.ledger.ended_runs("left", NOW, 1) == [second]
+    assert life.ledger.ended_runs("left", NOW, 1) == [first]
+    assert life.ledger.ended_runs("left", NOW, 1, first) == [second]
     assert life.ledger.ended_runs("left", NOW + 30, 10) == []
     assert life.ledger.ended_runs("right", NOW, 10) == []
     life.ledger.store_usage({first: RunUsage(5.0, 70)})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 from sqlalchemy import Connection, Engine, delete, insert, select, text
+from sqlalchemy.event import listen, remove
 
 from metasched.core.events import (
     CoreEvent,
@@ -29,6 +30,7 @@ from metasched.db.daily_use import MAX_ACCOUNTS, count_history, day_of
 from metasched.db.integrity import check_database
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.pruning import PruningPass
+from metasched.db.queries import Queries
 from metasched.db.reports import (
     ReportKey,
     ReportKind,
@@ -289,6 +291,63 @@ def test_accounting_corrects_what_was_counted_once(site: Site) -> None:
     assert (total["elapsed"], total["cpu_allocated"]) == (90.0, 360.0)
     assert (total["cpu_used"], total["cpu_measured"], total["jobs"]) == (50.0, 360.0, 1)
     assert_sound(site)
+
+
+def test_all_runs_that_ended_are_corrected_but_those_that_the_manager_restarted(
+    site: Site,
+) -> None:
+    site.submit(1, NOW)
+    site.send(1, NOW)
+    site.end(1, NOW, NOW + 10, State.FAILED)
+    job = site.ledger.current_job(1)[0]
+    site.take(JobRequeued(NOW + 11, job, 5, 1, (RequeuedTask(0, State.FAILED, 1),)))
+    again = DispatchAccepted(NOW + 12, 1, 2, {0: "1002"})
+    site.take(DispatchStarted(NOW + 12, 1, 2), again)
+    # accounting has one record of both runs
+    tag = tag_of(site.name, 1, 2)
+    for restarts, started in enumerate((NOW + 20, NOW + 90)):
+        row = JobStatus(tag, 0, "1002", State.RUNNING, started=started, restarts=restarts)
+        site.take(ListingReceived(started, "left", (row,)))
+    assert [run.attempt for run in site.ledger.ended_runs("left", 0.0, 10)] == [1]
+    row = structs.replace(row, state=State.COMPLETED, ended=NOW + 100)
+    site.take(ListingReceived(NOW + 100, "left", (row,)))
+    runs = site.ledger.ended_runs("left", 0.0, 10)
+    assert [(run.attempt, run.native_id, run.ended) for run in runs] == [
+        (1, "1", NOW + 10),
+        (3, "1002", NOW + 100),
+    ]
+    site.ledger.store_usage(dict.fromkeys(runs, RunUsage(5.0, 7, 8.0, 2)))
+    _, total = site.report(ReportKind.USE)
+    assert (total["jobs"], total["elapsed"], total["cpu_used"]) == (3, 8.0 + 70.0 + 8.0, 10.0)
+    assert_sound(site)
+
+
+def test_runs_that_lack_their_use_are_found_by_an_index(site: Site) -> None:
+    statements: list[tuple[str, Any]] = []
+
+    def note(_: object, __: object, statement: str, values: Any, *___: object) -> None:
+        if "attempt" in statement:
+            statements.append((statement, values))
+
+    for id in (1, 2):
+        site.run(id, NOW + id)
+    queries, dialect = Queries(site.engine), site.engine.dialect.name
+    listen(site.engine, "before_cursor_execute", note)
+    [first] = queries.ended_runs("left", 0.0, 1)
+    queries.ended_runs("left", 0.0, 1, first)
+    remove(site.engine, "before_cursor_execute", note)
+    assert len(statements) == 2
+    with site.engine.connect() as connection:
+        explain = "EXPLAIN QUERY PLAN" if dialect == "sqlite" else "EXPLAIN"
+        if dialect == "postgresql":  # the tables are small
+            connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+            connection.exec_driver_sql("SET LOCAL enable_bitmapscan = off")
+        for statement, values in statements:
+            rows = connection.exec_driver_sql(f"{explain} {statement}", values).all()
+            plan = "\n".join(map(str, rows))
+            assert "ix_attempt_lacks_use" in plan, plan
+            assert "B-TREE" not in plan, plan  # they are in order
+            assert "Sort" not in plan, plan
 
 
 def test_what_is_not_stored_is_not_counted(site: Site) -> None:

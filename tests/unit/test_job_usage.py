@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 
 from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.adapters.slurm.job_usage import JobRecord, match_usage, parse_usage
 from metasched.config.settings import ClusterSettings
+from metasched.daemon import usage_collector
 from metasched.daemon.host import SchedulerHost
-from metasched.daemon.usage_collector import MAX_QUESTIONS, UsageCollector
+from metasched.daemon.usage_collector import (
+    HORIZON,
+    INTERVAL,
+    LONG_SWEEP,
+    MAX_QUESTIONS,
+    RECENT,
+    UsageCollector,
+)
 from metasched.daemon.worker_process import WorkerProcess
 from metasched.model.cluster import Cluster
 from metasched.model.job_usage import EndedRun, RunUsage
 
 END = "1700000000"
+NOW = 1.7e9
 
 
 def parsed(*records: tuple[str, ...]) -> dict[str, JobRecord]:
@@ -70,6 +79,7 @@ class FakeSite:
 
     def __init__(self, runs: list[EndedRun], usage: dict[int, RunUsage]) -> None:
         self.runs, self.usage = runs, usage
+        self.error: Literal["", "unreachable"] = ""
         self.calls: list[WorkerCall] = []
         self.stored: dict[EndedRun, RunUsage] = {}
         self.ledger = SimpleNamespace(ended_runs=self._ended_runs, store_usage=self.stored.update)
@@ -81,30 +91,70 @@ class FakeSite:
             is_up=lambda: True,
         )
 
-    def _ended_runs(self, cluster: str, since: float, limit: int) -> list[EndedRun]:
-        return [run for run in self.runs if run not in self.stored][:limit]
+    def _ended_runs(
+        self, cluster: str, since: float, limit: int, after: EndedRun | None
+    ) -> list[EndedRun]:
+        first = 0 if after is None else self.runs.index(after) + 1
+        runs = [run for run in self.runs[first:] if run.ended >= since and run not in self.stored]
+        return runs[:limit]
 
     async def call(self, call: WorkerCall) -> WorkerReply:
         self.calls.append(call)
-        return WorkerReply(usage=self.usage)
+        return WorkerReply(usage=self.usage, error=self.error)
 
-    def collect(self) -> list[tuple[Any, ...]]:
-        """Ask once; return the runs of each question so far."""
-        asyncio.run(self.collector.collect(1000.0))
+    def collect(self, now: float = NOW) -> list[tuple[Any, ...]]:
+        """Let a round pass; return the runs of each question so far."""
+        asyncio.run(self.collector.collect(now))
         return [call.ended for call in self.calls]
 
 
-FIRST, SECOND = EndedRun(1, 0, 1, "11", "ada"), EndedRun(2, 3, 2, "12_3", "bob")
+FIRST = EndedRun(1, 0, 1, "11", "ada", NOW - 2.0)
+SECOND = EndedRun(2, 3, 2, "12_3", "bob", NOW - 1.0)
 
 
 def test_a_question_names_all_runs_whose_use_is_unknown() -> None:
     site = FakeSite([FIRST, SECOND], {1: RunUsage(5.0, 7)})
     assert site.collect() == [(FIRST, SECOND)]
     assert site.stored == {SECOND: RunUsage(5.0, 7)}
-    site.usage = {}
-    for _ in range(2 * MAX_QUESTIONS):
+    assert site.collect()[1:] == [(FIRST,)]
+
+
+def test_a_run_that_accounting_does_not_know_is_asked_for_until_it_is_old() -> None:
+    run = EndedRun(1, 0, 1, "11", "ada", NOW)
+    site = FakeSite([run], {})
+    for number in range(LONG_SWEEP):
+        questions = site.collect(NOW + number * INTERVAL)
+    assert questions == [(run,)] * (int(RECENT / INTERVAL) + 1)
+    later, step = NOW + LONG_SWEEP * INTERVAL, HORIZON / 4 / LONG_SWEEP
+    for number in range(6 * LONG_SWEEP):
+        again = site.collect(later + number * step)
+    assert len(again) == len(questions) + 4
+
+
+def test_runs_that_ended_days_ago_are_asked_for_in_portions_oldest_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(usage_collector, "MAX_RUNS", 2)
+    runs = [EndedRun(n, 0, 1, str(n), "ada", NOW - 86400.0 * (3.0 - n / 100)) for n in range(25)]
+    site = FakeSite(runs, {})  # accounting knows none
+    for count in (MAX_QUESTIONS, 2 * MAX_QUESTIONS, 13):
         questions = site.collect()
-    assert questions[1:] == [(FIRST,)] * (MAX_QUESTIONS - 1)
+        assert len(questions) == count
+    assert [run for question in questions for run in question] == runs
+
+
+def test_a_round_without_an_answer_ends_and_the_sweep_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(usage_collector, "MAX_RUNS", 1)
+    site = FakeSite([FIRST, SECOND], {})
+    site.error = "unreachable"
+    assert site.collect() == [(FIRST,)]
+    assert site.collect() == [(FIRST,), (SECOND,)]
+    site.error, site.usage = "", {0: RunUsage(1.0)}
+    site.collect()
+    site.collect()
+    assert set(site.stored) == {FIRST, SECOND}
 
 
 @pytest.mark.parametrize(
