@@ -51,6 +51,7 @@ from metasched.model.daily_use import (
     count_run,
     merge,
 )
+from metasched.model.fair_share import ForeignUse
 from metasched.model.job import Job, State
 from metasched.model.job_usage import EndedRun, RunUsage
 from metasched.model.licence import Lease, ReturnedLease
@@ -155,7 +156,7 @@ def store(connection: Connection, steps: Sequence[tuple[CoreEvent, Outcome]]) ->
 
     for event, outcome in steps:
         if isinstance(event, UseReported):
-            for key, outside in _reported_use(event):
+            for key, outside in _reported_use(event.cluster, outcome.foreign_uses):
                 sums.setdefault(key, UseSums()).add(outside)
         for ended_task, ended in outcome.closed_attempts:
             if ended.started is not None and ended.ended is not None:
@@ -176,10 +177,10 @@ def store(connection: Connection, steps: Sequence[tuple[CoreEvent, Outcome]]) ->
     _store_leases(connection, steps)
 
 
-def _reported_use(event: UseReported) -> Iterator[tuple[UseKey, UseSums]]:
-    for use in event.uses:
+def _reported_use(cluster: str, uses: Iterable[ForeignUse]) -> Iterator[tuple[UseKey, UseSums]]:
+    for use in uses:
         if 0.0 < use.processor_seconds <= _MOST and math.isfinite(use.ended):
-            names = (event.cluster, use.user[:MAX_NAME], use.account[:MAX_NAME], "", "")
+            names = (cluster, use.user[:MAX_NAME], use.account[:MAX_NAME], "", "")
             yield UseKey(day_of(use.ended), *names), UseSums(cpu_outside=use.processor_seconds)
 
 

@@ -400,6 +400,7 @@ class Outcome:
     )  # after `limit_uses`; by scope and resource
     # changed decayed use by (account, user); None: forgotten
     share_uses: dict[tuple[str, str], ShareUse | None] = field(default_factory=dict)
+    foreign_uses: tuple[ForeignUse, ...] = ()  # as reported, with metasched's names of accounts
     # changed entries of the calendar, by id; None: removed
     calendar: dict[int, CalendarEntry | None] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)  # for the log

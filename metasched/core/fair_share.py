@@ -16,7 +16,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from metasched.core.events import SharesReported, UseReported
+from metasched.core.own_accounts import OwnAccounts
 from metasched.core.share_standings import (
     ShareRank,
     Standing,
@@ -87,7 +90,7 @@ class FairShare:
         self._charges: dict[TaskId, Charge] = {}
         # heap of (time, task): when a running task has used its charge
         self._dues: list[tuple[float, TaskId]] = []
-        self._own_names: dict[str, dict[str, str]] = {}  # metasched's accounts by a manager's
+        self._own_accounts: dict[str, OwnAccounts] = {}  # by cluster
 
     def restore(self, uses: Iterable[ShareUse], trees: Mapping[str, ShareTree]) -> None:
         """Take over the stored use and the reported trees."""
@@ -106,7 +109,7 @@ class FairShare:
         self.enabled, self.falls = settings is not None, 0
         self._settings = settings or FairShareSettings()
         self._charges, self._dues = {}, []
-        self._own_names = {cluster.name: _own_names(cluster) for cluster in clusters}
+        self._own_accounts = {cluster.name: OwnAccounts(cluster) for cluster in clusters}
         if not self.enabled:
             self._epoch = 0.0
             self._clear_tree()
@@ -212,16 +215,20 @@ class FairShare:
 
     def apply_use(self, event: UseReported) -> None:
         """Count use by jobs that metasched did not send."""
+        own, uses = self._own_accounts.get(event.cluster), event.uses
+        if own is not None:
+            uses = tuple(
+                structs.replace(use, account=own.name_of(use.account, use.user)) for use in uses
+            )
+        self._state.outcome.foreign_uses = uses
         view = self._state.views.get(event.cluster)
         if not self.enabled or view is None:
             return
-        own_names = self._own_names.get(event.cluster, {})
-        for use in event.uses:
+        for use in uses:
             used = use.processor_seconds * view.cluster.benchmark
             if not (0.0 < used < MAX_USE and math.isfinite(use.ended)):
                 continue
-            account = own_names.get(use.account, use.account)
-            self._record(self._leaf(use.user, account), used, use.ended)
+            self._record(self._leaf(use.user, use.account), used, use.ended)
 
     def apply_shares(self, event: SharesReported) -> None:
         """Take over the tree that a manager reports."""
@@ -352,15 +359,3 @@ class FairShare:
 
 def _rank(leaf: Node) -> ShareRank:
     return tuple([node.use / node.weight for node in leaf.path])
-
-
-def _own_names(cluster: Cluster) -> dict[str, str]:
-    """Return our names of a manager's accounts."""
-    own = {
-        theirs: ours
-        for ours, theirs in sorted(cluster.maps.get("account", {}).items())
-        if ours != "*"
-    }
-    for ours, by_user in sorted(cluster.user_accounts.items()):
-        own |= dict.fromkeys(sorted(by_user.values()), ours)
-    return own

@@ -466,7 +466,28 @@ def test_use_of_others_counts_as_accounting_reports_it(site: Site) -> None:
         ("ada", 20260330, 1, 0.0),
         ("eve", 20260329, 0, 91.0),
     ]
+    rows, _ = site.report(ReportKind.USE, ReportKey.ACCOUNT, cluster="left", user="eve")
+    assert key_values(rows, "account", "cpu_outside") == [("", 1.0), ("physics", 90.0)]
     assert_sound(site)
+
+
+def test_accounts_of_others_have_the_names_of_own_runs(site: Site) -> None:
+    maps = {"account": {"physics": "phys", "*": "*"}}
+    mapped = structs.replace(LEFT, maps=maps, user_accounts={"grant": {"ada": "grp1"}})
+    started = DaemonStarted(NOW, site.name, Policy(), (mapped,), pools=(POOL,))
+    site.take(started, ListingReceived(NOW, "left", info=FACTS))
+    site.run(1, NOW, account="physics")
+    site.run(2, NOW, account="grant")
+    uses = tuple(
+        ForeignUse(user="ada", account=account, processor_seconds=9.0, ended=NOW)
+        for account in ("phys", "grp1")
+    )
+    site.take(UseReported(NOW, "left", "1 2 x", uses))
+    rows, _ = site.report(ReportKind.USE, ReportKey.ACCOUNT)
+    assert key_values(rows, "account", "jobs", "cpu_outside") == [
+        ("grant", 1, 9.0),
+        ("physics", 1, 9.0),
+    ]
 
 
 # Bounds

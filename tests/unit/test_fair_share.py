@@ -21,6 +21,7 @@ from metasched.core.events import (
     TimerExpired,
     UseReported,
 )
+from metasched.core.own_accounts import OwnAccounts
 from metasched.core.placement import AWAITS_PLACE
 from metasched.core.scheduler import Core
 from metasched.model.cluster import Cluster
@@ -449,6 +450,46 @@ def test_accounts_of_a_manager_have_its_names() -> None:
     ]
     core.step(UseReported(NOW, "left", "1", tuple(uses)))
     assert list(core.fair_share.uses) == [("chemistry", "ada"), ("physics", "ada")]
+
+
+def test_accounts_that_depend_on_the_user_are_known_by_both() -> None:
+    by_user = {
+        "physics": {"ada": "grp1", "*": "grp3"},
+        "chemistry": {"bob": "grp1", "eve": "grp1", "*": "grp3"},
+        "biology": {"*": "grp1"},
+    }
+    left = Cluster(
+        name="left",
+        adapter="local",
+        maps={"account": {"history": "grp1", "art": "grp4"}},
+        user_accounts=by_user,
+    )
+    own = OwnAccounts(left)
+    expected = {
+        ("grp1", "ada"): "physics",
+        ("grp1", "bob"): "chemistry",
+        ("grp1", "mia"): "biology",
+        ("grp3", "ada"): "chemistry",
+        ("grp3", "eve"): "physics",
+        ("grp4", "ada"): "art",
+        ("other", "ada"): "other",
+    }
+    assert {pair: own.name_of(*pair) for pair in expected} == expected
+    core = Core()
+    tree = ShareTree(
+        accounts=tuple(
+            ShareAccount(name=name, weight=1.0, users={"ada": 1.0, "bob": 1.0})
+            for name in ("physics", "chemistry")
+        )
+    )
+    core.step(DaemonStarted(NOW, "cafe", Policy(), (left,), fair_share=settings(tree)))
+    uses = tuple(
+        ForeignUse(user=user, account="grp1", processor_seconds=1.0, ended=NOW)
+        for user in ("ada", "bob")
+    )
+    outcome = core.step(UseReported(NOW, "left", "1", uses))
+    assert list(core.fair_share.uses) == [("physics", "ada"), ("chemistry", "bob")]
+    assert [use.account for use in outcome.foreign_uses] == ["physics", "chemistry"]
 
 
 # The order of dispatch
