@@ -20,7 +20,7 @@ from metasched.core.reservations.book import ReservationBook
 from metasched.core.reservations.events import ReservationRequested
 from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.host import SchedulerHost
-from metasched.daemon.shared_with import MAX_USERS, accounts_of
+from metasched.daemon.shared_with import MAX_USERS, find_accounts
 from metasched.errors import ApiError
 from metasched.model.cluster import Cluster
 from metasched.model.mail import ADDRESS
@@ -185,7 +185,7 @@ async def sharing_accounts(
         return ()
     if len(users) + len(groups) > MAX_USERS:
         raise ApiError(422, f"{len(users) + len(groups)} names; give at most {MAX_USERS}")
-    return await asyncio.to_thread(accounts_of, owner, users, groups, ignore_unknown=is_known)
+    return await find_accounts(owner, users, groups, ignore_unknown=is_known)
 
 
 def check_request(
