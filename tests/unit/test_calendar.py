@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pytest
 from msgspec import structs
 
+from metasched.api.calendar import calendar as list_calendar
 from metasched.config.reading import load_settings
 from metasched.config.settings import CalendarSettings, ConfigError
 from metasched.core.calendar_events import CalendarRun
@@ -269,6 +270,37 @@ def test_a_changed_file_keeps_what_was_missed_unless_the_rule_changed() -> None:
     host.settings.calendar = ()
     host.look("2030-01-04T12:01")
     assert not host.core.calendar.entries
+
+
+def test_a_listing_leaves_the_event_loop_to_others() -> None:
+    """There may be tens of thousands of series, of which the caller sees few."""
+    threads: set[threading.Thread] = set()
+
+    class Watched(SimpleNamespace):
+        @property
+        def owner(self) -> str:
+            threads.add(threading.current_thread())
+            return "" if self.id % 2 else "bob"
+
+    class Readers:
+        async def run(self, _: object, __: object, work: Any) -> Any:
+            return await asyncio.to_thread(work)
+
+    entries = {id: Watched(id=id) for id in (5, 4, 3, 2, 1)}
+    service = SimpleNamespace(core=SimpleNamespace(calendar=SimpleNamespace(entries=entries)))
+    caller = SimpleNamespace(user="ada", sees_all=False, operator=False)
+    page = SimpleNamespace(after=0, requested=True, size=1, answer=lambda rows, _: rows)
+    with patch("metasched.api.calendar.calendar_row", lambda entry, *_: entry.id):
+        listing = list_calendar(
+            cast(Any, None),
+            cast(Any, caller),
+            cast(Any, service),
+            cast(Any, Readers()),
+            cast(Any, page),
+        )
+        assert asyncio.run(cast(Any, listing)) == [1, 3]
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 def test_a_report_of_another_run_changes_nothing() -> None:
