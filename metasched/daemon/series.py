@@ -1,9 +1,14 @@
 """Series of reservations: makes them, and reserves each occurrence some weeks before its start.
 
 One event decides an occurrence, and takes the series on to the next one (`core.calendar`). So a
-crash between two steps neither loses an occurrence nor reserves it twice. An occurrence that is
-not free, or exceeds the quota of its owner, is skipped: its owner finds that among the events.
-While no cluster answers it is tried again until its start.
+crash between two steps neither loses an occurrence nor reserves it twice. While no cluster answers
+it is tried again until its start.
+
+An occurrence that is not free, or exceeds the quota of its owner, is refused. Then the following
+one is tried. If that is granted, the refused ones before it are skipped, and one event says so.
+If there is none to try yet, the refused ones are tried again rarely, until their start has passed.
+What an owner may use of this in an hour is bounded: all series take turns in one task, and each
+event is a row that operators see.
 """
 
 from __future__ import annotations
@@ -38,6 +43,7 @@ from metasched.model.calendar import (
     MAX_OCCURRENCES,
     MAX_PROMISED,
     MAX_SERIES,
+    MIN_INTERVAL,
     CalendarEntry,
     Reserve,
     RunResult,
@@ -48,6 +54,11 @@ from metasched.units import MAX_NUMBER, iso
 
 RETRY_PAUSE = 60.0  # seconds until an occurrence is tried again that no cluster could take
 MIN_LEAD = 60.0  # seconds before its start at which an occurrence is reserved at the latest
+REFUSED_PAUSE = 3600.0  # seconds until refused occurrences are tried again
+MAX_RUN = 50  # refused occurrences in a row; then they are skipped
+BUDGET_PERIOD = 3600.0  # seconds
+MAX_REFUSED = 100  # tries of an owner in a period that are refused
+MAX_RECORDS = 10  # events about skipped occurrences of an owner in a period
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +181,9 @@ def _check_occurrences(rule: Recurrence, now: float, until: float, length: float
         if count > MAX_OCCURRENCES:
             problem = f"more than {MAX_OCCURRENCES} occurrences until {iso(until)}"
             raise ApiError(422, f"{problem}; give an earlier end, or a rule with fewer")
+        if following - previous < MIN_INTERVAL:
+            problem = f"occurrences are {MIN_INTERVAL:.0f} s apart or more, but {iso(following)}"
+            raise ApiError(422, f"{problem} comes after {iso(previous)}; give another rule")
         if following - previous < length:
             problem = f"an occurrence lasts {length:.0f} s, but after {iso(previous)} comes"
             raise ApiError(422, f"{problem} {iso(following)}; ask for a shorter duration")
@@ -196,6 +210,29 @@ def _terms_of(act: Reserve, start: float) -> ReservationTerms:
     )
 
 
+class NotReserved(NamedTuple):
+    """Occurrences of a series in a row that are not reserved. Times are epoch seconds."""
+
+    first: float
+    last: float
+    number: int
+    cause: str  # why the first is not
+    following: float | None  # the occurrence after them; None: there is none
+
+
+@dataclass
+class Budget:
+    """What an owner used of a period."""
+
+    end: float  # monotonic seconds
+    refused: int = 0  # tries
+    records: int = 0
+
+    @property
+    def is_spent(self) -> bool:
+        return self.refused >= MAX_REFUSED or self.records >= MAX_RECORDS
+
+
 class SeriesPlanner:
     """Reserves the occurrences of all series when they are due, one after another."""
 
@@ -204,6 +241,8 @@ class SeriesPlanner:
         self._changed = asyncio.Event()
         self._retry_at: dict[int, float] = {}  # monotonic seconds, by series
         self._obstacles: dict[int, str] = {}  # why an occurrence is tried again, by series
+        self._refused: dict[int, NotReserved] = {}  # since the place of a series
+        self._budgets: dict[str, Budget] = {}  # by owner
 
     def wake(self) -> None:
         """Look at the series again, which have changed."""
@@ -214,6 +253,7 @@ class SeriesPlanner:
         while True:
             self._changed.clear()
             await self._close_finished()
+            self._forget_closed()
             # an occurrence of each series in turn: none waits for all those of another
             for entry in self._due_entries():
                 await self._reserve_next(entry)
@@ -249,7 +289,10 @@ class SeriesPlanner:
                     f"{MAX_PROMISED} occurrences of {entry.owner} were reserved already"
                 )
         ready = (entry for entry in due if owners[entry.owner] < MAX_PROMISED)
-        return sorted(ready, key=lambda entry: (entry.due, entry.id))
+        # those that were never put off come before those that are tried again
+        return sorted(
+            ready, key=lambda entry: (self._retry_at.get(entry.id, 0.0), entry.due, entry.id)
+        )
 
     def _pause(self) -> float:
         """Return for how many seconds nothing is due."""
@@ -276,59 +319,153 @@ class SeriesPlanner:
         if events:
             await self._host.apply_events(*events)
 
+    def _forget_closed(self) -> None:
+        """Forget what concerns series that are gone, and periods that are over."""
+        entries = self._host.core.calendar.entries
+        for by_series in (self._retry_at, self._obstacles, self._refused):
+            for id in by_series.keys() - entries.keys():
+                del by_series[id]
+        now = time.monotonic()
+        self._budgets = {owner: b for owner, b in self._budgets.items() if b.end > now}
+
+    def _budget(self, owner: str) -> Budget:
+        now = time.monotonic()
+        budget = self._budgets.get(owner)
+        if budget is None or budget.end <= now:
+            budget = self._budgets[owner] = Budget(now + BUDGET_PERIOD)
+        return budget
+
+    def _is_current(self, entry: CalendarEntry) -> bool:
+        """Return whether a series is as it was, neither cancelled nor gone on meanwhile."""
+        return self._host.core.calendar.entries.get(entry.id) is entry
+
     async def _reserve_next(self, entry: CalendarEntry) -> None:
-        """Reserve the next occurrence of a series, or record that it is skipped."""
+        """Try the next occurrence of a series, or record those whose start has passed."""
         now, start = time.time(), entry.next_run
         assert start is not None
         assert isinstance(entry.act, Reserve)
-        rule = recurrence_of(entry.rule, entry.zone)
-        if start <= now:
-            last = rule.last_until(start, min(now, entry.until or now))
-            count = rule.count(start, last, MAX_COUNTED)
-            cause = self._obstacles.pop(entry.id, "its start has passed")
-            skipped = CalendarRun(
-                now,
-                entry.id,
-                start,
-                RunResult.SKIPPED,
-                _following(entry, rule, last),
-                cause,
-                last=last if count > 1 else None,
-                count=count,
-            )
-            await self._host.apply_events(skipped)
+        budget = self._budget(entry.owner)
+        if budget.is_spent:
+            self._retry_at[entry.id] = budget.end
             return
-        following = _following(entry, rule, start)
+        if start <= now:
+            await self._skip_passed(entry, start, now)
+            return
+        run = self._refused.get(entry.id)
+        if run is not None and run.first != start:
+            run = None
+        moment = start if run is None else run.following
+        assert moment is not None
+        try:
+            following = await asyncio.to_thread(_following, entry, moment)
+        except ParseError as error:  # this host has no such zone any more; it may come back
+            self._try_later(entry, REFUSED_PAUSE, _describe(error))
+            return
         try:
             event = await survey_and_check(
                 self._host,
                 entry.owner,
-                _terms_of(entry.act, start),
+                _terms_of(entry.act, moment),
                 self._host.ledger.next_reservation,
                 entry.id,
             )
+            if not self._host.core.reservations.offer_finder.offers(event):
+                raise ApiError(403, "that is not free on any cluster")
         except ApiError as error:
-            if self._host.core.calendar.entries.get(entry.id) is not entry:
+            if not self._is_current(entry):
                 return
             if error.status == 503 or isinstance(error, NoClusterNow):
-                self._retry_at[entry.id] = time.monotonic() + RETRY_PAUSE
-                self._obstacles[entry.id] = str(error)
-                return
-            cause = str(error)
-            await self._host.apply_events(
-                CalendarRun(time.time(), entry.id, start, RunResult.SKIPPED, following, cause)
-            )
+                self._try_later(entry, RETRY_PAUSE, str(error))
+            else:
+                await self._note_refused(entry, run, moment, following, str(error))
             return
+        if not self._is_current(entry):
+            return
+        events: list[CoreEvent] = []
+        if run is not None:
+            events.append(self._skip(entry, run))
+        events.append(
+            structs.replace(event, by=entry.made_by, series=entry.id, next_occurrence=following)
+        )
         self._obstacles.pop(entry.id, None)
-        if self._host.core.calendar.entries.get(entry.id) is entry:  # not cancelled meanwhile
-            await self._host.apply_events(
-                structs.replace(event, by=entry.made_by, series=entry.id, next_occurrence=following)
-            )
+        self._retry_at.pop(entry.id, None)
+        await self._host.apply_events(*events)
+
+    def _try_later(self, entry: CalendarEntry, pause: float, cause: str) -> None:
+        """Try a series again from its place on, `pause` seconds later."""
+        self._refused.pop(entry.id, None)
+        self._retry_at[entry.id] = time.monotonic() + pause
+        self._obstacles[entry.id] = cause
+
+    async def _note_refused(
+        self,
+        entry: CalendarEntry,
+        run: NotReserved | None,
+        moment: float,
+        following: float | None,
+        cause: str,
+    ) -> None:
+        """Go on after an occurrence that was refused, at `moment`, after those of `run`."""
+        self._budget(entry.owner).refused += 1
+        if run is None:
+            run = NotReserved(moment, moment, 1, cause, following)
+        else:
+            run = run._replace(last=moment, number=run.number + 1, following=following)
+        if run.number >= MAX_RUN:
+            await self._host.apply_events(self._skip(entry, run))
+        elif following is None or following - entry.lead > time.time():
+            self._try_later(entry, REFUSED_PAUSE, run.cause)
+        else:
+            self._refused[entry.id] = run
+
+    async def _skip_passed(self, entry: CalendarEntry, start: float, now: float) -> None:
+        """Skip the occurrences from `start` on whose start has passed."""
+        cause = self._obstacles.get(entry.id, "its start has passed")
+        if (refused := self._refused.get(entry.id)) is not None and refused.first == start:
+            cause = refused.cause
+        try:
+            run = await asyncio.to_thread(_passed, entry, start, now, cause)
+        except ParseError as error:  # so nobody knows the following one: it was the last
+            run = NotReserved(start, start, 1, _describe(error), None)
+        if self._is_current(entry):
+            self._obstacles.pop(entry.id, None)
+            self._retry_at.pop(entry.id, None)
+            await self._host.apply_events(self._skip(entry, run))
+
+    def _skip(self, entry: CalendarEntry, run: NotReserved) -> CalendarRun:
+        """Return the event that occurrences are skipped; it counts for the owner."""
+        self._refused.pop(entry.id, None)
+        self._budget(entry.owner).records += 1
+        return CalendarRun(
+            time.time(),
+            entry.id,
+            run.first,
+            RunResult.SKIPPED,
+            run.following,
+            run.cause,
+            last=run.last if run.number > 1 else None,
+            count=run.number,
+        )
 
 
-def _following(entry: CalendarEntry, rule: Recurrence, start: float) -> float | None:
-    """Return the occurrence after a time; None: there is none any more."""
-    following = rule.next_after(start)
+def _describe(error: ParseError) -> str:
+    return f"{error.problem} on this host; make the series anew if it stays so"
+
+
+def _passed(entry: CalendarEntry, start: float, now: float, cause: str) -> NotReserved:
+    """Return the occurrences from `start` to `now`; the rest as for `_following`."""
+    rule = recurrence_of(entry.rule, entry.zone)
+    last = rule.last_until(start, min(now, entry.until or now))
+    number = rule.count(start, last, MAX_COUNTED)
+    return NotReserved(start, last, number, cause, _following(entry, last))
+
+
+def _following(entry: CalendarEntry, start: float) -> float | None:
+    """Return the occurrence after a time; None: there is none any more.
+
+    ParseError: the zone is gone. Slow: call it in a thread.
+    """
+    following = recurrence_of(entry.rule, entry.zone).next_after(start)
     if following is None or (entry.until is not None and following > entry.until):
         return None
     return following

@@ -13,6 +13,7 @@ import msgspec
 MAX_REMEMBERED_RUNS = 32  # of an entry: these are not repeated after the clock was set back
 MAX_COUNTED = 1000  # missed runs of an entry that are counted
 MAX_OCCURRENCES = 1000  # of a series of reservations
+MIN_INTERVAL = 900.0  # seconds between the starts of two occurrences of a series
 MAX_SERIES = 50  # open series of a user
 MAX_PROMISED = 100  # occurrences of a user's series that are reserved at a time
 

@@ -71,7 +71,8 @@ def test_bounds_of_a_series(cluster: SlurmReservations, site: Site) -> None:
     site.start()
     size = ("reserve", "--size", "1")
     refusals = {
-        ("--duration", "60s", "--every", "* * * * *", "--until", "+9d"): "more than 1000",
+        ("--duration", "60s", "--every", "*/15 * * * *", "--until", "+12d"): "more than 1000",
+        ("--duration", "60s", "--every", "* * * * *", "--until", "+3h"): "900 s apart or more",
         ("--duration", "2h", "--every", "0 * * * *", "--until", "+2d"): "shorter duration",
         ("--duration", "1h", "--every", "0 0 30 2 *", "--until", "+9d"): "no occurrence until",
         ("--duration", "1h", "--every", "08:00", "--until", "+60s"): "no occurrence until",
