@@ -17,7 +17,7 @@ else:
         return function
 
 
-MAX_LICENCE_CHOICES = 8  # alternatives of licences; a task waits for each of them
+MAX_LICENCE_CHOICES = 4  # alternatives of licences; a task waits for each of them
 MAX_NUMBER = 2**31 - 1  # limit of counts, and of durations in seconds (68 years)
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

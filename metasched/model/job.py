@@ -20,7 +20,7 @@ from metasched.model.mail import MailRequest
 from metasched.model.manager_options import ManagerOptions
 
 MAX_PRIORITY = 10
-MAX_LICENCE_CHOICES = 8  # `units.MAX_LICENCE_CHOICES`, which clients keep to
+MAX_LICENCE_CHOICES = 4  # `units.MAX_LICENCE_CHOICES`, which clients keep to
 
 
 class State(StrEnum):
