@@ -643,9 +643,15 @@ class Ledger(Writer):
 
     def mark_uncertain(self, id: int, cause: str, now: float) -> None:
         """Add to the open group that a mail may have been sent; it is not sent again."""
+        self._close_notice(id, DeliveryState.UNCERTAIN, cause, now)
+
+    def mark_failed(self, id: int, cause: str, now: float) -> None:
+        """Add to the open group that a mail cannot be sent."""
+        self._close_notice(id, DeliveryState.FAILED, cause, now)
+
+    def _close_notice(self, id: int, state: DeliveryState, cause: str, now: float) -> None:
         with self._join_group() as connection:
             condition = outbox_table.c.id == id
-            state = DeliveryState.UNCERTAIN
             self._audit(connection, outbox.close(connection, condition, state, cause, now))
 
     def give_up_notices(self, receiver: str, created_before: float, now: float) -> None:

@@ -36,7 +36,8 @@ def command_for(
     if settings.sender:
         message["From"] = settings.sender
     message["To"] = address
-    message["Subject"] = subject
+    # names of jobs are literal: what looks like an encoded word (RFC 2047) must not be decoded
+    message["Subject"] = subject.replace("=?", "= ?")
     message["Date"] = formatdate(localtime=False)
     message["Message-ID"] = f"<{id}@metasched.invalid>"
     message["Auto-Submitted"] = "auto-generated"  # RFC 3834: no vacation replies
@@ -44,12 +45,12 @@ def command_for(
     return [str(settings.program), "-i", address], message.as_bytes()
 
 
-async def send_mail(settings: MailSettings, id: str, address: str, subject: str, text: str) -> None:
+async def send_mail(command: list[str], content: bytes) -> None:
     """Run the mail program; its exit code 0 means that the mail was taken.
 
-    MailFailed if it ends otherwise or cannot be run, MailUncertain if it must be killed.
+    `command` and `content`: see `command_for`. MailFailed if the program ends otherwise or cannot
+    be run, MailUncertain if it must be killed.
     """
-    command, content = command_for(settings, id, address, subject, text)
     try:
         process = await asyncio.create_subprocess_exec(
             *command,

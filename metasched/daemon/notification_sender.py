@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from metasched.config.settings import MailSettings, Settings, WebhookSettings
 from metasched.core.events import Outcome
-from metasched.daemon.mail import MailFailed, MailUncertain, send_mail
+from metasched.daemon.mail import MailFailed, MailUncertain, command_for, send_mail
 from metasched.daemon.notification_texts import (
     alert_message,
     digest_message,
@@ -36,7 +36,7 @@ from metasched.db.ledger import Ledger
 from metasched.db.outbox import NotificationRules, OutboxRow
 from metasched.db.store import StorageFailed
 from metasched.model.notice import DIGEST, MAIL, Notice
-from metasched.model.reservation import ReservationState
+from metasched.model.reservation import Reservation, ReservationState
 
 log = logging.getLogger("metasched")
 Value = TypeVar("Value")
@@ -169,13 +169,20 @@ class NotificationSender:
                 await self._sleep(MAIL, await self._read(self._ledger.next_notice_due, MAIL))
 
     async def _mail(self, mail: MailSettings, row: OutboxRow) -> None:
+        reservation = await self._reservation_of(row.notices[0])
         notices = self._ledger.mark_sending(row.id)
-        await self._commit()
         if not notices:
             return  # given up since it was read
-        subject, text = await self._message_of(mail, notices[0])
-        id = f"{row.source}-{row.id}"
-        sending = asyncio.create_task(send_mail(mail, id, row.address, subject, text))
+        # without a pause, so that no row is stored as being sent that makes no message
+        try:
+            command, content = self._command(mail, row, notices[0], reservation)
+        except Exception as error:
+            log.exception("mail %d cannot be made; please report it", row.id)
+            self._ledger.mark_failed(row.id, f"it cannot be made: {error!r}", time.time())
+            await self._commit()
+            return
+        await self._commit()
+        sending = asyncio.create_task(send_mail(command, content))
         try:
             await asyncio.wait([sending])
         except asyncio.CancelledError:
@@ -202,20 +209,28 @@ class NotificationSender:
             self._ledger.mark_uncertain(row.id, str(error), now)
             self.statuses[MAIL].last_error = str(error)
         else:
-            raise error
+            log.error("mail %d: please report it", row.id, exc_info=error)
+            self._ledger.mark_uncertain(row.id, repr(error), now)
 
-    async def _message_of(self, mail: MailSettings, notice: Notice) -> tuple[str, str]:
+    async def _reservation_of(self, notice: Notice) -> Reservation | None:
+        """Return the reservation that a mail to its owner is about; None: it was pruned."""
+        if notice.severity or notice.reservation is None:
+            return None
+        return await self._read(self._ledger.reservation, notice.reservation)
+
+    def _command(
+        self, mail: MailSettings, row: OutboxRow, notice: Notice, reservation: Reservation | None
+    ) -> tuple[list[str], bytes]:
+        """Return the command that sends a mail, and its input."""
         if notice.kind == DIGEST:
-            return digest_message(notice, mail.per_hour)
-        if notice.severity:
-            return alert_message(notice)
-        if notice.reservation is not None:
-            reservation = await self._read(self._ledger.reservation, notice.reservation)
-            # one that was pruned has no more to say
-            return (
-                alert_message(notice) if reservation is None else reservation_message(reservation)
-            )
-        return job_message(notice)
+            subject, text = digest_message(notice, mail.per_hour)
+        elif reservation is not None:
+            subject, text = reservation_message(reservation)
+        elif notice.severity or notice.reservation is not None:
+            subject, text = alert_message(notice)  # a reservation that was pruned says no more
+        else:
+            subject, text = job_message(notice)
+        return command_for(mail, f"{row.source}-{row.id}", row.address, subject, text)
 
     # Webhooks
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from email import message_from_bytes, policy
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, insert, select
@@ -22,11 +24,13 @@ from metasched.config.reading import load_settings
 from metasched.config.settings import MailSettings, Settings, WebhookSettings
 from metasched.core.scheduler import Core
 from metasched.daemon import notification_sender
-from metasched.daemon.mail import MailFailed, MailUncertain
+from metasched.daemon.mail import MailFailed, MailUncertain, command_for
 from metasched.daemon.notification_sender import NotificationSender
+from metasched.daemon.notification_texts import job_message
 from metasched.daemon.webhook import DeliveryFailed, DeliveryThread
 from metasched.db.ledger import Ledger
 from metasched.db.schema import epoch, metadata, outbox
+from metasched.model.audit import one_line
 from metasched.model.notice import JOB_ENDED, MAIL, Notice
 from tests.harness.examples import examples
 
@@ -34,6 +38,12 @@ NOW = 1_700_000_000.0
 HOOK = WebhookSettings("ops", "https://h/", Path("/s"), frozenset({JOB_ENDED}), False)
 WRITES = ("mark_sending", "mark_delivered", "mark_tried", "mark_uncertain", "give_up_notices")
 Fate = Literal["done", "refused", "taken, then lost", "lost"]
+
+
+def id_in(content: bytes) -> int:
+    """Return the row of a mail from its Message-ID."""
+    id: str = message_from_bytes(content, policy=policy.default)["Message-ID"]
+    return int(id.removesuffix("@metasched.invalid>").rpartition("-")[2])
 
 
 class Died(Exception):
@@ -95,7 +105,7 @@ class World:
 
     async def send_mail(self, *arguments: Any) -> None:
         self.step()
-        fate, id = next(self.fates, "done"), int(arguments[1].partition("-")[2])
+        fate, id = next(self.fates, "done"), id_in(arguments[1])
         if fate == "refused":
             raise MailFailed("exit code 75")
         if fate != "lost":
@@ -183,4 +193,58 @@ def test_mails_arrive_at_most_once_and_events_at_least_once_in_order(
     assert world.received == sorted(world.received)
     assert set(world.received) == states[HOOK.name].keys()
     assert set(states[HOOK.name].values()) <= {"delivered"}
+    world.ledger.close()
+
+
+NAMES = st.lists(
+    st.sampled_from(
+        ["=?utf-8?q?=ff?=", "=?", "?=", "utf-8?q?", "=ff", "_", '"', "<a@b>", ",", "\xe9", " "]
+    )
+    | st.text(max_size=9),
+    max_size=12,
+).map(lambda parts: one_line("".join(parts)))
+
+
+@examples(300)
+@given(name=NAMES, path=NAMES)
+def test_each_name_makes_a_mail_in_which_it_is_literal(name: str, path: str) -> None:
+    notice = Notice(kind=JOB_ENDED, time=NOW, user="ada", job=1, name=name, output=(path,))
+    assert SETTINGS.mail is not None
+    subject, text = job_message(notice)
+    _, content = command_for(SETTINGS.mail, "cafe-1", "ada", subject, text)
+    message = message_from_bytes(content, policy=policy.default)
+    assert message.keys()[:2] == ["To", "Subject"]
+    assert message["To"] == "ada"
+    shown, literal = message["Subject"], subject.replace("=?", "= ?")
+    assert "".join(shown.split()) == "".join(literal.split())
+    assert message.get_content() == text
+
+
+@pytest.mark.parametrize("where", ["command_for", "send_mail"])
+def test_a_mail_with_a_defect_does_not_stop_the_next(where: str) -> None:
+    world = World([], [])
+    world.add()
+    world.add()
+    defects = iter([UnicodeEncodeError("ascii", "x", 0, 1, "no")])
+
+    def make(*arguments: Any) -> Any:
+        for defect in defects:
+            raise defect
+        return command_for(*arguments)
+
+    async def send(*arguments: Any) -> None:
+        for defect in defects:
+            raise defect
+        await world.send_mail(*arguments)
+
+    with (
+        patch.object(notification_sender, "send_mail", world.send_mail),
+        patch.object(notification_sender, "deliver", world.deliver),
+        patch.object(notification_sender, where, make if where == "command_for" else send),
+    ):
+        while world.send():
+            pass
+    mails = [row.state for row in rows_of(world) if row.receiver == MAIL]
+    assert mails == ["failed" if where == "command_for" else "uncertain", "delivered"]
+    assert len(world.taken) == 1
     world.ledger.close()

@@ -292,6 +292,7 @@ def test_a_window_of_another_cluster_is_offered_in_processors_with_its_name() ->
         "a\x0bb\x85Bcc: x\u2028Bcc: y",
         "n\N{LATIN SMALL LETTER A WITH DIAERESIS}me \N{ROCKET}",
         "=?utf-8?q?Bcc:?=",
+        "=?utf-8?q?=ff?=\N{LATIN SMALL LETTER E WITH ACUTE}",
         "x" * 255,
     ],
 )
@@ -310,7 +311,7 @@ def test_the_name_of_a_job_forges_no_header(name: str) -> None:
         *("Content-Type", "Content-Transfer-Encoding", "MIME-Version"),
     ]
     assert (message["To"], message["Message-ID"]) == ("ada", "<c-1@metasched.invalid>")
-    assert name.startswith("=?") or message["Subject"] == subject
+    assert message["Subject"] == subject.replace("=?", "= ?")
     body = message.get_content()
     assert body == text
 
@@ -339,7 +340,8 @@ def program(folder: Path, script: str) -> Path:
 
 
 def send(path: Path) -> None:
-    asyncio.run(send_mail(settings(path), "c-1", "ada", "subject", "text"))
+    command, content = command_for(settings(path), "c-1", "ada", "subject", "text")
+    asyncio.run(send_mail(command, content))
 
 
 def test_exit_code_0_means_that_the_mail_was_taken(tmp_path: Path) -> None:
