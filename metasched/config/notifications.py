@@ -72,6 +72,11 @@ def _check_url(table: WebhookTable, location: str) -> None:
         raise ConfigError(f"url: {error}, {location}; write https://host/path") from None
     if parts.scheme not in ("http", "https") or not host or not table.url.isascii():
         raise ConfigError(f"url is no URL of HTTP, {location}; write https://host/path")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        problem = "url holds a host with an empty label or one of over 63 characters"
+        raise ConfigError(f"{problem}, {location}; write https://host/path") from None
     if any(character <= " " or character == "\x7f" for character in table.url):
         raise ConfigError(f"url holds spaces or control characters, {location}; encode them")
     if parts.username is not None or parts.fragment:

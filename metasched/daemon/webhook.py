@@ -116,6 +116,8 @@ async def deliver(hook: WebhookSettings, id: str, timestamp: int, body: bytes) -
         raise DeliveryFailed(str(error)) from None
     except h11.ProtocolError as error:
         raise DeliveryFailed(one_line(f"its answer is no HTTP: {error}")) from None
+    except UnicodeError as error:  # a name that cannot be looked up
+        raise DeliveryFailed(one_line(f"its host is no name: {error}")) from None
     except OSError as error:  # also errors of TLS
         raise DeliveryFailed(one_line(str(error) or type(error).__name__)) from None
     if 300 <= status < 400:

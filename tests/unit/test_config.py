@@ -486,6 +486,8 @@ def test_mail_and_webhooks(tmp_path: Path) -> None:
         (HOOK.replace(".org/", ".org:99999/"), "url: .*; write https://host/path"),
         (HOOK.replace("https://ops.example.org", "https://"), "url is no URL of HTTP"),
         (HOOK.replace("//ops", "//\u00f6ps"), "url is no URL of HTTP"),
+        (HOOK.replace("//ops", "//ops."), "url holds a host with an empty label"),
+        (HOOK.replace("//ops", "//" + "o" * 64), "url holds a host .*; write https://host/path"),
     ],
 )
 def test_mail_and_webhooks_that_cannot_be_meant(tmp_path: Path, tables: str, message: str) -> None:

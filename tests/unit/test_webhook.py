@@ -123,6 +123,15 @@ def test_addresses_that_are_not_public(address: str) -> None:
     assert not is_public(address)
 
 
+@pytest.mark.parametrize("host", ["hooks..example.com", "h" * 64 + ".example.com"])
+def test_a_host_that_is_no_name_fails(tmp_path: Path, host: str) -> None:
+    hook = WebhookSettings(
+        "ops", f"https://{host}/", secret_file(tmp_path), frozenset({JOB_ENDED}), False
+    )
+    with pytest.raises(DeliveryFailed, match="its host is no name"):
+        asyncio.run(deliver(hook, "cafe-1", 1, b"{}"))
+
+
 # Receivers
 
 Behaviour = Callable[[socket.socket], None]
