@@ -262,7 +262,7 @@ class Ledger(Writer):
                 self._insert_jobs(steps, new_jobs, texts or {})
             notices = self._read_notices(connection, steps)
             self._write_steps(steps)
-            self._has_new_notices |= self._outbox.store(connection, notices)
+            self._store_notices(lambda: self._outbox.store(connection, notices))
             if receipt is not None:
                 submission_keys.store(connection, receipt)
             self._audit(
@@ -281,6 +281,15 @@ class Ledger(Writer):
         except Exception:
             log.exception("steps have no notifications; please report it")
             return PendingNotices()
+
+    def _store_notices(self, store: Callable[[], bool]) -> None:
+        """Store notices; leave them out after a defect, which must not stop the scheduler."""
+        try:
+            self._has_new_notices |= store()
+        except DBAPIError:
+            raise
+        except Exception:
+            log.exception("notifications are not stored; please report it")
 
     def _audit_records(self, event: CoreEvent, outcome: Outcome) -> list[AuditRecord]:
         """Return the records of a step; none after a defect, which must not stop the scheduler."""
@@ -316,7 +325,7 @@ class Ledger(Writer):
         self._audit(self._connection, changed)
         if records:
             self._last_audit = audit.store(self._connection, records, self._last_audit)
-            self._has_new_notices |= self._outbox.add_records(self._connection, records)
+            self._store_notices(lambda: self._outbox.add_records(self._connection, records))
             self._has_logged_records = True
 
     def audit_condition(self, subject: str) -> str:
@@ -327,7 +336,7 @@ class Ledger(Writer):
         """Store audit records and the conditions that changed in the caller's transaction."""
         self._last_audit = audit.store(connection, records, self._last_audit)
         audit.store_conditions(connection, self._audit_trail.take_changed())
-        self._has_new_notices |= self._outbox.add_records(connection, records)
+        self._store_notices(lambda: self._outbox.add_records(connection, records))
         self._new_records += records
 
     def _forget_failed(self) -> None:

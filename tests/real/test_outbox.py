@@ -426,6 +426,26 @@ def test_a_step_that_is_not_stored_has_no_notice(ledger: Ledger) -> None:
         assert connection.execute(select(attempt.c.ended)).scalar() is None
 
 
+@pytest.mark.parametrize("method", ["store", "add_records"])
+def test_a_defect_of_the_outbox_does_not_stop_the_scheduler(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    life = Life(ledger, HOOKS)
+    life.submit(1)
+
+    def fail(*_: Any) -> bool:
+        raise ValueError
+
+    monkeypatch.setattr(ledger._outbox, method, fail)
+    life.listed(life.row(State.COMPLETED))
+    life.step(ClusterUnreachable(life.now, "left", "silent"))
+    with ledger._connect() as connection:
+        assert connection.execute(select(attempt.c.ended)).scalar() is not None
+    assert [row.receiver for row in life.rows()] == [
+        "alerts" if method == "store" else "ops",
+    ]
+
+
 def broken(life: Life, ids: Sequence[int]) -> None:
     for id in ids:
         reservation = structs.replace(BROKEN, id=id, known_to_manager=False, closed=NOW)
