@@ -23,7 +23,7 @@ from metasched.daemon.host import SchedulerHost
 from metasched.daemon.shared_with import MAX_USERS, find_accounts
 from metasched.errors import ApiError
 from metasched.model.cluster import Cluster
-from metasched.model.mail import ADDRESS
+from metasched.model.mail import ADDRESS, is_allowed
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 from metasched.model.reservation_request import Offer, ReservationQuota, ReservationRequest
 from metasched.units import MAX_NUMBER, iso
@@ -145,6 +145,8 @@ async def survey_and_check(
     `series`: id of the series of which it is an occurrence.
     """
     quota = service.settings.quota_of(user)
+    if series is None:  # for an occurrence the series was checked; mail about it is, when sent
+        check_mail(service, user, terms.mail)
     clusters = check_request(service, terms, quota)
     sharing = await sharing_accounts(user, terms.users, terms.groups, is_known=series is not None)
     surveys = [
@@ -193,18 +195,29 @@ def check_request(
 ) -> tuple[str, ...]:
     """Check a request before managers are queried; return the clusters to choose from."""
     _validate(terms)
-    if terms.mail and service.settings.mail is None:
-        problem = "this site has no mail program to notify you by, --mail"
-        raise ApiError(403, f"{problem}; leave it out, and look at `metasched reservations`")
     _build_request(terms, quota, time.time())
     _check_licences(service, terms.licences)
     return _eligible_clusters(service, terms)
 
 
-def _validate(terms: ReservationTerms) -> None:
-    if terms.mail and not ADDRESS.fullmatch(terms.mail):
-        problem = f"{terms.mail[:63]!r} is no address, --mail"
+def check_mail(service: ReservationHost, owner: str, address: str) -> None:
+    """Check that mail to the owner of a reservation may go to an address; "": none is asked for."""
+    if not address:
+        return
+    if not ADDRESS.fullmatch(address):
+        problem = f"{address[:63]!r} is no address, --mail"
         raise ApiError(422, f"{problem}; write an address as ada@example.org")
+    mail = service.settings.mail
+    if mail is None:
+        problem = "this site has no mail program to notify you by, --mail"
+        raise ApiError(403, f"{problem}; leave it out, and look at `metasched reservations`")
+    if not is_allowed(address, owner, mail.domains):
+        allowed = f"addresses at {', '.join(mail.domains)}" if mail.domains else "no addresses"
+        problem = f"this site allows {allowed}, not {address}, --mail"
+        raise ApiError(403, f"{problem}; leave it out, and mail goes to {owner}")
+
+
+def _validate(terms: ReservationTerms) -> None:
     for name, count in terms.licences.items():
         if not 1 <= count <= MAX_NUMBER:
             problem = f"{count} of licence {name[:63]!r} makes no sense"

@@ -32,6 +32,7 @@ from metasched.daemon.reservation_requests import (
     NoClusterNow,
     ReservationHost,
     ReservationTerms,
+    check_mail,
     check_quota,
     check_request,
     sharing_accounts,
@@ -125,6 +126,7 @@ async def make_series(
         groups=terms.groups,
     )
     # what holds for each occurrence is refused now
+    check_mail(host, user, terms.mail)
     check_request(host, _terms_of(act, math.ceil(now + MIN_LEAD)), quota)
     check_quota(host.core.reservations, user, terms.by_node, terms.most, quota, None)
     await sharing_accounts(user, terms.users, terms.groups, is_known=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ from metasched.core.reservations.events import (
 )
 from metasched.core.scheduler import Core
 from metasched.daemon.reservation_requests import ReservationTerms, _await_answer
+from metasched.daemon.series import Occurrences, SeriesTerms, make_series
 from metasched.daemon.service import SchedulerService
 from metasched.errors import ApiError
 from metasched.model.cluster import Cluster, ClusterInfo
@@ -68,7 +70,8 @@ class Desk:
             facts = ClusterInfo(cpus=8, used_cpus=0, partitions=())
             self.core.step(ListingReceived(now, name, (), info=facts, since=0.0, until=now))
         self.quota = ReservationQuota()
-        self.settings = SimpleNamespace(quota_of=lambda _: self.quota)
+        mail = SimpleNamespace(domains=("example.org",))
+        self.settings = SimpleNamespace(quota_of=lambda _: self.quota, mail=mail)
         self.connections = {
             name: SimpleNamespace(reservation_sync=self, last_listed=0.0)
             for name in ("alpha", "beta")
@@ -91,7 +94,7 @@ class Desk:
             self.core.step(ReservationBound(event.time, event.id, nodes))
         return [outcome]
 
-    def reserve(self, dry_run: bool = False, /, **licences: int) -> dict[str, Any]:
+    def reserve(self, dry_run: bool = False, mail: str = "", /, **licences: int) -> dict[str, Any]:
         begin = math.ceil(time.time()) + 3600.0
         request = ReservationTerms(
             least=1,
@@ -102,10 +105,40 @@ class Desk:
             deadline=begin + 600.0,
             licences=licences,
             dry_run=dry_run,
+            mail=mail,
         )
         caller = cast(CurrentCaller, SimpleNamespace(user="ada"))
         answer = create(caller, cast(SchedulerService, self), Lookups("account"), request)
         return dict(asyncio.run(answer))
+
+
+def test_mail_goes_to_the_owner_or_to_domains_of_the_site() -> None:
+    desk = Desk()
+    for address in ("bob", "eve@evil.org"):
+        for dry_run in (True, False):
+            with pytest.raises(ApiError) as refused:
+                desk.reserve(dry_run, address)
+            assert refused.value.status == 403
+            assert str(refused.value) == (
+                f"this site allows addresses at example.org, not {address}, --mail;"
+                " leave it out, and mail goes to ada"
+            )
+    assert desk.core.reservations.by_id == {}
+    assert desk.reserve(False, "ada")["mail"] == "ada"
+    assert desk.reserve(False, "bob@example.org")["mail"] == "bob@example.org"
+
+
+def test_a_series_mails_the_owner_or_domains_of_the_site() -> None:
+    desk = Desk()
+    until = time.time() + 864_000.0
+    terms = SeriesTerms(every="daily 08:00", until=until, duration=600, least=1, most=1, mail="bob")
+
+    async def in_thread(check: Callable[[], Occurrences]) -> Occurrences:
+        return check()
+
+    desk.settings.zone = "UTC"
+    with pytest.raises(ApiError, match=r"allows addresses at example\.org, not bob, --mail"):
+        asyncio.run(make_series(cast(SchedulerService, desk), "ada", terms, "", in_thread))
 
 
 def test_a_window_has_its_licences_and_the_next_request_learns_the_holder() -> None:
