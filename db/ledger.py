@@ -65,7 +65,7 @@ from metasched.db.job_rows import (
     new_task_row,
     task_row,
 )
-from metasched.db.outbox import NotificationRules, Outbox, PendingNotices
+from metasched.db.outbox import Mail, NotificationRules, Outbox, PendingNotices
 from metasched.db.pruning import PruningPass, lock_epoch
 from metasched.db.queries import ALL_IN_USE
 from metasched.db.schema import (
@@ -621,6 +621,7 @@ class Ledger(Writer):
     def queue_broken_reservations(self, since: float, now: float) -> None:
         """Store a mail to each owner of a reservation that broke since then, once."""
         with self._write_transaction() as connection:
+            mails = []
             for broken in reservations.unnotified(connection, since):
                 notice = Notice(
                     kind=AuditKind.RESERVATION_BROKEN.value,
@@ -628,9 +629,9 @@ class Ledger(Writer):
                     user=broken.user,
                     reservation=broken.id,
                 )
-                address = broken.mail or broken.user
-                self._outbox.add_mail(connection, broken.user, address, notice)
+                mails.append(Mail(broken.user, broken.mail or broken.user, notice))
                 reservations.mark_notified(connection, broken.id, now)
+            self._outbox.add_mails(connection, mails)
 
     def mark_sending(self, id: int) -> tuple[Notice, ...]:
         """Add to the open group that a mail is being sent; after a crash it is not sent again.

@@ -5,8 +5,8 @@ rows later, and marks them. An id is microseconds since the epoch, or one more t
 is never used again, so receivers can recognise a repetition.
 
 The rows are bounded. A user has so many mails an hour; one digest stands for all others. The events
-of a step share rows, and a receiver that is away for long loses its oldest rows. Delivered rows are
-deleted after a day.
+of a step share rows, and so do those that wait. A receiver that is away or slow for long loses its
+oldest rows. Delivered rows are deleted after a day.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from metasched.model.audit import OPERATORS_ONLY, AuditKind, AuditRecord, cleane
 from metasched.model.job import Job
 from metasched.model.mail_types import BEGIN, REQUEUE
 from metasched.model.notice import (
+    ALERT_KINDS,
     DIGEST,
     JOB_ENDED,
     MAIL,
@@ -111,7 +112,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self.rules = NotificationRules()
-        self._last_id = 0
+        self._last_id = self._last_id_before = 0  # the latter: of earlier runs
         self._is_used = self._wants_ends = False
 
     def open(
@@ -126,6 +127,7 @@ class Outbox:
         self._is_used = bool(rules.receivers)
         self._wants_ends = any(JOB_ENDED in kinds for kinds in rules.webhooks.values())
         self._last_id = connection.execute(select(func.max(outbox.c.id))).scalar() or 0
+        self._last_id_before = self._last_id
         is_mail = outbox.c.receiver == MAIL
         was_sent = is_mail if restored else is_mail & (outbox.c.state == DeliveryState.SENDING)
         cause = "restored from a backup" if restored else "the daemon ended while it was sent"
@@ -211,7 +213,7 @@ class Outbox:
                     pending.mails.append(_mail_of(array, notice))
         return any(
             [
-                self._add_mails(connection, pending.mails),
+                self.add_mails(connection, pending.mails),
                 self.add_events(connection, pending.events),
             ]
         )
@@ -224,34 +226,59 @@ class Outbox:
         alerts = [
             Mail(None, address, notice)
             for notice in notices
-            if notice.severity != "info"
+            if notice.kind in ALERT_KINDS
             for address in self.rules.alerts_to
         ]
-        return self._add_mails(connection, alerts) | self.add_events(connection, notices)
+        return self.add_mails(connection, alerts) | self.add_events(connection, notices)
 
     def add_events(self, connection: Connection, events: Sequence[Notice]) -> bool:
-        """Store events for the webhooks that want them; return whether there are any."""
-        rows = []
+        """Store events for the webhooks that want them; return whether there are any.
+
+        Those of a receiver with several rows that wait fill up the last of them.
+        """
+        rows, has_new = [], False
         for receiver, kinds in self.rules.webhooks.items():
-            wanted = iter([notice for notice in events if notice.kind in kinds])
+            found = [notice for notice in events if notice.kind in kinds]
+            if not found:
+                continue
+            has_new = True
+            wanted = iter(found[self._fill_up(connection, receiver, found) :])
             while portion := tuple(islice(wanted, EVENTS_PER_ROW)):
                 rows.append(self._row(receiver, portion, portion[0].kind, portion[-1].time))
         if rows:
             connection.execute(_INSERT, rows)
-        return bool(rows)
+        return has_new
 
-    def add_mail(self, connection: Connection, user: str, address: str, notice: Notice) -> None:
-        """Store a mail that no limit concerns."""
-        row = self._row(MAIL, (notice,), notice.kind, notice.time)
-        connection.execute(_INSERT, [row | {"user": user, "address": address}])
+    def _fill_up(self, connection: Connection, receiver: str, events: Sequence[Notice]) -> int:
+        """Append events to the last row of a webhook that waits; return how many it took.
 
-    def _add_mails(self, connection: Connection, mails: Sequence[Mail]) -> bool:
-        by_user: defaultdict[str | None, list[Mail]] = defaultdict(list)
+        The oldest row may be at the receiver, which knows a repetition by its id: it does not
+        change. Nor does one of an earlier run, which the original of a backup may have delivered.
+        """
+        query = select(outbox.c.id, outbox.c.data)
+        query = query.where(_IS_OPEN, _IS_PENDING, outbox.c.receiver == receiver)
+        waiting = connection.execute(query.order_by(outbox.c.id.desc()).limit(2)).all()
+        if len(waiting) < 2 or waiting[0].id <= self._last_id_before:
+            return 0
+        notices = msgspec.json.decode(waiting[0].data, type=_Content).notices
+        added = events[: EVENTS_PER_ROW - len(notices)]
+        if added:
+            values = {"data": self._encode((*notices, *added)), "created": added[-1].time}
+            _update(connection, outbox.c.id == waiting[0].id, **values)
+        return len(added)
+
+    def add_mails(self, connection: Connection, mails: Sequence[Mail]) -> bool:
+        """Store mails up to the limit of an hour, and count the others in a digest.
+
+        The limit is one for a user, and one for each kind of alert. Return whether there are any.
+        """
+        by_limit: defaultdict[tuple[str | None, str | None], list[Mail]] = defaultdict(list)
         for mail in mails:
-            by_user[mail.user].append(mail)
-        for user, of_user in by_user.items():
+            by_limit[mail.user, mail.notice.kind if mail.user is None else None].append(mail)
+        for (user, kind), of_user in by_limit.items():
             since = of_user[-1].notice.time - HOUR
-            room = max(self.rules.mails_per_hour - _mails_since(connection, user, since), 0)
+            used = _mails_since(connection, user, kind, since)
+            room = max(self.rules.mails_per_hour - used, 0)
             rows = [
                 self._row(MAIL, (mail.notice,), mail.notice.kind, mail.notice.time)
                 | {"user": user, "address": mail.address, "job": mail.notice.job}
@@ -320,12 +347,13 @@ def _is_of(user: str | None) -> ColumnElement[bool]:
     return outbox.c.user.is_(None) if user is None else outbox.c.user == user
 
 
-def _mails_since(connection: Connection, user: str | None, time: float) -> int:
+def _mails_since(connection: Connection, user: str | None, kind: str | None, time: float) -> int:
+    """Return the number of a user's mails, of a kind or of all."""
     query = select(func.count()).where(
         _is_of(user),
         outbox.c.receiver == MAIL,
         outbox.c.created > time,
-        outbox.c.kind != DIGEST,
+        outbox.c.kind != DIGEST if kind is None else outbox.c.kind == kind,
     )
     return connection.execute(query).scalar_one()
 

@@ -10,6 +10,8 @@ from email.message import EmailMessage
 from email.utils import formatdate
 
 from metasched.config.settings import MailSettings
+from metasched.model.audit import one_line
+from metasched.model.mail import ADDRESS
 from metasched.timeouts import reply_timeout
 
 MAIL_TIMEOUT = 60.0  # seconds for the mail program
@@ -28,8 +30,10 @@ def command_for(
 ) -> tuple[list[str], bytes]:
     """Return the command that sends a mail, and its input. `id`: the same for a mail, always.
 
-    ValueError for an address or subject with an end of a line.
+    ValueError for what is no address, and for a subject with an end of a line.
     """
+    if not ADDRESS.fullmatch(address):
+        raise ValueError(f"{one_line(address)} is no address")
     if not settings.is_sendmail:
         return [str(settings.program), "-s", subject, address], text.encode()
     message = EmailMessage()

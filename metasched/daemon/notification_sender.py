@@ -32,9 +32,11 @@ from metasched.daemon.notification_texts import (
     webhook_body,
 )
 from metasched.daemon.webhook import DeliveryFailed, DeliveryThread, deliver
+from metasched.db import outbox
 from metasched.db.ledger import Ledger
 from metasched.db.outbox import NotificationRules, OutboxRow
 from metasched.db.store import StorageFailed
+from metasched.model.mail import is_allowed
 from metasched.model.notice import DIGEST, MAIL, Notice
 from metasched.model.reservation import Reservation, ReservationState
 
@@ -126,6 +128,16 @@ class NotificationSender:
         for name, status in self.statuses.items():
             status.waiting, status.oldest = rows.get(name, (0, None))
 
+    async def _bound_rows(self, receiver: str) -> None:
+        """Count the rows that wait, and give up the oldest of too many: a receiver may be slow.
+
+        Called by the task of the receiver alone, so none of the rows is being delivered.
+        """
+        await self._count()
+        if self.statuses[receiver].waiting > outbox.MAX_OPEN_ROWS:
+            self._ledger.give_up_notices(receiver, 0.0, time.time())
+            self.statuses[receiver].waiting = outbox.MAX_OPEN_ROWS
+
     def _note_success(self, receiver: str) -> None:
         status = self.statuses[receiver]
         status.failures, status.last_error, status.next_try = 0, "", None
@@ -156,7 +168,7 @@ class NotificationSender:
         self._ledger.give_up_notices(MAIL, started - MAIL_GIVEN_UP_AFTER, started)
         while True:
             self._new_rows[MAIL].clear()
-            await self._count()
+            await self._bound_rows(MAIL)
             now = time.time()
             if self._may_be_broken:
                 await asyncio.sleep(REPLY_GRACE)
@@ -230,7 +242,10 @@ class NotificationSender:
             subject, text = alert_message(notice)  # a reservation that was pruned says no more
         else:
             subject, text = job_message(notice)
-        return command_for(mail, f"{row.source}-{row.id}", row.address, subject, text)
+        address = row.address
+        if row.user is not None and not is_allowed(address, row.user, mail.domains):
+            address = row.user  # the site allowed more when it was asked
+        return command_for(mail, f"{row.source}-{row.id}", address, subject, text)
 
     # Webhooks
 
@@ -240,7 +255,7 @@ class NotificationSender:
         try:
             while True:
                 self._new_rows[hook.name].clear()
-                await self._count()
+                await self._bound_rows(hook.name)
                 now = time.time()
                 row = await self._read(self._ledger.next_notice, hook.name)
                 if row is None:

@@ -105,7 +105,8 @@ def digest_message(notice: Notice, per_hour: int) -> tuple[str, str]:
     number = sum(notice.counts.values())
     lines = [
         f"{number} more notifications were not sent one by one.",
-        f"This site sends at most {per_hour} an hour to a user.",
+        f"This site sends at most {per_hour} an hour"
+        f" {'of a kind of alert' if notice.user is None else 'to a user'}.",
         *(f"Of kind {kind}: {count}" for kind, count in sorted(notice.counts.items())),
         "Details: metasched status --all",
     ]

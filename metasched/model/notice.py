@@ -14,20 +14,23 @@ JOB_BEGAN: Final = "job_began"
 JOB_ENDED: Final = "job_ended"
 JOB_REQUEUED: Final = "job_requeued"
 DIGEST: Final = "digest"  # stands for other mails: `Notice.counts`
-ALERTS: Final = (
-    "alerts"  # in a configuration: all kinds of audit records but those of severity info
-)
+ALERTS: Final = "alerts"  # in a configuration: `ALERT_KINDS`
 # Reports of failed notifications would cause others.
 UNREPORTED: Final = frozenset({AuditKind.NOTIFICATION_FAILED, AuditKind.NOTIFICATION_UNCERTAIN})
+# Those about a job or reservation of a user are none: one user could hide the others.
+ALERT_KINDS: Final = frozenset(
+    kind.value
+    for kind, info in KINDS.items()
+    if info.severity != "info" and info.audience != "owner" and kind not in UNREPORTED
+)
 
 MAIL: Final = "mail"  # the receiver of all mails; webhooks have their own names
 
 
 def expand_kinds(kinds: Iterable[str]) -> frozenset[str]:
     """Return kinds with those that `alerts` stands for."""
-    alerts = {kind.value for kind, info in KINDS.items() if info.severity != "info"}
     return frozenset(
-        name for kind in kinds for name in (alerts if kind == ALERTS else {kind})
+        name for kind in kinds for name in (ALERT_KINDS if kind == ALERTS else {kind})
     ).difference(kind.value for kind in UNREPORTED)
 
 

@@ -263,7 +263,10 @@ def test_the_owner_of_a_broken_reservation_is_notified_of_cause_and_free_windows
     )
     program.chmod(0o755)
     site.config.write_text(
-        site.config.read_text().replace("[daemon]", f'[daemon]\nmail_program = "{program}"')
+        site.config.read_text().replace(
+            "[daemon]",
+            f'[mail]\ndomains = ["example.org"]\n[daemon]\nmail_program = "{program}"',
+        )
     )
     site.start()
     window = ("--nodes", "--size", "3", "--duration", "1m")

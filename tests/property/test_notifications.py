@@ -7,6 +7,7 @@ webhook gets all events, in order, each once or several times in a row.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from email import message_from_bytes, policy
@@ -15,7 +16,7 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, insert, select
 from sqlalchemy.pool import StaticPool
@@ -28,7 +29,9 @@ from metasched.daemon.mail import MailFailed, MailUncertain, command_for
 from metasched.daemon.notification_sender import NotificationSender
 from metasched.daemon.notification_texts import job_message
 from metasched.daemon.webhook import DeliveryFailed, DeliveryThread
+from metasched.db import outbox as outbox_rows
 from metasched.db.ledger import Ledger
+from metasched.db.outbox import Mail
 from metasched.db.schema import epoch, metadata, outbox
 from metasched.model.audit import one_line
 from metasched.model.notice import JOB_ENDED, MAIL, Notice
@@ -69,7 +72,9 @@ class World:
         self.deaths, self.fates = iter(deaths), iter(fates)
         self.steps_to_death = next(self.deaths, None)
         self.taken: list[int] = []  # mails
+        self.addresses: list[str] = []  # of these
         self.received: list[int] = []  # rows of the webhook, as often as they arrive
+        self.bodies: dict[int, list[int]] = {}  # jobs by row of the webhook
         self.jobs = 0
         self.start()
 
@@ -110,15 +115,18 @@ class World:
             raise MailFailed("exit code 75")
         if fate != "lost":
             self.taken.append(id)
+            self.addresses.append(arguments[0][-1])
         self.step()
         if fate != "done":
             raise MailUncertain("killed")
 
-    async def deliver(self, hook: WebhookSettings, id: str, *_: Any) -> None:
+    async def deliver(self, hook: WebhookSettings, id: str, time: int, body: bytes) -> None:
         self.step()
         fate = next(self.fates, "done")
         if fate in ("done", "taken, then lost"):
-            self.received.append(int(id.partition("-")[2]))
+            row, jobs = int(id.partition("-")[2]), [e["job"] for e in json.loads(body)["data"]]
+            self.received.append(row)
+            assert self.bodies.setdefault(row, jobs) == jobs  # a repetition is the same
         self.step()
         if fate != "done":
             raise DeliveryFailed(fate)
@@ -127,7 +135,7 @@ class World:
         self.jobs += 1
         notice = Notice(kind=JOB_ENDED, time=NOW, user="ada", job=self.jobs)
         with self.ledger._write_transaction() as connection:
-            self.ledger._outbox.add_mail(connection, "ada", "ada", notice)
+            self.ledger._outbox.add_mails(connection, [Mail("ada", "ada", notice)])
             self.ledger._outbox.add_events(connection, [notice])
 
     def send(self) -> bool:
@@ -166,6 +174,7 @@ def rows_of(world: World) -> Iterator[Any]:
     deaths=st.lists(st.integers(0, 9), max_size=6),
     fates=st.lists(st.sampled_from(["done", "refused", "taken, then lost", "lost"]), max_size=12),
 )
+@example(script=["add", "send", "add"], deaths=[], fates=["done", "taken, then lost"])
 def test_mails_arrive_at_most_once_and_events_at_least_once_in_order(
     script: list[str], deaths: list[int], fates: list[Fate]
 ) -> None:
@@ -192,7 +201,41 @@ def test_mails_arrive_at_most_once_and_events_at_least_once_in_order(
         assert state == "uncertain" or id in world.taken
     assert world.received == sorted(world.received)
     assert set(world.received) == states[HOOK.name].keys()
+    events = [job for row in sorted(world.bodies) for job in world.bodies[row]]
+    assert events == list(range(1, world.jobs + 1))
     assert set(states[HOOK.name].values()) <= {"delivered"}
+    world.ledger.close()
+
+
+def test_too_many_rows_of_a_slow_receiver_are_given_up() -> None:
+    world = World([], [])
+    for _ in range(5):
+        world.add()
+        world.start()  # the rows of earlier runs are not filled up
+
+    async def read(query: Callable[..., Any]) -> Any:
+        return query()
+
+    with (
+        patch.object(outbox_rows, "MAX_OPEN_ROWS", 2),
+        patch.object(world.sender, "_read", read),
+    ):
+        asyncio.run(world.sender._bound_rows(HOOK.name))
+    states = [row.state for row in rows_of(world) if row.receiver == HOOK.name]
+    assert states == ["failed"] * 3 + ["pending"] * 2
+    world.ledger.close()
+
+
+def test_mail_goes_to_the_owner_if_the_site_no_longer_allows_the_address() -> None:
+    world = World([], [])
+    notice = Notice(kind=JOB_ENDED, time=NOW, user="ada", job=1)
+    mails = [Mail("ada", "eve@example.org", notice), Mail(None, "ops@example.org", notice)]
+    with world.ledger._write_transaction() as connection:
+        world.ledger._outbox.add_mails(connection, mails)
+    with patch.object(notification_sender, "send_mail", world.send_mail):
+        while world.send():
+            pass
+    assert world.addresses == ["ada", "ops@example.org"]
     world.ledger.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -34,6 +35,7 @@ from metasched.db.outbox import (
 from metasched.db.pruning import PruningPass
 from metasched.db.schema import attempt, outbox
 from metasched.db.store import Database
+from metasched.model.audit import AuditKind, AuditRecord
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus
@@ -266,18 +268,32 @@ def test_webhooks_get_whole_jobs_and_alerts_in_groups(ledger: Ledger) -> None:
     assert (notices[9].kind, notices[9].severity) == ("cluster_unreachable", "warning")
 
 
-def test_operators_get_alerts_by_mail_within_the_limit(ledger: Ledger) -> None:
+def test_operators_get_alerts_by_mail_within_the_limit_of_each_kind(ledger: Ledger) -> None:
     to = ("ops@example.org", "ada")
     rules = NotificationRules(instance="cafe", mails_per_hour=5, alerts_to=to)
     life = Life(ledger, rules)
     for _ in range(4):
         life.step(ClusterUnreachable(life.now, "left", "silent"))
         life.listed(full=True)
+    defect = AuditRecord(time=life.now, kind=AuditKind.DEFECT, owner=None)
+    ledger.record_notices([defect])
+    ledger.commit_group()
     alerts = [row for row in life.rows() if row.user is None]
-    assert [row.address for row in alerts] == [*to, *to, "ops@example.org", "ada"]
-    assert [row.kind for row in alerts] == ["cluster_unreachable"] * 5 + [DIGEST]
+    kinds = ["cluster_unreachable"] * 5 + [DIGEST, "defect", "defect"]
+    assert [row.kind for row in alerts] == kinds
+    addresses = [*to, *to, "ops@example.org", "ada", *to]
+    assert [row.address for row in alerts] == addresses
     [digest] = [notice for notice in life.notices() if notice.kind == DIGEST]
     assert digest.counts == {"cluster_unreachable": 3}
+
+
+def test_what_concerns_one_user_is_no_alert(ledger: Ledger) -> None:
+    rules = replace(HOOKS, mails_per_hour=5, alerts_to=("ops",))
+    life = Life(ledger, rules)
+    skipped = AuditRecord(time=life.now, kind=AuditKind.RESERVATION_SKIPPED, owner="eve")
+    ledger.record_notices([skipped] * 20)
+    ledger.commit_group()
+    assert life.rows() == []
 
 
 def test_many_events_of_a_step_share_rows(ledger: Ledger) -> None:
@@ -287,6 +303,37 @@ def test_many_events_of_a_step_share_rows(ledger: Ledger) -> None:
         life.ledger._outbox.add_events(connection, notices)
     assert [len(row.data) > 2 for row in life.rows()] == [True] * 3
     assert [notice.job for notice in life.notices()] == list(range(250))
+
+
+def test_events_that_wait_share_rows(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_rows, "EVENTS_PER_ROW", 3)
+    life = Life(ledger, HOOKS)
+
+    def end(id: int) -> None:
+        with life.ledger._write_transaction() as connection:
+            life.ledger._outbox.add_events(
+                connection, [Notice(kind=JOB_ENDED, time=NOW + id, job=id)]
+            )
+
+    def jobs() -> list[list[int | None]]:
+        rows = outbox_rows.next_rows
+        with life.ledger._connect() as connection:
+            return [[each.job for each in row.notices] for row in rows(connection, "ops", 99)]
+
+    for id in range(6):
+        end(id)
+    assert jobs() == [[0], [1, 2, 3], [4, 5]]  # the first may be at the receiver
+    first, second, third = (row.id for row in life.rows())
+    ledger.mark_delivered(first, life.now)
+    ledger.mark_delivered(second, life.now)
+    end(6)  # the third may be at the receiver now
+    assert jobs() == [[4, 5], [6]]
+    ledger.open_outbox(HOOKS, life.now, restored=True)
+    end(7)  # the original of a backup may have delivered the rows of before
+    end(8)
+    assert jobs() == [[4, 5], [6], [7, 8]]
+    assert [row.created for row in life.rows()][-1] == NOW + 8
+    assert third in [row.id for row in life.rows()]
 
 
 def test_nothing_is_stored_without_receivers(ledger: Ledger) -> None:
@@ -461,6 +508,15 @@ def test_a_broken_reservation_has_one_mail(ledger: Ledger) -> None:
         ledger.queue_broken_reservations(NOW - 1, NOW + 1)
     [notice] = life.notices()
     assert (notice.kind, notice.reservation, notice.user) == ("reservation_broken", 3, "ada")
+
+
+def test_many_broken_reservations_have_mails_up_to_the_limit(ledger: Ledger) -> None:
+    life = Life(ledger, replace(MAILS, mails_per_hour=2))
+    broken(life, range(3, 9))
+    ledger.queue_broken_reservations(NOW - 1, NOW + 1)
+    ledger.queue_broken_reservations(NOW - 1, NOW + 2)
+    assert [row.kind for row in life.rows()] == ["reservation_broken"] * 2 + [DIGEST]
+    assert life.notices()[-1].counts == {"reservation_broken": 4}
 
 
 def test_the_database_refuses_other_states(ledger: Ledger) -> None:

@@ -230,10 +230,13 @@ def test_durations_are_written_as_in_slurm() -> None:
 
 
 def test_a_digest_says_how_many_mails_it_stands_for() -> None:
-    digest = Notice(kind=DIGEST, time=NOW, counts={JOB_ENDED: 99_940, JOB_BEGAN: 2})
+    counts = {JOB_ENDED: 99_940, JOB_BEGAN: 2}
+    digest = Notice(kind=DIGEST, time=NOW, user="ada", counts=counts)
     subject, text = digest_message(digest, 60)
     assert subject == "metasched: 99942 more notifications"
     assert "This site sends at most 60 an hour to a user.\nOf kind job_began: 2\n" in text
+    _, text = digest_message(structs.replace(digest, user=None), 60)
+    assert "This site sends at most 60 an hour of a kind of alert.\n" in text
 
 
 def test_an_alert_names_what_it_is_about() -> None:

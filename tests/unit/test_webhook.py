@@ -60,10 +60,12 @@ def test_the_body_has_times_as_the_api_has_them() -> None:
     }
 
 
-def test_alerts_are_warnings_and_errors_but_no_reports_of_notifications() -> None:
+def test_alerts_are_warnings_and_errors_of_the_site() -> None:
     kinds = expand_kinds([JOB_ENDED, ALERTS])
-    assert {"job_ended", "reservation_broken", "cluster_unreachable", "defect"} <= kinds
+    assert {"job_ended", "cluster_unreachable", "defect", "credential_refused"} <= kinds
     assert kinds.isdisjoint({"cluster_drained", "notification_failed", "notification_uncertain"})
+    # one user can make many of these
+    assert kinds.isdisjoint({"reservation_broken", "reservation_skipped", "job_unknown"})
 
 
 # Secrets
