@@ -133,4 +133,6 @@ class ManagerRules(Life):
             if row.state is State.PENDING:
                 del manager.rows[key]
                 self.cancelled.add(place_of(key))
+                if manager.begun[key]:  # and started again since: nothing tells how it ended
+                    self.lost.add(place_of(key))
                 return
