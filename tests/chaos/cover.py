@@ -180,7 +180,7 @@ _BY_CHANCE: set[Step] = {
         (f".Ledger.{method}", f"{side} the commit")
         for method in (
             *("mark_notified", "store_usage", "queue_broken_reservations", "give_up_notices"),
-            *("mark_sending", "mark_delivered", "mark_tried", "mark_uncertain", "mark_failed"),
+            *("mark_sending", "mark_delivered", "mark_tried", "mark_uncertain", "_close_notice"),
         )
         for side in ("before", "after")
     ),
