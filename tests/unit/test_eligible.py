@@ -230,6 +230,7 @@ ELSEWHERE = {
     *("user", "user_class", "groups", "owner_priority", "held", "requeue", "dependency"),
     *("kill_on_invalid_dep", "directory", "writes", "comment", "stored_bytes"),
     "licence_choices",  # while a task waits it has stand-ins that request one alternative each
+    *("mail", "group"),  # for notifications and reports
 }
 ASKED: dict[str, Any] = {
     "cpus": 8,
