@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import require
 from tests.e2e.conftest import COMMAND, Site
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -62,5 +64,7 @@ def test_the_tutorial(site: Site) -> None:
 
 
 def test_the_http_api(running: Site) -> None:
+    if shutil.which("curl") is None:
+        require("curl", "curl not found; apt-get install curl")
     assert len(steps(DOCS / "http-api.md")) > 5
     check_page(running, "http-api.md", socket=str(running.folder / "ms.sock"))
