@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -174,7 +174,7 @@ def store(connection: Connection, steps: Sequence[tuple[CoreEvent, Outcome]]) ->
                 count_deadline(ended_task.job.deadline, ended_task.state, ended_task.ended)
             )
     add(connection, sums)
-    _store_leases(connection, steps)
+    _store_leases(connection, steps, owner_of)
 
 
 def _reported_use(cluster: str, uses: Iterable[ForeignUse]) -> Iterator[tuple[UseKey, UseSums]]:
@@ -317,16 +317,30 @@ _LICENCE_SUMS = ("leases", "token_seconds", "wait", "max_wait")
 _LICENCE_KEY = daily_licence_use.c[(*UseKey._fields, "licence")]
 
 
-def _store_leases(connection: Connection, steps: Sequence[tuple[CoreEvent, Outcome]]) -> None:
+def _store_leases(
+    connection: Connection,
+    steps: Sequence[tuple[CoreEvent, Outcome]],
+    owner_of: Callable[[Task, Attempt], Job],
+) -> None:
     sums: dict[tuple[UseKey, str], dict[str, float]] = {}
     deltas: list[tuple[int, str, int]] = []  # day, licence, tokens
     for event, outcome in steps:
+        closed = {}
+        if outcome.leases:
+            closed = {
+                (holder.job.id, holder.index, ended.number): (holder, ended)
+                for holder, ended in outcome.closed_attempts
+            }
         for change in outcome.leases:
             changed, sign = (change, 1) if isinstance(change, Lease) else (change.lease, -1)
             day = day_of(event.time)
             deltas += [(day, name, sign * count) for name, count in changed.tokens.items()]
             if isinstance(change, ReturnedLease):
-                owner, cluster = _find_holder(connection, outcome, changed)
+                found = closed.get((changed.job, changed.index, changed.attempt))
+                if found is None:
+                    owner, cluster = _find_holder(connection, changed)
+                else:
+                    owner, cluster = owner_of(*found), found[1].cluster
                 if owner is not None:
                     key = UseKey.of(owner, cluster, day_of(change.until))
                     _count_lease(sums, key, owner, change)
@@ -335,12 +349,8 @@ def _store_leases(connection: Connection, steps: Sequence[tuple[CoreEvent, Outco
         _store_peaks(connection, deltas)
 
 
-def _find_holder(connection: Connection, outcome: Outcome, held: Lease) -> tuple[Job | None, str]:
-    """Return the job that held a lease, and the cluster of the attempt."""
-    for owner, ended in outcome.closed_attempts:
-        if (owner.job.id, owner.index, ended.number) == (held.job, held.index, held.attempt):
-            job_then = _as_dispatched(connection, owner.job, owner.index, ended.dispatch_id)
-            return job_then, ended.cluster
+def _find_holder(connection: Connection, held: Lease) -> tuple[Job | None, str]:
+    """Return the job that held a lease, and the cluster of the attempt, which had ended before."""
     spec = func.coalesce(job.c.changed, job.c.job).label("spec")
     row = connection.execute(
         select(spec, attempt.c.cluster, attempt.c.sending)

@@ -91,7 +91,7 @@ def test_the_daemon_is_killed_at_random(pg: Site) -> None:
 def test_health_reports_an_outage_though_nothing_is_to_be_stored(
     own_site: Site, own_server: Server
 ) -> None:
-    """An idle scheduler checks its database every ten seconds only, unless a request fails."""
+    """An idle scheduler checks its database every two seconds only, unless a request fails."""
     socket = own_site.folder / "ms.sock"
     own_site.start()
     assert call(socket, "GET", "/health").status == 200
