@@ -1,7 +1,6 @@
 """The calendar under crashes, restarts and steps of the clock: each run happens at most once.
 
-The real runner and the real core run by a clock that the test sets. What `apply_events` stored
-survives a crash, and nothing else does: the next daemon replays it with a fresh core.
+The real runner and the real core run by a clock that the test sets.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,8 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from metasched.config.settings import CalendarSettings
 from metasched.core.calendar_events import CalendarRun
-from metasched.core.events import ClusterDrained, ClusterResumed, CoreEvent, DaemonStarted, Outcome
-from metasched.core.scheduler import Core
+from metasched.core.events import ClusterDrained, ClusterResumed, CoreEvent
 from metasched.daemon import calendar_runner
 from metasched.daemon.calendar_runner import CalendarRunner, recurrence_of
 from metasched.model.calendar import (
@@ -34,8 +31,8 @@ from metasched.model.calendar import (
     RunResult,
 )
 from metasched.model.cluster import Cluster
-from metasched.policies.policy import Policy
 from tests.harness.examples import examples
+from tests.property.killed_daemon import Crash, KilledDaemon
 
 NOW = 1_806_188_400.0  # 2027-03-28T00:00 in Berlin, two hours before its clocks are changed
 GRACE = 3600.0
@@ -52,61 +49,27 @@ STEPS = st.one_of(
 )  # minutes; of the clock
 
 
-class Crash(Exception):
-    """The daemon was killed."""
-
-
-class Calendars(RuleBasedStateMachine):
+class Calendars(KilledDaemon, RuleBasedStateMachine):
     """A daemon with its calendar, killed between any two steps."""
 
     @initialize()
     def boot(self) -> None:
-        self.now = NOW
-        self.stored: list[tuple[CoreEvent, Outcome]] = []
+        self.begin(NOW)
         self.copies: set[float] = set()  # files of backups, by the nominal time of their runs
         self.is_monotonic = True  # the clock was never set back
-        self.steps_left: int | None = None  # until the crash
-        self.numbers = count(1)
-        self.core = Core()
         self.restart()
 
     # The daemon
 
     def restart(self) -> None:
         """Start a daemon on what is stored."""
-        self.core = Core()
-        for event, _ in self.stored:
-            self.core.step(event)
-        clusters = (Cluster(name="left", adapter="local"),)
-        self.store(DaemonStarted(self.now, "cafe", Policy(), clusters))
+        self.replay(Cluster(name="left", adapter="local"))
         self.runner = CalendarRunner(cast(Any, self), self.prune)
         self.run(self.runner.take_over_file, self.runner.correct_for_clock)
-
-    def store(self, event: CoreEvent) -> Outcome:
-        outcome = self.core.step(event)
-        self.stored.append((event, outcome))
-        return outcome
-
-    def crash_here(self) -> None:
-        """Die if it is time: between any two steps of the runner."""
-        if self.steps_left is not None:
-            self.steps_left -= 1
-            if self.steps_left < 0:
-                raise Crash
-
-    async def apply_events(self, *events: CoreEvent) -> list[Outcome]:
-        self.crash_here()
-        outcomes = [self.store(event) for event in events]  # one transaction
-        self.crash_here()
-        return outcomes
 
     @property
     def settings(self) -> Any:
         return SimpleNamespace(calendar=FILE, database=None)
-
-    @property
-    def ledger(self) -> Any:
-        return SimpleNamespace(next_reservation=lambda: next(self.numbers))
 
     def write_backup(self, _: Any, folder: Path, name: str, due: float, copies: int) -> str:
         self.crash_here()

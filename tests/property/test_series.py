@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import suppress
-from itertools import count
-from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -17,13 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from metasched.core.calendar_events import CalendarEntryRemoved, CalendarEntrySet, CalendarRun
-from metasched.core.events import CoreEvent, DaemonStarted, Outcome
 from metasched.core.reservations.events import (
     ReservationCancelled,
     ReservationRequested,
     SurveyReceived,
 )
-from metasched.core.scheduler import Core
 from metasched.daemon import series
 from metasched.daemon.calendar_runner import recurrence_of
 from metasched.daemon.reservation_requests import NoClusterNow, ReservationTerms
@@ -34,8 +30,8 @@ from metasched.model.cluster import Cluster
 from metasched.model.reservation import OPEN_STATES
 from metasched.model.reservation_request import ReservationRequest
 from metasched.model.survey import NodeUsage, Survey
-from metasched.policies.policy import Policy
 from tests.harness.examples import examples
+from tests.property.killed_daemon import Crash, KilledDaemon
 
 NOW = 1_900_000_800.0
 HOUR, DAY = 3600.0, 86400.0
@@ -43,19 +39,13 @@ MAX_PROMISED = 6  # occurrences of a user that are reserved at a time
 ALPHA = Cluster(name="alpha", adapter="slurm", supports_reservations=True)
 
 
-class Crash(Exception):
-    """The daemon was killed."""
-
-
-class Series(RuleBasedStateMachine):
+class Series(KilledDaemon, RuleBasedStateMachine):
     """A daemon with series of two users, killed between any two steps."""
 
     @initialize(sizes=st.tuples(st.integers(1, 3), st.integers(1, 2)))
     def boot(self, sizes: tuple[int, int]) -> None:
-        self.now, self.monotonic = NOW, 0.0
-        self.stored: list[tuple[CoreEvent, Outcome]] = []
-        self.numbers = count(1)
-        self.steps_left: int | None = None  # until the crash
+        self.begin(NOW)
+        self.monotonic = 0.0
         self.answer = ""  # what a request meets: "", "503", "no cluster", "403"
         self.restart()
         for owner, size, rule_text in (
@@ -79,32 +69,8 @@ class Series(RuleBasedStateMachine):
             self.store(CalendarEntrySet(NOW, entry, owner))
 
     def restart(self) -> None:
-        self.core = Core()
-        for event, _ in self.stored:
-            self.core.step(event)
-        self.store(DaemonStarted(self.now, "cafe", Policy(), (ALPHA,)))
+        self.replay(ALPHA)
         self.planner = SeriesPlanner(cast(Any, self))
-
-    def store(self, event: CoreEvent) -> Outcome:
-        outcome = self.core.step(event)
-        self.stored.append((event, outcome))
-        return outcome
-
-    def crash_here(self) -> None:
-        if self.steps_left is not None:
-            self.steps_left -= 1
-            if self.steps_left < 0:
-                raise Crash
-
-    async def apply_events(self, *events: CoreEvent) -> list[Outcome]:
-        self.crash_here()
-        outcomes = [self.store(event) for event in events]
-        self.crash_here()
-        return outcomes
-
-    @property
-    def ledger(self) -> Any:
-        return SimpleNamespace(next_reservation=lambda: next(self.numbers))
 
     async def survey_and_check(
         self, _: Any, user: str, terms: ReservationTerms, next_id: Any, series_id: int
