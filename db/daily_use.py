@@ -219,8 +219,8 @@ def add(connection: Connection, sums: Mapping[UseKey, UseSums]) -> None:
     for key, added in sorted(sums.items()):
         values = _key_values(key)
         stored = connection.execute(_FIND, values).mappings().first()
-        if stored is None and (known := _with_known_account(connection, key)) != key:
-            values = _key_values(key := known)
+        if stored is None and (merged_key := _with_known_account(connection, key)) != key:
+            values = _key_values(key := merged_key)
             stored = connection.execute(_FIND, values).mappings().first()
         if stored is None:
             connection.execute(_INSERT, key._asdict() | _row_of(added))
@@ -336,11 +336,11 @@ def _store_leases(
             day = day_of(event.time)
             deltas += [(day, name, sign * count) for name, count in changed.tokens.items()]
             if isinstance(change, ReturnedLease):
-                found = closed.get((changed.job, changed.index, changed.attempt))
-                if found is None:
+                holder_run = closed.get((changed.job, changed.index, changed.attempt))
+                if holder_run is None:
                     owner, cluster = _find_holder(connection, changed)
                 else:
-                    owner, cluster = owner_of(*found), found[1].cluster
+                    owner, cluster = owner_of(*holder_run), holder_run[1].cluster
                 if owner is not None:
                     key = UseKey.of(owner, cluster, day_of(change.until))
                     _count_lease(sums, key, owner, change)

@@ -238,12 +238,14 @@ class Outbox:
         """
         rows, has_new = [], False
         for receiver, kinds in self.rules.webhooks.items():
-            found = [notice for notice in events if notice.kind in kinds]
-            if not found:
+            events_of_receiver = [notice for notice in events if notice.kind in kinds]
+            if not events_of_receiver:
                 continue
             has_new = True
-            wanted = iter(found[self._fill_up(connection, receiver, found) :])
-            while portion := tuple(islice(wanted, EVENTS_PER_ROW)):
+            remaining = iter(
+                events_of_receiver[self._fill_up(connection, receiver, events_of_receiver) :]
+            )
+            while portion := tuple(islice(remaining, EVENTS_PER_ROW)):
                 rows.append(self._row(receiver, portion, portion[0].kind, portion[-1].time))
         if rows:
             connection.execute(_INSERT, rows)
@@ -286,8 +288,8 @@ class Outbox:
             ]
             if rows:
                 connection.execute(_INSERT, rows)
-            if others := of_user[room:]:
-                self._add_to_digest(connection, user, others)
+            if surplus := of_user[room:]:
+                self._add_to_digest(connection, user, surplus)
         return bool(mails)
 
     def _add_to_digest(
@@ -295,16 +297,16 @@ class Outbox:
     ) -> None:
         """Count mails in the user's digest, which is sent an hour after its first."""
         counts = Counter(mail.notice.kind for mail in mails)
-        found = connection.execute(
+        open_digest = connection.execute(
             select(outbox.c.id, outbox.c.data)
             .where(_IS_OPEN, _IS_PENDING, _is_of(user))
             .where(outbox.c.receiver == MAIL, outbox.c.kind == DIGEST)
             .limit(1)
         ).first()
-        if found is not None:
-            [digest] = msgspec.json.decode(found.data, type=_Content).notices
+        if open_digest is not None:
+            [digest] = msgspec.json.decode(open_digest.data, type=_Content).notices
             digest = structs.replace(digest, counts=counts + Counter(digest.counts))
-            statement = update(outbox).where(outbox.c.id == found.id)
+            statement = update(outbox).where(outbox.c.id == open_digest.id)
             connection.execute(statement.values(data=self._encode((digest,))))
             return
         first = mails[0]

@@ -278,11 +278,11 @@ def _add_peaks(connection: Connection, query: ReportQuery, rows: list[Row]) -> N
         peak, total = peaks.get(key, (0, 0))
         peaks[key] = (max(peak, row.peak), max(total, row.total))
     names = ["licence", *(key.value for key in query.by)]
-    known = {tuple(row[name] for name in names): row for row in rows}
+    rows_by_key = {tuple(row[name] for name in names): row for row in rows}
     for key, (peak, total) in peaks.items():
-        if key not in known and not peak:
+        if key not in rows_by_key and not peak:
             continue
-        if key not in known:
-            rows.append(known.setdefault(key, dict(zip(names, key, strict=True))))
-            known[key] |= dict.fromkeys(_SUMS[ReportKind.LICENCES], 0)
-        known[key] |= {"peak": peak, "total": total}
+        if key not in rows_by_key:
+            rows.append(rows_by_key.setdefault(key, dict(zip(names, key, strict=True))))
+            rows_by_key[key] |= dict.fromkeys(_SUMS[ReportKind.LICENCES], 0)
+        rows_by_key[key] |= {"peak": peak, "total": total}

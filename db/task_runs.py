@@ -209,15 +209,15 @@ def contains(
             indices.setdefault(job_id, []).append(index)
     for of_job in indices.values():
         of_job.sort()
-    found: set[tuple[int, int]] = set()
+    task_ids: set[tuple[int, int]] = set()
     job_ids = list(indices)
     for first in range(0, len(job_ids), 500):
         is_named = task_run.c.job.in_(job_ids[first : first + 500])
         runs = select(task_run).join(job, job.c.id == task_run.c.job).where(is_named, *conditions)
         for row in connection.execute(runs):
             run = range_of((row.first_index, row.last_index, row.step))
-            found |= {(row.job, index) for index in common_indices(run, indices[row.job])}
-    return found
+            task_ids |= {(row.job, index) for index in common_indices(run, indices[row.job])}
+    return task_ids
 
 
 def all_states(connection: Connection) -> Iterator[tuple[tuple[int, int], str]]:

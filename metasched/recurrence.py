@@ -48,10 +48,10 @@ class Recurrence:
             years, self.month, self.day, "*", self.weekday, self.hour, self.minute,
             "0", timezone=self.zone,
         )  # fmt: skip
-        while (found := trigger.get_next_fire_time(None, start)) is not None:
+        while (fire_time := trigger.get_next_fire_time(None, start)) is not None:
             # the seconds that a clock change skips belong to the time before it
-            moment = found.astimezone(UTC).timestamp()
-            if found.fold == 0 or self.hour.startswith("*"):
+            moment = fire_time.astimezone(UTC).timestamp()
+            if fire_time.fold == 0 or self.hour.startswith("*"):
                 return float(moment)
             start = datetime.fromtimestamp(int(moment) + 1, self.zone)
         return None

@@ -219,18 +219,18 @@ async def _find_token(
     """
     now = time.time()
     try:
-        found = await callers.credentials.run(secret, partial(get_ledger().find_token, secret, now))
+        token = await callers.credentials.run(secret, partial(get_ledger().find_token, secret, now))
     except StorageFailed:
-        found = callers.scrapers.get(secret)
-        if found is None or found.expires <= now:
+        token = callers.scrapers.get(secret)
+        if token is None or token.expires <= now:
             raise
-        return found
+        return token
     callers.scrapers.pop(secret, None)
-    if found is not None and found.scope is TokenScope.METRICS:
+    if token is not None and token.scope is TokenScope.METRICS:
         if len(callers.scrapers) >= MAX_SCRAPERS:
             callers.scrapers.clear()
-        callers.scrapers[secret] = found
-    return found
+        callers.scrapers[secret] = token
+    return token
 
 
 def _accepted_daemon_names(tcp: TcpTable, address: str, port: int) -> list[str]:

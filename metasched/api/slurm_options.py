@@ -57,5 +57,5 @@ def _without_mail(request: JobRequest) -> JobRequest:
         mail = MailRequest(types=types, user=options.get("--mail-user", ""))
     except (ParseError, ValueError) as error:
         raise ApiError(422, f"{error}, --mail-type or --mail-user; change it") from None
-    others = tuple(o for o in request.slurm_options if o.partition("=")[0] not in _MAIL_OPTIONS)
-    return structs.replace(request, slurm_options=others, mail=mail)
+    passed_on = tuple(o for o in request.slurm_options if o.partition("=")[0] not in _MAIL_OPTIONS)
+    return structs.replace(request, slurm_options=passed_on, mail=mail)

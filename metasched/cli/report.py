@@ -214,9 +214,9 @@ def report(
     if json:
         print(json_format.dumps(answer, indent=2))
     elif not rows:
-        what = "lease" if kind == "licences" else "job"
+        unit = "lease" if kind == "licences" else "job"
         warn(
-            f"no {what} ended from {answer['since']} until {answer['until']}, as far as you may see"
+            f"no {unit} ended from {answer['since']} until {answer['until']}, as far as you may see"
         )
     elif csv is None and html is None:
         print_table(*_table(kind, names, answer))

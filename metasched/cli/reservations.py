@@ -174,8 +174,8 @@ def reserve(options: ReserveOptions) -> None:
         _reserve_series(options, time.time())
         return
     if options.until is not None or options.zone is not None:
-        given = "--until" if options.zone is None else "--zone"
-        raise UserError(f"{given} without --every; add the rule of a series")
+        option = "--until" if options.zone is None else "--zone"
+        raise UserError(f"{option} without --every; add the rule of a series")
     request = _reservation_terms(options, time.time())
     answer = connect(options.config).reserve(request)
     if options.json:
@@ -192,8 +192,8 @@ def _reserve_series(options: ReserveOptions, now: float) -> None:
     if options.until is None:
         raise UserError("no --until, metasched reserve --every; give the last day")
     windows = ("start", "end", "ready", "deadline")
-    if given := [name for name in windows if getattr(options, name) is not None]:
-        raise UserError(f"--{given[0]} beside --every, which gives the starts; leave one out")
+    if conflicting := [name for name in windows if getattr(options, name) is not None]:
+        raise UserError(f"--{conflicting[0]} beside --every, which gives the starts; leave one out")
     terms = _reservation_terms(options, now)
     if terms["shortest"] != terms["longest"]:
         raise UserError("a range of durations beside --every; give --duration")
@@ -209,8 +209,8 @@ def _reserve_series(options: ReserveOptions, now: float) -> None:
         return
     count = row["occurrences"]
     if options.dry_run:
-        more = f", the first {len(row['next'])} of {count}" if count > len(row["next"]) else ""
-        print(f"Dry run, nothing reserved. Occurrences{more}:")
+        remark = f", the first {len(row['next'])} of {count}" if count > len(row["next"]) else ""
+        print(f"Dry run, nothing reserved. Occurrences{remark}:")
         for moment in row["next"]:
             print(local_time(moment))
         return
@@ -239,9 +239,9 @@ def _reservation_terms(options: ReserveOptions, now: float) -> dict[str, object]
     }
     if licences := _parse_option("--licence", options.licence, parse_licences):
         terms["licences"] = licences  # omitted if empty: unknown to daemons of earlier releases
-    for name, given in (("users", options.users), ("groups", options.groups)):
-        if given is not None:
-            terms[name] = list(_parse_option(f"--{name}", given, parse_names) or ())
+    for name, names in (("users", options.users), ("groups", options.groups)):
+        if names is not None:
+            terms[name] = list(_parse_option(f"--{name}", names, parse_names) or ())
     if options.user is not None:
         terms["user"] = options.user
     if options.mail is not None:

@@ -62,8 +62,8 @@ def set_up_site(
                 f"{problem}, and the launcher would refuse it; chown and chmod it, or name the "
                 "other clusters by options"
             )
-    wanted = site_files(choices, _completions(), _pages())
-    planned = files.plan(wanted, force)
+    site_needs = site_files(choices, _completions(), _pages())
+    planned = files.plan(site_needs, force)
     changes = [change for change in planned if change.action != "same" or change.new_beside]
     effective = [change for change in changes if change.action != "keep" or change.new_beside]
     _show(changes, with_diffs=dry_run)
@@ -74,7 +74,7 @@ def set_up_site(
         print("nothing was changed")
         return 0
     with files.locked():
-        if files.plan(wanted, force) != planned:
+        if files.plan(site_needs, force) != planned:
             raise SiteSetupError("the files changed meanwhile, nothing was written; run it again")
         files.write(planned, chosen)
     if on_host:

@@ -406,12 +406,21 @@ def _maps(
     """Return the maps by kind, and the accounts that depend on the user. ConfigError for others."""
     maps: dict[str, dict[str, str]] = {}
     user_accounts: dict[str, dict[str, str]] = {}
-    for kind, words in table.map.items():
-        maps[kind] = {name: word for name, word in words.items() if isinstance(word, str)}
-        by_user = {name: word for name, word in words.items() if isinstance(word, dict)}
-        if by_user and kind != "account":
+    for category, names in table.map.items():
+        maps[category] = {
+            name: manager_name
+            for name, manager_name in names.items()
+            if isinstance(manager_name, str)
+        }
+        by_user = {
+            name: manager_name
+            for name, manager_name in names.items()
+            if isinstance(manager_name, dict)
+        }
+        if by_user and category != "account":
             raise ConfigError(
-                f'{kind} "{min(by_user)}" is a table, {location}; only accounts depend on the user'
+                f'{category} "{min(by_user)}" is a table, {location}; '
+                "only accounts depend on the user"
             )
         if "*" in by_user:
             raise ConfigError(f'account "*" is a table, {location}; name the account')
@@ -426,15 +435,15 @@ def _mounted(
 
     ConfigError if there is nothing to compare it with.
     """
-    here = config.mounts
-    if unknown := sorted(table.mounts.keys() - here.keys()):
+    submit_host = config.mounts
+    if unknown := sorted(table.mounts.keys() - submit_host.keys()):
         raise ConfigError(
             f'no "{unknown[0]}" of the submit host, {location}, [cluster.mounts]; '
             "add it to [mounts], or take it out"
         )
-    others = {name: text for name, text in table.mounts.items() if here[name] != text}
+    differing = {name: text for name, text in table.mounts.items() if submit_host[name] != text}
     names = dict.fromkeys((*table.filesystems, *table.mounts))
-    return tuple(name for name in names if name not in others), others
+    return tuple(name for name in names if name not in differing), differing
 
 
 def _cluster_settings(

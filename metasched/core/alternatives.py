@@ -105,8 +105,8 @@ class Alternatives:
         entry = self._entries[owner_id(stand_in.task_id)]
         entry.obstacles[stand_in.index // STRIDE - 1] = obstacle
         stand_in.reason, stand_in.target = obstacle.reason, None
-        known = [obstacle for obstacle in entry.obstacles if obstacle is not None]
-        return (entry.task, known) if len(known) == len(entry.obstacles) else None
+        examined = [obstacle for obstacle in entry.obstacles if obstacle is not None]
+        return (entry.task, examined) if len(examined) == len(entry.obstacles) else None
 
     def _make_stand_ins(self, task: Task) -> tuple[Task, ...]:
         job = task.job

@@ -58,7 +58,7 @@ def job_changes(outcome: Outcome, *, all_ends: bool) -> dict[int, JobChanges]:
     `all_ends`: also the ends of all other jobs, for webhooks. Tasks that were cancelled in a
     remainder of an array are not in it: see `Outcome.cancelled_runs`.
     """
-    found: dict[int, JobChanges] = {}
+    changes_by_job: dict[int, JobChanges] = {}
     ends: dict[TaskId, Task] = {}
     for change in outcome.changes:
         before, after = change.before, change.after
@@ -70,22 +70,22 @@ def job_changes(outcome: Outcome, *, all_ends: bool) -> dict[int, JobChanges]:
         if after in FINAL:
             ends[task.task_id] = task
         elif change.event in _REQUEUES:
-            _changes_of(found, task.job).requeued.append(task)
+            _changes_of(changes_by_job, task.job).requeued.append(task)
         elif after is State.RUNNING and before not in STARTED and task.state is State.RUNNING:
             beginning = Beginning(task, task.live_attempt, before is State.UNKNOWN)
-            _changes_of(found, task.job).begun.append(beginning)
+            _changes_of(changes_by_job, task.job).begun.append(beginning)
     if ends:
         last = {task.task_id: attempt for task, attempt in outcome.closed_attempts}
         for task_id, task in ends.items():
             if task.state in FINAL:  # else it was requeued in the same step
-                _changes_of(found, task.job).ended.append(End(task, last.get(task_id)))
-    return found
+                _changes_of(changes_by_job, task.job).ended.append(End(task, last.get(task_id)))
+    return changes_by_job
 
 
-def _changes_of(found: dict[int, JobChanges], job: Job) -> JobChanges:
-    changes = found.get(job.id)
+def _changes_of(changes_by_job: dict[int, JobChanges], job: Job) -> JobChanges:
+    changes = changes_by_job.get(job.id)
     if changes is None:
-        changes = found[job.id] = JobChanges(job)
+        changes = changes_by_job[job.id] = JobChanges(job)
     return changes
 
 

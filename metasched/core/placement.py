@@ -589,8 +589,8 @@ class Placement:
         """
         if not is_stand_in(task):
             return task, obstacle
-        known = self._gates.alternatives.record_obstacle(task, obstacle)
-        return None if known is None else (known[0], _main_obstacle(known[1]))
+        examined = self._gates.alternatives.record_obstacle(task, obstacle)
+        return None if examined is None else (examined[0], _main_obstacle(examined[1]))
 
     def _set_aside(self, task: Task, obstacles: list[Ineligibility]) -> StateChange | None:
         """Group a task without eligible cluster and set its reason, or reject it permanently."""

@@ -58,14 +58,14 @@ def _happenings(notice: Notice) -> list[str]:
         return ["Began", f"Queued time {clock_time(notice.started - notice.submitted)}"]
     if notice.kind != JOB_ENDED:
         return ["Requeued"]
-    words = ["Ended" if notice.state in GOOD_ENDS else "Failed"]
+    parts = ["Ended" if notice.state in GOOD_ENDS else "Failed"]
     if notice.started is not None and notice.ended is not None:
-        words.append(f"Run time {clock_time(notice.ended - notice.started)}")
+        parts.append(f"Run time {clock_time(notice.ended - notice.started)}")
     is_mixed = sum(map(bool, notice.counts.values())) > 1
-    words.append("Mixed" if is_mixed else notice.state.upper())
+    parts.append("Mixed" if is_mixed else notice.state.upper())
     if notice.exit_code is not None:
-        words.append(f"ExitCode {notice.exit_code}")
-    return words
+        parts.append(f"ExitCode {notice.exit_code}")
+    return parts
 
 
 def clock_time(seconds: float) -> str:

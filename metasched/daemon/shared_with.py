@@ -56,23 +56,23 @@ def accounts_of(
     with `ignore_unknown` it is left out, since accounts may have been removed. Directory services
     may delay this: call it in a thread.
     """
-    found: set[str] = set()
+    accounts: set[str] = set()
     for name in users:
         if _ACCOUNT.fullmatch(name) and _has_account(name):
-            found.add(name)
+            accounts.add(name)
         elif not ignore_unknown:
             raise ApiError(404, f"there is no account {name[:63]!r}; name another user")
     for name in groups:
         try:
-            found.update(filter(_ACCOUNT.fullmatch, grp.getgrnam(name).gr_mem))
+            accounts.update(filter(_ACCOUNT.fullmatch, grp.getgrnam(name).gr_mem))
         except (KeyError, ValueError):
             if not ignore_unknown:
                 raise ApiError(404, f"there is no group {name[:63]!r}; name another") from None
-    found.discard(owner)
-    if len(found) > MAX_USERS:
-        problem = f"{len(found)} accounts would share it, at most {MAX_USERS} may"
+    accounts.discard(owner)
+    if len(accounts) > MAX_USERS:
+        problem = f"{len(accounts)} accounts would share it, at most {MAX_USERS} may"
         raise ApiError(403, f"{problem}; name fewer")
-    return tuple(sorted(found))
+    return tuple(sorted(accounts))
 
 
 def _has_account(name: str) -> bool:

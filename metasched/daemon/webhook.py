@@ -181,8 +181,8 @@ async def _read_status(reader: asyncio.StreamReader, connection: h11.Connection)
 async def _addresses(host: str, port: int, allow_private: bool) -> list[str]:
     """Return the addresses of a host that may be called. DeliveryFailed if there is none."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    entries = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
     allowed = [address for address in addresses if allow_private or is_public(address)]
     if not allowed:
         raise DeliveryFailed(

@@ -74,10 +74,10 @@ def run_experiment(
         if resume is not None:
             finished = stack.enter_context(open_finished_runs(resume, experiment))
             values.update(finished.figures)
-        wanted = [(index, seed) for seed in range(1, runs + 1) for index in range(len(cases))]
-        missing = [run for run in wanted if run not in values]
+        all_runs = [(index, seed) for seed in range(1, runs + 1) for index in range(len(cases))]
+        missing = [run for run in all_runs if run not in values]
         if progress is not None:
-            progress(len(wanted) - len(missing))
+            progress(len(all_runs) - len(missing))
         cores = len(os.sched_getaffinity(0))
         executor = stack.enter_context(_dask_executor(dask) if dask else ProcessPoolExecutor(cores))
         pending = {executor.submit(_run_case, experiment.name, *run): run for run in missing}

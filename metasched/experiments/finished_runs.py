@@ -55,13 +55,13 @@ class FinishedRuns:
         self._file.seek(0)
         content = self._file.read()
         complete = content[: content.rfind(b"\n") + 1]
-        first, *others = complete.splitlines() or (b"",)
+        first, *run_lines = complete.splitlines() or (b"",)
         if first:
             self._check_header(msgspec.convert(json.loads(first), _Header))
         elif not _encode(self._header).startswith(content):
             raise ValueError("no runs")
         indexes = {(case.row, case.column): index for index, case in enumerate(self._cases)}
-        for line in others:
+        for line in run_lines:
             run = msgspec.convert(json.loads(line), _FinishedRun)
             index = indexes.get((run.setting, run.policy))
             if index is None or run.figures.keys() != self._names:

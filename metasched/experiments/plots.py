@@ -156,9 +156,9 @@ def plot_results(
 
 def _value_of(row: str) -> float:
     """Return the number in the name of a setting."""
-    found = _NUMBER.search(row)
-    assert found is not None, row
-    return float(found.group().replace(",", ""))
+    number = _NUMBER.search(row)
+    assert number is not None, row
+    return float(number.group().replace(",", ""))
 
 
 def plot_curves(curves: Curves) -> Figure:

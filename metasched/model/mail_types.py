@@ -18,24 +18,24 @@ UNSENT_TYPES = ("INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT_50", "TIME_LIMIT_80",
 def parse_mail_types(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the kinds of mails that a list names, and those that are never sent.
 
-    Case does not count; NONE turns off all before it. ParseError for any other word.
+    Case does not count; NONE turns off all before it. ParseError for any other name.
     """
-    wanted: set[str] = set()
+    sent: set[str] = set()
     unsent: set[str] = set()
-    for word in text.upper().split(","):
-        if word == "NONE":
+    for name in text.upper().split(","):
+        if name == "NONE":
             return (), ()
-        if word == "ALL":
-            wanted.update(_ALL)
-        elif word in MAIL_TYPES:
-            wanted.add(word)
-        elif word in UNSENT_TYPES:
-            unsent.add(word)
+        if name == "ALL":
+            sent.update(_ALL)
+        elif name in MAIL_TYPES:
+            sent.add(name)
+        elif name in UNSENT_TYPES:
+            unsent.add(name)
         else:
             raise ParseError(
-                f"{quote_for_error(word)} is no kind of mail", "write BEGIN, END, FAIL or ALL"
+                f"{quote_for_error(name)} is no kind of mail", "write BEGIN, END, FAIL or ALL"
             )
-    return tuple(t for t in MAIL_TYPES if t in wanted), tuple(sorted(unsent))
+    return tuple(t for t in MAIL_TYPES if t in sent), tuple(sorted(unsent))
 
 
 def unsent_warning(unsent: tuple[str, ...]) -> str:

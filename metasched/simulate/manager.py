@@ -392,13 +392,13 @@ class SimulatedManager:
             assert self._free_by_machine is not None
             size = self._machine_sizes[reservation.machine]
             free = self._free_by_machine[reservation.machine]
-            left = self._partition_after(size, free, min(free, reservation.extra_cpus))
+            remaining = self._partition_after(size, free, min(free, reservation.extra_cpus))
         else:
-            left = self._partition(min(self.free_cpus, reservation.extra_cpus), {})
+            remaining = self._partition(min(self.free_cpus, reservation.extra_cpus), {})
         extra = reservation.extra_resources
         return HeadPlan(
             reservation.shadow_time,
-            (left,),
+            (remaining,),
             {
                 name: min(count, extra.get(name, count))
                 for name, count in self._free_licences.items()

@@ -54,8 +54,8 @@ def slurm_cluster(root: Path, config: str, name: str = "") -> SlurmCluster:
     match = _CLUSTER_NAME.search(text)
     if not name and match is None:
         raise SiteSetupError(f"no ClusterName in {config}; add NAME= before the file in --slurm")
-    beside = str(Path(config).parent.parent / "bin").lstrip("/")  # /opt/slurm/etc/slurm.conf
-    folder = _folder_of(root, "sbatch", (beside, *_SLURM_FOLDERS))
+    own_folder = str(Path(config).parent.parent / "bin").lstrip("/")  # /opt/slurm/etc/slurm.conf
+    folder = _folder_of(root, "sbatch", (own_folder, *_SLURM_FOLDERS))
     if folder is None:
         raise SiteSetupError(
             f"no sbatch for {config} in {', '.join(f'/{f}' for f in _SLURM_FOLDERS)}; "

@@ -83,8 +83,8 @@ class PlannedChange:
     def __str__(self) -> str:
         path = f"/{self.file.path}"
         if self.action == "keep":
-            beside = f"; the new text is in {path}.new" if self.new_beside else ""
-            return f"keep     {path}: it was changed{beside}"
+            remark = f"; the new text is in {path}.new" if self.new_beside else ""
+            return f"keep     {path}: it was changed{remark}"
         return f"{self.action:8} {path}"
 
     def diff(self) -> str:
@@ -154,8 +154,8 @@ class RootFiles:
         record.options = options
         for change in changes:
             path, digest = change.file.path, change.file.digest
-            known = [former for former in record.digests.get(path, []) if former != digest]
-            record.digests[path] = [*known, digest][-MAX_DIGESTS:]
+            former_digests = [former for former in record.digests.get(path, []) if former != digest]
+            record.digests[path] = [*former_digests, digest][-MAX_DIGESTS:]
         if msgspec.json.encode(record) != before:
             text = msgspec.json.format(msgspec.json.encode(record)).decode()
             self._write(SiteFile(RECORD, text, 0o600))
