@@ -152,7 +152,6 @@ class SchedulerService:
             identity = ledger.identity(now)
             rules = self.notifications.rules(identity.instance)
             ledger.open_outbox(rules, now, restored=identity.restored)
-            ledger.on_notices = self.notifications.wake
             started = DaemonStarted(
                 now,
                 identity.instance,
@@ -483,6 +482,7 @@ class Daemon:
         try:
             self._ledger = self._open_ledger()
             self._ledger.on_audit = self._audit_stored
+            self._ledger.on_notices = self._notices_stored
         except DatabaseUnreachable as error:
             self._note_outage(error)
         return self._ledger is not None
@@ -511,6 +511,11 @@ class Daemon:
             return reason or self._stopped_reason
         up = sum(not service.core.cluster_status(name)[1] for name in service.connections)
         return f"{up} of {len(service.connections)} clusters are up"
+
+    def _notices_stored(self) -> None:
+        """Wake the sender of the present service; the ledger must not keep a former one alive."""
+        if self.service is not None:
+            self.service.notifications.wake()
 
     def _audit_stored(self, records: Sequence[AuditRecord]) -> None:
         """Write the lines of stored audit records, and wake up who follows them."""
