@@ -40,6 +40,8 @@ class WorkerBoot(msgspec.Struct, frozen=True):
     launcher: str = ""  # socket of the launcher in site mode
     protocol: int = 1  # of the daemon
     former_instances: tuple[str, ...] = ()  # the database is a restored backup of theirs
+    # inherited descriptor of `ActiveUntil`; None: no other daemon can become active
+    active_until: int | None = None
 
 
 FIRST_CURSOR = "0"  # of `WorkerCall`: no end is stored

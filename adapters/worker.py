@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from metasched.active_until import ActiveUntil
 from metasched.adapters.base import Adapter, Submission
 from metasched.adapters.child_processes import die_with_parent
 from metasched.adapters.claims import (
@@ -61,6 +62,7 @@ from metasched.model.survey import ReservationSpec
 MAX_TRACEBACK_LENGTH = 20_000  # characters
 MAX_SET_ASIDE = 10_000  # rows of a manager with a cursor; each delta repeats them
 USE_OPERATIONS = frozenset({"use", "shares", "usage"})  # executed beside the polls
+CHANGES = frozenset({"submit", "withdraw", "revoke", "reserve", "unreserve"})  # change the manager
 IDLE_SECONDS = 30.0  # without a call, after which the thread of an owner ends
 
 RowKey = tuple[str, int, str]  # tag, task, owner
@@ -72,6 +74,7 @@ class AdapterHost:
 
     adapter: Adapter
     launcher: LauncherClient | None = None  # in site mode
+    active_until: ActiveUntil | None = None  # None: no other daemon can become active
     _rows: dict[RowKey, JobStatus] = field(default_factory=dict)
     # rows quarantined in that listing, and in earlier listings if it has a cursor
     _set_aside: dict[RowKey, QuarantinedRow] = field(default_factory=dict)
@@ -86,6 +89,8 @@ class AdapterHost:
         if call.chained and call.owner in self._broken_chains:
             reply = WorkerReply("untried")
         else:
+            if self.active_until is not None and call.operation in CHANGES:
+                self.active_until.wait()
             with owner_deadline(call.time_limit), requests_for(_tags_of(call)):
                 reply = self._execute(call)
         if call.operation == "submit":
@@ -389,7 +394,8 @@ def main() -> int:
         boot.cluster, options, boot.instance, Path(boot.folder), **launcher_argument
     )
     adapter.add_former_instances(frozenset(boot.former_instances))
-    host = AdapterHost(adapter, launcher)
+    shared = None if boot.active_until is None else ActiveUntil(boot.active_until)
+    host = AdapterHost(adapter, launcher, shared)
     try:
         serve(host, sys.stdin.buffer, replies.write)
     finally:

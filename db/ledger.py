@@ -22,6 +22,7 @@ from sqlalchemy import Connection, Engine, bindparam, delete, insert, select, up
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from metasched.active_until import boot_time
 from metasched.core.audit_trail import AuditTrail
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
@@ -183,9 +184,11 @@ class Ledger(Writer):
 
     def check_active(self) -> None:
         """Check that the database answers and that this daemon is still active."""
+        asked = boot_time()
         with self._transaction():
             if not self._writer_lock.held or self._stored_epoch() != self._daemon_epoch:
                 raise StorageFailed("another daemon may be active on it")
+        self._writer_lock.confirm(asked)
 
     def _next_free_id(self) -> int:
         """Return the id after those of the newest job and its tasks."""

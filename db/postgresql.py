@@ -23,6 +23,7 @@ import psutil
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
+from metasched.active_until import ActiveUntil
 from metasched.db.instances import MARK_BACKUP
 from metasched.db.schema import metadata
 from metasched.db.store import (
@@ -49,6 +50,8 @@ STANDBY_INTERVAL = 1.0  # seconds between a standby's attempts to get the lock
 SILENT_HOLDER = 8.0
 BUSY_HOLDER = 600.0  # the same while it holds `BUSY_KEY`: it restores its state
 BUSY_KEY = LOCK_KEY + 1
+# Seconds for which a daemon that the server answered is certainly active; below `SILENT_HOLDER`
+ACTIVE_SECONDS = 6.0
 # SQLSTATE classes of errors that pass: connection, resources, intervention of an operator
 PASSING_CLASSES = ("08", "53", "57")
 # Refusals of a connection that last until the site changes something. A refusal in another
@@ -108,6 +111,8 @@ class LockSession(WriterLock):
         self._last: tuple[int, Any] | None = None  # pid and start of the last session
         # what was last heard of another daemon's session, and monotonic seconds of that
         self._heard: tuple[Any, float] = (None, 0.0)
+        self._may_act = False  # whether the last other daemon that had the lock may still run
+        self.active_until = ActiveUntil.create()
         try:
             super().__init__(engine)
         except DBAPIError as error:
@@ -124,12 +129,18 @@ class LockSession(WriterLock):
         except DBAPIError as error:
             raise self._database.store_error(error) from None
 
+    def confirm(self, asked: float) -> None:
+        assert self.active_until is not None
+        self.active_until.extend(asked + ACTIVE_SECONDS)
+
     def _acquire(self, connection: Connection) -> None:
         execute = connection.execute
         if not self.held:
             if not execute(text(f"SELECT pg_try_advisory_lock({LOCK_KEY})")).scalar():
                 self._raise_lock_held(connection)
             connection.info[_LOCK_HELD] = True
+            if self._may_act:
+                self._may_act, self.taken_over = False, time.time()
         own_session = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
         session = execute(text(own_session)).one()
         self._last = (session.pid, session.backend_start)
@@ -151,9 +162,11 @@ class LockSession(WriterLock):
             and holder_name["host"] == _short_hostname()
             and not psutil.pid_exists(int(holder_name["pid"]))
         ):
+            self._may_act = False  # its workers end with it
             raise _HolderExiting(
                 f"{self._database}: a daemon that died still has the lock; try again"
             )
+        self._may_act = True
         process = holder_name["process"] if holder_name else "?"
         raise DatabaseInUse(
             f"another daemon ({process}) is active on {self._database}; "

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import URL, Connection, Engine, inspect
 from sqlalchemy.exc import DatabaseError, DBAPIError
 
+from metasched.active_until import ActiveUntil
 from metasched.db.schema import PREVIOUS_REVISION, REVISION
 from metasched.errors import UserError
 
@@ -61,9 +62,17 @@ class WriterLock:
     This base class serves databases whose lock is outside the connection.
     """
 
+    # until when no standby can have taken over; None: none ever does
+    active_until: ActiveUntil | None = None
+    # epoch seconds when the lock was taken from a daemon that may still act; 0: from none
+    taken_over: float = 0.0
+
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.connection = engine.connect()
+
+    def confirm(self, asked: float) -> None:
+        """Note that this daemon was active at `asked`, in seconds of `boot_time`."""
 
     @property
     def held(self) -> bool:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from sqlalchemy import ColumnElement, Connection, Engine, RootTransaction, func, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
+from metasched.active_until import ActiveUntil
 from metasched.db.pruning import lock_epoch
 from metasched.db.queries import Queries
 from metasched.db.schema import epoch
@@ -54,6 +55,16 @@ class Writer(Queries):
     def long_silence(self) -> AbstractContextManager[None]:
         """Return a context for work without a statement for long, such as a start."""
         return self._writer_lock.long_silence()
+
+    @property
+    def active_until(self) -> ActiveUntil | None:
+        """Until when no standby can have taken over; None: none ever does."""
+        return self._writer_lock.active_until
+
+    @property
+    def taken_over(self) -> float:
+        """Epoch seconds when this daemon replaced one that may still act; 0: it replaced none."""
+        return self._writer_lock.taken_over
 
     def commit_group(self) -> None:
         """Commit the open group, if there is one.

@@ -18,7 +18,7 @@ Each package imports only packages below it in this list:
     carts             free processors over time under advance reservations
     model             jobs, clusters, listings, licences and reservations as plain data
     recurrence        times that recur, in time zones
-    units, paths, clock, timeouts, errors
+    active_until, units, paths, clock, timeouts, errors
 
 Apart from these:
     launcher          runs as root in site mode: acts as the owners of jobs

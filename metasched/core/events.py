@@ -54,6 +54,8 @@ class DaemonStarted(msgspec.Struct, rename=STORED_FIELDS["DaemonStarted"], froze
     # of a daemon that re-read its configuration: who asked for it, and what changed; for the record
     by: str = ""
     config_changes: tuple[str, ...] = ()
+    # until when calls of a daemon that this one replaced may still reach a manager; 0: none
+    former_acts_until: float = 0.0
 
 
 class JobSubmitted(msgspec.Struct, rename=STORED_FIELDS["JobSubmitted"]):

@@ -30,6 +30,8 @@ from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import Policy
 from metasched.policies.tuned_strategies import make_optimisers
 
+LONGEST_CALL = 600.0  # seconds; a call to a manager that is later than that has a wrong time
+
 
 class Recovery:
     """Restores the core, and resets it at each start of the daemon."""
@@ -213,7 +215,7 @@ class Recovery:
                 if attempt.state in UNSTARTED:
                     self._state.count_unstarted(task, view, +1)
                 if attempt.tried is not None:
-                    attempt.tried = event.time  # the call may have lasted until now
+                    attempt.tried = _end_of_call(attempt.tried, event)
                     self._state.store(task)
                 elif never_tried:
                     untried.setdefault(
@@ -235,6 +237,16 @@ class Recovery:
         self._reservations.start(event.instance, event.policy, event.clusters, self._state.outcome)
         # including reservations that closed while their cluster was not configured
         self._withdrawals.recall_from_closed_reservations(self._reservations.by_id.values())
+
+
+def _end_of_call(tried: float, event: DaemonStarted) -> float:
+    """Return until when a call that was tried may last: until now, or that of a former daemon.
+
+    The stored time counts too, since this daemon may start again meanwhile; unless it is so late
+    that the clock was wrong.
+    """
+    stored = tried if tried <= event.time + LONGEST_CALL else 0.0
+    return max(event.time, event.former_acts_until, stored)
 
 
 def _configuration(tuned: TuningState | None) -> tuple[float, ...]:

@@ -167,6 +167,7 @@ class SchedulerService:
                 policy_owner=settings.policy_origin.owner,
                 by=reloaded_by,
                 config_changes=config_changes,
+                former_acts_until=_former_acts_until(ledger, settings),
             )
             outcome = self.core.step(started)
             ledger.record([(started, outcome)])
@@ -398,10 +399,6 @@ class SchedulerService:
     async def _check_database(self) -> None:
         """Check at intervals that the database accepts writes, since an idle daemon makes none."""
         while True:
-            self._database_suspected.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(DATABASE_CHECK_INTERVAL):
-                    await self._database_suspected.wait()
             try:
                 self.ledger.check_active()
             except StorageFailed as error:
@@ -410,6 +407,10 @@ class SchedulerService:
             self._progress.database = True
             if self.quarantine.pause_of("timers") is not None:  # on purpose, after a defect
                 self._progress.timers = True
+            self._database_suspected.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DATABASE_CHECK_INTERVAL):
+                    await self._database_suspected.wait()
 
     async def _run_timers(self) -> None:
         """Raise `TimerExpired` at the times that the core requests."""
@@ -653,6 +654,16 @@ class Daemon:
             log.error("%s; retrying every %g s", self._stopped_reason, RESTART_DELAY)
             self._outage_logged = now
         self._outage = str(error)
+
+
+def _former_acts_until(ledger: Ledger, settings: Settings) -> float:
+    """Return until when calls of a daemon that this one replaced may still reach a manager.
+
+    Its workers begin none once a standby may have taken over; the last one ends in time.
+    """
+    if not ledger.taken_over:
+        return 0.0
+    return ledger.taken_over + max((entry.call_timeout for entry in settings.clusters), default=0.0)
 
 
 def _reason_of(failure: BaseException) -> str:

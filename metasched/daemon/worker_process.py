@@ -173,6 +173,7 @@ class WorkerProcess:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if host_settings.launcher is not None:
             host_settings.state_folder.chmod(0o711)  # users pass through it to their own folders
+        active_until = self._host.ledger.active_until
         process = await asyncio.create_subprocess_exec(
             settings.python or sys.executable,
             "-P",  # nothing of the folder in which the daemon was started
@@ -182,6 +183,7 @@ class WorkerProcess:
             stdout=asyncio.subprocess.PIPE,
             env=os.environ | settings.environment,
             limit=MAX_REPLY_BYTES,
+            pass_fds=() if active_until is None else (active_until.descriptor,),
         )
         restore_limit(process.pid)
         self._replied, self._reader = False, None
@@ -198,6 +200,7 @@ class WorkerProcess:
             folder=str(folder),
             launcher=str(host_settings.launcher or ""),
             protocol=WORKER_PROTOCOL,
+            active_until=None if active_until is None else active_until.descriptor,
         )
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(boot) + b"\n")

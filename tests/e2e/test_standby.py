@@ -16,22 +16,32 @@ from sqlalchemy.exc import DBAPIError
 from metasched.db import postgresql
 from metasched.db.backends import database_from_url
 from metasched.db.postgresql import LockSession
-from tests.e2e.conftest import Site
+from tests.e2e.conftest import TWO_LOCAL, Site
 from tests.harness.ports import free_port
 from tests.harness.postgresql import Server
+from tests.harness.slurm import SlurmSite
 
 
 class Host(Site):
     """A daemon with a socket and a port of its own, over the database of another."""
 
-    def __init__(self, folder: Path, url: str, name: str) -> None:
+    programs: Path | None = None  # first folder of the daemon's PATH
+
+    def __init__(self, folder: Path, url: str, name: str, clusters: str = TWO_LOCAL) -> None:
         super().__init__(folder)
         self.url = url
         self.config = folder / f"{name}.toml"
         self.log = folder / f"{name}.log"
         self.port = free_port()
-        self.configure(extra=f'[tcp]\nlisten = "127.0.0.1:{self.port}"\n')
+        self.configure(clusters, f'[tcp]\nlisten = "127.0.0.1:{self.port}"\n')
         self.config.write_text(self.config.read_text().replace("ms.sock", f"{name}.sock"))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        environment = super().environment
+        if self.programs is not None:
+            environment["PATH"] = f"{self.programs}:{environment['PATH']}"
+        return environment
 
     def send(self, number: signal.Signals) -> None:
         assert self._daemon is not None
@@ -48,11 +58,15 @@ def hosts(tmp_path: Path, postgresql_server: Server) -> Iterator[tuple[Host, Hos
     url = postgresql_server.create()
     first, second = (Host(tmp_path, url, name) for name in ("first", "second"))
     with closing(first), closing(second):
-        first.start()
-        second.options = ["--standby"]
-        second.launch()
-        second.until(lambda: "standby: another daemon" in second.log.read_text())
+        start_both(first, second)
         yield first, second
+
+
+def start_both(first: Host, second: Host) -> None:
+    first.start()
+    second.options = ["--standby"]
+    second.launch()
+    second.until(lambda: "standby: another daemon" in second.log.read_text())
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
@@ -90,6 +104,40 @@ def test_a_standby_takes_over_while_jobs_come(
     assert Counter(ran.read_text().split()) == Counter(map(str, accepted))
     second.stop()
     second.replayed()
+
+
+def test_workers_of_a_daemon_that_hangs_submit_nothing_that_its_standby_submits(
+    tmp_path: Path, postgresql_server: Server, slurm_site: SlurmSite
+) -> None:
+    """Calls that the daemon wrote before it hung, and a command that has begun, come too late."""
+    cluster = slurm_site["alpha"]
+    cluster.empty()
+    url, table = postgresql_server.create(), cluster.table("poll_interval = 1\ncall_timeout = 10\n")
+    first, second = (Host(tmp_path, url, name, table) for name in ("first", "second"))
+    first.programs = tmp_path / "programs"
+    first.programs.mkdir()
+    begun, slow = tmp_path / "begun", first.programs / "sbatch"
+    slow.write_text(f'#!/bin/sh\necho >> {begun}\nsleep 2\nPATH=${{PATH#*:}}\nexec sbatch "$@"\n')
+    slow.chmod(0o755)
+    ran = tmp_path / "ran"
+    with closing(first), closing(second):
+        start_both(first, second)
+        script = f"echo $METASCHED_JOB_ID >> '{ran}'"
+        options = ("-o", "/dev/null", "-c", "1")
+        jobs = [first.submit(*options, "--wrap", script) for _ in range(8)]
+        first.until(lambda: begun.exists() and len(begun.read_text()) >= 2)
+        first.send(signal.SIGSTOP)
+        rows = second.until_ended(*jobs)
+        assert "was silent for" in second.log.read_text()
+        assert {row["state"] for row in rows} == {"completed"}
+        # the commands of the first within the 6 s for which it was certainly active
+        assert len(begun.read_text()) < len(jobs)
+        first.send(signal.SIGCONT)
+        assert first.exit_code() == 1
+        assert Counter(ran.read_text().split()) == Counter(map(str, jobs))
+        assert "DUPLICATE" not in second.log.read_text()
+        second.stop()
+        second.replayed()
 
 
 def test_a_daemon_that_runs_is_not_ended_by_its_standby(

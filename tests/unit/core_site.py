@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec import structs
+
 from metasched.core.array_remainder import REMAINDER_MINIMUM
 from metasched.core.events import (
     Action,
@@ -67,7 +69,7 @@ class Site:
             for n in ("left", "right")
         )
         policy = {"pull_after": 5.0, **policy}
-        booted = DaemonStarted(
+        self._started = DaemonStarted(
             NOW,
             "cafe",
             Policy(**policy),  # type: ignore[arg-type]
@@ -76,10 +78,14 @@ class Site:
             limits=limits or LimitSettings(),
             fair_share=fair_share,
         )
-        self.step(booted)
+        self.step(self._started)
         if listed:
             self.seen("left", facts(8))
             self.seen("right", facts(4))
+
+    def started(self, now: float, **fields: object) -> DaemonStarted:
+        """Return a further start with the same settings."""
+        return structs.replace(self._started, time=now, **fields)
 
     def step(self, event: CoreEvent) -> list[Action]:
         self.out = self.core.step(event)

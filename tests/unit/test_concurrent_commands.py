@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -10,6 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from metasched.active_until import ActiveUntil, boot_time
 from metasched.adapters.base import Adapter, Submission, Withdrawal
 from metasched.adapters.errors import Unreachable
 from metasched.adapters.launcher_client import owner_deadline, remaining_seconds
@@ -118,6 +120,23 @@ def test_a_broken_chain_is_its_owners_alone() -> None:
     assert host.execute(chained).error == "untried"
     other = WorkerCall("submit", submission=submission, owner="b", chained=True)
     assert host.execute(other).error == "unreachable"
+
+
+def test_nothing_is_submitted_while_another_daemon_may_be_active() -> None:
+    active_until = ActiveUntil.create()
+    host = AdapterHost(cast(Adapter, StalledAdapter()), active_until=active_until)
+    submission = Submission(tag="t", job=cast(Any, None), payload=cast(Any, None))
+    call = WorkerCall("submit", submission=submission, owner="a")
+    replies: queue.SimpleQueue[WorkerReply] = queue.SimpleQueue()
+    worker = threading.Thread(target=lambda: replies.put(host.execute(call)), daemon=True)
+    worker.start()
+    assert host.execute(WorkerCall("trace")).error == ""
+    with pytest.raises(queue.Empty):
+        replies.get(timeout=0.3)
+    active_until.extend(boot_time() + 60)
+    assert replies.get(timeout=60).error == "unreachable"  # it was executed
+    assert not active_until.has_passed
+    os.close(active_until.descriptor)
 
 
 def test_the_waits_of_a_call_for_its_owner_share_a_deadline() -> None:

@@ -40,6 +40,28 @@ def test_lost_answer(since: float, until: float, state: State, again: bool) -> N
     assert site.state() is state
 
 
+@pytest.mark.parametrize(
+    ("restarts", "until", "again"),
+    [
+        ([(NOW + 10, 0.0)], NOW + 10, True),
+        ([(NOW + 10, NOW + 70)], NOW + 69, False),  # a call of the former daemon may still arrive
+        ([(NOW + 10, NOW + 70)], NOW + 70, True),
+        ([(NOW + 10, NOW + 70), (NOW + 20, 0.0)], NOW + 69, False),  # this one started again
+        ([(NOW + 10, NOW + 9999), (NOW + 20, 0.0)], NOW + 20, True),  # as a clock that was ahead
+    ],
+)
+def test_calls_of_a_daemon_that_was_replaced_may_still_arrive(
+    restarts: list[tuple[float, float]], until: float, again: bool
+) -> None:
+    site = Site()
+    site.step(JobSubmitted(NOW, job()))
+    site.step(DispatchStarted(NOW, 1, 1))
+    for start, former_acts_until in restarts:
+        site.step(site.started(start, former_acts_until=former_acts_until))
+    actions = site.seen("left", facts(8), at=until, full=True)
+    assert actions == ([Dispatch(1, 2, "left", (0,))] if again else [])
+
+
 def test_lost_answer_but_listed_is_adopted() -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job()))
