@@ -5,8 +5,8 @@ rows later, and marks them. An id is microseconds since the epoch, or one more t
 is never used again, so receivers can recognise a repetition.
 
 The rows are bounded. A user has so many mails an hour; one digest stands for all others. The events
-of a step share rows, and so do those that wait. A receiver that is away or slow for long loses its
-oldest rows. Delivered rows are deleted after a day.
+of a step share rows, and so do those that wait, up to a number of events and bytes. A receiver that
+is away or slow for long loses its oldest rows. Delivered rows are deleted after a day.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -42,6 +41,7 @@ from metasched.model.notice import (
 TICKS = 1_000_000  # ids per second
 HOUR = 3600.0  # seconds
 EVENTS_PER_ROW = 100  # of a webhook
+MAX_ROW_BYTES = 64 * 1024  # of the events of a webhook in a row; a longer event is alone in its row
 MAX_OPEN_ROWS = 10_000  # of a receiver; the oldest of more are given up
 DELIVERED_KEPT_FOR = 86400.0  # seconds for which delivered rows are listed
 LATEST_DUE = 2 * HOUR  # seconds from now; later only if the clock was set back
@@ -89,6 +89,30 @@ class _Content(msgspec.Struct, frozen=True):
     notices: tuple[Notice, ...]
 
 
+class _EncodedContent(msgspec.Struct, frozen=True):
+    """The same, of notices that are encoded already."""
+
+    source: str
+    notices: tuple[msgspec.Raw, ...]
+
+
+_END = "]}"  # of an encoded content: its notices are the last field
+
+
+@dataclass
+class _LastRow:
+    """The last row of a webhook, which later events may fill up."""
+
+    id: int
+    events: int
+    bytes: int  # of the encoded events
+    length: int  # characters of the column `data`, if what was written since was stored
+
+    def takes(self, size: int) -> bool:
+        """Return whether it has room for an event of so many bytes."""
+        return self.events < EVENTS_PER_ROW and self.bytes + size <= MAX_ROW_BYTES
+
+
 class Mail(NamedTuple):
     """A mail that is to be stored."""
 
@@ -112,8 +136,9 @@ class Outbox:
 
     def __init__(self) -> None:
         self.rules = NotificationRules()
-        self._last_id = self._last_id_before = 0  # the latter: of earlier runs
+        self._last_id = 0
         self._is_used = self._wants_ends = False
+        self._last_rows: dict[str, _LastRow] = {}  # by webhook; none of earlier runs
 
     def open(
         self, connection: Connection, rules: NotificationRules, now: float, *, restored: bool
@@ -127,7 +152,7 @@ class Outbox:
         self._is_used = bool(rules.receivers)
         self._wants_ends = any(JOB_ENDED in kinds for kinds in rules.webhooks.values())
         self._last_id = connection.execute(select(func.max(outbox.c.id))).scalar() or 0
-        self._last_id_before = self._last_id
+        self._last_rows.clear()
         is_mail = outbox.c.receiver == MAIL
         was_sent = is_mail if restored else is_mail & (outbox.c.state == DeliveryState.SENDING)
         cause = "restored from a backup" if restored else "the daemon ended while it was sent"
@@ -236,38 +261,64 @@ class Outbox:
 
         Those of a receiver with several rows that wait fill up the last of them.
         """
-        rows, has_new = [], False
+        wanted = frozenset[str]().union(*self.rules.webhooks.values())
+        encoded = [
+            (notice, msgspec.json.encode(notifications.for_webhook(notice)))
+            for notice in events
+            if notice.kind in wanted
+        ]
+        rows = []
         for receiver, kinds in self.rules.webhooks.items():
-            events_of_receiver = [notice for notice in events if notice.kind in kinds]
-            if not events_of_receiver:
-                continue
-            has_new = True
-            remaining = iter(
-                events_of_receiver[self._fill_up(connection, receiver, events_of_receiver) :]
-            )
-            while portion := tuple(islice(remaining, EVENTS_PER_ROW)):
-                rows.append(self._row(receiver, portion, portion[0].kind, portion[-1].time))
+            of_receiver = [pair for pair in encoded if pair[0].kind in kinds]
+            remaining = of_receiver[self._fill_up(connection, receiver, of_receiver) :]
+            for portion in _portions(remaining):
+                rows.append(self._events_row(receiver, portion))
         if rows:
             connection.execute(_INSERT, rows)
-        return has_new
+        return bool(encoded)
 
-    def _fill_up(self, connection: Connection, receiver: str, events: Sequence[Notice]) -> int:
+    def _fill_up(
+        self, connection: Connection, receiver: str, events: Sequence[tuple[Notice, bytes]]
+    ) -> int:
         """Append events to the last row of a webhook that waits; return how many it took.
 
         The oldest row may be at the receiver, which knows a repetition by its id: it does not
         change. Nor does one of an earlier run, which the original of a backup may have delivered.
+        What is stored is not read again: its length shows whether it is as it was written.
         """
-        query = select(outbox.c.id, outbox.c.data)
-        query = query.where(_IS_OPEN, _IS_PENDING, outbox.c.receiver == receiver)
-        waiting = connection.execute(query.order_by(outbox.c.id.desc()).limit(2)).all()
-        if len(waiting) < 2 or waiting[0].id <= self._last_id_before:
+        last = self._last_rows.get(receiver)
+        if last is None or not events or not last.takes(len(events[0][1])):
             return 0
-        notices = msgspec.json.decode(waiting[0].data, type=_Content).notices
-        added = events[: EVENTS_PER_ROW - len(notices)]
-        if added:
-            values = {"data": self._encode((*notices, *added)), "created": added[-1].time}
-            _update(connection, outbox.c.id == waiting[0].id, **values)
-        return len(added)
+        query = select(outbox.c.id).where(_IS_OPEN, _IS_PENDING, outbox.c.receiver == receiver)
+        waiting = connection.execute(query.order_by(outbox.c.id.desc()).limit(2)).scalars().all()
+        if len(waiting) < 2 or waiting[0] != last.id:
+            return 0
+        added = []
+        for _, event in events:
+            if not last.takes(len(event)):
+                break
+            added.append(event)
+            last.events, last.bytes = last.events + 1, last.bytes + len(event)
+        text = "".join(f",{event.decode()}" for event in added) + _END
+        data, length = outbox.c.data, last.length
+        last.length += len(text) - len(_END)
+        stored = connection.execute(
+            update(outbox)
+            .where(outbox.c.id == last.id, func.length(data) == length)
+            .values(
+                data=func.substr(data, 1, length - len(_END)).op("||")(text),
+                created=events[len(added) - 1][0].time,
+            )
+        )
+        return len(added) if stored.rowcount else 0
+
+    def _events_row(self, receiver: str, events: Sequence[tuple[Notice, bytes]]) -> dict[str, Any]:
+        texts = tuple(msgspec.Raw(text) for _, text in events)
+        data = msgspec.json.encode(_EncodedContent(self.rules.instance, texts)).decode()
+        row = self._row(receiver, data, events[0][0].kind, events[-1][0].time)
+        size = sum(len(text) for _, text in events)
+        self._last_rows[receiver] = _LastRow(row["id"], len(events), size, len(data))
+        return row
 
     def add_mails(self, connection: Connection, mails: Sequence[Mail]) -> bool:
         """Store mails up to the limit of an hour, and count the others in a digest.
@@ -282,7 +333,7 @@ class Outbox:
             used = _mails_since(connection, user, kind, since)
             room = max(self.rules.mails_per_hour - used, 0)
             rows = [
-                self._row(MAIL, (mail.notice,), mail.notice.kind, mail.notice.time)
+                self._row(MAIL, self._encode((mail.notice,)), mail.notice.kind, mail.notice.time)
                 | {"user": user, "address": mail.address, "job": mail.notice.job}
                 for mail in of_user[:room]
             ]
@@ -311,13 +362,11 @@ class Outbox:
             return
         first = mails[0]
         digest = Notice(kind=DIGEST, time=first.notice.time, user=user, counts=counts)
-        row = self._row(MAIL, (digest,), DIGEST, digest.time)
+        row = self._row(MAIL, self._encode((digest,)), DIGEST, digest.time)
         row |= {"user": user, "address": first.address, "due": digest.time + HOUR}
         connection.execute(_INSERT, [row])
 
-    def _row(
-        self, receiver: str, notices: tuple[Notice, ...], kind: str, time: float
-    ) -> dict[str, Any]:
+    def _row(self, receiver: str, data: str, kind: str, time: float) -> dict[str, Any]:
         self._last_id = max(self._last_id + 1, int(time * TICKS))
         return {
             "id": self._last_id,
@@ -332,11 +381,28 @@ class Outbox:
             "tries": 0,
             "error": "",
             "ended": None,
-            "data": self._encode(notices),
+            "data": data,
         }
 
     def _encode(self, notices: tuple[Notice, ...]) -> str:
         return msgspec.json.encode(_Content(self.rules.instance, notices)).decode()
+
+
+def _portions(
+    events: Iterable[tuple[Notice, bytes]],
+) -> Iterator[Sequence[tuple[Notice, bytes]]]:
+    """Yield encoded events in the portions of rows."""
+    portion: list[tuple[Notice, bytes]] = []
+    size = 0
+    for event in events:
+        length = len(event[1])
+        if portion and (len(portion) == EVENTS_PER_ROW or size + length > MAX_ROW_BYTES):
+            yield portion
+            portion, size = [], 0
+        portion.append(event)
+        size += length
+    if portion:
+        yield portion
 
 
 def _mail_of(sender_job: Job, notice: Notice) -> Mail:

@@ -23,6 +23,7 @@ from metasched.model.notice import JOB_BEGAN, JOB_ENDED, JOB_REQUEUED, Notice
 
 GOOD_ENDS: Final = frozenset({State.COMPLETED, State.CANCELLED})
 MAX_PATH_LENGTH: Final = 4096  # characters
+MAX_WEBHOOK_PATH: Final = 255  # bytes; of many jobs in a request, so that it is not refused
 _REQUEUES: Final = frozenset({TaskEvent.REQUEUE, TaskEvent.RESTART})
 _BY_WEIGHT: Final = (State.FAILED, State.TIMEOUT, State.REJECTED, State.CANCELLED)
 
@@ -157,6 +158,13 @@ def array_end_notice(job: Job, counts: Mapping[str, int], time: float) -> Notice
     )
 
 
+def for_webhook(notice: Notice) -> Notice:
+    """Return a notice without output paths if one is long: a shortened path names another file."""
+    if any(len(path.encode()) > MAX_WEBHOOK_PATH for path in notice.output):
+        return structs.replace(notice, output=())
+    return notice
+
+
 def array_state(counts: Mapping[str, int]) -> State:
     """Return the state of an array whose tasks have all ended, from their number by state."""
     states = {State(name) for name, count in counts.items() if count}
@@ -170,7 +178,7 @@ def _notice(kind: str, job: Job, time: float, task: Task | None) -> Notice:
         user=job.user,
         job=job.id,
         task=None if task is None or job.array is None else task.index,
-        array=job.array,
+        array=None if job.array is None else one_line(job.array),  # it may name each index
         name=one_line(job.name),
         submitted=job.submitted,
     )

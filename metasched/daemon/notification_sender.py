@@ -31,7 +31,7 @@ from metasched.daemon.notification_texts import (
     reservation_message,
     webhook_body,
 )
-from metasched.daemon.webhook import DeliveryFailed, DeliveryThread, deliver
+from metasched.daemon.webhook import BodyTooLarge, DeliveryFailed, DeliveryThread, deliver
 from metasched.db import outbox
 from metasched.db.ledger import Ledger
 from metasched.db.outbox import NotificationRules, OutboxRow
@@ -270,10 +270,8 @@ class NotificationSender:
             thread.stop()
 
     async def _deliver(self, hook: WebhookSettings, row: OutboxRow, thread: DeliveryThread) -> None:
-        id = f"{row.source}-{row.id}"
-        body = webhook_body(id, row.created, row.notices)
         try:
-            await thread.run(deliver(hook, id, int(time.time()), body))
+            await self._deliver_events(hook, row, thread)
         except DeliveryFailed as error:
             created_before = time.time() - EVENTS_GIVEN_UP_AFTER
             self._note_failure(row, hook.name, str(error), created_before)
@@ -281,3 +279,27 @@ class NotificationSender:
             self._ledger.mark_delivered(row.id, time.time())
             self._note_success(hook.name)
         await self._commit()
+
+    async def _deliver_events(
+        self, hook: WebhookSettings, row: OutboxRow, thread: DeliveryThread
+    ) -> None:
+        """Deliver the events of a row, in halves if they are too large together.
+
+        The id of a half names its events, so a repetition with the same id holds the same. After a
+        failure all halves are repeated, in order.
+        """
+        first, count = 0, len(row.notices)
+        while first < len(row.notices):
+            part = row.notices[first : first + count]
+            id = f"{row.source}-{row.id}"
+            if len(part) < len(row.notices):
+                id += f"-{first}-{len(part)}"
+            body = webhook_body(id, row.created, part)
+            try:
+                await thread.run(deliver(hook, id, int(time.time()), body))
+            except BodyTooLarge:
+                if len(part) == 1:
+                    raise
+                count = len(part) // 2
+            else:
+                first += len(part)

@@ -43,6 +43,10 @@ class DeliveryFailed(Exception):
     """The receiver did not confirm the delivery; it may have got it."""
 
 
+class BodyTooLarge(DeliveryFailed):
+    """The receiver, or a proxy before it, takes no body of this size."""
+
+
 class SecretUnusable(Exception):
     """The file of the secret cannot be used; the message says why and what to do."""
 
@@ -95,7 +99,10 @@ def is_public(text: str) -> bool:
 
 
 async def deliver(hook: WebhookSettings, id: str, timestamp: int, body: bytes) -> None:
-    """Send a request to a webhook. DeliveryFailed unless its status is 2xx."""
+    """Send a request to a webhook. DeliveryFailed unless its status is 2xx.
+
+    BodyTooLarge if it is 413.
+    """
     try:
         async with asyncio.timeout(DELIVERY_TIMEOUT):
             key = read_secret(hook.secret_file)
@@ -122,6 +129,8 @@ async def deliver(hook: WebhookSettings, id: str, timestamp: int, body: bytes) -
         raise DeliveryFailed(one_line(str(error) or type(error).__name__)) from None
     if 300 <= status < 400:
         raise DeliveryFailed(f"it answered {status}: redirects are not followed")
+    if status == 413:
+        raise BodyTooLarge(f"it answered 413: {len(body)} bytes are too many for it")
     if not 200 <= status < 300:
         raise DeliveryFailed(f"it answered {status}")
 

@@ -28,7 +28,7 @@ from metasched.daemon import notification_sender
 from metasched.daemon.mail import MailFailed, MailUncertain, command_for
 from metasched.daemon.notification_sender import NotificationSender
 from metasched.daemon.notification_texts import job_message
-from metasched.daemon.webhook import DeliveryFailed, DeliveryThread
+from metasched.daemon.webhook import BodyTooLarge, DeliveryFailed, DeliveryThread
 from metasched.db import outbox as outbox_rows
 from metasched.db.ledger import Ledger
 from metasched.db.outbox import Mail
@@ -204,6 +204,44 @@ def test_mails_arrive_at_most_once_and_events_at_least_once_in_order(
     events = [job for row in sorted(world.bodies) for job in world.bodies[row]]
     assert events == list(range(1, world.jobs + 1))
     assert set(states[HOOK.name].values()) <= {"delivered"}
+    world.ledger.close()
+
+
+def test_events_that_are_too_large_together_arrive_in_parts() -> None:
+    """A proxy has a lower limit than that of a row; a failure repeats parts under their ids."""
+    world = World([], [])
+    notices = [Notice(kind=JOB_ENDED, time=NOW, job=id) for id in range(7)]
+    with world.ledger._write_transaction() as connection:
+        world.ledger._outbox.add_events(connection, notices)
+    requests: list[tuple[str, list[int]]] = []
+    failures = iter([False, False, True])
+
+    async def deliver(hook: WebhookSettings, id: str, time: int, body: bytes) -> None:
+        jobs = [event["job"] for event in json.loads(body)["data"]]
+        if len(jobs) > limit:
+            raise BodyTooLarge("it answered 413")
+        requests.append((id, jobs))
+        if next(failures, False):
+            raise DeliveryFailed("it answered 500")
+
+    limit = 3
+    with (
+        patch.object(notification_sender, "deliver", deliver),
+        patch.object(notification_sender, "EVENTS_GIVEN_UP_AFTER", 1e12),
+    ):
+        while world.send():
+            pass
+        id = f"cafe-{world.ledger.notices(None, 0, 9, delivered=True)[0]['id']}"
+        parts = [(f"{id}-0-3", [0, 1, 2]), (f"{id}-3-3", [3, 4, 5]), (f"{id}-6-1", [6])]
+        assert requests == parts * 2  # the third part failed first
+        [row] = rows_of(world)
+        assert (row.state, row.tries) == ("delivered", 1)
+        limit = 0
+        world.add()
+        row = world.ledger.next_notice(HOOK.name)
+        assert row is not None
+        asyncio.run(world.sender._deliver(HOOK, row, InPlace()))  # it does not try for ever
+    assert world.sender.statuses[HOOK.name].last_error == "it answered 413"
     world.ledger.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 from msgspec import structs
 from sqlalchemy import select, update
+from sqlalchemy.event import listen, remove
 
 from metasched.core.events import (
     ClusterUnreachable,
@@ -334,6 +336,84 @@ def test_events_that_wait_share_rows(ledger: Ledger, monkeypatch: pytest.MonkeyP
     assert jobs() == [[4, 5], [6], [7, 8]]
     assert [row.created for row in life.rows()][-1] == NOW + 8
     assert third in [row.id for row in life.rows()]
+
+
+def ends(
+    ledger: Ledger, ids: Sequence[int], *, output: tuple[str, ...] = (), name: str = ""
+) -> None:
+    """Store the ends of jobs for webhooks in a transaction of their own."""
+    notices = [
+        Notice(kind=JOB_ENDED, time=NOW + id, job=id, output=output, name=name) for id in ids
+    ]
+    with ledger._write_transaction() as connection:
+        ledger._outbox.add_events(connection, notices)
+
+
+def test_long_events_make_more_rows(ledger: Ledger) -> None:
+    """A proxy refuses a large body, and then all that waits behind it."""
+    life = Life(ledger, HOOKS)
+    for first in (0, 1, 100):  # the last row is filled up
+        ends(ledger, range(first, first + 100), output=("/" + '"' * 4095,) * 2, name='"' * 200)
+    assert len(life.notices()) == 300
+    assert all(notice.output == () for notice in life.notices())
+    assert max(len(row.data) for row in life.rows()) < outbox_rows.MAX_ROW_BYTES + 100
+    assert len(life.rows()) < 6
+    ends(ledger, [300, 301], name="x" * 2 * outbox_rows.MAX_ROW_BYTES)
+    assert [notice.job for notice in life.notices()][-2:] == [300, 301]
+
+
+def test_paths_of_usual_length_are_reported(ledger: Ledger) -> None:
+    life = Life(ledger, HOOKS)
+    ends(ledger, [1], output=("/o" * 127 + "/",))
+    ends(ledger, [2], output=("/o" * 128, "/e"))
+    assert [notice.output for notice in life.notices()] == [("/o" * 127 + "/",), ()]
+
+
+def test_what_waits_is_not_read_to_add_an_event(ledger: Ledger) -> None:
+    """While a receiver is away, each commit of the scheduler adds to its last row."""
+    life = Life(ledger, HOOKS)
+    ends(ledger, [0])
+    ends(ledger, [1])
+    statements: list[str] = []
+
+    def note(*arguments: Any) -> None:
+        statements.append(arguments[2])
+
+    listen(ledger._engine, "before_cursor_execute", note)
+    try:
+        ends(ledger, [2], name="\N{SNOWMAN}\N{FIRE}\0'\\")
+        ends(ledger, [3])
+    finally:
+        remove(ledger._engine, "before_cursor_execute", note)
+    assert not [text for text in statements if text.startswith("SELECT") and "data" in text]
+    assert [notice.job for notice in life.notices()] == [0, 1, 2, 3]
+    assert life.notices()[2].name == "\N{SNOWMAN}\N{FIRE}\0'\\"
+    assert len(life.rows()) == 2
+
+
+def test_events_that_were_rolled_back_are_not_in_a_row(ledger: Ledger) -> None:
+    life = Life(ledger, HOOKS)
+    ends(ledger, [0])
+    ends(ledger, [1])
+    for id in (2, 3):
+        with suppress(ZeroDivisionError), ledger._write_transaction() as connection:
+            notice = Notice(kind=JOB_ENDED, time=NOW + id, job=id)
+            ledger._outbox.add_events(connection, [notice] * 60)
+            raise ZeroDivisionError
+    ends(ledger, [4])
+    ends(ledger, [5])
+    assert [notice.job for notice in life.notices()] == [0, 1, 4, 5]
+    assert len(life.rows()) == 3  # the last row was not what it should have been
+
+
+def test_a_notice_does_not_hold_all_indices_of_an_array(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS)
+    life.submit(1, "END", array=",".join(map(str, range(0, 400, 2))))
+    life.step(UserRequested(life.now, "cancel", 1, by="ada"))
+    life.listed(*(life.row(State.CANCELLED, 1, index) for _, index in life.core.tasks))
+    [notice] = life.notices()
+    assert notice.array is not None
+    assert (len(notice.array), notice.array[:6]) == (200, "0,2,4,")
 
 
 def test_nothing_is_stored_without_receivers(ledger: Ledger) -> None:

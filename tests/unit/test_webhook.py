@@ -234,6 +234,7 @@ def test_an_interim_answer_is_not_the_answer(tmp_path: Path) -> None:
     [
         (b"HTTP/1.1 500 No\r\n\r\n", "it answered 500"),
         (b"HTTP/1.1 404 No\r\n\r\n", "it answered 404"),
+        (b"HTTP/1.1 413 No\r\n\r\n", "it answered 413: 2 bytes are too many for it"),
         (
             b"HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/\r\n\r\n",
             "it answered 302: redirects are not followed",
