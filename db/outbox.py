@@ -12,7 +12,7 @@ is away or slow for long loses its oldest rows. Delivered rows are deleted after
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -49,6 +49,7 @@ KEPT_FOR = 7 * 86400.0  # seconds for which failed and uncertain rows are listed
 
 _IS_OPEN = outbox.c.ended.is_(None)
 _IS_PENDING = outbox.c.state == DeliveryState.PENDING
+_RECIPIENT = func.coalesce(outbox.c.user, outbox.c.address)  # see `OutboxRow.recipient`
 _INSERT = insert(outbox)
 
 
@@ -80,6 +81,11 @@ class OutboxRow:
     tries: int
     source: str  # instance that created it
     notices: tuple[Notice, ...]
+
+    @property
+    def recipient(self) -> str:
+        """The user whom a mail concerns, or the address of an operator."""
+        return self.address if self.user is None else self.user
 
 
 class _Content(msgspec.Struct, frozen=True):
@@ -464,22 +470,30 @@ def next_rows(connection: Connection, receiver: str, limit: int) -> list[OutboxR
     return list(_decoded(connection, query.order_by(outbox.c.id).limit(limit)))
 
 
-def due_rows(connection: Connection, receiver: str, now: float, limit: int) -> list[OutboxRow]:
+def due_rows(
+    connection: Connection, receiver: str, now: float, limit: int, paused: Collection[str] = ()
+) -> list[OutboxRow]:
     """Return rows of a receiver that are pending and due, oldest first.
 
-    A row that is due later than any delay explains is due at once.
+    A row that is due later than any delay explains is due at once. `paused`: recipients whose rows
+    are left out.
     """
-    query = select(outbox).where(_IS_OPEN, _IS_PENDING, outbox.c.receiver == receiver)
+    query = select(outbox).where(
+        _IS_OPEN, _IS_PENDING, outbox.c.receiver == receiver, _RECIPIENT.not_in(paused)
+    )
     is_due = (outbox.c.due <= now) | (outbox.c.due > now + LATEST_DUE)
     return list(_decoded(connection, query.where(is_due).order_by(outbox.c.id).limit(limit)))
 
 
-def next_due(connection: Connection, receiver: str) -> float | None:
-    """Return when the next row of a receiver is due (epoch seconds); None: there is none."""
-    query = select(func.min(outbox.c.due))
-    return connection.execute(
-        query.where(_IS_OPEN, _IS_PENDING, outbox.c.receiver == receiver)
-    ).scalar()
+def next_due(connection: Connection, receiver: str, paused: Collection[str] = ()) -> float | None:
+    """Return when the next row of a receiver is due (epoch seconds); None: there is none.
+
+    `paused`: see `due_rows`.
+    """
+    query = select(func.min(outbox.c.due)).where(
+        _IS_OPEN, _IS_PENDING, outbox.c.receiver == receiver, _RECIPIENT.not_in(paused)
+    )
+    return connection.execute(query).scalar()
 
 
 def open_rows(connection: Connection) -> dict[str, tuple[int, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -360,20 +360,22 @@ class Queries:
         with self._connect() as connection:
             return reservations.unnotified(connection, since)
 
-    def due_notices(self, receiver: str, now: float, limit: int) -> list[OutboxRow]:
-        """Return rows of the outbox that are due, oldest first."""
+    def due_notices(
+        self, receiver: str, now: float, limit: int, paused: Collection[str] = ()
+    ) -> list[OutboxRow]:
+        """Return rows of the outbox that are due, oldest first; none of recipients in `paused`."""
         with self._connect() as connection:
-            return outbox.due_rows(connection, receiver, now, limit)
+            return outbox.due_rows(connection, receiver, now, limit, paused)
 
     def next_notice(self, receiver: str) -> OutboxRow | None:
         """Return the oldest pending row of a receiver, due or not."""
         with self._connect() as connection:
             return next(iter(outbox.next_rows(connection, receiver, 1)), None)
 
-    def next_notice_due(self, receiver: str) -> float | None:
+    def next_notice_due(self, receiver: str, paused: Collection[str] = ()) -> float | None:
         """Return when the next row of a receiver is due (epoch seconds); None: there is none."""
         with self._connect() as connection:
-            return outbox.next_due(connection, receiver)
+            return outbox.next_due(connection, receiver, paused)
 
     def open_notices(self) -> dict[str, tuple[int, float]]:
         """Return the number of open rows by receiver, and the time of the oldest."""

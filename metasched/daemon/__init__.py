@@ -21,6 +21,7 @@ backups               copies of the database that the calendar makes
 notification_sender   delivers the outbox: mails, and events of webhooks
 notification_texts    texts of mails, bodies of webhooks
 mail                  runs the mail program
+mail_pauses           pauses of mails after failures
 webhook               signs and sends a request to a webhook
 circuit_breaker       delays calls that keep failing
 reload                takes a changed configuration over into the running daemon

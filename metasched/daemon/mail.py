@@ -21,6 +21,10 @@ class MailFailed(Exception):
     """The program certainly did not take the mail."""
 
 
+class UnknownAddress(MailFailed):
+    """The program says that there is no such address; it works."""
+
+
 class MailUncertain(Exception):
     """The program may have taken the mail."""
 
@@ -53,7 +57,7 @@ async def send_mail(command: list[str], content: bytes) -> None:
     """Run the mail program; its exit code 0 means that the mail was taken.
 
     `command` and `content`: see `command_for`. MailFailed if the program ends otherwise or cannot
-    be run, MailUncertain if it must be killed.
+    be run, UnknownAddress for two exit codes of sysexits(3), MailUncertain if it must be killed.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -74,5 +78,7 @@ async def send_mail(command: list[str], content: bytes) -> None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+    if process.returncode in (os.EX_NOUSER, os.EX_NOHOST):
+        raise UnknownAddress(f"no such address: {command[0]} ended with {process.returncode}")
     if process.returncode:
         raise MailFailed(f"{command[0]} ended with exit code {process.returncode}")

@@ -2,7 +2,8 @@
 
 A mail is stored as being sent before the program is called. A crash between the two, or a program
 that had to be killed, makes it uncertain: it is reported and not sent again. A program that ends
-with another exit code than 0 has not taken the mail, and is called again later.
+with another exit code than 0 has not taken the mail, and is called again later. Until then the
+mails to the same user wait, and all mails after failures of several users.
 
 Each webhook has a task and a thread of its own. The next row waits until the one before is
 delivered or given up. Times of the next try are in the ledger, so a restart keeps them.
@@ -23,7 +24,14 @@ from typing import TypeVar
 
 from metasched.config.settings import MailSettings, Settings, WebhookSettings
 from metasched.core.events import Outcome
-from metasched.daemon.mail import MailFailed, MailUncertain, command_for, send_mail
+from metasched.daemon.mail import (
+    MailFailed,
+    MailUncertain,
+    UnknownAddress,
+    command_for,
+    send_mail,
+)
+from metasched.daemon.mail_pauses import MailPauses
 from metasched.daemon.notification_texts import (
     alert_message,
     digest_message,
@@ -50,6 +58,7 @@ EVENTS_GIVEN_UP_AFTER = 3 * 86400.0  # seconds
 READ_PAUSE = 1.0  # seconds before a query that failed is repeated
 MAX_WAIT = 60.0  # seconds; bounds the effect of a change of the wall clock
 COUNT_INTERVAL = 10.0  # seconds between two counts of the rows that wait
+GIVE_UP_INTERVAL = 60.0  # seconds between two looks for rows that are too old
 MAILS_AT_ONCE = 20  # rows that are read together
 LAST_MAIL_TIME = 5.0  # seconds for a mail that is being sent when the service ends
 
@@ -80,6 +89,8 @@ class NotificationSender:
         self._new_rows = {name: asyncio.Event() for name in names}
         self._may_be_broken = True  # an earlier run may have left unnotified owners
         self._counted = -COUNT_INTERVAL  # monotonic seconds
+        self._gave_up = dict.fromkeys(names, -GIVE_UP_INTERVAL)  # monotonic seconds
+        self._pauses = MailPauses()
 
     def rules(self, instance: str) -> NotificationRules:
         """Return who is notified of what."""
@@ -128,35 +139,34 @@ class NotificationSender:
         for name, status in self.statuses.items():
             status.waiting, status.oldest = rows.get(name, (0, None))
 
-    async def _bound_rows(self, receiver: str) -> None:
-        """Count the rows that wait, and give up the oldest of too many: a receiver may be slow.
+    async def _bound_rows(self, receiver: str, max_age: float) -> None:
+        """Count the rows that wait; give up those older than `max_age`, and the oldest of too many.
 
-        Called by the task of the receiver alone, so none of the rows is being delivered.
+        Called by the task of the receiver alone, so none of the rows is being delivered. The time
+        of the scheduler that this takes is bounded: it reads all rows that wait.
         """
         await self._count()
-        if self.statuses[receiver].waiting > outbox.MAX_OPEN_ROWS:
-            self._ledger.give_up_notices(receiver, 0.0, time.time())
-            self.statuses[receiver].waiting = outbox.MAX_OPEN_ROWS
+        status, monotonic = self.statuses[receiver], time.monotonic()
+        is_due = monotonic - self._gave_up[receiver] >= GIVE_UP_INTERVAL
+        if is_due or status.waiting > outbox.MAX_OPEN_ROWS:
+            now = time.time()
+            self._ledger.give_up_notices(receiver, now - max_age, now)
+            self._gave_up[receiver] = monotonic
+            status.waiting = min(status.waiting, outbox.MAX_OPEN_ROWS)
 
     def _note_success(self, receiver: str) -> None:
         status = self.statuses[receiver]
         status.failures, status.last_error, status.next_try = 0, "", None
 
-    def _note_failure(
-        self, row: OutboxRow, receiver: str, error: str, created_before: float
-    ) -> None:
-        """Store when a row is tried again; give up those created before a time, or too many.
-
-        An error that is new is logged.
-        """
+    def _note_failure(self, row: OutboxRow, receiver: str, error: str) -> None:
+        """Store when a row is tried again. An error that is new is logged."""
         delay = min(FIRST_DELAY * 2.0 ** min(row.tries, 30), MAX_DELAY)
-        status, now = self.statuses[receiver], time.time()
-        self._ledger.mark_tried(row.id, now + delay, error)
-        self._ledger.give_up_notices(receiver, created_before, now)  # commits
+        status, next_try = self.statuses[receiver], time.time() + delay
+        self._ledger.mark_tried(row.id, next_try, error)
         if status.last_error != error:
             log.warning("%s: not delivered: %s; retrying in %g s", receiver, error, delay)
         status.failures += 1
-        status.last_error, status.next_try = error, now + delay
+        status.last_error, status.next_try = error, next_try
 
     # Mail
 
@@ -164,21 +174,39 @@ class NotificationSender:
         """Send mails one after another. Run until cancelled; return at once without a program."""
         if self.mail is None:
             return
-        started = time.time()
-        self._ledger.give_up_notices(MAIL, started - MAIL_GIVEN_UP_AFTER, started)
         while True:
             self._new_rows[MAIL].clear()
-            await self._bound_rows(MAIL)
-            now = time.time()
-            if self._may_be_broken:
-                await asyncio.sleep(REPLY_GRACE)
-                self._may_be_broken = False
-                self._ledger.queue_broken_reservations(now - MAIL_GIVEN_UP_AFTER, now)
-            rows = await self._read(self._ledger.due_notices, MAIL, now, MAILS_AT_ONCE)
-            for row in rows:
-                await self._mail(self.mail, row)
-            if not rows:
-                await self._sleep(MAIL, await self._read(self._ledger.next_notice_due, MAIL))
+            await self._sleep(MAIL, await self._send_due_mails(self.mail))
+
+    async def _send_due_mails(self, mail: MailSettings) -> float | None:
+        """Send mails that are due, one after another.
+
+        Return when to look for others (epoch seconds); None: there is none.
+        """
+        await self._bound_rows(MAIL, MAIL_GIVEN_UP_AFTER)
+        now, pauses = time.time(), self._pauses
+        if self._may_be_broken:
+            await asyncio.sleep(REPLY_GRACE)
+            self._may_be_broken = False
+            self._ledger.queue_broken_reservations(now - MAIL_GIVEN_UP_AFTER, now)
+        monotonic = time.monotonic()
+        if seconds := pauses.seconds_until_tried(monotonic):
+            return now + seconds
+        paused = pauses.paused(monotonic)
+        limit = 1 if pauses.program.failures else MAILS_AT_ONCE
+        rows = await self._read(self._ledger.due_notices, MAIL, now, limit, paused)
+        for row in rows:
+            monotonic = time.monotonic()
+            if pauses.seconds_until_tried(monotonic):
+                break
+            if row.recipient not in pauses.paused(monotonic):
+                await self._mail(mail, row)
+        if rows:
+            return now
+        due = await self._read(self._ledger.next_notice_due, MAIL, paused)
+        end = pauses.next_end(monotonic)
+        moments = (due, None if end is None else now + end)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     async def _mail(self, mail: MailSettings, row: OutboxRow) -> None:
         reservation = await self._reservation_of(row.notices[0])
@@ -215,14 +243,21 @@ class NotificationSender:
         if error is None:
             self._ledger.mark_delivered(row.id, now)
             self._note_success(MAIL)
-        elif isinstance(error, MailFailed):
-            self._note_failure(row, MAIL, str(error), now - MAIL_GIVEN_UP_AFTER)
+            self._pauses.note_success(row.recipient)
+            return
+        if isinstance(error, MailFailed):
+            self._note_failure(row, MAIL, str(error))
         elif isinstance(error, MailUncertain):
             self._ledger.mark_uncertain(row.id, str(error), now)
             self.statuses[MAIL].last_error = str(error)
         else:
             log.error("mail %d: please report it", row.id, exc_info=error)
             self._ledger.mark_uncertain(row.id, repr(error), now)
+            return
+        blames_address = isinstance(error, UnknownAddress)
+        self._pauses.note_failure(
+            row.recipient, str(error), now, time.monotonic(), blames_address=blames_address
+        )
 
     async def _reservation_of(self, notice: Notice) -> Reservation | None:
         """Return the reservation that a mail to its owner is about; None: it was pruned."""
@@ -255,7 +290,7 @@ class NotificationSender:
         try:
             while True:
                 self._new_rows[hook.name].clear()
-                await self._bound_rows(hook.name)
+                await self._bound_rows(hook.name, EVENTS_GIVEN_UP_AFTER)
                 now = time.time()
                 row = await self._read(self._ledger.next_notice, hook.name)
                 if row is None:
@@ -273,8 +308,7 @@ class NotificationSender:
         try:
             await self._deliver_events(hook, row, thread)
         except DeliveryFailed as error:
-            created_before = time.time() - EVENTS_GIVEN_UP_AFTER
-            self._note_failure(row, hook.name, str(error), created_before)
+            self._note_failure(row, hook.name, str(error))
         else:
             self._ledger.mark_delivered(row.id, time.time())
             self._note_success(hook.name)

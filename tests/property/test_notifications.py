@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from email import message_from_bytes, policy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -25,7 +26,8 @@ from metasched.config.reading import load_settings
 from metasched.config.settings import MailSettings, Settings, WebhookSettings
 from metasched.core.scheduler import Core
 from metasched.daemon import notification_sender
-from metasched.daemon.mail import MailFailed, MailUncertain, command_for
+from metasched.daemon.mail import MailFailed, MailUncertain, UnknownAddress, command_for
+from metasched.daemon.mail_pauses import MailPauses
 from metasched.daemon.notification_sender import NotificationSender
 from metasched.daemon.notification_texts import job_message
 from metasched.daemon.webhook import BodyTooLarge, DeliveryFailed, DeliveryThread
@@ -225,10 +227,7 @@ def test_events_that_are_too_large_together_arrive_in_parts() -> None:
             raise DeliveryFailed("it answered 500")
 
     limit = 3
-    with (
-        patch.object(notification_sender, "deliver", deliver),
-        patch.object(notification_sender, "EVENTS_GIVEN_UP_AFTER", 1e12),
-    ):
+    with patch.object(notification_sender, "deliver", deliver):
         while world.send():
             pass
         id = f"cafe-{world.ledger.notices(None, 0, 9, delivered=True)[0]['id']}"
@@ -258,10 +257,123 @@ def test_too_many_rows_of_a_slow_receiver_are_given_up() -> None:
         patch.object(outbox_rows, "MAX_OPEN_ROWS", 2),
         patch.object(world.sender, "_read", read),
     ):
-        asyncio.run(world.sender._bound_rows(HOOK.name))
+        asyncio.run(world.sender._bound_rows(HOOK.name, 1e12))
     states = [row.state for row in rows_of(world) if row.receiver == HOOK.name]
     assert states == ["failed"] * 3 + ["pending"] * 2
     world.ledger.close()
+
+
+class MailDay:
+    """A sender of mails whose clock runs by its waits, and a program that obeys `fails`."""
+
+    def __init__(self, fails: Callable[[str], Exception | None]) -> None:
+        self.world, self.fails = World([], []), fails
+        self.sender, self.ledger = self.world.sender, self.world.ledger
+        self.now = NOW
+        self.tried: list[str] = []  # addresses
+        self.taken: list[str] = []
+
+    def add(self, user: str | None, count: int, address: str = "") -> None:
+        notice = Notice(kind=JOB_ENDED, time=self.now, user=user, job=1)
+        with self.ledger._write_transaction() as connection:
+            mails = [Mail(user, address or user or "", notice)] * count
+            self.ledger._outbox.add_mails(connection, mails)
+
+    async def _send(self, command: list[str], content: bytes) -> None:
+        self.tried.append(command[-1])
+        error = self.fails(command[-1])
+        if error is not None:
+            raise error
+        self.taken.append(command[-1])
+
+    def run(self, seconds: float) -> None:
+        """Send for a time, or until no row waits."""
+
+        async def read(query: Callable[..., Any], *arguments: Any) -> Any:
+            return query(*arguments)
+
+        async def run() -> None:
+            end, looks = self.now + seconds, 0
+            while self.now < end:
+                due = await self.sender._send_due_mails(SETTINGS.mail)  # type: ignore[arg-type]
+                if due is None:
+                    return
+                looks = looks + 1 if due <= self.now else 0
+                assert looks < 1000, "it looks again without a pause"
+                self.now = max(due, self.now)
+
+        clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now - NOW)
+        with (
+            patch.object(notification_sender, "time", clock),
+            patch.object(notification_sender, "send_mail", self._send),
+            patch.object(self.sender, "_read", read),
+            patch.object(self.sender, "_may_be_broken", False),
+        ):
+            asyncio.run(run())
+
+
+def test_a_program_that_fails_is_called_at_growing_intervals() -> None:
+    day = MailDay(lambda _: MailFailed("exit code 75"))
+    for number in range(40):
+        day.add(f"user{number}", 10)
+    with patch.object(day.ledger, "give_up_notices", wraps=day.ledger.give_up_notices) as given_up:
+        day.run(3600.0)
+    # one call for each pause: 5, 10, 20 ... 300 s
+    assert 10 < len(day.tried) < 25
+    assert len(given_up.mock_calls) <= 61
+    day.fails = lambda _: None
+    before = len(day.tried)
+    day.run(2 * 3600.0)
+    assert len(day.taken) == 400
+    assert len(day.tried) == before + 400
+    assert day.ledger.open_notices() == {}
+    day.world.ledger.close()
+
+
+def test_addresses_that_are_refused_delay_no_other_user() -> None:
+    def fails(address: str) -> Exception | None:
+        if address == "eve":
+            return MailFailed("exit code 75")
+        return UnknownAddress("exit code 67") if address == "ops@old.example.org" else None
+
+    day = MailDay(fails)
+    day.add("eve", 60)
+    day.add(None, 60, "ops@old.example.org")
+    day.add("ada", 60)
+    day.add(None, 60, "ops@example.org")
+    begin = day.now
+    day.run(1.0)
+    assert day.taken == ["ada"] * 60 + ["ops@example.org"] * 60
+    day.run(3600.0)
+    assert day.now > begin + 3000.0
+    # two recipients, each at intervals that grow to 300 s; before, each row at intervals of its own
+    assert len(day.tried) - len(day.taken) < 50
+    day.world.ledger.close()
+
+
+def test_mails_of_a_user_who_was_refused_go_on() -> None:
+    errors = iter([MailFailed("exit code 75")])
+    day = MailDay(lambda _: next(errors, None))
+    day.add("ada", 30)
+    day.run(60.0)
+    assert day.taken == ["ada"] * 30
+    assert day.ledger.open_notices() == {}
+    day.world.ledger.close()
+
+
+def test_pauses_grow_and_a_mail_that_was_taken_ends_them() -> None:
+    pauses = MailPauses()
+    for user in ("ada", "bob"):
+        pauses.note_failure(user, "no", NOW, 0.0, blames_address=False)
+    assert pauses.seconds_until_tried(1.0) == 4.0
+    pauses.note_failure("ada", "no", NOW, 5.0, blames_address=False)
+    assert pauses.seconds_until_tried(6.0) == 9.0
+    assert pauses.next_end(6.0) == 9.0
+    pauses.note_success("bob")
+    assert pauses.seconds_until_tried(6.0) == 0.0
+    assert pauses.paused(6.0) == ["ada"]
+    pauses.note_failure("cyd", "no", NOW, 1000.0, blames_address=True)
+    assert list(pauses._recipients) == ["cyd"]  # ada had no mail for long
 
 
 def test_mail_goes_to_the_owner_if_the_site_no_longer_allows_the_address() -> None:

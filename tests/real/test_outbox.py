@@ -32,6 +32,7 @@ from metasched.db.outbox import (
     DELIVERED_KEPT_FOR,
     KEPT_FOR,
     MAX_OPEN_ROWS,
+    Mail,
     NotificationRules,
 )
 from metasched.db.pruning import PruningPass
@@ -493,6 +494,21 @@ def test_tries_are_stored(ledger: Ledger) -> None:
     assert [(row["id"], row["error"]) for row in shown] == [(first.id, "it failed")]
     assert [row["user"] for row in ledger.notices("bob", 0, 10, delivered=True)] == ["bob"]
     assert ledger.notices("bob", 0, 10, delivered=False) == []
+
+
+def test_mails_to_recipients_that_are_paused_are_not_due(ledger: Ledger) -> None:
+    life = two_mails(ledger)
+    alert = Notice(kind="defect", time=life.now + 5, severity="error")
+    with ledger._write_transaction() as connection:
+        ledger._outbox.add_mails(connection, [Mail(None, "ops@example.org", alert)])
+
+    def due(*paused: str) -> list[str]:
+        return [row.recipient for row in ledger.due_notices(MAIL, life.now + 5, 10, paused)]
+
+    assert due() == ["ada", "bob", "ops@example.org"]
+    assert due("bob", "ops@example.org") == ["ada"]
+    assert ledger.next_notice_due(MAIL, ("ada", "bob")) == life.now + 5
+    assert ledger.next_notice_due(MAIL, ("ada", "bob", "ops@example.org")) is None
 
 
 def prune(ledger: Ledger, now: float) -> None:

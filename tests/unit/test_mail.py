@@ -16,7 +16,7 @@ from metasched.core import notifications
 from metasched.core.notifications import End
 from metasched.core.tasks import Attempt, Task
 from metasched.daemon import mail
-from metasched.daemon.mail import MailFailed, MailUncertain, command_for, send_mail
+from metasched.daemon.mail import MailFailed, MailUncertain, UnknownAddress, command_for, send_mail
 from metasched.daemon.notification_texts import (
     alert_message,
     clock_time,
@@ -352,6 +352,8 @@ def test_exit_code_0_means_that_the_mail_was_taken(tmp_path: Path) -> None:
     assert b"\n\ntext\n" in (tmp_path / "taken").read_bytes()
     with pytest.raises(MailFailed, match="mail ended with exit code 75"):
         send(program(tmp_path, "cat >/dev/null; exit 75"))
+    with pytest.raises(UnknownAddress, match=r"no such address: .*/mail ended with 67"):
+        send(program(tmp_path, "exit 67"))
     with pytest.raises(MailFailed, match="No such file"):
         send(tmp_path / "none")
     send(program(tmp_path, "exit 0"))  # it reads nothing
