@@ -329,35 +329,37 @@ class Outbox:
     def add_mails(self, connection: Connection, mails: Sequence[Mail]) -> bool:
         """Store mails up to the limit of an hour, and count the others in a digest.
 
-        The limit is one for a user, and one for each kind of alert. Return whether there are any.
+        The limit is one for a user, and one for each kind of alert to an address. Return whether
+        there are any.
         """
-        by_limit: defaultdict[tuple[str | None, str | None], list[Mail]] = defaultdict(list)
+        by_limit: defaultdict[tuple[str | None, str, str], list[Mail]] = defaultdict(list)
         for mail in mails:
-            by_limit[mail.user, mail.notice.kind if mail.user is None else None].append(mail)
-        for (user, kind), of_user in by_limit.items():
-            since = of_user[-1].notice.time - HOUR
-            used = _mails_since(connection, user, kind, since)
+            is_alert = mail.user is None
+            limit = (mail.notice.kind, mail.address) if is_alert else ("", "")
+            by_limit[(mail.user, *limit)].append(mail)
+        for (user, kind, _), of_limit in by_limit.items():
+            counted = _is_to(of_limit[0])
+            counted &= outbox.c.kind == kind if kind else outbox.c.kind != DIGEST
+            counted &= outbox.c.created > of_limit[-1].notice.time - HOUR
+            used = connection.execute(select(func.count()).where(counted)).scalar_one()
             room = max(self.rules.mails_per_hour - used, 0)
             rows = [
                 self._row(MAIL, self._encode((mail.notice,)), mail.notice.kind, mail.notice.time)
                 | {"user": user, "address": mail.address, "job": mail.notice.job}
-                for mail in of_user[:room]
+                for mail in of_limit[:room]
             ]
             if rows:
                 connection.execute(_INSERT, rows)
-            if surplus := of_user[room:]:
-                self._add_to_digest(connection, user, surplus)
+            if surplus := of_limit[room:]:
+                self._add_to_digest(connection, surplus)
         return bool(mails)
 
-    def _add_to_digest(
-        self, connection: Connection, user: str | None, mails: Sequence[Mail]
-    ) -> None:
-        """Count mails in the user's digest, which is sent an hour after its first."""
-        counts = Counter(mail.notice.kind for mail in mails)
+    def _add_to_digest(self, connection: Connection, mails: Sequence[Mail]) -> None:
+        """Count mails in the digest of their recipient, which is sent an hour after its first."""
+        counts, first = Counter(mail.notice.kind for mail in mails), mails[0]
         open_digest = connection.execute(
             select(outbox.c.id, outbox.c.data)
-            .where(_IS_OPEN, _IS_PENDING, _is_of(user))
-            .where(outbox.c.receiver == MAIL, outbox.c.kind == DIGEST)
+            .where(_IS_OPEN, _IS_PENDING, _is_to(first), outbox.c.kind == DIGEST)
             .limit(1)
         ).first()
         if open_digest is not None:
@@ -366,10 +368,9 @@ class Outbox:
             statement = update(outbox).where(outbox.c.id == open_digest.id)
             connection.execute(statement.values(data=self._encode((digest,))))
             return
-        first = mails[0]
-        digest = Notice(kind=DIGEST, time=first.notice.time, user=user, counts=counts)
+        digest = Notice(kind=DIGEST, time=first.notice.time, user=first.user, counts=counts)
         row = self._row(MAIL, self._encode((digest,)), DIGEST, digest.time)
-        row |= {"user": user, "address": first.address, "due": digest.time + HOUR}
+        row |= {"user": first.user, "address": first.address, "due": digest.time + HOUR}
         connection.execute(_INSERT, [row])
 
     def _row(self, receiver: str, data: str, kind: str, time: float) -> dict[str, Any]:
@@ -417,19 +418,12 @@ def _mail_of(sender_job: Job, notice: Notice) -> Mail:
     return Mail(sender_job.user, sender_job.mail.user or sender_job.user, notice)
 
 
-def _is_of(user: str | None) -> ColumnElement[bool]:
-    return outbox.c.user.is_(None) if user is None else outbox.c.user == user
-
-
-def _mails_since(connection: Connection, user: str | None, kind: str | None, time: float) -> int:
-    """Return the number of a user's mails, of a kind or of all."""
-    query = select(func.count()).where(
-        _is_of(user),
-        outbox.c.receiver == MAIL,
-        outbox.c.created > time,
-        outbox.c.kind != DIGEST if kind is None else outbox.c.kind == kind,
-    )
-    return connection.execute(query).scalar_one()
+def _is_to(mail: Mail) -> ColumnElement[bool]:
+    """Return the condition of mails to the same user, or to the same address of an operator."""
+    is_mail = outbox.c.receiver == MAIL
+    if mail.user is not None:
+        return is_mail & (outbox.c.user == mail.user)
+    return is_mail & outbox.c.user.is_(None) & (outbox.c.address == mail.address)
 
 
 def _has_begun(connection: Connection, owner_job: Job, beginning: Beginning | None = None) -> bool:
