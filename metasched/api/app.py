@@ -116,7 +116,7 @@ def create_app(daemon: Daemon) -> FastAPI:
             "started": iso(daemon.started),
             "user": caller.user,
             "operator": caller.operator,
-            "mail": notifications.mail_error(service),
+            "mail": service.notifications.mail_error,
             # a client repeats a submission only if this is so
             "idempotency_keys": daemon.honours_keys,
             "first_id": service.settings.first_id,

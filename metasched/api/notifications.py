@@ -18,7 +18,6 @@ from metasched.config.settings import MailSettings
 from metasched.daemon.service import SchedulerService
 from metasched.model.audit import one_line
 from metasched.model.mail import ADDRESS, is_allowed
-from metasched.model.notice import MAIL
 from metasched.units import iso
 
 TIME_FIELDS = ("created", "due", "ended")
@@ -52,12 +51,6 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of `notifications --json`."""
     shown = row | {name: iso(row[name]) for name in TIME_FIELDS}
     return shown | {"address": row["address"] or None, "error": row["error"] or None}
-
-
-def mail_error(service: SchedulerService) -> str:
-    """Return why the last mail was not sent; "" if it was."""
-    status = service.notifications.statuses.get(MAIL)
-    return "" if status is None else status.last_error
 
 
 def receiver_rows(service: SchedulerService) -> list[dict[str, Any]]:

@@ -381,7 +381,7 @@ class HealthRow(TypedDict):
     started: str
     user: str  # who asks
     operator: bool
-    mail: str  # error of the last mail; "": none
+    mail: str  # why mails are not sent; "": they are
     notifications: list[dict[str, Any]]  # of each receiver
     idempotency_keys: bool  # a client repeats a submission only if this is so
     first_id: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 from metasched.daemon.circuit_breaker import CircuitBreaker
 
 FIRST_PAUSE, MAX_PAUSE = 5.0, 300.0  # seconds; a pause doubles with each failure in a row
+REPORTED_AFTER = 600.0  # seconds since a failure of one recipient, if no mail is taken
 
 
 class MailPauses:
@@ -20,7 +21,9 @@ class MailPauses:
     def __init__(self) -> None:
         self.program = CircuitBreaker(FIRST_PAUSE, MAX_PAUSE)
         self._recipients: dict[str, CircuitBreaker] = {}  # with a failure, and none later taken
-        self._failed: set[str] = set()  # recipients since the last mail that was taken
+        # since the last mail that was taken:
+        self._failed: set[str] = set()  # recipients
+        self._first_failure, self._last_error = 0.0, ""
 
     def note_success(self, recipient: str) -> None:
         """Let all mails be tried again but those to other recipients that are paused."""
@@ -40,7 +43,10 @@ class MailPauses:
         breaker.record_failure(error, now, monotonic)
         if blames_address:
             return
+        if not self._failed:
+            self._first_failure = monotonic
         self._failed.add(recipient)
+        self._last_error = error
         if len(self._failed) > 1:
             self.program.record_failure(error, now, monotonic)
 
@@ -55,6 +61,13 @@ class MailPauses:
     def seconds_until_tried(self, monotonic: float) -> float:
         """Return the seconds for which no mail is tried."""
         return max(self.program.open_until - monotonic, 0.0)
+
+    def program_error(self, monotonic: float) -> str:
+        """Return why mails are not taken; "" if they are, or if it may be due to one recipient."""
+        is_old = monotonic - self._first_failure >= REPORTED_AFTER
+        if len(self._failed) > 1 or (self._failed and is_old):
+            return self._last_error
+        return ""
 
     def paused(self, monotonic: float) -> list[str]:
         """Return the recipients whose mails wait."""

@@ -58,6 +58,7 @@ EVENTS_GIVEN_UP_AFTER = 3 * 86400.0  # seconds
 READ_PAUSE = 1.0  # seconds before a query that failed is repeated
 MAX_WAIT = 60.0  # seconds; bounds the effect of a change of the wall clock
 COUNT_INTERVAL = 10.0  # seconds between two counts of the rows that wait
+LOG_INTERVAL = 60.0  # seconds between two lines about an error that comes and goes
 GIVE_UP_INTERVAL = 60.0  # seconds between two looks for rows that are too old
 MAILS_AT_ONCE = 20  # rows that are read together
 LAST_MAIL_TIME = 5.0  # seconds for a mail that is being sent when the service ends
@@ -91,6 +92,7 @@ class NotificationSender:
         self._counted = -COUNT_INTERVAL  # monotonic seconds
         self._gave_up = dict.fromkeys(names, -GIVE_UP_INTERVAL)  # monotonic seconds
         self._pauses = MailPauses()
+        self._logged: dict[tuple[str, str], float] = {}  # receiver and error: monotonic seconds
 
     def rules(self, instance: str) -> NotificationRules:
         """Return who is notified of what."""
@@ -100,6 +102,11 @@ class NotificationSender:
             alerts_to=self.mail.alerts_to if self.mail else (),
             webhooks={hook.name: hook.kinds for hook in self.webhooks},
         )
+
+    @property
+    def mail_error(self) -> str:
+        """Why mails are not sent; "" if they are, or if it may be due to one recipient."""
+        return self._pauses.program_error(time.monotonic())
 
     def check_outcome(self, outcome: Outcome) -> None:
         """Wake up if an outcome that was just stored breaks a reservation."""
@@ -159,11 +166,19 @@ class NotificationSender:
         status.failures, status.last_error, status.next_try = 0, "", None
 
     def _note_failure(self, row: OutboxRow, receiver: str, error: str) -> None:
-        """Store when a row is tried again. An error that is new is logged."""
+        """Store when a row is tried again; log the error if it is new.
+
+        Mails of a user may fail and succeed in turn, so an error is logged once a minute.
+        """
         delay = min(FIRST_DELAY * 2.0 ** min(row.tries, 30), MAX_DELAY)
         status, next_try = self.statuses[receiver], time.time() + delay
         self._ledger.mark_tried(row.id, next_try, error)
-        if status.last_error != error:
+        monotonic = time.monotonic()
+        self._logged = {
+            key: moment for key, moment in self._logged.items() if moment + LOG_INTERVAL > monotonic
+        }
+        if status.last_error != error and (receiver, error) not in self._logged:
+            self._logged[receiver, error] = monotonic
             log.warning("%s: not delivered: %s; retrying in %g s", receiver, error, delay)
         status.failures += 1
         status.last_error, status.next_try = error, next_try

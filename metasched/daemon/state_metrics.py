@@ -21,7 +21,6 @@ from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.service import SchedulerService
 from metasched.model.job import MANAGER_REASON, Job, Reason, State
-from metasched.model.notice import MAIL
 
 Family = GaugeMetricFamily | CounterMetricFamily | InfoMetricFamily
 
@@ -95,9 +94,8 @@ def service_families(service: SchedulerService, counts: TaskCounts) -> Iterator[
 
 def _notifications(service: SchedulerService, now: float) -> Iterator[Family]:
     statuses = service.notifications.statuses
-    mail = statuses.get(MAIL)
-    is_failing = mail is not None and mail.last_error != ""
-    yield _gauge("mail_failing", "Whether the last mail failed (1).", float(is_failing))
+    is_failing = service.notifications.mail_error != ""
+    yield _gauge("mail_failing", "Whether mails are not sent (1).", float(is_failing))
     waiting = _gauges("outbox_waiting", "Mails, or groups of events, that wait.", "receiver")
     oldest = _gauges("outbox_oldest_seconds", "Age of the oldest of these.", "receiver")
     failures = _gauges("outbox_failures", "Deliveries that failed in a row.", "receiver")

@@ -7,6 +7,7 @@ webhook gets all events, in order, each once or several times in a row.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -270,6 +271,7 @@ class MailDay:
         self.world, self.fails = World([], []), fails
         self.sender, self.ledger = self.world.sender, self.world.ledger
         self.now = NOW
+        self.clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now - NOW)
         self.tried: list[str] = []  # addresses
         self.taken: list[str] = []
 
@@ -285,6 +287,10 @@ class MailDay:
         if error is not None:
             raise error
         self.taken.append(command[-1])
+
+    def mail_error(self) -> str:
+        with patch.object(notification_sender, "time", self.clock):
+            return self.sender.mail_error
 
     def run(self, seconds: float) -> None:
         """Send for a time, or until no row waits."""
@@ -302,9 +308,8 @@ class MailDay:
                 assert looks < 1000, "it looks again without a pause"
                 self.now = max(due, self.now)
 
-        clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now - NOW)
         with (
-            patch.object(notification_sender, "time", clock),
+            patch.object(notification_sender, "time", self.clock),
             patch.object(notification_sender, "send_mail", self._send),
             patch.object(self.sender, "_read", read),
             patch.object(self.sender, "_may_be_broken", False),
@@ -348,6 +353,53 @@ def test_addresses_that_are_refused_delay_no_other_user() -> None:
     assert day.now > begin + 3000.0
     # two recipients, each at intervals that grow to 300 s; before, each row at intervals of its own
     assert len(day.tried) - len(day.taken) < 50
+    day.world.ledger.close()
+
+
+def test_one_account_does_not_turn_on_the_alarm_about_mail(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(address: str) -> Exception | None:
+        if address == "bob":
+            return UnknownAddress("exit code 67")
+        return next(refusals) if address == "eve" else None
+
+    refusals = itertools.cycle([MailFailed("exit code 65"), None])
+    day = MailDay(fails)
+    errors = set()
+    for _ in range(30):
+        day.add("eve", 2)
+        day.run(6.0)
+        errors.add(day.mail_error())
+    begin = day.now
+    assert len(day.tried) >= 90  # of which each other one failed
+    assert 1 <= len(caplog.records) <= (begin - NOW) / 60 + 1
+    for _ in range(8):
+        day.add("bob", 1)
+        day.add("ada", 1)
+        day.run(300.0)
+        errors.add(day.mail_error())
+    assert day.now - begin > 2000.0
+    assert set(day.tried) == {"eve", "bob", "ada"}
+    assert errors == {""}
+    day.world.ledger.close()
+
+
+def test_a_program_that_fails_turns_on_the_alarm_about_mail() -> None:
+    day = MailDay(lambda _: MailFailed("exit code 75"))
+    day.add("ada", 1)
+    day.run(300.0)
+    assert day.mail_error() == ""  # it may be due to the address
+    day.run(310.0)
+    assert day.mail_error() == "exit code 75"
+    errors = iter([None, *[MailFailed("exit code 1")] * 2])
+    day.fails = lambda _: next(errors, None)
+    day.run(3600.0)
+    assert day.mail_error() == ""
+    day.add("bob", 1)
+    day.add("cyd", 1)
+    day.run(1.0)
+    assert day.mail_error() == "exit code 1"
     day.world.ledger.close()
 
 

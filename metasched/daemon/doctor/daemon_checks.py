@@ -51,7 +51,7 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
         )
     if mail_error := health.get("mail"):
         fix = "run it by hand as the daemon's account; its output is in the daemon's log"
-        yield found("mail-failed", "mail", f"a mail was not sent: {mail_error}", fix)
+        yield found("mail-failed", "mail", f"mails are not sent: {mail_error}", fix)
     for row in health.get("notifications", ()):  # of an operator; unknown to earlier daemons
         if row["name"] != MAIL:
             yield check_webhook(row)

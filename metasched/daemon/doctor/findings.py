@@ -189,7 +189,7 @@ _ROWS: Final[tuple[tuple[str, str, Severity, str, str], ...]] = (
         "mail-failed",
         "mail",
         "error",
-        "A mail was not sent.",
+        "Mails are not sent.",
         "run the program by hand as the daemon's account",
     ),
     (
