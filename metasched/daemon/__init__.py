@@ -18,6 +18,7 @@ calendar_runner       runs the entries of the calendar, each once
 shared_with           accounts that share a reservation
 series                series of reservations, each occurrence reserved weeks ahead
 backups               copies of the database that the calendar makes
+backup_threads        threads that write these copies, longer than a service runs
 notification_sender   delivers the outbox: mails, and events of webhooks
 notification_texts    texts of mails, bodies of webhooks
 mail                  runs the mail program

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -29,6 +28,7 @@ from metasched.clock import ClockStepDetector
 from metasched.config.settings import CalendarSettings
 from metasched.core.calendar_events import CalendarEntryRemoved, CalendarEntrySet, CalendarRun
 from metasched.core.events import ClusterDrained, ClusterResumed, CoreEvent
+from metasched.daemon.backup_threads import BackupRun, BackupThreads
 from metasched.daemon.backups import write_backup
 from metasched.daemon.host import SchedulerHost
 from metasched.db.store import StorageFailed, StoreError
@@ -102,9 +102,11 @@ def next_unrepeated(entry: CalendarEntry, now: float) -> float | None:
 class CalendarRunner:
     """Keeps the entries of the site's file in step with the ledger, and runs them."""
 
-    def __init__(self, host: SchedulerHost, prune: Callable[[], Awaitable[str]]) -> None:
+    def __init__(
+        self, host: SchedulerHost, prune: Callable[[], Awaitable[str]], backups: BackupThreads
+    ) -> None:
         """`prune` deletes old rows and returns what it did."""
-        self._host, self._prune = host, prune
+        self._host, self._prune, self._backups = host, prune, backups
         self._changed, self._begun = asyncio.Event(), asyncio.Event()
         self._clock = ClockStepDetector()
 
@@ -269,46 +271,20 @@ class CalendarRunner:
         """Do what has begun, and record the result."""
         due, result = entry.running, RunResult.DONE
         assert due is not None
+        run = BackupRun(entry.id, due)
         try:
             if isinstance(entry.act, BackUpDatabase):
                 database, act = self._host.settings.database, entry.act
-                cause = await in_thread_of_its_own(
-                    lambda: write_backup(database, Path(act.folder), entry.name, due, act.copies)
+                cause = await self._backups.write(
+                    run,
+                    lambda: write_backup(database, Path(act.folder), entry.name, due, act.copies),
                 )
             else:
                 cause = await self._prune()
         except (StoreError, StorageFailed) as error:
             result, cause = RunResult.FAILED, str(error)
         await self._host.apply_events(CalendarRun(time.time(), entry.id, due, result, cause=cause))
-
-
-async def in_thread_of_its_own(work: Callable[[], str]) -> str:
-    """Call `work`, which may take minutes, in a thread for which the end of the daemon never waits.
-
-    What it has not finished by then is done again after the next start.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[str] = loop.create_future()
-
-    def report(result: str | None, error: Exception | None) -> None:
-        if done.done():  # the service has ended
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result or "")
-
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = work()
-        except Exception as error:
-            failure = error
-        with suppress(RuntimeError):  # the loop is closed: the daemon has ended
-            loop.call_soon_threadsafe(report, result, failure)
-
-    threading.Thread(target=run, name="backup", daemon=True).start()
-    return await done
+        self._backups.forget(run)
 
 
 _TERMS = ("act", "rule", "zone", "grace")  # what the site's file says of an entry

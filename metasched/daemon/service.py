@@ -42,6 +42,7 @@ from metasched.core.events import (
 from metasched.core.scheduler import Core
 from metasched.core.tasks import TaskId
 from metasched.daemon.audit_log import log_record
+from metasched.daemon.backup_threads import BackupThreads
 from metasched.daemon.calendar_runner import CalendarRunner
 from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.commit_group import CommitGroup
@@ -114,6 +115,7 @@ class SchedulerService:
         quarantine: Quarantine,
         metrics: Metrics,
         progress: Progress,
+        backups: BackupThreads,
         reloaded_by: str = "",
         config_changes: tuple[str, ...] = (),
     ) -> None:
@@ -140,7 +142,7 @@ class SchedulerService:
             for server in settings.licence_servers
         ]
         self.notifications = NotificationSender(settings, ledger, self._store_soon)
-        self._calendar_runner = CalendarRunner(self, self._prune)
+        self._calendar_runner = CalendarRunner(self, self._prune, backups)
         self._series_planner = SeriesPlanner(self)
         self._timers_changed = asyncio.Event()
         self._database_suspected = asyncio.Event()
@@ -440,6 +442,7 @@ class Daemon:
         self._ledger: Ledger | None = None  # None until the database answered
         self.service: SchedulerService | None = None
         self.quarantine = Quarantine()
+        self._backups = BackupThreads()
         self.metrics = Metrics()
         self.progress = Progress()
         self.audit_added = asyncio.Event()  # set, and replaced, when audit records are stored
@@ -597,6 +600,7 @@ class Daemon:
                 self.quarantine,
                 self.metrics,
                 self.progress,
+                self._backups,
                 reloaded_by="" if failed is None else failed.by,
                 config_changes=tuple(f"taken back: {change}" for change in changes),
             )
@@ -609,6 +613,7 @@ class Daemon:
                 self.quarantine,
                 self.metrics,
                 self.progress,
+                self._backups,
                 reloaded_by=replacement.by,
                 config_changes=replacement.changes,
             )

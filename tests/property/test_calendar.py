@@ -21,6 +21,7 @@ from metasched.config.settings import CalendarSettings
 from metasched.core.calendar_events import CalendarRun
 from metasched.core.events import ClusterDrained, ClusterResumed, CoreEvent
 from metasched.daemon import calendar_runner
+from metasched.daemon.backup_threads import BackupThreads
 from metasched.daemon.calendar_runner import CalendarRunner, recurrence_of
 from metasched.model.calendar import (
     BackUpDatabase,
@@ -64,7 +65,7 @@ class Calendars(KilledDaemon, RuleBasedStateMachine):
     def restart(self) -> None:
         """Start a daemon on what is stored."""
         self.replay(Cluster(name="left", adapter="local"))
-        self.runner = CalendarRunner(cast(Any, self), self.prune)
+        self.runner = CalendarRunner(cast(Any, self), self.prune, BackupThreads())
         self.run(self.runner.take_over_file, self.runner.correct_for_clock)
 
     @property

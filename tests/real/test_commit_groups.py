@@ -19,6 +19,7 @@ from metasched.config.reading import load_settings
 from metasched.core.events import ClusterDrained, CoreEvent, JobSubmitted, Outcome
 from metasched.core.scheduler import Core, replay
 from metasched.daemon import commit_group
+from metasched.daemon.backup_threads import BackupThreads
 from metasched.daemon.metrics import Metrics
 from metasched.daemon.progress import Progress
 from metasched.daemon.quarantine import Quarantine
@@ -84,7 +85,11 @@ def run(
 
     def run_test(test: Callable[[SchedulerService], Coroutine[Any, Any, None]]) -> None:
         async def run_in_loop() -> None:
-            await test(SchedulerService(settings, ledger, Quarantine(), Metrics(), Progress()))
+            await test(
+                SchedulerService(
+                    settings, ledger, Quarantine(), Metrics(), Progress(), BackupThreads()
+                )
+            )
 
         asyncio.run(run_in_loop())
 
@@ -257,7 +262,9 @@ def test_a_failed_commit_stores_none_of_the_group(
         with pytest.raises(StorageFailed):  # until the service starts again
             ledger.add_token("ada", "s", NOW, NOW + 60)
         ledger.acquire_lock()
-        again = SchedulerService(service.settings, ledger, Quarantine(), Metrics(), Progress())
+        again = SchedulerService(
+            service.settings, ledger, Quarantine(), Metrics(), Progress(), BackupThreads()
+        )
         assert await submit(again) == 1
 
     run(test)

@@ -20,15 +20,16 @@ from metasched.config.reading import load_settings
 from metasched.config.settings import CalendarSettings, ConfigError
 from metasched.core.calendar_events import CalendarRun
 from metasched.core.events import ClusterDrained, ClusterResumed, CoreEvent, Outcome
+from metasched.daemon import backup_threads, calendar_runner
+from metasched.daemon.backup_threads import BackupRun, BackupThreads
 from metasched.daemon.backups import write_backup
 from metasched.daemon.calendar_runner import (
     CalendarRunner,
-    in_thread_of_its_own,
     next_unrepeated,
     plan_runs,
 )
 from metasched.db.sqlite import Sqlite
-from metasched.db.store import StoreError
+from metasched.db.store import StorageFailed, StoreError
 from metasched.model.calendar import (
     MAX_REMEMBERED_RUNS,
     BackUpDatabase,
@@ -192,7 +193,7 @@ class Host:
 
     def look(self, now: str) -> None:
         """Let the runner look at the clock."""
-        runner = CalendarRunner(cast(Any, self), cast(Any, None))
+        runner = CalendarRunner(cast(Any, self), cast(Any, None), BackupThreads())
 
         async def parts() -> None:
             await runner.take_over_file()
@@ -317,12 +318,16 @@ def test_a_report_of_another_run_changes_nothing() -> None:
 # Copies
 
 
+RUN = BackupRun(1, at("2030-01-02T02:30"))
+
+
 def test_the_daemon_ends_while_a_copy_hangs() -> None:
     may_end = threading.Event()
     threading.Timer(20.0, may_end.set).start()  # else a daemon that waits for it hangs for good
 
     async def stopped_daemon() -> None:
-        copying = asyncio.create_task(in_thread_of_its_own(lambda: str(may_end.wait())))
+        copies = BackupThreads()
+        copying = asyncio.create_task(copies.write(RUN, lambda: str(may_end.wait())))
         await asyncio.sleep(0.01)
         copying.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -338,8 +343,92 @@ def test_errors_of_a_copy_are_raised_where_it_is_awaited() -> None:
         raise StoreError("disk full")
 
     with pytest.raises(StoreError, match="disk full"):
-        asyncio.run(in_thread_of_its_own(fail))
-    assert asyncio.run(in_thread_of_its_own(lambda: "done")) == "done"
+        asyncio.run(BackupThreads().write(RUN, fail))
+    assert asyncio.run(BackupThreads().write(RUN, lambda: "done")) == "done"
+
+
+def begun_copy(host: Host) -> CalendarEntry:
+    """Return an entry of a backup that has begun."""
+    host.look("2030-01-02T02:00")
+    host.look("2030-01-02T02:30")
+    [entry] = host.core.calendar.entries.values()
+    assert entry.running is not None
+    return entry
+
+
+COPY = CalendarSettings("copy", BackUpDatabase("/b", 3), "daily 02:30", "UTC", HOUR)
+
+
+def test_services_that_end_and_start_share_the_copy_that_is_written() -> None:
+    host, copies, may_end = Host(COPY), BackupThreads(), threading.Event()
+    entry = begun_copy(host)
+    calls: list[float] = []
+
+    def write(_: Any, folder: Path, name: str, due: float, count: int) -> str:
+        calls.append(due)
+        may_end.wait(60)
+        return "/b/1"
+
+    async def services() -> None:
+        for _ in range(3):
+            runner = CalendarRunner(cast(Any, host), cast(Any, None), copies)
+            service = asyncio.create_task(runner.finish_begun_runs())
+            while not calls:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
+            service.cancel()  # as after an outage of the database
+            await asyncio.gather(service, return_exceptions=True)
+        may_end.set()
+        await CalendarRunner(cast(Any, host), cast(Any, None), copies).finish_begun_runs()
+
+    with patch.object(calendar_runner, "write_backup", write):
+        asyncio.run(services())
+    assert calls == [entry.running]
+    assert host.remarks()[-1] == "/b/1"
+    [entry] = host.core.calendar.entries.values()
+    assert entry.running is None
+    assert copies._copies == {}
+
+
+def test_a_copy_that_failed_is_not_begun_again_at_each_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host, copies, calls = Host(COPY), BackupThreads(), 0
+    begun_copy(host)
+
+    def write(*_: Any) -> str:
+        nonlocal calls
+        calls += 1
+        if calls < 3:
+            raise StoreError("the database is away")
+        return "/b/1"
+
+    async def lost(*_: Any) -> Any:
+        raise StorageFailed("the result cannot be stored: the service ends")
+
+    def start() -> asyncio.Future[None]:
+        runner = CalendarRunner(cast(Any, host), cast(Any, None), copies)
+        return asyncio.ensure_future(runner.finish_begun_runs())
+
+    async def services() -> None:
+        with patch.object(host, "apply_events", lost), pytest.raises(StorageFailed):
+            await start()
+        assert calls == 1
+        for _ in range(3):
+            service = start()
+            await asyncio.wait([service], timeout=0.02)
+            service.cancel()
+            await asyncio.gather(service, return_exceptions=True)
+        assert calls == 1
+        monkeypatch.setattr(backup_threads, "RETRY_PAUSE", 0.0)
+        with patch.object(host, "apply_events", lost), pytest.raises(StorageFailed):
+            await start()
+        await start()
+
+    with patch.object(calendar_runner, "write_backup", write):
+        asyncio.run(services())
+    assert calls == 3
+    assert host.remarks()[-1] == "/b/1"
 
 
 @pytest.fixture
