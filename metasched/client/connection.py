@@ -217,7 +217,9 @@ class Connection:
             yield self._connect_unix(), ""
             return
         from metasched.client.job_daemon import find_job_daemon
+        from metasched.client.sudo import check_tls
 
+        check_tls()
         job_daemon = find_job_daemon(self.path)
         if job_daemon is not None and (local := job_daemon.connect(self.timeout)) is not None:
             yield local, ""

@@ -15,7 +15,7 @@ import re
 import stat
 import subprocess
 
-from metasched.client.sudo import munge_socket, programs
+from metasched.client.sudo import may_be_changed, munge_socket, programs
 from metasched.errors import UserError
 from metasched.paths import JOB_TOKEN_VARIABLE, personal_token
 
@@ -98,6 +98,9 @@ def _read_token(path: str) -> str:
             raise NoCredential(f"no regular file, token file {path}; create a new token")
         if file_status.st_uid != os.geteuid() or stat.S_IMODE(file_status.st_mode) & 0o077:
             raise NoCredential(f"other users can read or write it, token file {path}; chmod 600 it")
+        if may_be_changed(path):
+            problem = f"others may change its place, token file {path}"
+            raise NoCredential(f"{problem}; use sudo without -E")
         token = file.read(1000).strip()
     if not re.fullmatch(r"[\w.~+/=-]+", token, re.ASCII):
         raise NoCredential(f"no valid token in it, token file {path}; create a new token")

@@ -3,13 +3,15 @@
 If [tcp] of the daemon has `url`, it gives two variables to its jobs. METASCHED_SOCKET is the URL.
 METASCHED_DAEMON has what a client needs besides: the URL again, the certificate, the daemon's user
 id and its socket. None of these is secret. On the daemon's own host its socket is used, if the
-listener there has this user id.
+listener there has this user id. Under sudo these variables may be those of the calling account,
+and name its own socket or certificate: they do not count.
 """
 
 from __future__ import annotations
 
 import os
 
+from metasched.client.sudo import is_by_another
 from metasched.client.unix_socket import connect_unix, peer_uid
 from metasched.paths import JOB_TOKEN_VARIABLE, MAX_SOCKET_PATH_BYTES
 
@@ -57,7 +59,9 @@ class JobDaemon:
 
 
 def find_job_daemon(url: str) -> JobDaemon | None:
-    """Return the daemon of this job if that is its URL; None in any other process."""
+    """Return the daemon of this job if that is its URL; None elsewhere, and under sudo."""
+    if is_by_another():
+        return None
     words = os.environ.get(_VARIABLE, "").split(" ", 3)
     if len(words) != 4 or words[0] != url or not words[2].isdecimal():
         return None

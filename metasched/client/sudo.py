@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 MUNGE_SOCKET = "METASCHED_MUNGE_SOCKET"
 _FILES = ("SLURM_CONF", "METASCHED_SLURM_CONF")
+# OpenSSL and Python read these: trusted certificates, code of OpenSSL, and where to write the keys
+_TLS_FILES = ("OPENSSL_CONF", "SSL_CERT_FILE", "SSLKEYLOGFILE")
+_TLS_FOLDERS = ("OPENSSL_ENGINES", "OPENSSL_MODULES", "SSL_CERT_DIR")
 _MAX_LINKS = 40  # that the kernel follows
 _WITH_MODE = (stat.S_IFREG, stat.S_IFDIR)  # all may connect to a socket, links have no mode
 
@@ -31,6 +34,11 @@ def calling_uid() -> int | None:
     return int(uid)
 
 
+def is_by_another() -> bool:
+    """Whether this process runs under sudo for an account that is neither root nor this one."""
+    return calling_uid() not in (None, 0)
+
+
 def may_be_changed(path: str, type: int = stat.S_IFREG, of_site: bool = False) -> bool:
     """Whether others than root and this account may change what a path names, links included.
 
@@ -38,9 +46,9 @@ def may_be_changed(path: str, type: int = stat.S_IFREG, of_site: bool = False) -
     and its mode. What does not exist, or is no file of `type`, may be changed. `of_site`: the
     site's configuration names the path, so that the daemon's account may own parts of it.
     """
-    caller = calling_uid()
-    if caller in (None, 0):
+    if not is_by_another():
         return False
+    caller = calling_uid()
     owners = {0, os.geteuid()}
     try:
         is_common = False  # whether anybody may have made what is in the folder
@@ -110,6 +118,14 @@ def check_environment() -> None:
     munge_socket()
 
 
+def check_tls() -> None:
+    """Raise UserError if a variable of TLS names what others may change; call before `ssl`."""
+    for name in _TLS_FILES:
+        _check_variable(name, stat.S_IFREG)
+    for name in _TLS_FOLDERS:
+        _check_variable(name, stat.S_IFDIR)
+
+
 def munge_socket() -> str:
     """Return the socket of munged that a variable names; "" without it.
 
@@ -127,7 +143,7 @@ def _check_variable(name: str, type: int) -> str:
 
 def check_daemon(address: str) -> None:
     """Raise UserError if the account that called sudo may have named this daemon, or runs it."""
-    if calling_uid() in (None, 0):
+    if not is_by_another():
         return
     if is_url(address):
         is_safe = address == site_address()

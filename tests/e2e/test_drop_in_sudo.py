@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from metasched.client.job_daemon import job_variables
 from metasched.client.sudo import check_daemon, may_be_changed
 from metasched.errors import UserError
 from metasched.paths import drop_in_folder
+from tests.e2e.test_tcp import make_certificate
 from tests.harness.accounts import OPERATOR, A, as_, make
 
 pytestmark = pytest.mark.root
@@ -43,8 +49,10 @@ class Trap:
         home_config.write_text(f'[daemon]\nsocket = "{folder}/ms.sock"\n')
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.bind(str(folder / "ms.sock"))
-        self.socket.listen()
         self.own(folder / "ms.sock")
+        os.seteuid(self.account.pw_uid)  # that which clients see
+        self.socket.listen()
+        os.seteuid(0)
         # for the control: the operator leaves a mark, and may connect
         folder.chmod(0o1777)
         (folder / "ms.sock").chmod(0o777)
@@ -253,3 +261,138 @@ def test_root_runs_no_munge_of_the_calling_account(trap: Trap) -> None:
             timeout=60,
         )
         assert trap.was_entered() is not bool(sudo)
+
+
+def call_site(url: str, trap: Trap, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run scancel as root, at a site whose configuration has a URL."""
+    code = f"""
+        import sys
+        import metasched.client.sudo
+        from metasched.drop_in.command import run
+        metasched.client.sudo.site_address = lambda: {url!r}
+        sys.argv = ["scancel", "-M", "trap", "17"]
+        sys.exit(run("scancel"))
+    """
+    home = {"PATH": "/usr/bin:/bin", "HOME": str(trap.folder / "home"), "METASCHED_SOCKET": url}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**home, **variables},
+        **as_("root"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_no_variable_of_a_job_names_the_daemon_under_sudo(trap: Trap, token: str) -> None:
+    """Not even if the URL in it is that of the site's daemon."""
+    with socket.socket() as closed:  # bound, so that nobody listens at it
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        variables = job_variables(url, "", trap.account.pw_uid, f"{trap.folder}/ms.sock")
+        variables["METASCHED_TOKEN_FILE"] = token
+        call_site(url, trap, **variables)
+        assert trap.was_entered()  # in a job, which has no SUDO_UID
+        done = call_site(url, trap, **variables, SUDO_UID=str(trap.account.pw_uid))
+    assert not trap.was_entered()
+    assert done.returncode != 0, done
+    assert f"no daemon answers (Connection refused), {url}" in done.stderr
+
+
+class TlsTrap:
+    """A listener with a certificate of an account, in the place of the site's daemon."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.fingerprint = make_certificate(folder, "c")
+        self.certificate = folder / "c"
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(folder / "c", folder / "c.key")
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"https://localhost:{self._listener.getsockname()[1]}"
+        self.received: list[bytes] = []
+        self._server = threading.Thread(target=self._serve, daemon=True)
+        self._server.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with contextlib.suppress(OSError), connection:
+                tls = self._context.wrap_socket(connection, server_side=True)
+                self.received.append(tls.recv(10000))
+                tls.close()
+
+    def has_token(self) -> bool:
+        """Whether a request had the token; forget it."""
+        received = b"".join(self.received)
+        self.received.clear()
+        return b"Bearer secret" in received
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._server.join(30)
+
+
+@pytest.fixture(scope="module")
+def tls_trap(trap: Trap) -> Iterator[TlsTrap]:
+    tls = TlsTrap(trap.folder / "tls")
+    for path in (tls.certificate.parent, tls.certificate):
+        trap.own(path)
+    yield tls
+    tls.close()
+
+
+@pytest.fixture(scope="module")
+def token(common_folder: Path) -> str:
+    """A token of root."""
+    path = common_folder / "token"
+    path.touch(0o600)
+    path.write_text("secret")
+    return str(path)
+
+
+def test_no_certificate_of_the_calling_account_counts(
+    trap: Trap, tls_trap: TlsTrap, token: str
+) -> None:
+    url, sudo = tls_trap.url, {"SUDO_UID": str(trap.account.pw_uid)}
+    in_job = job_variables(url, tls_trap.fingerprint, 0, "/none")
+    trusted = {"SSL_CERT_FILE": str(tls_trap.certificate)}
+    variables = {"METASCHED_TOKEN_FILE": token}
+
+    # a job has no token of its own here, and sends that of the account
+    call_site(url, trap, **variables, **in_job, PATH="/none")
+    assert tls_trap.has_token()
+    done = call_site(url, trap, **variables, **in_job, **sudo)
+    assert not tls_trap.has_token()
+    assert "certificate" in done.stderr
+
+    call_site(url, trap, **variables, **trusted)
+    assert tls_trap.has_token()
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE", "OPENSSL_CONF"):
+        done = call_site(url, trap, **variables, **{name: str(tls_trap.certificate)}, **sudo)
+        assert not tls_trap.has_token(), name
+        assert f"{name} is {tls_trap.certificate}, which" in done.stderr, done
+        assert len(done.stderr.splitlines()) == 1
+    shutil.copy(tls_trap.certificate, f"{token}.pem")
+    call_site(url, trap, **variables, **sudo, SSL_CERT_FILE=f"{token}.pem")
+    assert tls_trap.has_token()  # the CA is root's own
+
+
+def test_no_token_is_read_in_a_place_of_the_calling_account(
+    trap: Trap, tls_trap: TlsTrap, token: str
+) -> None:
+    """It could be a link to any other file of root."""
+    link = trap.folder / "token"
+    link.symlink_to(token)
+    shutil.copy(tls_trap.certificate, f"{token}.pem")
+    variables = {"SSL_CERT_FILE": f"{token}.pem", "METASCHED_TOKEN_FILE": str(link)}
+    call_site(tls_trap.url, trap, **variables)
+    assert tls_trap.has_token()
+    done = call_site(tls_trap.url, trap, **variables, SUDO_UID=str(trap.account.pw_uid))
+    assert not tls_trap.has_token()
+    assert f"others may change its place, token file {link}; use sudo without -E" in done.stderr
