@@ -51,7 +51,7 @@ import struct
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -349,21 +349,25 @@ def _require_program(command: tuple[str, ...], where: str) -> tuple[str, ...]:
     return command
 
 
-def require_root_owned(path: str, links_followed: int = 0) -> None:
-    """SiteFault if an account other than root can change the file or a folder of its path."""
+def require_root_owned(path: str, links_followed: int = 0, owners: Collection[int] = (0,)) -> None:
+    """SiteFault if an account other than root can change the file or a folder of its path.
+
+    `owners` are the uids that may own parts of the path.
+    """
     if path != "/":
-        require_root_owned(os.path.dirname(path), links_followed)
+        require_root_owned(os.path.dirname(path), links_followed, owners)
     try:
         status = os.lstat(path)
-        if stat.S_ISLNK(status.st_mode) and status.st_uid == 0 and links_followed < MAX_SYMLINKS:
+        is_followed = status.st_uid in owners and links_followed < MAX_SYMLINKS
+        if stat.S_ISLNK(status.st_mode) and is_followed:
             folder = os.path.realpath(os.path.dirname(path))
             target = os.path.join(folder, os.readlink(path))
-            require_root_owned(os.path.normpath(target), links_followed + 1)
+            require_root_owned(os.path.normpath(target), links_followed + 1, owners)
             return
     except OSError as error:
         raise SiteFault(f"{path}: {error.strerror}; correct the path") from None
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-    if status.st_uid != 0 or (status.st_mode & 0o022 and not sticky):
+    if status.st_uid not in owners or (status.st_mode & 0o022 and not sticky):
         raise SiteFault(f"{path} can be changed by others than root; chown and chmod it")
 
 

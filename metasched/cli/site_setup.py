@@ -15,6 +15,7 @@ import typer
 
 import metasched
 from metasched.cli.messages import warn
+from metasched.client.sudo import is_by_another
 from metasched.config.reading import load_settings
 from metasched.site_setup import activation, discovery
 from metasched.site_setup.choices import (
@@ -57,10 +58,9 @@ def set_up_site(
     choices.require_valid()
     _require_readable(choices)
     if on_host:
-        for problem in activation.require_root_programs(choices):
+        for problem in activation.require_root_files(choices):
             raise SiteSetupError(
-                f"{problem}, and the launcher would refuse it; chown and chmod it, or name the "
-                "other clusters by options"
+                f"{problem}; chown and chmod it, or name the other clusters by options"
             )
     site_needs = site_files(choices, _completions(), _pages())
     planned = files.plan(site_needs, force)
@@ -99,14 +99,16 @@ def _activate(choices: SiteChoices, changes: Sequence[PlannedChange]) -> None:
 
 def _discovered(chosen: SiteOptions, root: Path, ask: bool) -> SiteOptions:
     """Return options with the clusters of this host; without any, its own processors."""
+    # with `sudo -E` these variables are those of the account that called it
+    variables = {} if is_by_another() else os.environ
     slurm = [
         f"{cluster.name}={cluster.config}"
-        for cluster in discovery.find_slurm(root, os.environ)
+        for cluster in discovery.find_slurm(root, variables)
         if not ask or typer.confirm(f"Use the Slurm cluster of {cluster.config}?", default=True)
     ]
     cells = [
         f"{cell.name}={cell.environment['SGE_ROOT']}:{cell.environment['SGE_CELL']}"
-        for cell in discovery.find_cells(root, os.environ)
+        for cell in discovery.find_cells(root, variables)
         if not ask
         or typer.confirm(f"Use the Grid Engine cell {cell.environment['SGE_ROOT']}?", default=True)
     ]

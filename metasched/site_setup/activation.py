@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import pwd
 import subprocess
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from metasched.launcher import SiteFault, require_root_owned
@@ -15,8 +17,11 @@ from metasched.site_setup.site_files import SYSUSERS, TMPFILES
 TIMEOUT = 60.0  # seconds for a program of systemd
 
 
-def require_root_programs(choices: SiteChoices) -> list[str]:
-    """Return why clusters cannot be served: a program there belongs to others than root.
+def require_root_files(choices: SiteChoices) -> list[str]:
+    """Return why clusters cannot be served: others than root can change a file there.
+
+    These are the programs of a manager and the files that its programs obey. Those files may belong
+    to the manager's own account, which starts the jobs of every user anyway.
 
     SiteSetupError if metasched itself can be changed by others.
     """
@@ -32,16 +37,24 @@ def require_root_programs(choices: SiteChoices) -> list[str]:
             )
     problems = []
     for cluster in choices.clusters:
-        commands = programs(cluster).values()
-        reasons = (_not_roots(argument) for command in commands for argument in command[:1])
+        reasons = [_not_roots(command[0]) for command in programs(cluster).values()]
+        owners = {0, *_uids(cluster.manager_accounts)}
+        reasons += [_not_roots(path, owners) for path in cluster.obeyed_files]
         if reason := next((reason for reason in reasons if reason), None):
             problems.append(f"cluster {cluster.name}: {reason}")
     return problems
 
 
-def _not_roots(path: str) -> str | None:
+def _uids(accounts: Iterable[str]) -> Iterator[int]:
+    """Yield the user ids of the accounts that this host has."""
+    for account in accounts:
+        with contextlib.suppress(KeyError):
+            yield pwd.getpwnam(account).pw_uid
+
+
+def _not_roots(path: str, owners: Collection[int] = (0,)) -> str | None:
     try:
-        require_root_owned(path)
+        require_root_owned(path, owners=owners)
     except SiteFault as fault:
         return str(fault).partition(";")[0]
     return None

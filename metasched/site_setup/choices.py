@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from metasched.errors import UserError
@@ -29,6 +30,12 @@ class SlurmCluster:
     name: str
     config: str  # its slurm.conf
     bin_dir: str  # folder of sbatch, scancel and scontrol
+    manager_accounts: ClassVar[tuple[str, ...]] = ("slurm",)  # that may own its files
+
+    @property
+    def obeyed_files(self) -> tuple[str, ...]:
+        """The files that decide what its programs do."""
+        return (self.config,)
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,14 @@ class GridEngineCell:
     bin_dir: str  # folder of qsub, qdel, qhold and qrls
     library: str  # of DRMAA; unused in site mode
     environment: Mapping[str, str] = field(default_factory=dict)  # SGE_ROOT, SGE_CELL, ports
+    manager_accounts: ClassVar[tuple[str, ...]] = ("sgeadmin", "sge")  # that may own its files
+
+    @property
+    def obeyed_files(self) -> tuple[str, ...]:
+        """The files that decide what its programs do."""
+        common = f"{self.environment['SGE_ROOT']}/{self.environment['SGE_CELL']}/common"
+        files = [f"{common}/{name}" for name in ("act_qmaster", "bootstrap", "sge_request")]
+        return (common, *filter(os.path.lexists, files))
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,8 @@ class LocalCluster:
 
     name: str
     cpus: int
+    manager_accounts: ClassVar[tuple[str, ...]] = ()
+    obeyed_files: ClassVar[tuple[str, ...]] = ()
 
 
 SiteCluster = SlurmCluster | GridEngineCell | LocalCluster
