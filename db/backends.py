@@ -10,10 +10,11 @@ from sqlalchemy.exc import ArgumentError
 from metasched.db.store import Database, StoreError, hide_password
 
 
-def database_from_url(url: str, base: Path) -> Database:
+def database_from_url(url: str, base: Path | None) -> Database:
     """Return the database named by a URL; a relative file path is resolved in `base`.
 
-    Raises StoreError for a malformed URL or an unsupported kind of database.
+    Raises StoreError for a malformed URL or an unsupported kind of database, and for a relative
+    path without `base`.
     """
     from metasched.db.postgresql import Postgresql
     from metasched.db.sqlite import Sqlite
@@ -24,7 +25,11 @@ def database_from_url(url: str, base: Path) -> Database:
     except (ArgumentError, ValueError):
         raise StoreError(f'database "{_without_password(url)}" is not a URL; {remedy}') from None
     if parsed.drivername == "sqlite" and parsed.database:
-        return Sqlite(base / parsed.database)
+        path = Path(parsed.database)
+        if base is None and not path.is_absolute():
+            absolute = f"sqlite:///{path.absolute()}"
+            raise StoreError(f'database "{url}" is a relative path; write {absolute}')
+        return Sqlite((base or Path("/")) / path)
     if parsed.drivername in ("postgresql", "postgresql+psycopg", "postgres"):
         return Postgresql(parsed)
     raise StoreError(f'database "{hide_password(parsed)}" is not supported; {remedy}')

@@ -11,6 +11,7 @@ import typer
 from metasched.cli.common_options import JsonOption, NearestConfigOption
 from metasched.cli.show import print_table
 from metasched.errors import UserError
+from metasched.paths import personal_config
 from metasched.units import ParseError, parse_duration
 
 if TYPE_CHECKING:
@@ -133,11 +134,13 @@ def move(
     from metasched.db.moving import move as moved
 
     settings = load_settings(find_config(config))
-    source, target = settings.database, database_from_url(url, Path.cwd())
+    # the configuration would resolve a relative path in its own folder
+    source, target = settings.database, database_from_url(url, base=None)
     rows = moved(source, target, lambda total: progress_bar("rows", total))
     _print_result({"from": str(source), "to": str(target), "rows": rows}, json)
     if not json:
-        print(f'Now write into [daemon] of {settings.config_path}: database = "{url}"')
+        config_path = settings.config_path or personal_config()
+        print(f'Now write into [daemon] of {config_path}: database = "{url}"')
         print(f'and folder = "{settings.state_folder}", then start the daemon.')
 
 

@@ -57,7 +57,8 @@ def test_jobs_run_on_under_their_ids_after_a_move_and_a_move_back(
     assert "is not empty" in site.error("db", "move", new, code=1)
     over(site, new)
     back = f"sqlite:///{site.folder}/back.db"
-    site.run("db", "move", back)
+    printed = site.run("db", "move", back).stdout
+    assert f'[daemon] of {site.config}: database = "{back}"\n' in printed
     over(site, back)
     site.start()
     assert site.rows(held)[0]["state"] == "completed"
@@ -125,10 +126,14 @@ def test_a_move_to_nowhere(site: Site) -> None:
     site.start()
     site.stop()
     for url, words in (
-        (site.url, "is the database itself"),
+        (f"sqlite:///{site.folder}/metasched.db", "is the database itself"),
         ("postgresql://127.0.0.1:1/x", "refused"),
         ("mysql://x/y", "is not supported"),
         ("nonsense", "is not a URL"),
+        # the configuration would resolve it in another folder than this command
+        ("sqlite:///new.db", f"write sqlite:///{site.folder}/new.db"),
+        ("sqlite:///../new.db", f"write sqlite:///{site.folder}/../new.db"),
     ):
         assert words in site.error("db", "move", url, code=1)
+    assert not list(site.folder.rglob("new.db*"))
     site.start()
