@@ -7,6 +7,7 @@ the end as the cluster reports it.
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,8 +90,15 @@ _IS_ENDED_RUN = (
 
 def day_of(moment: float) -> int:
     """Return the day of a time (epoch seconds) on this host, such as 20260331."""
-    local = time.localtime(min(max(moment, 0.0), _LATEST))
-    return local.tm_year * 10000 + local.tm_mon * 100 + local.tm_mday
+    return _day_number(time.localtime(min(max(moment, 0.0), _LATEST)))
+
+
+def _utc_day(moment: float) -> int:
+    return _day_number(time.gmtime(moment))
+
+
+def _day_number(date: time.struct_time) -> int:
+    return date.tm_year * 10000 + date.tm_mon * 100 + date.tm_mday
 
 
 # Accounts of dispatches
@@ -509,22 +517,18 @@ def _count_past_leases(connection: Connection) -> None:
 
 
 def find_mismatches(connection: Connection) -> Iterator[str]:
-    """Yield a message for each user, cluster and day with fewer runs than there are attempts.
+    """Yield a message if a user has fewer runs, or seconds of runs, on a cluster than attempts.
 
-    Runs of jobs that are pruned make them more.
+    The zone of the daemon at that time is unknown here: a run may be stored under each day that it
+    was in any zone. Runs of jobs that are pruned make the sums larger.
     """
-    columns = (daily_use.c.day, daily_use.c.user, daily_use.c.cluster)
-    stored = {
-        tuple(row[:3]): (row.jobs, row.elapsed)
-        for row in connection.execute(
-            select(
-                *columns,
-                func.sum(daily_use.c.jobs).label("jobs"),
-                func.sum(daily_use.c.elapsed).label("elapsed"),
-            ).group_by(*columns)
-        )
-    }
-    counted: dict[tuple[Any, ...], tuple[int, float]] = {}
+    columns = (daily_use.c.user, daily_use.c.cluster)
+    sums = (func.sum(daily_use.c.jobs), func.sum(daily_use.c.elapsed))
+    stored: dict[tuple[str, str], dict[int, tuple[int, float]]] = {}
+    by_day_query = select(*columns, daily_use.c.day, *sums).group_by(*columns, daily_use.c.day)
+    for user, cluster, day, jobs, seconds in connection.execute(by_day_query):
+        stored.setdefault((user, cluster), {})[day] = (jobs, seconds)
+    counted: dict[tuple[str, str], dict[tuple[int, int], tuple[int, float]]] = {}
     ended = (
         select(
             *(attempt.c[name] for name in ("cluster", "started", "ended", "elapsed")), job.c.user
@@ -533,16 +537,66 @@ def find_mismatches(connection: Connection) -> Iterator[str]:
         .where(*_IS_ENDED_RUN)
     )
     for row in connection.execute(ended, execution_options=_IN_PORTIONS):
-        key = (day_of(row.ended), row.user[:MAX_NAME], row.cluster[:MAX_NAME])
-        jobs, seconds = counted.get(key, (0, 0.0))
+        of_user = counted.setdefault((row.user[:MAX_NAME], row.cluster[:MAX_NAME]), {})
+        days = _possible_days(row.ended)
+        jobs, seconds = of_user.get(days, (0, 0.0))
         elapsed = max(row.ended - row.started, 0.0) if row.elapsed is None else row.elapsed
-        counted[key] = (jobs + 1, seconds + elapsed)
-    for key, (jobs, seconds) in sorted(counted.items()):
-        stored_jobs, stored_seconds = stored.get(key, (0, 0.0))
-        is_short = stored_jobs == jobs and abs(stored_seconds - seconds) > 1e-6 * seconds + 1e-3
-        if stored_jobs < jobs or is_short:
-            day, user, cluster = key
-            yield (
-                f"use of {user} on {cluster} on {day} is {stored_jobs} jobs of "
-                f"{stored_seconds:g} s, its attempts are {jobs} of {seconds:g} s"
+        of_user[days] = (jobs + 1, seconds + elapsed)
+    for (user, cluster), runs in sorted(counted.items()):
+        by_day = stored.get((user, cluster), {})
+        has_all_jobs = sum(jobs for jobs, _ in by_day.values()) == sum(
+            jobs for jobs, _ in runs.values()
+        )
+        for number, name in enumerate(("jobs", "s")):
+            total = sum(amounts[number] for amounts in runs.values())
+            stored_total = sum(amounts[number] for amounts in by_day.values())
+            tolerance = 1e-6 * total + 1e-3
+            missing = find_missing(
+                {days: amounts[number] for days, amounts in runs.items()},
+                {day: amounts[number] for day, amounts in by_day.items()},
+                tolerance,
             )
+            totals = f"all days have {stored_total:g}, all attempts {total:g}"
+            for first, last, amount in missing:
+                yield (
+                    f"use of {user} on {cluster} from {first} to {last} lacks {amount:g} {name}: "
+                    f"{totals}"
+                )
+            if has_all_jobs and stored_total - total > tolerance:
+                yield f"use of {user} on {cluster} has too many {name}: {totals}"
+
+
+def _possible_days(moment: float) -> tuple[int, int]:
+    """Return the first and the last day that a time (epoch seconds) has in any time zone."""
+    counted = min(max(moment, 0.0), _LATEST)  # as `day_of` does
+    return _utc_day(counted - 12 * 3600.0), _utc_day(counted + 14 * 3600.0)
+
+
+def find_missing(
+    demands: Mapping[tuple[int, int], float], supply: Mapping[int, float], tolerance: float
+) -> Iterator[tuple[int, int, float]]:
+    """Yield (first day, last day, amount) of demands that the supply of these days does not meet.
+
+    A demand can be met by each day from its first to its last. Those that end first come first:
+    so all are met if they can be (EDF, Jackson 1955). O((d + s) log d).
+    """
+    waiting: list[tuple[int, int]] = []  # a heap of (last day, index of the demand)
+    ordered = sorted(demands)
+    left = [demands[days] for days in ordered]
+    begun = 0
+    for day in sorted(supply):
+        while begun < len(ordered) and ordered[begun][0] <= day:
+            heapq.heappush(waiting, (ordered[begun][1], begun))
+            begun += 1
+        available = supply[day]
+        while waiting and available > 0.0:
+            last, index = waiting[0]
+            if last >= day:
+                taken = min(available, left[index])
+                available -= taken
+                left[index] -= taken
+            if last < day or left[index] <= 0.0:
+                heapq.heappop(waiting)
+    for (first, last), amount in zip(ordered, left, strict=True):
+        if amount > tolerance:
+            yield first, last, amount

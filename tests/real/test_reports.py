@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from sqlalchemy import Connection, Engine, delete, insert, select, text
+from sqlalchemy import Connection, Engine, delete, insert, select, text, update
 from sqlalchemy.event import listen, remove
 
 from metasched.core.events import (
@@ -385,7 +385,43 @@ def test_a_check_finds_a_run_that_is_not_counted(site: Site) -> None:
     site.run(1, NOW)
     site.write(lambda connection: connection.execute(text("UPDATE daily_use SET jobs = 0")))
     [problem] = [check.text for check in check_database(site.database) if not check.ok]
-    assert f"use of ada on left on {day_of(NOW + 60)} is 0 jobs" in problem
+    assert "lacks 1 jobs: all days have 0, all attempts 1" in problem
+    assert problem.startswith("use of ada on left from 202603")
+
+
+@pytest.mark.parametrize(("jobs", "elapsed"), [(1, 59.0), (1, 61.0), (0, 60.0)])
+def test_a_check_finds_wrong_sums_of_a_day_among_others(
+    site: Site, jobs: int, elapsed: float
+) -> None:
+    for day in range(5):
+        site.run(day + 1, NOW + day * DAY)
+    assert_sound(site)
+    wrong = (
+        update(daily_use)
+        .where(daily_use.c.day == day_of(NOW + 2 * DAY + 60))
+        .values(jobs=jobs, elapsed=elapsed)
+    )
+    site.write(lambda connection: connection.execute(wrong))
+    assert [check.check for check in check_database(site.database) if not check.ok] == ["counters"]
+
+
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "America/Los_Angeles", "Etc/GMT+12"])
+def test_a_check_in_another_time_zone_finds_nothing(
+    site: Site, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, 60):  # at all hours, over days on which clocks change
+        site.run(number, NOW - 3 * DAY + number * 7000.0, seconds=6000.0)
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert_sound(site)
+        site.run(61, NOW + 5 * DAY)  # the zone of the daemon changes
+        monkeypatch.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        assert_sound(site)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_user_who_invents_accounts_fills_no_table(site: Site) -> None:

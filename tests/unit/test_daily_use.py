@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from metasched.db.daily_use import day_of
+from metasched.db.daily_use import day_of, find_missing
 from metasched.model.daily_use import (
     MAX_NAME,
     UseKey,
@@ -154,3 +154,34 @@ def test_days_are_those_of_the_zone_also_when_they_have_23_or_25_hours(zone: str
 @pytest.mark.parametrize("moment", [-5.0, 0.0, 1e12, 1e300, math.inf])
 def test_every_time_has_a_day(moment: float) -> None:
     assert 19691231 <= day_of(moment) <= 41480101
+
+
+FIRST = 20260330
+
+
+def assigned(runs: list[tuple[int, int]], capacity: dict[int, int]) -> int:
+    """Return how many runs find a day, by trying each day for each run."""
+    if not runs:
+        return 0
+    (first, last), *others = runs
+    best = assigned(others, capacity)
+    for day in range(first, last + 1):
+        if capacity.get(day):
+            capacity[day] -= 1
+            best = max(best, 1 + assigned(others, capacity))
+            capacity[day] += 1
+    return best
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=5),
+    st.dictionaries(st.integers(0, 4), st.integers(0, 3)),
+)
+def test_missing_runs_are_those_that_no_assignment_stores(
+    runs: list[tuple[int, int]], capacity: dict[int, int]
+) -> None:
+    days = [(FIRST + first, FIRST + first + length) for first, length in runs]
+    supply = {FIRST + day: amount for day, amount in capacity.items()}
+    demands = {pair: float(days.count(pair)) for pair in days}
+    missing = sum(amount for *_, amount in find_missing(demands, supply, 0.5))
+    assert missing == len(days) - assigned(days, supply)
