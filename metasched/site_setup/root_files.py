@@ -6,7 +6,8 @@ beside its place and renamed, so a crash leaves the former or the new one.
 
 A record of digests tells files that this program wrote from those that the admin has changed. It
 is stored before the files: a crash in between leaves files that are known. What the admin has
-changed is kept. If there is a new text for it, that is written beside it once, as `NAME.new`.
+changed is kept. If there is a new text for it, that is written beside it once, as `NAME.new`; since
+it is recorded only then, a crash in between writes it again.
 """
 
 from __future__ import annotations
@@ -148,7 +149,13 @@ class RootFiles:
         return PlannedChange(file, "keep", former.text, new_beside)
 
     def write(self, changes: Sequence[PlannedChange], options: SiteOptions) -> None:
-        """Carry out planned changes; record them, and the options that led to them, before."""
+        """Carry out planned changes; record them, and the options that led to them, before.
+
+        But texts beside changed files come before the record.
+        """
+        for change in changes:
+            if change.new_beside:
+                self._write(replace(change.file, path=f"{change.file.path}.new"))
         record = self.read_record()
         before = msgspec.json.encode(record)
         record.options = options
@@ -164,8 +171,6 @@ class RootFiles:
                 self._keep_former(change.file.path)
             if change.action in ("create", "update", "replace"):
                 self._write(change.file)
-            elif change.new_beside:
-                self._write(replace(change.file, path=f"{change.file.path}.new"))
 
     def read_record(self) -> SiteRecord:
         """Return what earlier runs have stored. SiteSetupError if it cannot be read."""

@@ -272,6 +272,30 @@ def test_a_crash_between_any_two_writes_is_repaired_by_the_next_run(
         assert repaired[LAUNCHER] == complete[LAUNCHER]
 
 
+@pytest.mark.parametrize("crash_at", [1, 2])  # the record, and the text
+def test_a_crash_loses_no_text_beside_a_changed_file(
+    root: Path, init: Init, monkeypatch: pytest.MonkeyPatch, crash_at: int
+) -> None:
+    init("--local", "here=8")
+    (root / TOML).write_text("# my own words\n")
+    write, written = RootFiles._write, []
+
+    def crashing(self: RootFiles, file: SiteFile) -> None:
+        written.append(file.path)
+        if len(written) >= crash_at:
+            raise KeyboardInterrupt
+        write(self, file)
+
+    with monkeypatch.context() as crash:
+        crash.setattr(RootFiles, "_write", crashing)
+        init("--local", "here=9", code=130)
+    init("--local", "here=9")
+    assert "cpus = 9" in (root / f"{TOML}.new").read_text()
+    assert (root / TOML).read_text() == "# my own words\n"
+    (root / f"{TOML}.new").unlink()  # read; it comes only once
+    assert "nothing to change" in init()
+
+
 def test_a_second_run_at_the_same_time_is_refused(root: Path, init: Init) -> None:
     with RootFiles(root).locked():
         assert "another `metasched init site` works" in init("--local", "here=8", code=1)
