@@ -341,6 +341,15 @@ class SeriesPlanner:
         """Return whether a series is as it was, neither cancelled nor gone on meanwhile."""
         return self._host.core.calendar.entries.get(entry.id) is entry
 
+    def _until_due(self, entry: CalendarEntry, act: Reserve, moment: float) -> float:
+        """Return for how many seconds an occurrence lies beyond the horizon of its owner.
+
+        A reload may have cut the horizon since the series was made. That refuses no occurrence: it
+        is due later.
+        """
+        horizon = self._host.settings.quota_of(entry.owner).horizon
+        return moment - max(horizon - act.duration, MIN_LEAD) - time.time()
+
     async def _reserve_next(self, entry: CalendarEntry) -> None:
         """Try the next occurrence of a series, or record those whose start has passed."""
         now, start = time.time(), entry.next_run
@@ -358,6 +367,12 @@ class SeriesPlanner:
             run = None
         moment = start if run is None else run.following
         assert moment is not None
+        if (pause := self._until_due(entry, entry.act, moment)) > 0.0:
+            self._retry_at[entry.id] = time.monotonic() + min(pause, REFUSED_PAUSE)
+            self._refused.pop(entry.id, None)
+            if run is not None:
+                self._obstacles[entry.id] = run.cause
+            return
         try:
             following = await asyncio.to_thread(_following, entry, moment)
         except ParseError as error:  # this host has no such zone any more; it may come back

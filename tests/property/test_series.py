@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -28,7 +29,7 @@ from metasched.errors import ApiError
 from metasched.model.calendar import CalendarEntry, Reserve, RunResult
 from metasched.model.cluster import Cluster
 from metasched.model.reservation import OPEN_STATES
-from metasched.model.reservation_request import ReservationRequest
+from metasched.model.reservation_request import ReservationQuota, ReservationRequest
 from metasched.model.survey import NodeUsage, Survey
 from tests.harness.examples import examples
 from tests.property.killed_daemon import Crash, KilledDaemon
@@ -47,6 +48,8 @@ class Series(KilledDaemon, RuleBasedStateMachine):
         self.begin(NOW)
         self.monotonic = 0.0
         self.answer = ""  # what a request meets: "", "503", "no cluster", "403"
+        self.horizon = 30 * DAY  # of all users
+        self.settings = SimpleNamespace(quota_of=lambda _: ReservationQuota(self.horizon))
         self.restart()
         for owner, size, rule_text in (
             ("ada", sizes[0], "0 */6 * * *"),
@@ -85,9 +88,10 @@ class Series(KilledDaemon, RuleBasedStateMachine):
             raise ApiError(int(self.answer), "refused")
         assert terms.ready is not None
         assert terms.deadline is not None
+        assert terms.deadline <= self.now + self.horizon
         request = ReservationRequest.fixed(terms.least, terms.ready, terms.deadline)
         clusters = ("alpha",)
-        horizon = self.now + 30 * DAY
+        horizon = self.now + self.horizon
         return ReservationRequested(self.now, next_id(), user, request, True, clusters, horizon)
 
     def look(self) -> None:
@@ -125,6 +129,10 @@ class Series(KilledDaemon, RuleBasedStateMachine):
         self.steps_left = None
         self.restart()
         self.look()
+
+    @rule(hours=st.integers(3, 80))
+    def a_reload_sets_the_horizon(self, hours: int) -> None:
+        self.horizon = hours * HOUR
 
     @precondition(lambda self: self.core.reservations.by_id)
     @rule(data=st.data())

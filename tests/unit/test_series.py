@@ -31,7 +31,7 @@ from metasched.daemon.series import (
 from metasched.errors import ApiError, ParseError
 from metasched.model.calendar import MIN_INTERVAL, CalendarEntry, Reserve
 from metasched.model.cluster import Cluster
-from metasched.model.reservation_request import ReservationRequest
+from metasched.model.reservation_request import ReservationQuota, ReservationRequest
 from metasched.model.survey import NodeUsage, Survey
 from metasched.policies.policy import Policy
 from metasched.recurrence import Recurrence, parse_recurrence
@@ -54,6 +54,8 @@ class Desk:
         self.refused: set[float] = set()  # starts that are beyond a quota
         self.skipped: list[CalendarRun] = []
         self.reserved: list[ReservationRequested] = []
+        self.horizon = 30 * DAY  # of all owners
+        self.settings = SimpleNamespace(quota_of=lambda _: ReservationQuota(self.horizon))
         self.planner = SeriesPlanner(cast(Any, self))
 
     async def apply_events(self, *events: CoreEvent) -> list[Outcome]:
@@ -87,8 +89,10 @@ class Desk:
         self.tries.append(terms.ready)
         if terms.ready in self.refused:
             raise ApiError(403, "that is more than you may reserve")
+        if terms.deadline > self.now + self.horizon:
+            raise ApiError(403, "that lies beyond the horizon")
         request = ReservationRequest.fixed(terms.least, terms.ready, terms.deadline)
-        horizon = self.now + 30 * DAY
+        horizon = self.now + self.horizon
         return ReservationRequested(self.now, next_id(), user, request, True, ("alpha",), horizon)
 
     @contextmanager
@@ -172,6 +176,58 @@ def test_a_long_run_of_refused_ones_is_skipped_so_that_the_later_ones_are_reache
     desk.look()
     assert [event.count for event in desk.skipped] == [MAX_RUN, 10]
     assert next(event.request.ready for event in desk.reserved) == first + 60 * HOUR
+
+
+def test_a_shorter_horizon_loses_no_occurrence() -> None:
+    """Those beyond it are not due yet: they are neither tried nor skipped."""
+    desk = Desk()
+    desk.add("0 * * * *", NOW + 4 * DAY)
+    desk.horizon = DAY
+    desk.look()
+    assert len(desk.tries) == len(desk.reserved) == 24 - 1  # a whole one fits no longer
+    desk.horizon = DAY / 2
+    desk.look(HOUR)
+    assert len(desk.tries) == 23
+    for _ in range(4 * 24):
+        desk.look(HOUR)
+    starts = [event.request.ready for event in desk.reserved]
+    assert len(starts) == len(set(starts)) == 4 * 24
+    assert desk.tries == starts
+    assert desk.skipped == []
+
+
+def test_a_horizon_that_is_cut_during_a_run_of_refused_ones_ends_the_run() -> None:
+    desk = Desk()
+    desk.add("0 * * * *", NOW + 4 * DAY)
+    first = recurrence_of("0 * * * *", "UTC").next_after(NOW)
+    assert first is not None
+    desk.refused = {first + hours * HOUR for hours in range(200)}
+    [entry] = desk.core.calendar.entries.values()
+    with desk.clock():
+        for _ in range(5):
+            asyncio.run(desk.planner._reserve_next(entry))
+        desk.horizon = 3 * HOUR
+        asyncio.run(desk.planner._reserve_next(entry))
+    assert desk.tries == [first + hours * HOUR for hours in range(5)]
+    desk.refused = set()
+    desk.look(REFUSED_PAUSE)
+    assert desk.skipped == [] or desk.skipped[0].last is None
+
+
+def test_a_duration_beyond_the_horizon_is_refused_shortly_before_its_start() -> None:
+    desk = Desk()
+    desk.add("0 * * * *", NOW + 4 * HOUR, duration=2000.0)
+    desk.horizon = 1000.0
+    first = recurrence_of("0 * * * *", "UTC").next_after(NOW)
+    assert first is not None
+    desk.look()
+    assert desk.tries == []
+    desk.look(first - 30.0 - NOW)
+    assert desk.tries == [first]
+    desk.look(HOUR)
+    assert [(event.due, event.cause) for event in desk.skipped] == [
+        (first, "that lies beyond the horizon")
+    ]
 
 
 def test_a_refused_occurrence_is_reserved_once_it_is_free() -> None:
