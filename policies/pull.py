@@ -150,6 +150,8 @@ class PullCapacity(BackfillCapacity):
 
     def leaves_head_cpus(self, job: Job, seconds: float) -> bool:
         """Whether the head keeps its processors if a job runs for `seconds`. O(reservations)."""
+        if not self._shadows:
+            return True
         return self._has_cpus(min(job.cpus, self.free_cpus), self.now + seconds)
 
     def delays_no_head(self, job: Job, seconds: float) -> bool:

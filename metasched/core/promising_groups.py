@@ -28,6 +28,10 @@ class _Limits(NamedTuple):
         free = [group.free_cpus for part in partitions for group in part.nodes if group.up]
         return cls(max(free, default=0), {name for name, count in licences.items() if count <= 0})
 
+    def may_hold(self, group: UnstartedGroup) -> bool:
+        """Whether a task of a group may fit, in O(1)."""
+        return group.cpus_per_task <= self.largest and self.lacking.isdisjoint(group.job.licences)
+
     def select(self, groups: Iterable[UnstartedGroup], cluster: str) -> list[UnstartedGroup]:
         """Return the groups of other clusters that may fit, in O(1) for each."""
         largest, lacking = self
@@ -176,7 +180,8 @@ class PromisingGroups:
         self._cluster = cluster
         self._last: GroupCheck | None = None  # the last check
         self._checked_at: float | None = None  # time of the last check, if groups were checked
-        self._limits: tuple[ClusterInfo, _Limits] | None = None  # of these facts
+        # of these partitions and licences
+        self._limits: tuple[Sequence[Partition], Mapping[str, int], _Limits] | None = None
 
     def plan_check(self, info: ClusterInfo, index: UnstartedIndex) -> GroupCheck | None:
         """Return the check to be made with these facts; None: it would find no group.
@@ -213,9 +218,10 @@ class PromisingGroups:
         """Return the groups of other clusters that may fit, in O(1) for each."""
         if not groups:
             return groups
-        if self._limits is None or self._limits[0] is not info:
-            self._limits = info, _Limits.of(info.partitions, info.free_licences)
-        return self._limits[1].select(groups, self._cluster)
+        known, partitions, licences = self._limits, info.partitions, info.free_licences
+        if known is None or known[0] is not partitions or known[1] is not licences:
+            known = self._limits = partitions, licences, _Limits.of(partitions, licences)
+        return known[2].select(groups, self._cluster)
 
     def check(self, planned: GroupCheck, capacity: PullCapacity) -> list[UnstartedGroup]:
         """Return the groups of which a task may start there while no other is on its way.
@@ -224,33 +230,28 @@ class PromisingGroups:
         """
         if planned is self._last and capacity.now == self._checked_at:
             return planned.promising
-        promising, delaying = list[UnstartedGroup](), dict.fromkeys(planned.delaying)
-        candidates = dict.fromkeys([group for group in planned.promising if group.tasks])
-        held_up = _select_held_up(candidates, capacity)
-        for group in candidates:
-            if group not in held_up and capacity.leaves_head_cpus(group.job, group.shortest):
-                if not capacity.fits_now(group.job):
-                    continue
-                if capacity.delays_no_head(group.job, group.shortest):
+        promising: list[UnstartedGroup] = []
+        delaying = dict.fromkeys(planned.delaying)
+        plan, later = planned.info.head_plan, None  # what the head leaves, once it matters
+        for group in dict.fromkeys(planned.promising):
+            if not group.tasks:
+                continue
+            seconds = group.shortest
+            if not capacity.leaves_head_cpus(group.job, seconds):
+                delaying[group] = None
+            elif capacity.fits_now(group.job):
+                delays = False
+                if plan is not None and capacity.now + seconds > plan.start:
+                    # most groups exceed what the head leaves: found in O(1)
+                    if later is None:
+                        later = _Limits.of(plan.partitions, plan.licences)
+                    delays = not later.may_hold(group) or not capacity.delays_no_head(
+                        group.job, seconds
+                    )
+                if delays:
+                    delaying[group] = None
+                else:
                     promising.append(group)
-                    continue
-            delaying[group] = None
         self._last = GroupCheck(planned.info, promising, list(delaying), planned.position)
         self._checked_at = capacity.now
         return promising
-
-
-def _select_held_up(
-    groups: Iterable[UnstartedGroup], capacity: PullCapacity
-) -> Set[UnstartedGroup]:
-    """Return the groups that exceed what the head leaves, in O(1) for each: most of them."""
-    if (plan := capacity.info.head_plan) is None:
-        return frozenset()
-    largest, lacking = _Limits.of(plan.partitions, plan.licences)
-    now, start = capacity.now, plan.start
-    return {
-        group
-        for group in groups
-        if now + group.shortest > start
-        and (group.cpus_per_task > largest or not lacking.isdisjoint(group.job.licences))
-    }

@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from metasched.core.tasks import Task, TaskId
 from metasched.model.job import Job
@@ -69,7 +70,9 @@ class UnstartedIndex:
         # by cluster: how many groups need so many processors, and the fewest that some group needs
         self._sizes: dict[str, dict[int, int]] = {}
         self._fewest_cpus: dict[str, int] = {}
-        self._fewest_elsewhere: dict[str, float] = {}  # by cluster, until `_fewest_cpus` changes
+        # cluster where some task needs the fewest processors, these, the fewest of all others;
+        # None: to be found again
+        self._least: tuple[str, float, float] | None = None
 
     def add(self, task: Task, cluster: str) -> None:
         """Add a task that is now pending, or may be, on a cluster."""
@@ -110,7 +113,7 @@ class UnstartedIndex:
         sizes[cpus] = sizes.get(cpus, 0) + 1
         if cpus < self._fewest_cpus.get(cluster, math.inf):
             self._fewest_cpus[cluster] = cpus
-            self._fewest_elsewhere.clear()
+            self._least = None
 
     def _discount_size(self, cluster: str, cpus: int) -> None:
         sizes = self._sizes[cluster]
@@ -119,7 +122,7 @@ class UnstartedIndex:
             return
         del sizes[cpus]
         if cpus == self._fewest_cpus[cluster]:
-            self._fewest_elsewhere.clear()
+            self._least = None
             if sizes:
                 self._fewest_cpus[cluster] = min(sizes)
             else:
@@ -127,11 +130,13 @@ class UnstartedIndex:
 
     def fewest_cpus_elsewhere(self, cluster: str) -> float:
         """Return the fewest processors that a task of another cluster needs; inf: there is none."""
-        fewest = self._fewest_elsewhere.get(cluster)
-        if fewest is None:
-            elsewhere = [cpus for name, cpus in self._fewest_cpus.items() if name != cluster]
-            fewest = self._fewest_elsewhere[cluster] = min(elsewhere, default=math.inf)
-        return fewest
+        least = self._least
+        if least is None:
+            ordered = sorted(self._fewest_cpus.items(), key=itemgetter(1))
+            first = ordered[0] if ordered else ("", math.inf)
+            others = ordered[1][1] if len(ordered) > 1 else math.inf
+            least = self._least = *first, others
+        return least[2] if least[0] == cluster else least[1]
 
     def groups_since(self, position: int) -> list[UnstartedGroup]:
         """Return the groups in the log from a position on; after a cut, all groups."""

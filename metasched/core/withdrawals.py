@@ -303,13 +303,14 @@ class Withdrawals:
             and not self._leasing.may_lose_lease(task)
         )
 
-    def _has_waited(self, task: Task, later: float = 0.0) -> bool:
-        """Whether its cluster will be up for long enough since the dispatch, `later` seconds on."""
+    def _has_waited(self, task: Task) -> bool:
+        """Whether its cluster was up for long enough since the dispatch."""
         attempt = task.live_attempt
-        view = self._state.views[attempt.cluster]
-        observed = view.observed_seconds(self._state.observed_seconds)
-        waited = observed - attempt.observed_at_dispatch
-        return waited + later >= self._state.policy.pull_after * 2.0**task.moves
+        waited = self._observed_seconds(attempt.cluster) - attempt.observed_at_dispatch
+        return waited >= self._state.policy.pull_after * 2.0**task.moves
+
+    def _observed_seconds(self, cluster: str) -> float:
+        return self._state.views[cluster].observed_seconds(self._state.observed_seconds)
 
     def pull_candidates(self, cluster: str, info: ClusterInfo, now: float) -> Iterator[Task]:
         """Yield tasks that a listing with these facts may let be pulled there, all clusters up.
@@ -335,8 +336,14 @@ class Withdrawals:
                 yield task
 
     def _waiting(self, groups: Iterable[UnstartedGroup], later: float) -> Iterator[Task]:
-        """Yield tasks that nobody withdraws and that will have waited long enough."""
+        """Yield tasks that nobody withdraws and that in `later` seconds have waited long enough."""
+        pull_after = self._state.policy.pull_after
         for group in groups:
+            if not group.tasks:
+                continue
+            observed = self._observed_seconds(group.cluster)
             for _, _, task in group.tasks:
-                if task.live_attempt.intent is None and self._has_waited(task, later):
+                attempt = task.live_attempt
+                waited = observed - attempt.observed_at_dispatch
+                if attempt.intent is None and waited + later >= pull_after * 2.0**task.moves:
                     yield task

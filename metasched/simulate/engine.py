@@ -433,7 +433,7 @@ class Simulation:
         """Run local policies and report to the core until no manager changes."""
         needs_pass = self._needs_pass
         while needs_pass or polled:
-            changed = set[int]()
+            changed: set[int] = set()
             while needs_pass:
                 index = min(needs_pass)
                 needs_pass.remove(index)
@@ -458,10 +458,12 @@ class Simulation:
         Also the clusters where tasks have started that the listings of others would pull: the core
         has to know that before.
         """
-        pulling, starting = set[int](), set[int]()
+        pulling: set[int] = set()
+        starting: set[int] = set()
         if not self._pulling:
             return pulling, starting
-        self._list_pending(now)
+        if self._unlisted:
+            self._list_pending(now)
         for index in indexes:
             for task in self._pull_candidates(index, now):
                 if (scheduled := self._scheduled.get(task.job.id)) is None:
