@@ -283,20 +283,22 @@ def fits_partition(
     remaining_tasks, max_nodes = job.tasks, partition.max_nodes
     remaining_nodes = job.nodes if job.nodes is not None else max_nodes
     constraint, needs_up, cpus = job.constraint, only_up or only_free, job.cpus_per_task
-    sizes = (
-        (count_tasks(job, nodes, only_free), nodes.count)
+    usable = [
+        nodes
         for nodes in partition.nodes
         if (nodes.free_cpus if only_free else nodes.cpus) >= cpus
         and (nodes.up or not needs_up)
         and (constraint is None or satisfies_constraint(nodes, constraint))
-    )
+    ]
     if remaining_nodes is None:  # no limit on nodes: their order does not matter
-        for tasks, count in sizes:
-            remaining_tasks -= tasks * count
+        for nodes in usable:
+            remaining_tasks -= count_tasks(job, nodes, only_free) * nodes.count
             if remaining_tasks <= 0:
                 return True
         return False
-    largest_first = sorted(sizes, reverse=True)
+    largest_first = sorted(
+        [(count_tasks(job, nodes, only_free), nodes.count) for nodes in usable], reverse=True
+    )
     if job.nodes is not None and sum(count for tasks, count in largest_first if tasks) < job.nodes:
         return False
     for tasks, count in largest_first:

@@ -132,11 +132,12 @@ class ClusterView:
 
     def update_info(self, info: ClusterInfo) -> None:
         """Take over a new reported state."""
-        previous_key, self.eligibility_key = self.eligibility_key, eligibility_key(info)
-        if self.eligibility_key != previous_key:
-            self.decisions.clear()
-            if _permanent(self.eligibility_key) != _permanent(previous_key):
-                self.pulls.evidence.clear()
+        if self.info is None or not _is_as_eligible(info, self.info):
+            previous_key, self.eligibility_key = self.eligibility_key, eligibility_key(info)
+            if self.eligibility_key != previous_key:
+                self.decisions.clear()
+                if _permanent(self.eligibility_key) != _permanent(previous_key):
+                    self.pulls.evidence.clear()
         self.info, self.owed_by_others = info, info.owed_by_others
         self.computing_power = info.cpus * self.cluster.benchmark or math.inf
         self.valid_until = -math.inf
@@ -255,6 +256,16 @@ def loads(views: Collection[ClusterView], now: float) -> list[float]:
     if min(owed, default=0.0) < 0.0:  # by rounding, when all running jobs are about to end
         return [max(0.0, seconds) for seconds in owed]
     return owed
+
+
+def _is_as_eligible(info: ClusterInfo, before: ClusterInfo) -> bool:
+    """Whether both have the same `eligibility_key`, in O(1): only the load of queues differs."""
+    return (
+        info.partitions is before.partitions
+        and info.associations is before.associations
+        and info.licences == before.licences
+        and info.hosts == before.hosts
+    )
 
 
 def _permanent(key: EligibilityKey | None) -> object:

@@ -312,28 +312,26 @@ class Withdrawals:
     def _observed_seconds(self, cluster: str) -> float:
         return self._state.views[cluster].observed_seconds(self._state.observed_seconds)
 
-    def pull_candidates(self, cluster: str, info: ClusterInfo, now: float) -> Iterator[Task]:
-        """Yield tasks that a listing with these facts may let be pulled there, all clusters up.
+    def pull_candidates(self, cluster: str, info: ClusterInfo, now: float) -> Iterable[Task]:
+        """Return tasks that a listing with these facts may let be pulled there, all clusters up.
 
         They may have started since the last listing of their cluster. `has_task_for` is checked by
         the caller: most listings need no facts.
         """
         if not info.may_start_jobs:
-            return
+            return ()
         view = self._state.views[cluster]
         planned = view.pulls.promising_groups.plan_check(info, self._state.unstarted_index)
         if planned is None:
-            return
+            return ()
         later = now - self._state.now
         if not any(self._waiting(planned.promising, later)):  # cheaper than the check
-            return
+            return ()
         found = self._check_groups(view, planned, now)
         if found is None:
-            return
+            return ()
         groups, capacity = found
-        for task in self._waiting(groups, later):
-            if capacity.can_start(task.job):
-                yield task
+        return (task for task in self._waiting(groups, later) if capacity.can_start(task.job))
 
     def _waiting(self, groups: Iterable[UnstartedGroup], later: float) -> Iterator[Task]:
         """Yield tasks that nobody withdraws and that in `later` seconds have waited long enough."""
