@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -37,7 +37,7 @@ SPARE_MEMORY = 48.0  # MiB that may be added: memory of ended tasks, of a few po
 SPARE_FILES = 32  # that may be added, by connections at the moment of a sample
 LEAST_SAMPLES = 10  # in a third of those after the last submission; else growth is not judged
 MAX_WAL = 512.0  # MiB
-MIN_SHARE = 0.5  # of an equal share of the starts, for a user whose tasks still wait
+MIN_SHARE = 0.75  # of an equal share of the starts, for a user whose tasks still wait
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,8 @@ class UserStarts:
     started: int
     accepted: int = 0  # tasks
     waiting: int = 0  # tasks that had not started
+    # starts since all tasks were accepted: by then each user had tasks waiting; None: not counted
+    competing: int | None = None
 
 
 @dataclass
@@ -121,9 +123,9 @@ def run(folder: Path, size: Size, struck: Sequence[Fault], seed: str) -> Result:
     ):
         monitor = Monitor(loaded)
         with monitor.sampling(size.sample_interval):
-            _load(result, monitor, users, struck)
+            before = _load(result, monitor, users, struck)
         result.samples, result.seconds = monitor.samples, round(monitor.seconds, 1)
-        result.users = _starts(users, loaded)
+        result.users = _starts(users, loaded, before)
         for user in users:
             user.end()
         _settle(result, loaded)
@@ -159,42 +161,47 @@ class _User:
 
 @contextlib.contextmanager
 def _users(loaded: LoadedSite, size: Size, seed: str) -> Iterator[list[_User]]:
-    """Start a process for each account. The first has a third of all tasks, the last none."""
+    """Start a process for each account."""
     users: list[_User] = []
-    others = size.tasks - size.tasks // 3
     with contextlib.ExitStack() as stack:
-        for number, account in enumerate(loaded.accounts):
-            if number == size.accounts:
-                tasks = 0
-            elif number == 0 and size.accounts > 1:
-                tasks = size.tasks // 3
-            else:
-                tasks = others // max(1, size.accounts - 1)
-            plan = Plan(
-                socket=str(loaded.socket),
-                run_log=str(loaded.run_log),
-                account=account,
-                label=f"u{number}",
-                tasks=tasks,
-                ramp=size.ramp,
-                largest_array=size.largest_array,
-                run_times=size.run_times,
-                clusters=loaded.clusters,
-                pause=size.pause,
-                seed=f"{seed} {number}",
-            )
-            output = loaded.site.folder / f"user-{number}"
+        for plan in plans(size, seed, loaded.clusters, loaded.accounts):
+            plan = replace(plan, socket=str(loaded.socket), run_log=str(loaded.run_log))
+            output = loaded.site.folder / f"user-{plan.label}"
             with output.open("wb") as file:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "tests.load.user", msgspec.json.encode(plan).decode()],
                     env={"PYTHONPATH": ROOT, "PATH": "/usr/bin:/bin", "HOME": "/"},
                     stdin=subprocess.PIPE,
                     stdout=file,
-                    **accounts.as_(account),
+                    **accounts.as_(plan.account),
                 )
             stack.callback(_end, process)
-            users.append(_User(account, f"u{number}", process, output))
+            users.append(_User(plan.account, plan.label, process, output))
         yield users
+
+
+def plans(size: Size, seed: str, clusters: Sequence[str], names: Sequence[str]) -> list[Plan]:
+    """Return the plans of these accounts. The first has a third of all tasks, the last none."""
+    others = size.tasks - size.tasks // 3
+    shares = [others // max(1, size.accounts - 1)] * size.accounts
+    if size.accounts > 1:
+        shares[0] = size.tasks // 3
+    return [
+        Plan(
+            socket="",
+            run_log="",
+            account=account,
+            label=f"u{number}",
+            tasks=tasks,
+            ramp=size.ramp,
+            largest_array=size.largest_array,
+            run_times=size.run_times,
+            clusters=tuple(clusters),
+            pause=size.pause,
+            seed=f"{seed} {number}",
+        )
+        for number, (account, tasks) in enumerate(zip(names, [*shares, 0], strict=True))
+    ]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -204,8 +211,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _load(
     result: Result, monitor: Monitor, users: Sequence[_User], struck: Sequence[Fault]
-) -> None:
-    """Strike until the time is over, or until all tasks have ended."""
+) -> Counter[str] | None:
+    """Strike until the time is over, or until all tasks have ended.
+
+    Return the starts by user until all tasks were accepted; None if they were not.
+    """
+    before: Counter[str] | None = None
     loaded, size = monitor.loaded, result.size
     bulk = [user for user in users if user.label != f"u{size.accounts}"]
     remaining = list(struck)
@@ -213,6 +224,7 @@ def _load(
         _check_alive(users, loaded)
         if not result.submitted_after and all(user.has_submitted for user in bulk):
             result.submitted_after = round(monitor.seconds, 1)
+            before = _count_starts(loaded)
         left = len(struck) - len(remaining)
         # in the small form as soon as payloads run, else evenly over the time after the ramp
         due = size.ramp + (left + 1) * (size.minutes * 60 - size.ramp) / (len(struck) + 1)
@@ -222,6 +234,7 @@ def _load(
         if result.submitted_after and not remaining and not _open_tasks(loaded):
             break
         time.sleep(0.5)
+    return before
 
 
 def _check_alive(users: Sequence[_User], loaded: LoadedSite) -> None:
@@ -263,11 +276,25 @@ def _all_up(client: Client) -> bool:
     return {row["state"] for row in client.clusters()} == {"up"}
 
 
-def _starts(users: Sequence[_User], loaded: LoadedSite) -> list[UserStarts]:
+def _count_starts(loaded: LoadedSite) -> Counter[str]:
+    """Return the starts so far, by user."""
+    return Counter(name.partition("x")[0] for name in set(loaded.run_log.read_text().split()))
+
+
+def _starts(
+    users: Sequence[_User], loaded: LoadedSite, before: Counter[str] | None
+) -> list[UserStarts]:
     """Return the starts of each user so far; `_judge` sets the other numbers."""
-    starts = Counter(name.partition("x")[0] for name in set(loaded.run_log.read_text().split()))
-    last = users[-1]
-    return [UserStarts(user.label, user is last, starts[user.label]) for user in users]
+    starts, last = _count_starts(loaded), users[-1]
+    return [
+        UserStarts(
+            user.label,
+            user is last,
+            starts[user.label],
+            competing=None if before is None else starts[user.label] - before[user.label],
+        )
+        for user in users
+    ]
 
 
 def _settle(result: Result, loaded: LoadedSite) -> None:
@@ -353,16 +380,21 @@ def _promises(report: Report, uid: int) -> dict[str, Promise]:
 def starved(users: Sequence[UserStarts]) -> list[str]:
     """Return the users with waiting tasks and less than `MIN_SHARE` of an equal share of starts.
 
-    The equal share is the median of those who still had waiting tasks.
+    The equal share is the median of those who still had waiting tasks. Starts count while all had:
+    who submits first fills empty queues alone.
     """
-    backlogged = [user for user in users if user.waiting and not user.single]
-    if not backlogged:
+    starts = {
+        user.label: user.started if user.competing is None else user.competing
+        for user in users
+        if user.waiting and not user.single
+    }
+    if not starts:
         return []
-    share = median(user.started for user in backlogged)
+    share = median(starts.values())
     return [
-        f"starved: {user.label} has {user.started} starts, an equal share is {share:g}"
-        for user in backlogged
-        if user.started < MIN_SHARE * share
+        f"starved: {label} has {count} starts, an equal share is {share:g}"
+        for label, count in starts.items()
+        if count < MIN_SHARE * share
     ]
 
 

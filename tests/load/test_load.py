@@ -5,16 +5,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import pytest
 
 from tests.conftest import require
+from tests.load.model import Model
 from tests.load.monitor import Sample
 from tests.load.report import PAGE, STORE, Stored, page
 from tests.load.run import DAEMON_KILLED, MAX_WAL, UserStarts, run, starved, unbounded
-from tests.load.site import SMALL, missing
+from tests.load.site import LARGE, SMALL, missing
 
 CALM = Sample(0.0, 200.0, 30.0, 40, 20, 10.0, 4.0, 5.0, 0)
 
@@ -38,8 +42,37 @@ def test_a_starved_user_is_a_violation() -> None:
     one_by_one = UserStarts("u9", True, 2, waiting=1)
     all_started = UserStarts("u8", False, 3, waiting=0)
     assert starved([*fed, one_by_one, all_started]) == []
-    [line] = starved([*fed, UserStarts("u3", False, 49, waiting=5)])
+    [line] = starved([*fed, UserStarts("u3", False, 74, waiting=5)])
     assert "u3" in line
+    # what he had started before all competed does not help
+    competing = [replace(user, competing=50) for user in fed]
+    [line] = starved([*competing, UserStarts("u3", False, 900, waiting=5, competing=30)])
+    assert "u3 has 30 starts" in line
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_starts_are_equal_once_all_users_wait(seed: str) -> None:
+    """Who submits first fills the empty queues; his lead is at most that filling, and stays so."""
+    cpus = {"alpha": 32, "beta": 32, "cell": 16, "local0": 8, "local1": 8}
+    model = Model(LARGE, cpus, seed)
+    first = Counter[str]()
+    for seconds in model.run():
+        if seconds == 60.0:
+            first = model.starts.copy()
+        elif seconds >= 180.0:
+            break
+    later = model.starts - first
+    share = median(later.values())
+    assert len(later) == LARGE.accounts
+    assert share > 100
+    for user, starts in later.items():
+        assert 0.8 * share < starts < 1.1 * share, user
+    filling = len(cpus) * LARGE.queue_depth + sum(cpus.values())
+    assert max(model.starts.values()) < median(model.starts.values()) + filling
+    if seed == "1":  # the user of docs/load.md
+        [(user, lead)] = model.starts.most_common(1)
+        assert user == "u10"
+        assert lead > 1.5 * median(model.starts.values())
 
 
 @pytest.mark.parametrize(

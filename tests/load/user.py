@@ -76,13 +76,19 @@ class Report:
 class User:
     """Acts by a plan until standard input ends."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan, self.report = plan, Report()
-        self._client = Client(plan.socket, timeout=CALL_TIMEOUT)
+    def __init__(
+        self,
+        plan: Plan,
+        client: Client | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` returns seconds."""
+        self._plan, self.report, self._clock = plan, Report(), clock
+        self._client = client or Client(plan.socket, timeout=CALL_TIMEOUT)
         self._draw = random.Random(plan.seed)
         self._numbers = 0  # jobs submitted so far
         self._tasks = 0  # tasks submitted so far
-        self._begun = time.monotonic()
+        self._begun = clock()
         self._unreleased: list[str] = []  # jobs that are held until a release is answered
         self._announced = False  # whether SUBMITTED was printed
         self._names: dict[int, SubmittedJob] = {}  # by id
@@ -90,15 +96,25 @@ class User:
 
     def run(self) -> None:
         """Act until standard input ends, then cancel all that has not started."""
-        act = self._work if self._plan.tasks else self._follow_single_jobs
-        pause = self._plan.pause if self._plan.tasks else LIGHT_PAUSE
-        while not self._stopped(pause * self._draw.uniform(0.5, 1.5)):
-            act()
+        while not self._stopped(self.next_pause()):
+            self.act()
         for _ in range(CANCEL_TRIES):
             if (rows := self._cancel_all()) is not None:
                 self.report.left = len(rows)
                 break
             time.sleep(1.0)
+
+    def act(self) -> None:
+        """Submit what is due, and issue a command."""
+        if self._plan.tasks:
+            self._work()
+        else:
+            self._follow_single_jobs()
+
+    def next_pause(self) -> float:
+        """Draw the seconds until the next act."""
+        pause = self._plan.pause if self._plan.tasks else LIGHT_PAUSE
+        return pause * self._draw.uniform(0.5, 1.5)
 
     def _stopped(self, seconds: float) -> bool:
         """Wait; return whether the run is to end."""
@@ -106,7 +122,7 @@ class User:
 
     def _work(self) -> None:
         """Submit what is due, then issue a command."""
-        plan, elapsed = self._plan, time.monotonic() - self._begun
+        plan, elapsed = self._plan, self._clock() - self._begun
         due = plan.tasks * min(1.0, elapsed / plan.ramp) if plan.ramp else plan.tasks
         while self._tasks < due and not self._stopped(0):
             self._submit_portion(plan.tasks - self._tasks)
@@ -172,13 +188,13 @@ class User:
     def _follow_single_jobs(self) -> None:
         """Submit a single job if few are open; note the ends of the open ones."""
         if len(self._followed) < LIGHT_JOBS:
-            begun = time.monotonic()
+            begun = self._clock()
             self._followed |= dict.fromkeys(self._submit("submit", [None]), begun)
         ids = [str(id) for id in self._followed]
         rows = self._timed("status of a few jobs", lambda: self._client.jobs(ids)) if ids else []
         ended = [row["job"] for row in rows or () if row["state"] in ENDED]
         for id in ended:
-            seconds = time.monotonic() - self._followed.pop(id)
+            seconds = self._clock() - self._followed.pop(id)
             self.report.latencies.setdefault("a single job, to its end", []).append(seconds)
         if ended:
             self._page()
@@ -266,7 +282,7 @@ class User:
 
     def _timed(self, kind: str, function: Callable[[], Any]) -> Any:
         """Call a function; store its latency. Return its result, or None if it failed."""
-        begun = time.monotonic()
+        begun = self._clock()
         try:
             result = function()
         except (DaemonUnreachable, ResponseLost):
@@ -275,7 +291,7 @@ class User:
         except ClientError as error:
             self.report.errors.append(f"{kind}: {error}")
             return None
-        self.report.latencies.setdefault(kind, []).append(time.monotonic() - begun)
+        self.report.latencies.setdefault(kind, []).append(self._clock() - begun)
         return result
 
 
