@@ -157,6 +157,29 @@ def test_a_limit_is_tested_with_the_alternative_that_waits_for_it() -> None:
     assert (send.job, licences(waiting)) == (3, {"b": 1})
 
 
+def test_open_and_queued_tasks_with_alternatives_count_once() -> None:
+    """One with two alternatives fills limits of one: queued, then open until it ends."""
+    one = LimitSettings(users={"ada": LimitTable(open_tasks=1, queued=1)})
+    site = Site(pools=TWO, limits=one)
+    site.step(JobSubmitted(NOW, job(1, licences={"a": 1, "b": 1})))  # of another user
+    limits, another = site.core.limits, job(3, user="ada")
+
+    def uses() -> dict[str, int]:
+        return {use.resource: use.used for use in limits.uses_of(limits.scopes())}
+
+    assert limits.admission_refusal([(either(2, user="ada"), 1)]) is None
+    site.step(JobSubmitted(NOW, either(2, user="ada")))
+    assert uses() == {"open_tasks": 1, "queued": 1}
+    assert limits.admission_refusal([(another, 1)]) is not None
+    end(site, 1)
+    assert site.state(2) is State.DISPATCHING
+    assert uses() == {"open_tasks": 1, "queued": 0}
+    assert limits.admission_refusal([(another, 1)]) is not None
+    end(site, 2)
+    assert uses() == {"open_tasks": 0, "queued": 0}
+    assert limits.admission_refusal([(another, 1)]) is None
+
+
 def test_an_alternative_whose_limit_opens_later_is_taken() -> None:
     site = Site(pools=(TWO[0], LicencePool(name="b", total=9)), limits=ada_may_have(b=1))
     site.step(JobSubmitted(NOW, job(1, licences={"a": 1}, clusters=("right",))))
