@@ -312,25 +312,33 @@ class LicenceQueue(LicenceAccounts):
 
     def _fitting_groups(self, now: float) -> list[TaskGroup]:
         """Return the groups whose first tasks request no more tokens than are free."""
-        groups, fitting = self._groups, list[TaskGroup]()
-        pools = self._state.pools.items()
-        free = {name: pool.free(now) or 0 for name, pool in pools if pool.requests}
+        groups, pools = self._groups, self._state.pools
+        fitting: list[TaskGroup] = []
+        free: dict[str, int] = {}  # of the licences that some request needs
         if self._fitting_version == self._state.version:
             for group in self._fitting:
                 if group.lines:
                     for name, count in group.requested.items():
+                        if name not in free:
+                            free[name] = pools[name].free(now) or 0
                         if count > free[name]:
                             break
                     else:
                         fitting.append(group)
             return fitting
+        for name in self._requests:
+            free[name] = pools[name].free(now) or 0
         for largest, by_count in self._requests.items():
             available = free[largest]
-            for needed, requests in by_count.items() if available > 0 else ():
+            if available <= 0:
+                continue
+            for needed, requests in by_count.items():
                 if needed > available:
                     continue
                 for request in requests:
                     for name, count in request:
+                        if name not in free:
+                            free[name] = pools[name].free(now) or 0
                         if count > free[name]:
                             break
                     else:
