@@ -27,6 +27,7 @@ OPEN = "queued,held,dispatching,pending,running"
 SENT = 1_000  # to two Slurm clusters, as native arrays
 ARRAYS, ARRAY_SIZE = 5, 100_000
 CALM = 5.0  # seconds for which another client is measured alone
+CYCLES = 3  # of release and hold, of which the median counts
 
 
 @pytest.mark.bench
@@ -137,8 +138,8 @@ def call_in_a_loop(
 
 
 @contextmanager
-def other_client(running: Site, worst: dict[str, float], name: str) -> Iterator[None]:
-    """Let a process of its own call the daemon; its slowest call, in seconds, goes to `worst`."""
+def other_client(running: Site, worst: dict[str, list[float]], name: str) -> Iterator[None]:
+    """Let a process of its own call the daemon; append its slowest call, in seconds, to `worst`."""
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     started, stop = context.Event(), context.Event()
@@ -150,7 +151,7 @@ def other_client(running: Site, worst: dict[str, float], name: str) -> Iterator[
         yield
     finally:
         stop.set()
-        worst[name] = receiver.recv()
+        worst.setdefault(name, []).append(receiver.recv())
         process.join()
 
 
@@ -162,36 +163,39 @@ def test_held_arrays_of_a_hundred_thousand(running: Site, record: Record) -> Non
     daemon = psutil.Process(running.pid)
 
     new = submission(running.folder, ARRAYS, array=f"1-{ARRAY_SIZE}%1", held=True)
-    worst: dict[str, float] = {}
-    with other_client(running, worst, "calm"):
-        time.sleep(CALM)
+    worst: dict[str, list[float]] = {}
+    for _ in range(CYCLES):
+        with other_client(running, worst, "calm"):
+            time.sleep(CALM)
     before = daemon.memory_full_info().pss
     jobs: list[str] = []
-    spent, memory = {}, {}
+    spent: dict[str, list[float]] = {}
+    memory = {}
 
     def measured(name: str, call: Callable[[], object]) -> None:
         with other_client(running, worst, name):
-            spent[name] = seconds(call)
+            spent.setdefault(name, []).append(seconds(call))
         memory[name] = daemon.memory_full_info().pss - before
 
     measured("accepted", lambda: jobs.extend(str(row["job"]) for row in client.submit(new)))
     measured("first page listed", lambda: client._request("GET", "/jobs", {"limit": 100}))
-    measured("released", lambda: client.change("release", jobs))
-    measured("held", lambda: client.change("hold", jobs))
+    for _ in range(CYCLES):  # a single slowest call swings by a factor of four
+        measured("released", lambda: client.change("release", jobs))
+        measured("held", lambda: client.change("hold", jobs))
     measured("cancelled", lambda: client.change("cancel", jobs))
 
     targets = {"accepted": "at most 2 s", "cancelled": "at most 5 s"}
     memory_targets = {"accepted": "at most 50 MB"}
     for name, took in spent.items():
         title = f"five held arrays of {ARRAY_SIZE:,}: {name}"
-        record(title, took, "s", target=targets.get(name, ""))
+        record(title, median(took), "s", target=targets.get(name, ""))
         more, bound = memory[name] / 1e6, memory_targets.get(name, "")
         record(f"{title}, more memory (PSS)", more, "MB", target=bound)
         record(
             f"{title}, slowest call of another client",
-            worst[name],
+            median(worst[name]),
             "s",
-            peers={"calm": worst["calm"]},
+            peers={"calm": median(worst["calm"])},
             target="at most 3 x peer",
         )
 
