@@ -1,7 +1,7 @@
 """The options of sbatch: a single table for command line, variables, script and documents.
 
-It has every option of Slurm 22.05 and 24.11 (docs/sbatch.md). The words after the options are the
-script and its arguments.
+It has every option of Slurm 22.05, 24.11 and 26.05 (docs/sbatch.md). The words after the
+options are the script and its arguments.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def _rows() -> Iterator[tuple[str, ...]]:
         "of metasched or Slurm, or `all`",
     )
     yield "comment", VALUE, MAPPED, "", ""
+    yield "consolidate-segments", FLAG, SLURM, "", ""
     yield (
         "constraint C",
         VALUE,
@@ -70,6 +71,7 @@ def _rows() -> Iterator[tuple[str, ...]]:
     )
     yield "container", VALUE, SLURM_ONLY, "SBATCH_CONTAINER", ""
     yield "container-id", VALUE, SLURM_ONLY, "SBATCH_CONTAINER_ID", ""
+    yield "container-type", VALUE, SLURM_ONLY, "", ""
     yield "context", VALUE, SLURM, "", ""
     yield "contiguous", FLAG, SLURM, "", ""
     yield "core-spec S", VALUE, SLURM, "SBATCH_CORE_SPEC", ""
@@ -93,6 +95,7 @@ singleton; `,` or `?`, not both",
     yield "exclusive", OPTIONAL, MAPPED, "SBATCH_EXCLUSIVE", "with a value: Slurm clusters alone"
     yield "export", VALUE, MAPPED, "SBATCH_EXPORT", "ALL, NONE, NIL, and NAME or NAME=value"
     yield "export-file", VALUE, REFUSED, "", "set the variables in the script"
+    yield "external", FLAG, REFUSED, "", "METASCHED_BYPASS=1 submits it to one cluster"
     yield "extra", VALUE, SLURM, "", ""
     yield "extra-node-info B", VALUE, SLURM_ONLY, "", ""
     yield (
@@ -145,6 +148,7 @@ singleton; `,` or `?`, not both",
     yield "mem-bind", VALUE, SLURM, "SBATCH_MEM_BIND", ""
     yield "mem-per-cpu", VALUE, MAPPED, "SBATCH_MEM_PER_CPU", ""
     yield "mem-per-gpu", VALUE, SLURM_ONLY, "SBATCH_MEM_PER_GPU", ""
+    yield "mem-update", VALUE, SLURM, "", ""
     yield "mincpus", VALUE, SLURM_ONLY, "", ""
     yield "network", VALUE, SLURM, "SBATCH_NETWORK", ""
     yield "nice", OPTIONAL, MAPPED, "", "in the queue of its cluster; below 0: Slurm clusters alone"
@@ -194,11 +198,13 @@ singleton; `,` or `?`, not both",
         "SBATCH_RESERVATION",
         "a number: of metasched; a name: Slurm clusters alone",
     )
+    yield "resources", VALUE, SLURM_ONLY, "", ""
     yield "resv-ports", OPTIONAL, SLURM_ONLY, "", ""
     yield "segment", VALUE, SLURM_ONLY, "", ""
     yield "signal", VALUE, MAPPED, "SBATCH_SIGNAL", "on Grid Engine and DRMAA with `--time`"
     yield "sockets-per-node", VALUE, SLURM_ONLY, "", ""
     yield "spread-job", FLAG, SLURM, "SBATCH_SPREAD_JOB", ""
+    yield "spread-segments", FLAG, SLURM, "", ""
     yield "stepmgr", FLAG, SLURM, "", ""
     yield "switches", VALUE, SLURM, "SBATCH_REQ_SWITCH", ""
     yield "tasks-per-node", VALUE, MAPPED, "", "as `--ntasks-per-node`"
