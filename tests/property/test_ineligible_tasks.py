@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from msgspec import structs
 
 from metasched.core.events import CoreEvent, DaemonStarted, Outcome
@@ -16,14 +17,22 @@ from tests.property.core_rules import Deeds
 
 
 def without_groups(core: Core) -> Core:
-    """Return the core, changed to examine each ready task after any change of a limit."""
+    """Return the core, changed to examine each task of a group after any change of a limit.
+
+    What waits for licences is not examined then, as in the core: it would leave their queue, and
+    lose its turn there, while no cluster has room.
+    """
     gates, placement = core._gates, core._placement
     take_candidates = gates.take_candidates
 
     def take_all() -> tuple[list[Task], QueuesOfGroups]:
-        if gates.ineligible._rechecks or core.state.refills:
-            gates.request_recheck()
-        return take_candidates()
+        ineligible = gates.ineligible
+        if not (ineligible._rechecks or core.state.refills):
+            return take_candidates()
+        take_rechecked = ineligible.take_rechecked
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ineligible, "take_rechecked", lambda every: take_rechecked(every=True))
+            return take_candidates()
 
     gates.take_candidates = take_all  # type: ignore[method-assign]
     placement._group_key = lambda task: task.task_id  # type: ignore[method-assign]
