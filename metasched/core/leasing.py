@@ -15,7 +15,7 @@ from metasched.core.licences.windows import TokenWindow
 from metasched.core.state import SchedulerState
 from metasched.core.tasks import Attempt, StateChange, Task, TaskId
 from metasched.core.transitions import FINAL, LIVE, STARTED
-from metasched.model.job import Reason, State
+from metasched.model.job import Job, Reason, State
 from metasched.model.licence import Lease, LicencePool, LicenceStatus, ReturnedLease
 from metasched.model.reservation import OPEN_STATES, Reservation
 from metasched.policies.eligible import Ineligibility
@@ -342,14 +342,30 @@ class LicenceLeasing:
         lease = self.licences.leases.get(task.task_id)
         return {} if lease is None else lease.tokens
 
-    def may_lose_lease(self, task: Task) -> bool:
+    def may_lose_lease(self, task: Task, choice: int) -> bool:
         """Whether others may get the licences of a task that is to move to another cluster.
 
-        A task with alternatives requests them anew there.
+        A task with alternatives requests them anew there, also if it goes with the same `choice`.
         """
-        if not task.job.licence_choices or task.task_id not in self.licences.leases:
+        if choice != task.job.licence_choice or task.task_id not in self.licences.leases:
             return False
         return self.licences.contended(task.task_id)
+
+    def may_exchange(self, task: Task, job: Job, promised: Mapping[str, int]) -> bool:
+        """Whether a dispatched task would get other licences at once if it returned its own.
+
+        `job` has the others. `promised` tokens are for other tasks.
+        """
+        if not self.enabled:
+            return True
+        own = self.tokens(task)
+        needed = {
+            name: count + promised.get(name, 0) - own.get(name, 0)
+            for name, count in job.licences.items()
+        }
+        return self.licences.may_take_unqueued(
+            needed, _lease_duration(task), _has_time_limit(task), self._state.now
+        )
 
     def contended_tasks(self, view: ClusterView) -> Iterator[Task]:
         """Yield unstarted tasks of a cluster whose licences other tasks wait for."""

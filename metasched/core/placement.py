@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import chain
 from operator import itemgetter
@@ -127,6 +127,21 @@ class Placement:
             )
             for name, view in self._state.views.items()
         ]
+
+    def check_alternative(self, task: Task, choice: int, view: ClusterView) -> Ineligibility | None:
+        """Return why a dispatched task cannot go to a cluster by an alternative, or None."""
+        if not task.job.licence_choices:
+            return self.check_task(task, view)
+        return self.check_task(self._gates.alternatives.stand_ins_of(task)[choice], view)
+
+    def may_change_licences(self, task: Task, job: Job, promised: Mapping[str, int]) -> bool:
+        """Whether a dispatched task, placed anew, would get the licences of `job` at once.
+
+        `promised` tokens are for other tasks.
+        """
+        if self._limits.enabled and self._limits.shortage(job) is not None:
+            return False
+        return self._leasing.may_exchange(task, job, promised)
 
     def may_move_to(self, task: Task, view: ClusterView) -> bool:
         """Whether a dispatched task, placed anew, could go to a cluster, by any alternative."""
@@ -276,11 +291,30 @@ class Placement:
             if (change := self._join_line(task)) is not None:
                 yield change
             return
-        if (change := self._place_task(task)) is not None:
-            yield change
-            self._observe_dispatch(change)
-            if is_stand_in(task) and task.attempt is not None:
-                self._release_followers(task.task_id)
+        for candidate in self._for_target(task):
+            if not self._gates.alternatives.is_current(candidate):
+                return  # its task was rejected
+            if (change := self._place_task(candidate)) is not None:
+                yield change
+                self._observe_dispatch(change)
+            if candidate.attempt is not None:
+                if is_stand_in(candidate):
+                    self._release_followers(candidate.task_id)
+                return
+
+    def _for_target(self, task: Task) -> Iterator[Task]:
+        """Yield a task; before it an alternative that can go where the task is moved, if it cannot.
+
+        It would return to the cluster that it has left.
+        """
+        if is_stand_in(task) and (target := task.target) is not None:
+            alternatives = self._gates.alternatives
+            for other in alternatives.stand_ins_of(alternatives.owner_of(task)):
+                if target in self._find_eligible(other)[0]:
+                    if other is not task:
+                        yield other
+                    break
+        yield task
 
     def _release_followers(self, dispatched: TaskId) -> None:
         """Let the stand-ins of the next task follow, if a head of a remainder was dispatched."""

@@ -1,8 +1,9 @@
 """Index of unstarted tasks for pulls: groups of equal requests on the same cluster. Pure.
 
 Each listing asks which of all pending tasks would start on its cluster now. Tasks of a group need
-the same nodes and licences, so that a group is checked once for all of its tasks. While the facts
-of a cluster do not change, only groups that passed the check, and new ones, are looked at again.
+the same nodes and licences, so that a group is checked once for all of its tasks. A task with
+alternative licences is in a group for each of them. While the facts of a cluster do not change,
+only groups that passed the check, and new ones, are looked at again.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ class UnstartedGroup:
     """Unstarted tasks on a cluster that need the same nodes and licences."""
 
     cluster: str
-    job: Job  # of some task
+    job: Job  # of some task, with the licences of the group
     cpus_per_task: int
     most_copies: int  # of a licence
-    tasks: list[tuple[float, TaskId, Task]] = field(default_factory=list)  # by queue key and id
+    # by queue key and id, with the number of the alternative licences
+    tasks: list[tuple[float, TaskId, int, Task]] = field(default_factory=list)
     _counts: dict[float, int] = field(default_factory=dict)  # tasks by time limit in seconds
     _limits: list[float] = field(default_factory=list)  # a heap: all of `_counts`, and more
 
@@ -38,9 +40,9 @@ class UnstartedGroup:
         """The lowest time limit of a task in seconds; without tasks inf."""
         return self._limits[0] if self._limits else math.inf
 
-    def add(self, task: Task, seconds: float) -> None:
-        """Add a task with this time limit."""
-        insort(self.tasks, (task.queue_key, task.task_id, task))
+    def add(self, task: Task, choice: int, seconds: float) -> None:
+        """Add a task with this time limit; of its alternative licences it takes `choice`."""
+        insort(self.tasks, (task.queue_key, task.task_id, choice, task))
         if seconds not in self._counts:
             heapq.heappush(self._limits, seconds)
         self._counts[seconds] = self._counts.get(seconds, 0) + 1
@@ -62,8 +64,8 @@ class UnstartedIndex:
 
     def __init__(self) -> None:
         self._groups: dict[Hashable, UnstartedGroup] = {}
-        # by task: key of its group, and its time limit in seconds when it was added
-        self._entries: dict[TaskId, tuple[Hashable, float]] = {}
+        # by task: keys of its groups, and its time limit in seconds when it was added
+        self._entries: dict[TaskId, tuple[list[Hashable], float]] = {}
         self._log: list[UnstartedGroup] = []
         self._cut = 0  # entries cut off from the log
         self.position = 0  # the present end of the log
@@ -78,25 +80,31 @@ class UnstartedIndex:
         """Add a task that is now pending, or may be, on a cluster."""
         job = task.job
         seconds = job.time_limit or job.estimated
-        key = (cluster, job.node_requirements, frozenset(job.licences.items()))
-        self._entries[task.task_id] = key, seconds
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = UnstartedGroup(
-                cluster, job, job.cpus_per_task, max(job.licences.values(), default=0)
-            )
-            self._append_to_log(group)
-            self._count_size(cluster, job.cpus)
-        elif seconds < group.shortest:
-            self._append_to_log(group)
-        group.add(task, seconds)
+        keys = list[Hashable]()
+        self._entries[task.task_id] = keys, seconds
+        for choice, licences in enumerate(job.licence_requests):
+            key = (cluster, job.node_requirements, frozenset(licences.items()))
+            keys.append(key)
+            group = self._groups.get(key)
+            if group is None:
+                most_copies = max(licences.values(), default=0)
+                group = self._groups[key] = UnstartedGroup(
+                    cluster, job.with_licences(choice), job.cpus_per_task, most_copies
+                )
+                self._append_to_log(group)
+                self._count_size(cluster, job.cpus)
+            elif seconds < group.shortest:
+                self._append_to_log(group)
+            group.add(task, choice, seconds)
 
     def remove(self, task: Task) -> None:
         """Remove a task that has started or left its cluster."""
-        key, seconds = self._entries.pop(task.task_id)
-        group = self._groups[key]
-        group.remove(task, seconds)
-        if not group.tasks:
+        keys, seconds = self._entries.pop(task.task_id)
+        for key in keys:
+            group = self._groups[key]
+            group.remove(task, seconds)
+            if group.tasks:
+                continue
             del self._groups[key]
             self._discount_size(group.cluster, group.job.cpus)
             if len(self._log) > 2 * len(self._groups) + _SPARE_LOG:

@@ -228,15 +228,22 @@ class Withdrawals:
         capacity.expect((*on_their_way, *withdrawing, *record.arriving))
         if evidence.limits:
             evidence.set_use(chain((task.job for task in view.live_tasks.values()), withdrawing))
-        for task in self._pullable(groups, capacity):
-            job = task.job
+        promised: Counter[str] | None = None
+        for task, choice in self._pullable(groups, capacity):
+            job = task.job.with_licences(choice)
             if (
                 not evidence.allows_pull(job.user, under_way[job.user])
                 or not capacity.can_start(job)
                 or evidence.bars_job(job)
-                or self._placement.check_task(task, view) is not None
+                or self._placement.check_alternative(task, choice, view) is not None
             ):
                 continue
+            if job is not task.job:
+                if promised is None:
+                    promised = self._promised_tokens()
+                if not self._placement.may_change_licences(task, job, promised):
+                    continue
+                promised.update(job.licences)
             capacity.record_start(job)
             evidence.add_use(job)
             under_way[job.user] += 1
@@ -276,19 +283,36 @@ class Withdrawals:
         groups = view.pulls.promising_groups.check(planned, capacity)
         return (groups, capacity) if groups else None
 
-    def _pullable(self, groups: Iterable[UnstartedGroup], capacity: PullCapacity) -> Iterator[Task]:
+    def _promised_tokens(self) -> Counter[str]:
+        """Return the tokens that tasks under withdrawal may request anew, by licence.
+
+        With which of their alternatives they will go is not known.
+        """
+        promised: Counter[str] = Counter()
+        for view in self._state.views.values():
+            for task in view.needs_attention.values():
+                if task.job.licence_choices and task.live_attempt.intent is Intent.PULL:
+                    for licences in task.job.licence_choices:
+                        promised.update(licences)
+                    promised.subtract(task.job.licences)  # it returns these first
+        return promised
+
+    def _pullable(
+        self, groups: Iterable[UnstartedGroup], capacity: PullCapacity
+    ) -> Iterator[tuple[Task, int]]:
         """Yield tasks that may start in the capacity, in order of their keys.
 
-        There may be thousands at every listing: only tasks of groups that would start are checked.
+        Also the number of the alternative licences. There may be thousands at every listing: only
+        tasks of groups that would start are checked.
         """
         queues = [
             group.tasks
             for group in groups
             if self._state.views[group.cluster].up and capacity.can_start(group.job, group.shortest)
         ]
-        for _, _, task in heapq.merge(*queues) if len(queues) > 1 else chain(*queues):
-            if self._may_be_pulled(task):
-                yield task
+        for _, _, choice, task in heapq.merge(*queues) if len(queues) > 1 else chain(*queues):
+            if self._may_be_pulled(task) and not self._leasing.may_lose_lease(task, choice):
+                yield task, choice
 
     def _may_be_pulled(self, task: Task) -> bool:
         """Whether a task is pending, not being withdrawn, and has waited long enough."""
@@ -300,7 +324,6 @@ class Withdrawals:
             and not attempt.has_started
             and not self._state.instances.is_former(attempt.dispatch_id)
             and self._has_waited(task)
-            and not self._leasing.may_lose_lease(task)
         )
 
     def _has_waited(self, task: Task) -> bool:
@@ -331,17 +354,26 @@ class Withdrawals:
         if found is None:
             return ()
         groups, capacity = found
-        return (task for task in self._waiting(groups, later) if capacity.can_start(task.job))
+        return (
+            task
+            for task, choice in self._waiting(groups, later)
+            if capacity.can_start(task.job.with_licences(choice))
+        )
 
-    def _waiting(self, groups: Iterable[UnstartedGroup], later: float) -> Iterator[Task]:
-        """Yield tasks that nobody withdraws and that in `later` seconds have waited long enough."""
+    def _waiting(
+        self, groups: Iterable[UnstartedGroup], later: float
+    ) -> Iterator[tuple[Task, int]]:
+        """Yield tasks that nobody withdraws and that in `later` seconds have waited long enough.
+
+        Also the number of the alternative licences for which a group has them.
+        """
         pull_after = self._state.policy.pull_after
         for group in groups:
             if not group.tasks:
                 continue
             observed = self._observed_seconds(group.cluster)
-            for _, _, task in group.tasks:
+            for _, _, choice, task in group.tasks:
                 attempt = task.live_attempt
                 waited = observed - attempt.observed_at_dispatch
                 if attempt.intent is None and waited + later >= pull_after * 2.0**task.moves:
-                    yield task
+                    yield task, choice

@@ -215,7 +215,7 @@ def test_a_check_of_what_has_changed_finds_what_a_check_of_all_groups_finds(
                 head_plan=plan,
             )
         for group in index.groups:
-            limits = [task.job.time_limit or task.job.estimated for _, _, task in group.tasks]
+            limits = [task.job.time_limit or task.job.estimated for _, _, _, task in group.tasks]
             assert group.shortest == min(limits)
         capacity = PullCapacity(info, 0.0)
         expected = [g for g in index.groups if capacity.can_start(g.job, g.shortest)]

@@ -6,6 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from msgspec import structs
 
 from metasched.core.alternatives import request_ids
 from metasched.core.events import (
@@ -25,6 +26,7 @@ from metasched.core.events import (
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.placement import Placement
 from metasched.core.tasks import Intent, Task
+from metasched.model.cluster import ManagerLicences
 from metasched.model.job import Job, Reason, State
 from metasched.model.licence import LicencePool
 from metasched.model.limits import LimitSettings, LimitTable
@@ -305,6 +307,84 @@ def test_one_is_moved_from_a_silent_cluster_to_where_another_can_be_had() -> Non
     gone = site.row(State.CANCELLED, ended=NOW)
     # `c` is free again, and goes first as written; but then it would wait on left anew
     assert site.seen("left", None, gone, at=NOW + 101) == [Dispatch(1, 2, "right", (0,))]
+    assert licences(site.core.tasks[1, 0]) == {"d": 1}
+
+
+FREE = LicencePool(name="d", total=1, linger=0.0)
+C_OR_D = ({"c": 1}, {"d": 1})
+
+
+def waiting_on_left(*pools: LicencePool, jobs: int = 1, **settings: Any) -> Site:
+    """Jobs wait on left with licence c, which only left has; right has no room yet."""
+    site = Site(pools=pools or None, pull_after=0.0, **settings)
+    site.seen("right", facts(4, free=0))
+    site.seen("left", facts(8, free=0, queue_head=(8, 1000.0)))
+    for id in range(1, jobs + 1):
+        site.step(JobSubmitted(NOW, either(id, *C_OR_D, user="ada")))
+        assert site.core.tasks[id, 0].live_attempt.cluster == "left"
+        assert licences(site.core.tasks[id, 0]) == {"c": 1}
+        site.sent(id)
+    site.seen("left", None, *(site.row(State.PENDING, id=id) for id in range(1, jobs + 1)))
+    return site
+
+
+def test_one_is_pulled_to_where_another_can_be_had() -> None:
+    """Before, only the licence that it had was looked at."""
+    site = waiting_on_left(ON_LEFT, FREE)
+    assert site.seen("right", facts(4), at=NOW + 10) == [
+        Withdraw(1, 1, "left", {0: "7"}, only_pending=True)
+    ]
+    gone = site.row(State.CANCELLED, ended=NOW + 11)
+    assert site.seen("left", None, gone, at=NOW + 11) == [Dispatch(1, 2, "right", (0,))]
+    assert licences(site.core.tasks[1, 0]) == {"d": 1}
+    assert {id: lease.tokens for (id, _), lease in site.core.licences.leases.items()} == {
+        1: {"d": 1}
+    }
+
+
+def test_a_pull_needs_a_licence_that_is_free_for_it() -> None:
+    for counts in ([1], [2, 3]):  # a job has the only copy, or another waits for more than is free
+        site = waiting_on_left(ON_LEFT, LicencePool(name="d", total=max(counts)))
+        for id, count in enumerate(counts, 8):
+            other = job(id, licences={"d": count}, clusters=("left",), user="bob")
+            # so long that a short job could overtake
+            site.step(JobSubmitted(NOW, structs.replace(other, estimated=9000.0)))
+        assert site.seen("right", facts(4), at=NOW + 10) == []
+    site = waiting_on_left(ON_LEFT, FREE, limits=ada_may_have(d=0))
+    assert site.seen("right", facts(4), at=NOW + 10) == []
+
+
+def test_no_two_are_pulled_for_the_same_copy() -> None:
+    site = waiting_on_left(ON_LEFT, FREE, jobs=2)
+    [withdrawal] = site.seen("right", facts(4), at=NOW + 10)
+    assert isinstance(withdrawal, Withdraw)
+    assert withdrawal.job == 1
+    assert site.seen("right", facts(4), at=NOW + 20) == []  # its withdrawal is under way
+    gone = site.row(State.CANCELLED, ended=NOW + 21)
+    assert site.seen("left", None, gone, site.row(State.PENDING, id=2), at=NOW + 21) == [
+        Dispatch(1, 2, "right", (0,))
+    ]
+    assert site.seen("right", facts(4), at=NOW + 30) == []
+
+
+def test_managers_count_the_licences_for_which_a_task_is_pulled() -> None:
+    """Before, a task that came back went by its first alternative, to the cluster it had left."""
+    site = Site(pull_after=0.0)
+    site.seen("right", facts(4, free=0, free_licences={"c": 0, "d": 0}))
+    site.seen("left", facts(8, free=0, free_licences={"c": 1}, queue_head=(8, 1000.0)))
+    site.step(JobSubmitted(NOW, either(1, *C_OR_D)))
+    site.sent(1)
+    site.seen("left", None, site.row(State.PENDING))
+    assert site.core.tasks[1, 0].live_attempt.cluster == "left"
+    right = facts(
+        4,
+        free_licences={"c": 0, "d": 1},
+        licences={"c": ManagerLicences(1, 1), "d": ManagerLicences(1, 0)},
+    )
+    [withdrawal] = site.seen("right", right, at=NOW + 10)
+    assert isinstance(withdrawal, Withdraw)
+    gone = site.row(State.CANCELLED, ended=NOW + 11)
+    assert site.seen("left", None, gone, at=NOW + 11) == [Dispatch(1, 2, "right", (0,))]
     assert licences(site.core.tasks[1, 0]) == {"d": 1}
 
 

@@ -124,6 +124,20 @@ class LicenceQueue(LicenceAccounts):
         """Return whether tasks wait for a licence that this task has leased."""
         return any(self._state.pools[name].waiting_tokens for name in self.leases[task_id].tokens)
 
+    def may_take_unqueued(
+        self, requested: Mapping[str, int], duration: float, enforced: bool, now: float
+    ) -> bool:
+        """Whether a task of no reservation could have these tokens now, and nobody waits for any.
+
+        `duration` and `enforced`: see `join`.
+        """
+        terms = LeaseTerms(duration, enforced, None)
+        pools = {name: self._state.pool(name) for name in requested}
+        return not any(pool.waiting_tokens for pool in pools.values()) and all(
+            self.lookahead.may_take(pools[name], count, None, terms, now)
+            for name, count in requested.items()
+        )
+
     def would_unblock(self, freed: Mapping[str, int], now: float) -> bool:
         """Return whether a queued task could go if these tokens were free, too.
 
