@@ -15,7 +15,7 @@ import typer
 
 import metasched
 from metasched.cli.messages import warn
-from metasched.client.sudo import is_by_another
+from metasched.client.sudo import is_under_sudo
 from metasched.config.reading import load_settings
 from metasched.site_setup import activation, discovery
 from metasched.site_setup.choices import (
@@ -100,7 +100,7 @@ def _activate(choices: SiteChoices, changes: Sequence[PlannedChange]) -> None:
 def _discovered(chosen: SiteOptions, root: Path, ask: bool) -> SiteOptions:
     """Return options with the clusters of this host; without any, its own processors."""
     # with `sudo -E` these variables are those of the account that called it
-    variables = {} if is_by_another() else os.environ
+    variables = {} if is_under_sudo() else os.environ
     slurm = [
         f"{cluster.name}={cluster.config}"
         for cluster in discovery.find_slurm(root, variables)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from metasched.client.sudo import is_by_another
+from metasched.client.sudo import is_under_sudo
 from metasched.client.unix_socket import connect_unix, peer_uid
 from metasched.paths import JOB_TOKEN_VARIABLE, MAX_SOCKET_PATH_BYTES
 
@@ -60,7 +60,7 @@ class JobDaemon:
 
 def find_job_daemon(url: str) -> JobDaemon | None:
     """Return the daemon of this job if that is its URL; None elsewhere, and under sudo."""
-    if is_by_another():
+    if is_under_sudo():
         return None
     words = os.environ.get(_VARIABLE, "").split(" ", 3)
     if len(words) != 4 or words[0] != url or not words[2].isdecimal():

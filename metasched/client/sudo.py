@@ -1,7 +1,8 @@
-"""Under sudo: what others may change names no program, configuration or daemon.
+"""Under sudo and doas: what others may change names no program, configuration or daemon.
 
 `sudo -E` keeps the variables of the calling account. The answers of a daemon name programs, and a
-configuration of Slurm names plug-ins: both would run as root, or as an operator.
+configuration of Slurm names plug-ins: both would run as root, or as an operator. Which account has
+set a variable is not known: each sudo of a chain names its own caller only. So any sudo counts.
 """
 
 from __future__ import annotations
@@ -18,25 +19,34 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MUNGE_SOCKET = "METASCHED_MUNGE_SOCKET"
+_CONFIG_SERVER = "SLURM_CONF_SERVER"  # host that sends real commands their configuration
 _FILES = ("SLURM_CONF", "METASCHED_SLURM_CONF")
 # OpenSSL and Python read these: trusted certificates, code of OpenSSL, and where to write the keys
 _TLS_FILES = ("OPENSSL_CONF", "SSL_CERT_FILE", "SSLKEYLOGFILE")
 _TLS_FOLDERS = ("OPENSSL_ENGINES", "OPENSSL_MODULES", "SSL_CERT_DIR")
+_NOBODY = -1  # uid of an unknown account
 _MAX_LINKS = 40  # that the kernel follows
 _WITH_MODE = (stat.S_IFREG, stat.S_IFDIR)  # all may connect to a socket, links have no mode
 
 
 def calling_uid() -> int | None:
-    """Return the uid of the account that called sudo; None without sudo, or if it is this one."""
+    """Return the uid of the account that called sudo or doas last; None without them."""
     uid = os.environ.get("SUDO_UID", "")
-    if not (uid.isascii() and uid.isdecimal()) or int(uid) == os.geteuid():
-        return None
-    return int(uid)
+    if uid.isascii() and uid.isdecimal():
+        return int(uid)
+    if name := os.environ.get("DOAS_USER"):
+        import pwd
+
+        try:
+            return pwd.getpwnam(name).pw_uid
+        except KeyError:
+            return _NOBODY
+    return None
 
 
-def is_by_another() -> bool:
-    """Whether this process runs under sudo for an account that is neither root nor this one."""
-    return calling_uid() not in (None, 0)
+def is_under_sudo() -> bool:
+    """Whether an account called this process by sudo or doas, which may have set its variables."""
+    return calling_uid() is not None
 
 
 def may_be_changed(path: str, type: int = stat.S_IFREG, of_site: bool = False) -> bool:
@@ -46,7 +56,7 @@ def may_be_changed(path: str, type: int = stat.S_IFREG, of_site: bool = False) -
     and its mode. What does not exist, or is no file of `type`, may be changed. `of_site`: the
     site's configuration names the path, so that the daemon's account may own parts of it.
     """
-    if not is_by_another():
+    if not is_under_sudo():
         return False
     caller = calling_uid()
     owners = {0, os.geteuid()}
@@ -111,11 +121,20 @@ def programs(name: str, folders: Sequence[str]) -> Iterator[str]:
 
 
 def check_environment() -> None:
-    """Raise UserError if a variable names a file that others may change."""
+    """Raise UserError if a variable names a file that others may change, or a host."""
     types = {**dict.fromkeys(_FILES, stat.S_IFREG), "METASCHED_DROP_IN": stat.S_IFDIR}
     for name, type in types.items():
         _check_variable(name, type)
     munge_socket()
+    if (host := os.environ.get(_CONFIG_SERVER)) and is_under_sudo():
+        raise UserError(f"{_CONFIG_SERVER} is {host}, whoever has set it; unset it under sudo")
+
+
+def check_config(path: str) -> None:
+    """Raise UserError if a variable names a configuration of metasched that others may change."""
+    if may_be_changed(path):
+        problem = f"configuration {path} is in a place that others may change"
+        raise UserError(f"{problem}; use sudo without -E, or name it by --config")
 
 
 def check_tls() -> None:
@@ -137,13 +156,13 @@ def munge_socket() -> str:
 def _check_variable(name: str, type: int) -> str:
     path = os.environ.get(name, "")
     if path and may_be_changed(path, type):
-        raise UserError(f"{name} is {path}, which {_caller()} may change; unset it under sudo")
+        raise UserError(f"{name} is {path}, which others may change; unset it under sudo")
     return path
 
 
 def check_daemon(address: str) -> None:
     """Raise UserError if the account that called sudo may have named this daemon, or runs it."""
-    if not is_by_another():
+    if not is_under_sudo():
         return
     if is_url(address):
         is_safe = address == site_address()
@@ -152,7 +171,7 @@ def check_daemon(address: str) -> None:
         is_safe = not may_be_changed(address, stat.S_IFSOCK) or (
             _is_of_site(address) and not may_be_changed(address, stat.S_IFSOCK, of_site=True)
         )
-        problem = f"socket {address} is in a place that {_caller()} may change"
+        problem = f"socket {address} is in a place that others may change"
     if not is_safe:
         raise UserError(f"{problem}; use sudo without -E")
 
@@ -161,7 +180,3 @@ def _is_of_site(socket: str) -> bool:
     path = os.path.realpath(socket)
     # the usual place needs no configuration, which older Pythons cannot read
     return path == os.path.realpath(SITE_SOCKET) or path == os.path.realpath(site_address())
-
-
-def _caller() -> str:
-    return os.environ.get("SUDO_USER") or f"account {calling_uid()}"

@@ -19,6 +19,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from metasched.adapters.base import Capabilities
 from metasched.adapters.launcher_client import user_name_of
 from metasched.adapters.registry import ADAPTER_GROUP, adapter_class
+from metasched.client.sudo import check_config
 from metasched.config.calendar import read_calendar, read_zone
 from metasched.config.fair_share import read_fair_share
 from metasched.config.limits import read_limits
@@ -67,13 +68,18 @@ PluginT = TypeVar("PluginT")
 
 
 def find_config(path: Path | None) -> Path | None:
-    """Return `path`, else METASCHED_CONFIG, else the personal file, else the site's, else None."""
-    if path is None and (environment_path := os.environ.get("METASCHED_CONFIG")):
-        path = Path(environment_path)
+    """Return `path`, else METASCHED_CONFIG, else the personal file, else the site's, else None.
+
+    UserError under sudo if others may change one that the environment names.
+    """
     if path is not None:
         return path
-    defaults = (Path(personal_config()), Path(SITE_CONFIG))
-    return next((default for default in defaults if default.exists()), None)
+    named = os.environ.get("METASCHED_CONFIG")
+    if named or os.path.exists(personal_config()):
+        path = Path(named or personal_config())
+        check_config(str(path))
+        return path
+    return Path(SITE_CONFIG) if os.path.exists(SITE_CONFIG) else None
 
 
 def load_settings(path: Path | None) -> Settings:

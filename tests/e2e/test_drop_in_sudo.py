@@ -136,6 +136,10 @@ WAYS = {
     "slurm": ({"SLURM_CONF": "{}/slurm.conf", "METASCHED_BYPASS": "1"}, "unset it under sudo"),
     "munge": ({"METASCHED_MUNGE_SOCKET": "{}/ms.sock"}, "unset it under sudo"),
     "job": ({"METASCHED_DROP_IN": "{}"}, "unset it under sudo"),
+    "server": (
+        {"SLURM_CONF_SERVER": "127.0.0.1:9", "METASCHED_BYPASS": "1"},
+        "unset it under sudo",
+    ),
 }
 
 
@@ -153,6 +157,39 @@ def test_no_place_of_the_calling_account_counts(trap: Trap, way: str, account: s
             assert done.stdout == ""
             assert message.format(name) in done.stderr, (name, done)
             assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("account", ["root", OPERATOR])
+@pytest.mark.parametrize("way", WAYS)
+def test_nor_through_a_chain_of_sudo_or_doas(trap: Trap, way: str, account: str) -> None:
+    """The second `sudo -E` names the account that the first has given; doas uses a name."""
+    variables, message = WAYS[way]
+    variables = {name: value.format(trap.folder) for name, value in variables.items()}
+    uid = str(pwd.getpwnam(account).pw_uid)
+    for marks in ({"SUDO_UID": uid, "SUDO_USER": account}, {"DOAS_USER": A}):
+        done = trap.call("squeue", account, **variables, **marks)
+        assert not trap.was_entered(), done
+        if message is not None:
+            assert message.format("squeue") in done.stderr, done
+
+
+def test_root_reads_no_configuration_that_the_environment_of_another_names(trap: Trap) -> None:
+    """It names programs, and doctor runs some of them."""
+    uid = str(trap.account.pw_uid)
+    command = [sys.executable, "-m", "metasched", "doctor", "--json"]
+    for marks in ({}, {"SUDO_UID": uid}, {"SUDO_UID": "0"}, {"DOAS_USER": A}):
+        for variables in ({"METASCHED_CONFIG": f"{trap.folder}/ms.toml"}, {}):
+            done = subprocess.run(
+                command,
+                env={"PATH": "/usr/bin", "HOME": f"{trap.folder}/home", **variables, **marks},
+                **as_("root"),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+            assert ("in a place that others may change" in done.stdout) is bool(marks), done
+            trap.was_entered()
 
 
 @pytest.mark.parametrize("account", ["root", OPERATOR])
@@ -178,8 +215,7 @@ def test_places_of_root_count_under_sudo(trap: Trap, common_folder: Path) -> Non
     link.symlink_to(config)
     refused = trap.call("squeue", PATH=path, SLURM_CONF=str(link), **sudo)
     assert refused.stderr == (
-        f"squeue: error: SLURM_CONF is {link}, which account {trap.account.pw_uid} may change; "
-        "unset it under sudo\n"
+        f"squeue: error: SLURM_CONF is {link}, which others may change; unset it under sudo\n"
     )
 
 

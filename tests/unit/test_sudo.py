@@ -104,11 +104,20 @@ def test_each_link_of_a_path_is_judged(file: Path, tmp_path: Path) -> None:
     assert sudo.may_be_changed(path)
 
 
-def test_only_sudo_by_another_account_counts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_sudo_or_doas_counts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller may himself have been called by sudo, with the variables of another."""
     file.chmod(0o666)
-    for uid in (str(os.geteuid()), "0", "", "x"):
+    for uid in ("", "x"):
         monkeypatch.setenv("SUDO_UID", uid)
         assert not sudo.may_be_changed(str(file)), uid
+    for uid in (str(os.geteuid()), "0"):
+        monkeypatch.setenv("SUDO_UID", uid)
+        assert sudo.may_be_changed(str(file)), uid
+    monkeypatch.delenv("SUDO_UID")
+    for name in ("root", "no-such-account"):
+        monkeypatch.setenv("DOAS_USER", name)
+        assert sudo.may_be_changed(str(file)), name
+    assert sudo.calling_uid() == -1
 
 
 @pytest.fixture
