@@ -150,6 +150,26 @@ def test_a_job_that_may_run_on_one_cluster_alone_goes_back_there(
     over_slurm.replayed()
 
 
+def test_a_native_cancel_of_a_requeued_job_ends_it(over_slurm: Site, slurm_site: SlurmSite) -> None:
+    """Nothing was to be taken back yet, so nobody but the owner has cancelled it."""
+    run_log, beta = over_slurm.folder / "ran", slurm_site["beta"]
+    payload = f"echo x >> '{run_log}'; sleep 600"
+    job = over_slurm.submit("--wrap", payload, "--requeue", "--cluster", "beta", "-t", "15")
+    over_slurm.until(lambda: run_log.exists() and over_slurm.row(job)["state"] == "running")
+    native = over_slurm.row(job)["native_id"]
+    over_slurm.stop()  # so that no listing comes between
+    beta.run("scontrol", "requeue", native)
+    over_slurm.until(lambda: state(beta, "-j", native) == "PENDING")
+    beta.run("scancel", native)
+    over_slurm.start()
+    assert over_slurm.until_ended(job)[0]["state"] == "cancelled"
+    causes = [line["cause"] for line in over_slurm.json("story", str(job))]
+    assert not [cause for cause in causes if "taken back" in cause], causes
+    assert run_log.read_text() == "x\n"
+    assert over_slurm.stop() == 0
+    over_slurm.replayed()
+
+
 # With a fence, uncertain attempts are revoked and dispatched again without an operator.
 
 
