@@ -352,7 +352,7 @@ class Placement:
         if self._limits.enabled and self._wait_for_limit(task):
             return None
         eligible, obstacles = self._find_eligible(task)
-        if not eligible:
+        if not eligible and not self._stands_for_waiters(task):
             return self._set_aside(task, obstacles)
         reason = self._leasing.waiting_reason(task)
         if reason is None:
@@ -362,6 +362,19 @@ class Placement:
             return None  # as do most, of which there may be thousands
         self._licence_waiters[task.task_id] = task
         return None
+
+    def _stands_for_waiters(self, task: Task) -> bool:
+        """Whether a task is the new head of a remainder that waits for licences.
+
+        So do its tasks, also while no cluster has a place: it takes the turn of the former head.
+        """
+        remainder = self._state.remainders.get(task.job.id)
+        return (
+            remainder is not None
+            and self._gates.is_head(task)
+            and remainder.reason in LICENCE_REASONS
+            and task.task_id not in self._leasing.licences
+        )
 
     def _waits_as_before(self, task: Task, reason: Reason) -> bool:
         """Whether a task that waits for licences, for this reason, has no news for its story."""

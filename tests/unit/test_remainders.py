@@ -280,6 +280,20 @@ def test_the_next_task_waits_for_licences_in_place_of_a_cancelled_head() -> None
     assert site.core.tasks[1, 6].state in LIVE
 
 
+def test_the_next_task_waits_for_licences_also_while_no_cluster_has_a_place() -> None:
+    """Before, it alone of all tasks waited for a place, and lost the turn of the former head."""
+    site = Site(pools=FLOATING, queue_depth=2)
+    for cluster, cpus in (("left", 8), ("right", 4)):
+        site.seen(cluster, facts(cpus, free=0))
+    site.step(JobSubmitted(NOW, job(1, array=f"1-{SIZE}", licences={"a": 1}, time_limit=60.0)))
+    assert site.core.remainders[1].reason == Reason.LICENCE_BUSY
+    waiting = site.core.licences.status("a", NOW).waiting_tokens
+    site.step(UserRequested(NOW, "cancel", 1, (5,)))
+    assert (1, 6) in site.core.licences
+    assert site.core.remainders[1].reason == Reason.LICENCE_BUSY
+    assert site.core.licences.status("a", NOW).waiting_tokens == waiting - 1
+
+
 def test_an_array_that_waits_for_processors_stays_a_range() -> None:
     site = Site(send="late")
     site.step(JobSubmitted(NOW, job(1, array=f"1-{SIZE}")))
