@@ -114,6 +114,29 @@ def test_ids_are_above_those_of_the_clusters(drop_in: Site, alpha: SlurmCluster)
     assert drop_in.submit("--hold", "--wrap", "true") == last + 3
 
 
+def test_variables_name_formats_and_a_closed_pipe_is_no_error(drop_in: Site) -> None:
+    job = drop_in.submit("--hold", "-J", "one", "--wrap", "true", "-o", "/dev/null")
+    listed = own(drop_in, "squeue", "-h", SQUEUE_FORMAT="%i %j").stdout
+    assert listed == f"{job} one\n"
+    assert own(drop_in, "squeue", "-h", "-o", "%t", SQUEUE_FORMAT="%i").stdout == "PD\n"
+    drop_in.run("cancel", str(job))
+    ended = own(drop_in, "sacct", "-nPX", "-j", str(job), SACCT_FORMAT="jobid,state").stdout
+    assert ended == f"{job}|CANCELLED\n"
+    for command in (["squeue"], ["sinfo"], ["sacct", "-j", str(job)]):
+        reader, writer = os.pipe()
+        os.close(reader)  # as that of `| head -n 0`
+        done = subprocess.run(
+            [COMMANDS / command[0], *command[1:]],
+            env=drop_in.environment | {"METASCHED_NATIVE_JOBS": "0"},
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (0, b""), command
+
+
 def test_a_large_array_is_a_line(drop_in: Site) -> None:
     """Its waiting tasks have no rows of their own."""
     options = ("--hold", "--array", "1-2000%10", "-o", "/dev/null", "--wrap", "true")
