@@ -65,6 +65,13 @@ def test_states(values: dict[str, object], word: str, code: str) -> None:
     assert (task.state, task.code) == (word, code)
 
 
+def test_the_sentence_of_a_rejection_is_its_admin_comment() -> None:
+    [field] = [field for field in sacct.FIELDS.values() if field.heading == "AdminComment"]
+    for state, comment in (("rejected", "Invalid qos"), ("failed", "")):
+        task = Job(row(state=state, reason="Invalid qos"))
+        assert [field.text(task, step) for step in ("", "batch")] == [comment, ""]
+
+
 @pytest.mark.parametrize(
     ("state", "reason", "word"),
     [
