@@ -8,6 +8,7 @@ Python 3.9, since the drop-in commands run by a host's own interpreter.
 from __future__ import annotations
 
 import json
+import time
 
 from metasched.client.unix_socket import connect_unix
 from metasched.errors import UserError
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
 
+    from metasched.client.remote import RemoteDaemon
+
 TIMEOUT = 60.0  # seconds for a response
 FAILOVER_TIME = 20.0  # seconds for which one of several daemons may take over from another
 READY_TIMEOUT = 3.0  # seconds for one of several daemons to say whether it serves
+SAME_DAEMON_TIMEOUT = 1.0  # the same for a daemon that seems to be replaced
+TAKEOVER_CHECK_INTERVAL = 2.0  # seconds without an answer between looks for another active daemon
 
 
 class ClientError(UserError):
@@ -34,6 +39,7 @@ class ClientError(UserError):
      +-- DaemonUnreachable (4)     no daemon answers; nothing was changed
      +-- NotFound (5)              no such job or cluster
      +-- ResponseLost (1)          no complete response: the request may have been carried out
+          +-- DaemonReplaced (1)   another daemon became active before the response
     """
 
     exit_code = 1
@@ -60,6 +66,10 @@ class UnknownRoute(ClientError):
 
 
 class ResponseLost(ClientError):
+    pass
+
+
+class DaemonReplaced(ResponseLost):
     pass
 
 
@@ -126,12 +136,18 @@ class Connection:
     ) -> tuple[Any, dict[str, str]]:
         """Send a request; return the JSON of its response, and its header fields in lower case.
 
-        Raises the ClientError of its status.
+        A GET is sent again, once, if another daemon takes over before the response. Raises the
+        ClientError of its status.
         """
         encoded = encode_query((query or {}).items())
         target = f"{path}?{encoded}" if encoded else path
         encoded_body = b"" if body is None else json.dumps(body).encode()
-        status, content, fields = self._exchange(method, target, encoded_body, headers or {})
+        try:
+            status, content, fields = self._exchange(method, target, encoded_body, headers or {})
+        except DaemonReplaced:
+            if method != "GET":
+                raise
+            status, content, fields = self._exchange(method, target, encoded_body, headers or {})
         try:
             answer = json.loads(content)
         except ValueError:
@@ -167,17 +183,24 @@ class Connection:
         if body:
             head += "Content-Type: application/json\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        for connection, credential in self._connections(method, target, body):
+        for connection, credential, daemons in self._connections(method, target, body):
             message = f"{head}{credential}\r\n".encode("ascii") + body
-            status, content, fields = self._converse(connection, message, method)
+            status, content, fields = self._converse(connection, message, method, daemons)
             if status != 401:
                 break
         return status, content, fields
 
     def _converse(
-        self, connection: socket.socket, message: bytes, method: str
+        self,
+        connection: socket.socket,
+        message: bytes,
+        method: str,
+        daemons: tuple[RemoteDaemon, ...],
     ) -> tuple[int, bytes, dict[str, str]]:
-        """Send a whole request and read the response; close the connection."""
+        """Send a whole request and read the response; close the connection.
+
+        `daemons`: the one at the other end, then its standbys.
+        """
         answer = bytearray()
         with connection:
             try:
@@ -185,7 +208,7 @@ class Connection:
                     connection.sendall(message)
                 except (BrokenPipeError, ConnectionResetError):
                     pass  # a refusal may come before the whole body was sent
-                while part := connection.recv(1 << 16):
+                while part := self._receive(connection, method, daemons):
                     answer += part
             except ConnectionResetError:
                 pass
@@ -209,12 +232,38 @@ class Connection:
             raise self._response_lost("the response is incomplete", method)
         return int(status[:3]), bytes(content), values
 
+    def _receive(
+        self, connection: socket.socket, method: str, daemons: tuple[RemoteDaemon, ...]
+    ) -> bytes:
+        """Return the next part of a response. TimeoutError after `timeout` seconds without any.
+
+        DaemonReplaced if a standby has become active meanwhile: no answer will come any more.
+        """
+        deadline = time.monotonic() + self.timeout
+        while len(daemons) > 1 and deadline - time.monotonic() > TAKEOVER_CHECK_INTERVAL:
+            connection.settimeout(TAKEOVER_CHECK_INTERVAL)
+            try:
+                return connection.recv(1 << 16)
+            except TimeoutError:
+                asked, *standbys = daemons
+                # it is asked, too: two URLs may lead to the same daemon
+                if any(each.is_ready(READY_TIMEOUT) for each in standbys) and not asked.is_ready(
+                    SAME_DAEMON_TIMEOUT
+                ):
+                    problem = "another daemon took over before the answer"
+                    raise self._response_lost(problem, method, DaemonReplaced) from None
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        return connection.recv(1 << 16)
+
     def _connections(
         self, method: str, target: str, body: bytes
-    ) -> Iterator[tuple[socket.socket, str]]:
-        """Yield connections with header fields that authenticate the request, until one serves."""
+    ) -> Iterator[tuple[socket.socket, str, tuple[RemoteDaemon, ...]]]:
+        """Yield connections with header fields that authenticate the request, until one serves.
+
+        Each comes with its daemon and the standbys of that.
+        """
         if not self._is_remote:
-            yield self._connect_unix(), ""
+            yield self._connect_unix(), "", ()
             return
         from metasched.client.job_daemon import find_job_daemon
         from metasched.client.sudo import check_tls
@@ -222,14 +271,17 @@ class Connection:
         check_tls()
         job_daemon = find_job_daemon(self.path)
         if job_daemon is not None and (local := job_daemon.connect(self.timeout)) is not None:
-            yield local, ""
+            yield local, "", ()
             return
         from metasched.client.remote import RemoteDaemon, active_daemon
 
         try:
             daemons = [RemoteDaemon(url, job_daemon) for url in self.path.split(",")]
             remote = active_daemon(daemons, READY_TIMEOUT, FAILOVER_TIME)
-            yield from remote.connections(method, target, body, self.timeout)
+            standbys = (daemon for daemon in daemons if daemon is not remote)
+            choice = (remote, *standbys)
+            for connection, header in remote.connections(method, target, body, self.timeout):
+                yield connection, header, choice
         except (OSError, ValueError) as error:
             raise self._unreachable(getattr(error, "strerror", None) or str(error)) from None
 
@@ -253,11 +305,13 @@ class Connection:
                 "or name its configuration with --config"
             ) from None
 
-    def _response_lost(self, problem: str, method: str) -> ResponseLost:
+    def _response_lost(
+        self, problem: str, method: str, kind: type[ResponseLost] = ResponseLost
+    ) -> ResponseLost:
         remedy = "try again"
         if method != "GET":
             remedy = "check with `metasched status` or `metasched reservations` whether it was done"
-        return ResponseLost(f"{problem}, socket {self.path}; {remedy}")
+        return kind(f"{problem}, socket {self.path}; {remedy}")
 
 
 def _may_be_unknown(status: int, message: str) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 
 from metasched.client.client import Client
-from metasched.client.connection import DaemonUnreachable
+from metasched.client.connection import DaemonReplaced, DaemonUnreachable, ResponseLost
 from metasched.client.remote import RemoteDaemon, active_daemon
 from tests.harness.ports import free_port
 
@@ -91,3 +92,102 @@ def test_if_none_answers_the_message_names_all(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(DaemonUnreachable) as error:
         Client(address).health()
     assert address in str(error.value)
+
+
+class Listener:
+    """A daemon of which a test says whether it is ready, and whether it answers requests."""
+
+    def __init__(self) -> None:
+        self.ready, self.answers = False, False
+        self.asked: list[str] = []  # request lines, but for /ready
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                self.open.append(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        line = connection.recv(1 << 16).partition(b"\r\n")[0].decode()
+        if "/ready" in line:
+            answers, content = self.ready, b"{}"
+        else:
+            self.asked.append(line)
+            answers, content = self.answers, b'{"jobs": [{"job": 7}], "idempotency_keys": true}'
+        if answers:
+            head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(content)
+            connection.sendall(head + content)
+            connection.close()
+
+    def close(self) -> None:
+        self._socket.close()
+        for connection in self.open:
+            connection.close()
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Listener, Listener]]:
+    """An active daemon that does not answer, and its standby; no credential is looked for."""
+    monkeypatch.setattr("metasched.client.connection.TAKEOVER_CHECK_INTERVAL", 0.1)
+    monkeypatch.setattr("metasched.client.connection.READY_TIMEOUT", 0.5)
+    monkeypatch.setattr("metasched.client.connection.SAME_DAEMON_TIMEOUT", 0.2)
+    monkeypatch.setattr("metasched.client.remote.credentials", lambda *_: ["Bearer x"])
+    with closing(Listener()) as active, closing(Listener()) as standby:
+        active.ready = True
+        yield active, standby
+
+
+def take_over_when_asked(active: Listener, standby: Listener) -> threading.Thread:
+    def hang() -> None:
+        while not active.asked:
+            time.sleep(0.01)
+        active.ready, standby.ready, standby.answers = False, True, True
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    return thread
+
+
+def test_a_request_under_way_is_sent_to_the_daemon_that_took_over(
+    pair: tuple[Listener, Listener],
+) -> None:
+    active, standby = pair
+    client = Client(f"{active.url},{standby.url}")
+    thread = take_over_when_asked(active, standby)
+    assert client.health()["idempotency_keys"]
+    thread.join()
+    assert (active.asked, standby.asked) == (["GET /health HTTP/1.0"],) * 2
+
+
+def test_a_submission_under_way_is_repeated_by_its_key(pair: tuple[Listener, Listener]) -> None:
+    active, standby = pair
+    client = Client(f"{active.url},{standby.url}")
+    thread = take_over_when_asked(active, standby)
+    assert client.submit({"jobs": []}) == [{"job": 7}]
+    thread.join()
+    assert active.asked == ["POST /jobs HTTP/1.0"]
+    assert standby.asked == ["GET /health HTTP/1.0", "POST /jobs HTTP/1.0"]
+
+
+def test_another_change_under_way_is_not_repeated(pair: tuple[Listener, Listener]) -> None:
+    active, standby = pair
+    client = Client(f"{active.url},{standby.url}")
+    thread = take_over_when_asked(active, standby)
+    with pytest.raises(DaemonReplaced, match=r"took over before the answer.*check with"):
+        client.change("requeue", ["7"])
+    thread.join()
+    assert standby.asked == []
+
+
+def test_two_urls_of_a_slow_daemon(pair: tuple[Listener, Listener]) -> None:
+    """It is ready by both, so its answer is awaited."""
+    active, standby = pair
+    standby.ready = standby.answers = True
+    with pytest.raises(ResponseLost, match=r"no answer in 1 s"):
+        Client(f"{active.url},{standby.url}", timeout=1).health()
+    assert standby.asked == []
