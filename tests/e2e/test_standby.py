@@ -1,14 +1,19 @@
-"""An active daemon and its standby over one PostgreSQL: clients know both, and jobs run once."""
+"""An active daemon and its standby over one PostgreSQL."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
+import struct
+import termios
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
@@ -17,13 +22,12 @@ from metasched.db import postgresql
 from metasched.db.backends import database_from_url
 from metasched.db.postgresql import LockSession
 from tests.e2e.conftest import TWO_LOCAL, Site
-from tests.harness.ports import free_port
 from tests.harness.postgresql import Server
 from tests.harness.slurm import SlurmSite
 
 
 class Host(Site):
-    """A daemon with a socket and a port of its own, over the database of another."""
+    """A daemon with a socket of its own, over the database of another."""
 
     programs: Path | None = None  # first folder of the daemon's PATH
 
@@ -32,8 +36,7 @@ class Host(Site):
         self.url = url
         self.config = folder / f"{name}.toml"
         self.log = folder / f"{name}.log"
-        self.port = free_port()
-        self.configure(clusters, f'[tcp]\nlisten = "127.0.0.1:{self.port}"\n')
+        self.configure(clusters)
         self.config.write_text(self.config.read_text().replace("ms.sock", f"{name}.sock"))
 
     @property
@@ -43,13 +46,19 @@ class Host(Site):
             environment["PATH"] = f"{self.programs}:{environment['PATH']}"
         return environment
 
-    def send(self, number: signal.Signals) -> None:
-        assert self._daemon is not None
-        self._daemon.send_signal(number)
-
     def exit_code(self) -> int:
         assert self._daemon is not None
         return self._daemon.wait(60)
+
+
+@contextmanager
+def both_running(first: Host, second: Host) -> Iterator[None]:
+    with closing(first), closing(second):
+        first.start()
+        second.options = ["--standby"]
+        second.launch()
+        second.until(lambda: "standby: another daemon" in second.log.read_text())
+        yield
 
 
 @pytest.fixture
@@ -57,59 +66,54 @@ def hosts(tmp_path: Path, postgresql_server: Server) -> Iterator[tuple[Host, Hos
     """A running daemon and its standby."""
     url = postgresql_server.create()
     first, second = (Host(tmp_path, url, name) for name in ("first", "second"))
-    with closing(first), closing(second):
-        start_both(first, second)
+    with both_running(first, second):
         yield first, second
 
 
-def start_both(first: Host, second: Host) -> None:
-    first.start()
-    second.options = ["--standby"]
-    second.launch()
-    second.until(lambda: "standby: another daemon" in second.log.read_text())
+def unread_calls(worker: psutil.Process) -> int:
+    """Return how many bytes a worker has not read yet; 0 if it has ended."""
+    with suppress(OSError), open(f"/proc/{worker.pid}/fd/0", "rb") as calls:
+        [number] = struct.unpack("i", fcntl.ioctl(calls, termios.FIONREAD, bytes(4)))
+        return int(number)
+    return 0
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_standby_takes_over_while_jobs_come(
-    hosts: tuple[Host, Host], fault: signal.Signals, record_property: Callable[[str, object], None]
-) -> None:
-    """The active daemon is killed, or hangs and is resumed later."""
-    first, second = hosts
-    ran, token = first.folder / "ran", first.folder / "token"
-    first.run("token", "create", "--file", token)
-    clients = {
-        "METASCHED_CONFIG": "",
-        "METASCHED_SOCKET": ",".join(f"http://127.0.0.1:{host.port}" for host in hosts),
-        "METASCHED_TOKEN_FILE": str(token),
-    }
-
-    def submit() -> int:
-        script = f"echo $METASCHED_JOB_ID >> '{ran}'"
-        done = first.run("submit", "--parsable", "-o", "/dev/null", "--wrap", script, env=clients)
-        return int(done.stdout)
-
-    accepted = [submit() for _ in range(5)]
-    first.send(fault)
-    failed = time.monotonic()
-    accepted.append(submit())  # it waits for the standby
-    record_property("seconds until a submission was accepted", time.monotonic() - failed)
-    accepted += [submit() for _ in range(5)]
-    if fault is signal.SIGSTOP:
-        assert "was silent for" in second.log.read_text()
-        first.send(signal.SIGCONT)
-    assert first.exit_code() == (-9 if fault is signal.SIGKILL else 1)
-    rows = second.until_ended()
-    assert [row["job"] for row in rows] == accepted
-    assert {row["state"] for row in rows} == {"completed"}
-    assert Counter(ran.read_text().split()) == Counter(map(str, accepted))
-    second.stop()
-    second.replayed()
-
-
-def test_workers_of_a_daemon_that_hangs_submit_nothing_that_its_standby_submits(
+def test_a_worker_that_hung_with_its_daemon_submits_nothing_later(
     tmp_path: Path, postgresql_server: Server, slurm_site: SlurmSite
 ) -> None:
-    """Calls that the daemon wrote before it hung, and a command that has begun, come too late."""
+    """The standby has dispatched the job again when the worker goes on."""
+    cluster = slurm_site["beta"]
+    cluster.empty()
+    url = postgresql_server.create()
+    rare, often = (
+        cluster.table(f"poll_interval = {seconds}\ncall_timeout = 5\n") for seconds in (60, 1)
+    )
+    first, second = Host(tmp_path, url, "first", rare), Host(tmp_path, url, "second", often)
+    ran = tmp_path / "ran"
+    with both_running(first, second):
+        [worker] = first.workers
+        first.until(lambda: unread_calls(worker) == 0)
+        worker.suspend()  # and polls are rare
+        job = first.submit("-o", "/dev/null", "--wrap", f"echo ran >>'{ran}'")
+        begun = "SELECT count(*) FROM event WHERE kind = 'tried'"
+        database = url.partition("?")[0].rpartition("/")[2]
+        first.until(lambda: postgresql_server.sql(begun, database) == "1", patience=30)
+        first.until(lambda: unread_calls(worker) > 0, patience=30)
+        os.kill(first.pid, signal.SIGSTOP)
+        assert second.until_ended(job)[0]["state"] == "completed"
+        worker.resume()
+        first.until(lambda: unread_calls(worker) == 0)
+        os.kill(first.pid, signal.SIGCONT)
+        assert first.exit_code() == 1
+        second.until(lambda: not cluster.run("squeue", "-h").strip())
+        assert ran.read_text() == "ran\n"
+        assert second.row(job)["state"] == "completed"
+
+
+def test_calls_that_a_daemon_wrote_before_it_hung_are_not_executed_later(
+    tmp_path: Path, postgresql_server: Server, slurm_site: SlurmSite
+) -> None:
+    """Its worker runs on. A command that has begun submits its job, which the standby finds."""
     cluster = slurm_site["alpha"]
     cluster.empty()
     url, table = postgresql_server.create(), cluster.table("poll_interval = 1\ncall_timeout = 10\n")
@@ -120,19 +124,16 @@ def test_workers_of_a_daemon_that_hangs_submit_nothing_that_its_standby_submits(
     slow.write_text(f'#!/bin/sh\necho >> {begun}\nsleep 2\nPATH=${{PATH#*:}}\nexec sbatch "$@"\n')
     slow.chmod(0o755)
     ran = tmp_path / "ran"
-    with closing(first), closing(second):
-        start_both(first, second)
+    with both_running(first, second):
         script = f"echo $METASCHED_JOB_ID >> '{ran}'"
-        options = ("-o", "/dev/null", "-c", "1")
-        jobs = [first.submit(*options, "--wrap", script) for _ in range(8)]
+        jobs = [first.submit("-o", "/dev/null", "--wrap", script) for _ in range(8)]
         first.until(lambda: begun.exists() and len(begun.read_text()) >= 2)
-        first.send(signal.SIGSTOP)
+        os.kill(first.pid, signal.SIGSTOP)
         rows = second.until_ended(*jobs)
         assert "was silent for" in second.log.read_text()
         assert {row["state"] for row in rows} == {"completed"}
-        # the commands of the first within the 6 s for which it was certainly active
         assert len(begun.read_text()) < len(jobs)
-        first.send(signal.SIGCONT)
+        os.kill(first.pid, signal.SIGCONT)
         assert first.exit_code() == 1
         assert Counter(ran.read_text().split()) == Counter(map(str, jobs))
         assert "DUPLICATE" not in second.log.read_text()

@@ -47,11 +47,19 @@ def missing() -> str | None:
 class Server(DaemonGroup):
     """A server that lives as long as the `with` block."""
 
-    def __init__(self, folder: Path, settings: Sequence[str] = ("fsync=off",)) -> None:
-        """`settings`: arguments of `postgres -c`. `folder` must be short: it holds the socket."""
+    def __init__(
+        self,
+        folder: Path,
+        settings: Sequence[str] = ("fsync=off",),
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """`settings`: arguments of `postgres -c`. `folder` must be short: it holds the socket.
+
+        `prefix`: see `DaemonGroup`. Of the settings, listen_addresses lets hosts of a test in.
+        """
         bin = _bin()
         assert bin is not None
-        super().__init__(folder)
+        super().__init__(folder, prefix)
         self._bin, self._settings = bin, settings
         self._data = folder / "data"
         self._log = folder / "log"
@@ -92,7 +100,9 @@ class Server(DaemonGroup):
         )
         assert completed.returncode == 0, completed.stderr
         access = self._data / "pg_hba.conf"
-        access.write_text(f"local all {LOCKED} scram-sha-256\nlocal all all trust\n")
+        access.write_text(
+            f"local all {LOCKED} scram-sha-256\nlocal all all trust\nhost all all samenet trust\n"
+        )
 
     def start(self) -> None:
         """Start the server and wait until it answers."""

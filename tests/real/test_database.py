@@ -38,6 +38,7 @@ from metasched.daemon.doctor.daemon_checks import tag_of_unknown
 from metasched.db import postgresql
 from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger, StoredJob
+from metasched.db.postgresql import LockSession, Postgresql
 from metasched.db.schema import REVISION, attempt, instance, metadata, task
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import (
@@ -422,6 +423,38 @@ def test_who_is_cut_and_comes_back_first_goes_on(
         assert len(ledger.status()) == 1
         with pytest.raises(DatabaseInUse), served.acquire_writer():
             pass
+
+
+def test_a_daemon_acts_only_while_no_standby_can_be_active(
+    served: Database, postgresql_server: Server
+) -> None:
+    with served.acquire_writer() as seat:
+        assert seat.active_until is not None
+        assert not seat.taken_over
+        ledger = Ledger(seat.engine, seat)
+        stored(booted(ledger), ledger)
+        assert seat.active_until.has_passed
+        ledger.check_active()
+        assert not seat.active_until.has_passed
+        seat.active_until.extend(0.0)
+        cut(postgresql_server)
+        with pytest.raises(StorageFailed):
+            ledger.check_active()
+        assert seat.active_until.has_passed
+
+
+def test_who_replaces_a_daemon_that_may_still_run_knows_it(served: Database) -> None:
+    assert isinstance(served, Postgresql)
+    engine = served.new_engine()
+    with served.acquire_writer():
+        other = LockSession(engine, served)
+        with pytest.raises(DatabaseInUse):
+            other.acquire()
+        assert not other.taken_over
+    other.acquire()
+    assert other.taken_over
+    other.release()
+    engine.dispose()
 
 
 def test_who_is_cut_and_comes_back_second_ends(served: Database, postgresql_server: Server) -> None:
