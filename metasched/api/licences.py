@@ -187,11 +187,18 @@ def _token_counts(status: LicenceStatus) -> TokenCounts:
 
 
 def _reserved_windows(core: Core, licence: str) -> Iterator[TokenWindow]:
-    """Yield the reservations that hold tokens of a licence, by start."""
+    """Yield reservations that hold tokens of a licence, and limits of the calendar, by start."""
+    now = time.time()
     for window in core.licences.windows(licence):
+        if window.entry and window.until <= now:
+            continue
+        count = window.licences[licence]
+        if window.entry:
+            count = core.licences.missing_in(window, licence)
         yield {
-            "reservation": window.id,
-            "count": window.licences[licence],
+            "reservation": None if window.entry else window.id,
+            "entry": window.entry or None,
+            "count": count,
             "start": iso(window.start),
             "end": iso(window.until),
         }

@@ -110,9 +110,10 @@ class PartitionRow(TypedDict):
 
 
 class TokenWindow(TypedDict):
-    """A reservation that holds tokens of a licence."""
+    """A reservation that holds tokens of a licence, or an entry of the calendar that limits it."""
 
-    reservation: int
+    reservation: int | None
+    entry: str | None
     count: int
     start: str
     end: str

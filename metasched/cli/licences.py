@@ -149,7 +149,7 @@ def _print_licences(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
             ("RESERVATION", "LICENCE", "COUNT", "START", "END"),
             (
                 (
-                    window["reservation"],
+                    window["reservation"] or window["entry"],
                     name,
                     window["count"],
                     format_time(window["start"]),

@@ -13,6 +13,7 @@ from metasched.model.calendar import (
     BackUpDatabase,
     CalendarAct,
     DrainCluster,
+    LimitLicence,
     PruneDatabase,
     ResumeCluster,
 )
@@ -25,6 +26,10 @@ _KEYS_OF_ACTS = {
     "keep_pending": ("drain",),
     "folder": ("backup",),
     "copies": ("backup",),
+    "licence": ("licence",),
+    "total": ("licence",),
+    "lasts": ("licence",),
+    "grace": ("drain", "resume", "backup", "prune"),  # of a licence it is `lasts`
 }
 
 
@@ -47,12 +52,11 @@ def read_calendar(
             f"{len(config.calendar)} calendar tables, {path}; "
             f"write {MAX_CALENDAR_ENTRIES} at the most"
         )
-    clusters = tuple(cluster.name for cluster in config.cluster)
-    return tuple(_read_entry(table, clusters, zone, base, path) for table in config.calendar)
+    return tuple(_read_entry(table, config, zone, base, path) for table in config.calendar)
 
 
 def _read_entry(
-    table: CalendarTable, clusters: Sequence[str], zone: str, base: Path, path: Path | None
+    table: CalendarTable, config: ConfigFile, zone: str, base: Path, path: Path | None
 ) -> CalendarSettings:
     location = f'{path}, calendar "{table.name}"'
     for key, acts in _KEYS_OF_ACTS.items():
@@ -64,18 +68,20 @@ def _read_entry(
         rule = parse_recurrence(table.at, zone)
     except ParseError as error:
         raise ConfigError(f"{error.problem}, {location}; {error.fix}") from None
+    act = _read_act(table, config, base, location)
     return CalendarSettings(
         name=table.name,
-        act=_read_act(table, clusters, base, location),
+        act=act,
         rule=table.at,
         zone=rule.zone.key,
-        grace=table.grace,
+        grace=act.duration if isinstance(act, LimitLicence) else table.grace,
     )
 
 
-def _read_act(
-    table: CalendarTable, clusters: Sequence[str], base: Path, location: str
-) -> CalendarAct:
+def _read_act(table: CalendarTable, config: ConfigFile, base: Path, location: str) -> CalendarAct:
+    clusters = [cluster.name for cluster in config.cluster]
+    if table.do == "licence":
+        return _read_licence(table, [licence.name for licence in config.licence], location)
     if table.do == "prune":
         return PruneDatabase()
     if table.do == "backup":
@@ -91,3 +97,16 @@ def _read_act(
     if table.do == "resume":
         return ResumeCluster(table.cluster)
     return DrainCluster(table.cluster, table.reason, table.keep_pending)
+
+
+def _read_licence(table: CalendarTable, licences: Sequence[str], location: str) -> LimitLicence:
+    if table.licence not in licences:
+        known = f"name one of {', '.join(licences)}" if licences else "add [[licence]]"
+        if table.licence and licences:
+            known = suggestion(table.licence, licences)
+        raise ConfigError(f'no licence "{table.licence}", {location}; {known}')
+    if table.total is None or table.lasts is None:
+        missing = "total" if table.total is None else "lasts"
+        remedy = "write how many tokens there are then, and for how long"
+        raise ConfigError(f"no {missing}, {location}; {remedy}")
+    return LimitLicence(table.licence, table.total, table.lasts)

@@ -15,6 +15,7 @@ from metasched.core.licences.windows import TokenWindow
 from metasched.core.state import SchedulerState
 from metasched.core.tasks import Attempt, StateChange, Task, TaskId
 from metasched.core.transitions import FINAL, LIVE, STARTED
+from metasched.model.calendar import CalendarEntry
 from metasched.model.job import Job, Reason, State
 from metasched.model.licence import Lease, LicencePool, LicenceStatus, ReturnedLease
 from metasched.model.reservation import OPEN_STATES, Reservation
@@ -147,7 +148,7 @@ class LicenceLeasing:
         window = lookahead.blocking_window(request, shortage.licence, now)
         if window is not None:
             free += shortage.reserved
-            text = f"{requested} wanted, and {free} free, kept for reservation {window.id}"
+            text = f"{requested} wanted, and {free} free, kept for {window.describe()}"
             if not _has_time_limit(task):
                 text += "; the job has no time limit, and might not end before"
             return text
@@ -247,6 +248,11 @@ class LicenceLeasing:
                 self.licences.keep_tokens_for_window(window)
             else:
                 self.licences.remove_window(reservation.id)
+
+    def limit_by_calendar(self, changed: Mapping[int, CalendarEntry | None]) -> None:
+        """Take over entries of the calendar that lower totals of licences; None: removed."""
+        for id, entry in changed.items():
+            self.licences.limit_by_calendar(id, entry)
 
     def refresh_expected_ends(self, licences: Collection[str]) -> None:
         """Update the expected ends of leases of these licences."""

@@ -93,6 +93,7 @@ class Recovery:
             pools, policy.patience, [cluster.name for cluster in event.clusters]
         )
         self._leasing.update_windows(self._reservations.by_id.values())
+        self._leasing.limit_by_calendar(self._calendar.entries)
         self._state.classifier = Classifier(
             max_priority=policy.max_priority,
             heuristics=[

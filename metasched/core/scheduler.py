@@ -225,6 +225,9 @@ class Core:
         if self.reservations.by_id:
             self._withdrawals.end_overrunning_tasks(self.reservations.collect_expired(event.time))
 
+        if outcome.calendar:
+            self._leasing.limit_by_calendar(outcome.calendar)
+
         # 4. Release queued tasks from their gates.
         if type(event) in _TIMED_EVENTS:
             self._gates.pass_time(event.time, self.policy.age)

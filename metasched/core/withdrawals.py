@@ -186,10 +186,9 @@ class Withdrawals:
             task for task in self._leasing.window_conflicts(view) if task.live_attempt.settled
         ]
         for task in sorted(waiting, key=lambda task: (task.queue_key, *task.task_id), reverse=True):
-            if (
-                reservation_id := licences.lookahead.delayed_reservation(task.task_id, freed, now)
-            ) is not None:
-                cause = f"it has not started, and reservation {reservation_id} needs its licences"
+            window = licences.lookahead.delayed_window(task.task_id, freed, now)
+            if window is not None:
+                cause = f"it has not started, and {window.describe()} needs its licences"
                 if self._state_machine.recall(task, view, cause):
                     freed.update(self._leasing.tokens(task))
 

@@ -7,6 +7,7 @@ The core stores which run an entry waits for. This module computes times and act
   has the name of its run.
 - Of runs that were missed the last one happens, late, if it is not later than `grace`. The others
   are recorded as skipped.
+- A limit of a licence lasts: one that has begun takes effect as soon as the daemon knows of it.
 - If the clock was set back, an entry waits for the next run that has not happened yet.
 """
 
@@ -38,6 +39,7 @@ from metasched.model.calendar import (
     BackUpDatabase,
     CalendarEntry,
     DrainCluster,
+    LimitLicence,
     ResumeCluster,
     RunResult,
 )
@@ -191,12 +193,13 @@ class CalendarRunner:
                 if (before.rule, before.zone) != (settings.rule, settings.zone):
                     after = structs.replace(after, next_run=next_unrepeated(after, now))
                 if type(before.act) is not type(settings.act):
-                    after = structs.replace(after, running=None)
+                    after = structs.replace(after, running=None, ran=())
                 yield CalendarEntrySet(now, after, cause="changed")
         for entry in stored.values():
             yield CalendarEntryRemoved(now, entry.id, cause="removed")
 
     def _new_entry(self, settings: CalendarSettings, now: float) -> CalendarEntry:
+        lasts = settings.act.duration if isinstance(settings.act, LimitLicence) else 0.0
         return CalendarEntry(
             id=self._host.ledger.next_reservation(),
             name=settings.name,
@@ -205,7 +208,7 @@ class CalendarRunner:
             zone=settings.zone,
             made=now,
             grace=settings.grace,
-            next_run=recurrence_of(settings.rule, settings.zone).next_after(now),
+            next_run=recurrence_of(settings.rule, settings.zone).next_after(now - lasts),
         )
 
     def _corrections(self, now: float) -> Iterator[CoreEvent]:
@@ -247,7 +250,9 @@ class CalendarRunner:
         """Return the events of a run: those of its act, or that it begins outside of the core."""
         remarks = [f"{now - due:.0f} s late"] if now - due > PUNCTUAL else []
         act, result, acts = entry.act, RunResult.DONE, list[CoreEvent]()
-        if not isinstance(act, DrainCluster | ResumeCluster):
+        if isinstance(act, LimitLicence):
+            remarks = []  # the core follows from the run itself until when
+        elif not isinstance(act, DrainCluster | ResumeCluster):
             result = RunResult.STARTED
         else:
             drain = self._host.core.find_drain(act.cluster)

@@ -403,7 +403,8 @@ def _explain_refusal(service: ReservationHost, event: ReservationRequested) -> s
         return _describe_alternatives(book, alternatives)
     requested = " and ".join(f"{name}:{count}" for name, count in event.licences.items())
     conflicts = [
-        f", reservation {window.id} has {window.licences[name]} of {name} from "
+        f", {window.describe()} {'leaves' if window.entry else 'has'} {window.licences[name]} "
+        f"of {name} from "
         f"{iso(window.start)} to {iso(window.until)}"
         for name in event.licences
         for window in licences.windows(name)

@@ -43,6 +43,14 @@ class PruneDatabase(msgspec.Struct, frozen=True, tag="prune"):
     """Delete jobs and events that are older than the site keeps them."""
 
 
+class LimitLicence(msgspec.Struct, frozen=True, tag="licence"):
+    """Lower the total of a licence for some time, without an act of an operator."""
+
+    licence: str
+    total: int  # tokens that there are meanwhile, at the most
+    duration: float  # seconds from the time of a run
+
+
 class Reserve(msgspec.Struct, frozen=True, tag="reserve", kw_only=True):
     """Reserve a window from the time of the occurrence on; see `ReservationTerms`."""
 
@@ -58,7 +66,7 @@ class Reserve(msgspec.Struct, frozen=True, tag="reserve", kw_only=True):
     groups: tuple[str, ...] = ()  # their members share it
 
 
-CalendarAct = DrainCluster | ResumeCluster | BackUpDatabase | PruneDatabase | Reserve
+CalendarAct = DrainCluster | ResumeCluster | BackUpDatabase | PruneDatabase | LimitLicence | Reserve
 
 
 class CalendarEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +109,9 @@ class CalendarEntry(msgspec.Struct, frozen=True, kw_only=True):
                 return "back up the database"
             case PruneDatabase():
                 return "prune the database"
+            case LimitLicence():
+                total, licence = self.act.total, self.act.licence
+                return f"have {total} of licence {licence} for {self.act.duration:g} s"
             case Reserve():
                 least, most = self.act.least, self.act.most
                 size = f"{least}" if least == most else f"{least} to {most}"

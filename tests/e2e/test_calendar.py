@@ -160,6 +160,34 @@ def test_each_run_happens_once_over_crashes_and_steps_of_the_clock(clocked: Cloc
     clocked.replayed()
 
 
+def test_a_licence_total_by_time_of_day(clocked: ClockedSite) -> None:
+    pool = '[[licence]]\nname = "solver"\ntotal = 4\n'
+    day = 'name = "day"\nat = "08:00"\ndo = "licence"\nlicence = "solver"\n'
+    day = f'[[calendar]]\n{day}total = 1\nlasts = "10h"\n'
+    clocked.configure(TWO_LOCAL + pool + day, extra='zone = "UTC"\n')
+    clocked.set_clock("2030-01-10T05:00:00")
+    clocked.start()
+    clocked.until(lambda: len(clocked.calendar()) == 1)
+    short = clocked.submit("-L", "solver:3", "-t", "01:00:00", "--wrap", "true")
+    long = clocked.submit("-L", "solver:3", "-t", "08:00:00", "--wrap", "true")
+    assert clocked.until_ended(short)[0]["state"] == "completed"
+    assert "calendar entry day" in clocked.run("explain", str(long)).stdout
+    shown = clocked.run("licences").stdout
+    assert [line.split()[:3] for line in shown.splitlines() if line.startswith("day")] == [
+        ["day", "solver", "3"]
+    ]
+    clocked.stop(signal.SIGKILL)
+    clocked.set_clock("2030-01-10T12:00:00")
+    clocked.start()
+    clocked.until(lambda: len(clocked.recorded("calendar_ran")) == 1)
+    assert clocked.rows(long)[0]["state"] == "queued"
+    clocked.set_clock("2030-01-10T18:00:01")
+    assert clocked.until_ended(long)[0]["state"] == "completed"
+    clocked.stop()
+    assert {row["ok"] for row in clocked.json("db", "check")} == {True}
+    clocked.replayed()
+
+
 def test_what_a_user_sees_and_what_a_reload_changes(site: Site) -> None:
     site.configure(TWO_LOCAL + ENTRIES, extra='zone = "Europe/Berlin"\n')
     site.start()

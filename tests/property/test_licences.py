@@ -207,7 +207,7 @@ class Line(RuleBasedStateMachine):
         self.ends[task_id] = self.now + self.lasts[task_id]
         enforced = task_id not in self.unenforced
         self.line.expect_end(task_id, self.ends[task_id], enforced, self.inside.get(task_id))
-        if self.line.lookahead.delayed_reservation(task_id, {}, self.now) is not None:
+        if self.line.lookahead.delayed_window(task_id, {}, self.now) is not None:
             self.end(task_id, used=False)
         self.settle()
 

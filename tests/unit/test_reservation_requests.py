@@ -152,7 +152,13 @@ def test_a_window_has_its_licences_and_the_next_request_learns_the_holder() -> N
         Caller("ada"),
     )
     assert (row["reserved"], row["free"]) == (0, 3)
-    window = {"reservation": 1, "count": 2, "start": made["start"], "end": made["end"]}
+    window = {
+        "reservation": 1,
+        "entry": None,
+        "count": 2,
+        "start": made["start"],
+        "end": made["end"],
+    }
     assert row["windows"] == [window]
     for dry_run in (True, False):
         with pytest.raises(ApiError) as refused:

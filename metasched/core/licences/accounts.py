@@ -16,8 +16,9 @@ from metasched.core.licences.pool import (
     LicenceState,
     unconfigured_pool,
 )
-from metasched.core.licences.windows import TokenWindow
+from metasched.core.licences.windows import TokenWindow, windows_of_entry
 from metasched.core.tasks import TaskId
+from metasched.model.calendar import CalendarEntry
 from metasched.model.licence import (
     MAX_TOKENS,
     Lease,
@@ -157,9 +158,24 @@ class LicenceAccounts:
             if not pool.windows:
                 self.reserved_licences.remove(name)
 
+    def limit_by_calendar(self, id: int, entry: CalendarEntry | None) -> None:
+        """Take over when a calendar entry lowers the total of a licence; None: it is removed."""
+        for window_id in (-2 * id, -2 * id - 1):
+            self.remove_window(window_id)
+        for window in () if entry is None else windows_of_entry(entry):
+            self.keep_tokens_for_window(window)
+
+    def _calendar_ends(self) -> Iterator[float]:
+        """Yield when totals rise that the calendar has lowered."""
+        return (window.until for window in self._state.windows.values() if window.entry)
+
     def windows(self, name: str) -> list[TokenWindow]:
-        """Return the reservations that have tokens of a licence, by their start."""
+        """Return the reservations and calendar entries that claim tokens, by their start."""
         return self._state.pool(name).windows_by_start()
+
+    def missing_in(self, window: TokenWindow, name: str) -> int:
+        """Return how many tokens do not exist in the window of a calendar entry."""
+        return max(self._state.pool(name).claimed_by(window), 0)
 
     def adjust_clock(self, shift: float) -> None:
         """Move all times after the wall clock was set forward by `shift` seconds."""

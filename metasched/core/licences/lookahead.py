@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 
 from metasched.core.licences.groups import LeaseTerms, QueueKey, TaskGroup
 from metasched.core.licences.pool import NEVER, LicenceState, PoolState
@@ -278,12 +279,12 @@ class Lookahead:
                 return covering[-1] if covering else None
         return None
 
-    def delayed_reservation(
+    def delayed_window(
         self, task_id: TaskId, freed: Mapping[str, int], now: float
-    ) -> int | None:
-        """Return the reservation short of tokens if this lease lasts until its task's limit.
+    ) -> TokenWindow | None:
+        """Return the window short of tokens if this lease lasts until its task's limit.
 
-        `freed` is returned before. None: no reservation is, or the lease belongs to a reservation.
+        `freed` is returned before. None: none is, or the lease belongs to a reservation.
         """
         if task_id in self._state.reservation_of:
             return None
@@ -293,11 +294,11 @@ class Lookahead:
                 continue
             for start, _, count in slot_spans(self._tokens_over_time(pool, None, True, now)):
                 covering = [
-                    window.id
+                    window
                     for window in pool.windows.values()
                     if window.start <= start < window.until
                 ]
                 end = self._state.lease_ends[task_id] + pool.config.linger
                 if covering and start < end and count + freed.get(name, 0) < 0:
-                    return max(covering)
+                    return max(covering, key=attrgetter("id"))
         return None

@@ -136,9 +136,18 @@ class PoolState:
         They stay claimed while tokens of the window may linger after its end.
         """
         for window in self.windows.values():
-            count = window.licences[self.config.name] - self.leased_by_reservation[window.id]
-            if count > 0:
+            count = self.claimed_by(window)
+            if count > 0 and window.entry:
+                yield window, count
+            elif count > 0:
                 yield replace(window, until=window.until + self.config.linger), count
+
+    def claimed_by(self, window: TokenWindow) -> int:
+        """Return the tokens that a window keeps from others; negative: none, and some to spare."""
+        tokens = window.licences[self.config.name]
+        if window.entry:
+            return (self.total or 0) - tokens
+        return tokens - self.leased_by_reservation[window.id]
 
     def reserved_now(self, now: float) -> int:
         """Return the unleased tokens of windows that have begun."""

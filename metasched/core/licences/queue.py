@@ -289,6 +289,7 @@ class LicenceQueue(LicenceAccounts):
         changes = [self._linger_ends[0][0]] if self._linger_ends else []
         if self._checked_at < self._next_change < NEVER:
             changes.append(self._next_change)
+        changes += [end for end in self._calendar_ends() if end > self._checked_at]
         return min(changes, default=None)
 
     def next_ready(self, now: float) -> TaskId | None:

@@ -14,17 +14,40 @@ from itertools import pairwise
 from math import inf, nextafter
 from operator import itemgetter
 
+from metasched.model.calendar import CalendarEntry, LimitLicence
+
 TokenSlots = list[tuple[float, int]]  # start, tokens
 
 
 @dataclass(frozen=True)
 class TokenWindow:
-    """Tokens that only jobs of the reservation `id` may lease in [start, until)."""
+    """Tokens that only jobs of the reservation `id` may lease in [start, until).
 
-    id: int
+    Or tokens that do not exist then, since an entry of the calendar lowers the total.
+    """
+
+    id: int  # negative: of a calendar entry; it precedes all reservations
     start: float
     until: float
-    licences: Mapping[str, int]  # tokens by licence
+    licences: Mapping[str, int]  # tokens by licence; of a calendar entry, those that remain
+    entry: str = ""  # name of the calendar entry; "": a reservation
+
+    def describe(self) -> str:
+        return f"calendar entry {self.entry}" if self.entry else f"reservation {self.id}"
+
+
+def windows_of_entry(entry: CalendarEntry) -> Iterator[TokenWindow]:
+    """Yield the window of the last run of a calendar entry, and that of its next run.
+
+    A later run matters to no lease: who holds tokens until then holds them in the next one, too.
+    """
+    act = entry.act
+    if not isinstance(act, LimitLicence):
+        return
+    starts = [*entry.ran[-1:], *(() if entry.next_run is None else (entry.next_run,))]
+    for place, (start, following) in enumerate(pairwise([*starts, inf])):
+        until = min(start + act.duration, following)
+        yield TokenWindow(-2 * entry.id - place, start, until, {act.licence: act.total}, entry.name)
 
 
 TokenClaim = tuple[TokenWindow, int]  # a window, and its tokens not leased by its jobs
