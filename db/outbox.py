@@ -23,8 +23,9 @@ from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, 
 from metasched.core import notifications
 from metasched.core.events import CoreEvent, Outcome
 from metasched.core.notifications import Beginning, JobChanges
-from metasched.db.schema import attempt, job, outbox, task, task_run
+from metasched.db.schema import attempt, calendar, job, outbox, reservation, task, task_run
 from metasched.model.audit import OPERATORS_ONLY, AuditKind, AuditRecord, cleaned
+from metasched.model.calendar import CalendarAct, Reserve
 from metasched.model.job import Job
 from metasched.model.mail_types import BEGIN, REQUEUE
 from metasched.model.notice import (
@@ -32,11 +33,13 @@ from metasched.model.notice import (
     DIGEST,
     JOB_ENDED,
     MAIL,
+    OCCURRENCE_KINDS,
     UNREPORTED,
     DeliveryState,
     Notice,
     of_record,
 )
+from metasched.units import iso
 
 TICKS = 1_000_000  # ids per second
 HOUR = 3600.0  # seconds
@@ -250,9 +253,13 @@ class Outbox:
         )
 
     def add_records(self, connection: Connection, records: Iterable[AuditRecord]) -> bool:
-        """Store audit records for webhooks and operators; return whether there are any."""
-        if not (self.rules.webhooks or self.rules.alerts_to):
+        """Store audit records for webhooks, operators, and owners of series.
+
+        Return whether there are any.
+        """
+        if not self._is_used:
             return False
+        records = list(records)
         notices = [of_record(record) for record in records if record.kind not in UNREPORTED]
         alerts = [
             Mail(None, address, notice)
@@ -260,7 +267,9 @@ class Outbox:
             if notice.kind in ALERT_KINDS
             for address in self.rules.alerts_to
         ]
-        return self.add_mails(connection, alerts) | self.add_events(connection, notices)
+        about_series = [_mail_about_occurrence(connection, record) for record in records]
+        mails = [*alerts, *(mail for mail in about_series if mail and self.rules.mails_per_hour)]
+        return self.add_mails(connection, mails) | self.add_events(connection, notices)
 
     def add_events(self, connection: Connection, events: Sequence[Notice]) -> bool:
         """Store events for the webhooks that want them; return whether there are any.
@@ -410,6 +419,26 @@ def _portions(
         size += length
     if portion:
         yield portion
+
+
+def _mail_about_occurrence(connection: Connection, record: AuditRecord) -> Mail | None:
+    """Return the mail to the owner of a series; None: the record is about something else."""
+    if record.kind not in OCCURRENCE_KINDS:
+        return None
+    series = record.details.get("series")
+    if series is None and record.reservation is not None:
+        query = select(reservation.c.series).where(reservation.c.id == record.reservation)
+        series = connection.execute(query).scalar()
+    if series is None:
+        return None
+    stored = connection.execute(select(calendar.c.act).where(calendar.c.id == series)).scalar()
+    act = None if stored is None else msgspec.json.decode(stored, type=CalendarAct)
+    address = act.mail if isinstance(act, Reserve) else ""
+    due = record.details.get("due")
+    begin = "" if due is None else f" of {iso(float(due))}"
+    reason = f"series {series}, occurrence{begin}: {record.cause}"
+    notice = structs.replace(of_record(record), severity="", reason=reason)
+    return Mail(record.owner, address or record.owner or "", notice)
 
 
 def _mail_of(sender_job: Job, notice: Notice) -> Mail:

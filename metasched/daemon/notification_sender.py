@@ -36,6 +36,7 @@ from metasched.daemon.notification_texts import (
     alert_message,
     digest_message,
     job_message,
+    occurrence_message,
     reservation_message,
     webhook_body,
 )
@@ -45,7 +46,7 @@ from metasched.db.ledger import Ledger
 from metasched.db.outbox import NotificationRules, OutboxRow
 from metasched.db.store import StorageFailed
 from metasched.model.mail import is_allowed
-from metasched.model.notice import DIGEST, MAIL, Notice
+from metasched.model.notice import DIGEST, MAIL, OCCURRENCE_KINDS, Notice
 from metasched.model.reservation import Reservation, ReservationState
 
 log = logging.getLogger("metasched")
@@ -286,6 +287,8 @@ class NotificationSender:
         """Return the command that sends a mail, and its input."""
         if notice.kind == DIGEST:
             subject, text = digest_message(notice, mail.per_hour)
+        elif row.user is not None and notice.kind in OCCURRENCE_KINDS:
+            subject, text = occurrence_message(notice)
         elif reservation is not None:
             subject, text = reservation_message(reservation)
         elif notice.severity or notice.reservation is not None:

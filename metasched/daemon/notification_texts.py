@@ -113,6 +113,20 @@ def digest_message(notice: Notice, per_hour: int) -> tuple[str, str]:
     return f"metasched: {number} more notifications", "\n".join(lines) + "\n"
 
 
+def occurrence_message(notice: Notice) -> tuple[str, str]:
+    """Return subject and text for the owner of a series whose occurrence was skipped or moved."""
+    lines = [f"Of your reservations, {notice.reason}"]
+    if notice.count > 1:
+        lines.append(f"Occurrences: {notice.count}")
+    if notice.reservation is None:
+        subject = "metasched: a reservation of your series was skipped"
+        lines.append("The others stay. Details: metasched calendar")
+    else:
+        subject = f"metasched: reservation {notice.reservation} has other nodes"
+        lines.append("Details: metasched reservations")
+    return subject, "\n".join(lines) + "\n"
+
+
 def reservation_message(reservation: Reservation) -> tuple[str, str]:
     """Return subject and text for the owner of a broken reservation."""
     unit, multiplier, option = "nodes", 1, " --nodes"

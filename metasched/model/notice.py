@@ -24,6 +24,9 @@ ALERT_KINDS: Final = frozenset(
     if info.severity != "info" and info.audience != "owner" and kind not in UNREPORTED
 )
 
+# mailed to the owner of a series of reservations
+OCCURRENCE_KINDS: Final = frozenset({AuditKind.RESERVATION_MOVED, AuditKind.RESERVATION_SKIPPED})
+
 MAIL: Final = "mail"  # the receiver of all mails; webhooks have their own names
 
 

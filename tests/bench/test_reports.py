@@ -41,6 +41,10 @@ INSERT INTO attempt (job, task_index, number, sending, cluster, state, sent, nat
   SELECT n, 0, 1, n, 'cluster' || (n / 300 % 3), 'completed', e - 600, '7', e - 600, e, '', 'n1',
          {false}, 300
   FROM number;
+INSERT INTO licence (name, total, leased, excess, outside, past_us)
+  SELECT 'l' || n, 100000, 0, 0, 0, '{{}}' FROM number WHERE n <= 10;
+INSERT INTO lease (id, licence, job, task_index, attempt, tokens, since, until, why)
+  SELECT n, 'l' || (1 + n % 10), n, 0, 1, 1 + n % 4, e - 600, e, '' FROM number;
 """
 OF_JOBS = """
 SELECT job."user", count(*), sum(attempt.ended - attempt.started), sum(cpu_seconds)
@@ -56,6 +60,7 @@ REPORTS = {
     "waits by group": (ReportKind.WAITS, (ReportKey.GROUP,)),
     "waits by user, cluster": (ReportKind.WAITS, (ReportKey.USER, ReportKey.CLUSTER)),
     "deadlines by account": (ReportKind.DEADLINES, (ReportKey.ACCOUNT,)),
+    "licences by user": (ReportKind.LICENCES, (ReportKey.USER,)),
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,6 +14,8 @@ from msgspec import structs
 from sqlalchemy import select, update
 from sqlalchemy.event import listen, remove
 
+from metasched.config.settings import MailSettings
+from metasched.core.calendar_events import CalendarEntrySet
 from metasched.core.events import (
     ClusterUnreachable,
     DaemonStarted,
@@ -24,6 +27,8 @@ from metasched.core.events import (
     UserRequested,
 )
 from metasched.core.scheduler import Core
+from metasched.daemon.notification_sender import NotificationSender
+from metasched.daemon.notification_texts import occurrence_message
 from metasched.db import outbox as outbox_rows
 from metasched.db import reservations
 from metasched.db.audit import AuditFilter
@@ -34,11 +39,13 @@ from metasched.db.outbox import (
     MAX_OPEN_ROWS,
     Mail,
     NotificationRules,
+    OutboxRow,
 )
 from metasched.db.pruning import PruningPass
 from metasched.db.schema import attempt, outbox
 from metasched.db.store import Database
 from metasched.model.audit import AuditKind, AuditRecord
+from metasched.model.calendar import CalendarEntry, Reserve
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus
@@ -299,6 +306,44 @@ def test_what_concerns_one_user_is_no_alert(ledger: Ledger) -> None:
     ledger.record_notices([skipped] * 20)
     ledger.commit_group()
     assert life.rows() == []
+
+
+def test_the_owner_of_a_series_hears_of_each_skipped_or_moved_occurrence(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS)
+    for id, address in ((7, "ada@example.org"), (8, "")):
+        act = Reserve(least=1, most=1, duration=60.0, mail=address)
+        series = CalendarEntry(
+            id=id, act=act, rule="08:00", zone="UTC", owner="ada", made=NOW, grace=0.0
+        )
+        life.step(CalendarEntrySet(NOW, series, "ada"))
+    records = [
+        AuditRecord(
+            time=NOW,
+            kind=AuditKind.RESERVATION_SKIPPED,
+            owner="ada",
+            cause="not free",
+            details={"series": id, "due": NOW},
+        )
+        for id in (7, 8)
+    ]
+    for kind in (AuditKind.RESERVATION_MOVED, AuditKind.RESERVATION_SKIPPED):
+        records.append(AuditRecord(time=NOW, kind=kind, owner="ada", cause="of no series"))
+    ledger.record_notices(records)
+    ledger.commit_group()
+    rows = life.rows()
+    assert [(row.kind, row.user, row.address) for row in rows] == [
+        ("reservation_skipped", "ada", "ada@example.org"),
+        ("reservation_skipped", "ada", "ada"),
+    ]
+    mail = MailSettings(Path("/m"), is_sendmail=True, sender="", domains=(), per_hour=10)
+    row = OutboxRow(1, "ada", rows[0].kind, rows[0].address, NOW, NOW, 0, "cafe", ())
+    make_command = NotificationSender._command
+    _, content = make_command(cast(Any, None), mail, row, life.notices()[0], None)
+    subject, text = occurrence_message(life.notices()[0])
+    assert subject.encode() in content
+    assert subject == "metasched: a reservation of your series was skipped"
+    assert "series 7, occurrence of 2023-11-14T" in text
+    assert "not free" in text
 
 
 def test_many_events_of_a_step_share_rows(ledger: Ledger) -> None:
