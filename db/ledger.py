@@ -636,6 +636,11 @@ class Ledger(Writer):
                 reservations.mark_notified(connection, broken.id, now)
             self._outbox.add_mails(connection, mails)
 
+    def queue_limit_mails(self, mails: Iterable[Mail]) -> None:
+        """Add to the open group mails about shares of time limits; each is stored once."""
+        with self._join_group() as connection:
+            self._store_notices(lambda: self._outbox.add_limit_mails(connection, mails))
+
     def mark_sending(self, id: int) -> tuple[Notice, ...]:
         """Add to the open group that a mail is being sent; after a crash it is not sent again.
 

@@ -335,6 +335,10 @@ class Outbox:
         self._last_rows[receiver] = _LastRow(row["id"], len(events), size, len(data))
         return row
 
+    def add_limit_mails(self, connection: Connection, mails: Iterable[Mail]) -> bool:
+        """Store mails about shares of time limits, but for those that are stored already."""
+        return self.add_mails(connection, [m for m in mails if not _is_stored(connection, m)])
+
     def add_mails(self, connection: Connection, mails: Sequence[Mail]) -> bool:
         """Store mails up to the limit of an hour, and count the others in a digest.
 
@@ -419,6 +423,18 @@ def _portions(
         size += length
     if portion:
         yield portion
+
+
+def _is_stored(connection: Connection, mail: Mail) -> bool:
+    """Return whether there is a mail of this kind about the same run of a job or task."""
+    notice = mail.notice
+    query = select(outbox.c.data).where(outbox.c.receiver == MAIL, outbox.c.job == notice.job)
+    for data in connection.execute(query.where(outbox.c.kind == notice.kind)).scalars():
+        [stored] = msgspec.json.decode(data, type=_Content).notices
+        is_whole_array = notice.array is not None and notice.task is None
+        if stored.task == notice.task and (is_whole_array or stored.started == notice.started):
+            return True
+    return False
 
 
 def _mail_about_occurrence(connection: Connection, record: AuditRecord) -> Mail | None:

@@ -19,7 +19,7 @@ from metasched.model.audit import one_line
 from metasched.model.job import Job, State
 from metasched.model.mail import MailRequest
 from metasched.model.mail_types import ARRAY_TASKS, END, FAIL, TIME_LIMIT
-from metasched.model.notice import JOB_BEGAN, JOB_ENDED, JOB_REQUEUED, Notice
+from metasched.model.notice import JOB_BEGAN, JOB_ENDED, JOB_REQUEUED, LIMIT_KINDS, Notice
 
 GOOD_ENDS: Final = frozenset({State.COMPLETED, State.CANCELLED})
 MAX_PATH_LENGTH: Final = 4096  # characters
@@ -109,6 +109,21 @@ def begin_notice(beginning: Beginning, time: float) -> Notice:
     notice = _notice(JOB_BEGAN, task.job, time, task)
     return structs.replace(
         notice, cluster=attempt.cluster, state=State.RUNNING.value, started=attempt.started
+    )
+
+
+def limit_notice(task: Task, percent: int, time: float) -> Notice:
+    """Return the notice about a running job or task that has used a share of its time limit.
+
+    Of an array it is about the array as a whole, unless its owner wants mails about single tasks.
+    """
+    attempt = task.live_attempt
+    about = task if reports_tasks(task.job) else None
+    return structs.replace(
+        _notice(LIMIT_KINDS[percent], task.job, time, about),
+        cluster=attempt.cluster,
+        state=State.RUNNING.value,
+        started=attempt.started,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from metasched.core.notifications import GOOD_ENDS
-from metasched.model.notice import DIGEST, JOB_BEGAN, JOB_ENDED, Notice
+from metasched.model.notice import DIGEST, JOB_BEGAN, JOB_ENDED, LIMIT_KINDS, Notice
 from metasched.model.reservation import Reservation
 from metasched.units import iso
 
@@ -56,6 +56,10 @@ def _happenings(notice: Notice) -> list[str]:
         if notice.submitted is None or notice.started is None:
             return ["Began"]
         return ["Began", f"Queued time {clock_time(notice.started - notice.submitted)}"]
+    for percent, kind in LIMIT_KINDS.items():
+        if notice.kind == kind:
+            used = notice.time - (notice.time if notice.started is None else notice.started)
+            return [f"Reached {percent}% time limit", f"Run time {clock_time(used)}"]
     if notice.kind != JOB_ENDED:
         return ["Requeued"]
     parts = ["Ended" if notice.state in GOOD_ENDS else "Failed"]

@@ -48,6 +48,7 @@ from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.commit_group import CommitGroup
 from metasched.daemon.database_probe import DatabaseProbe
 from metasched.daemon.licence_monitor import LicenceMonitor
+from metasched.daemon.limit_mails import LimitMails
 from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.daemon.metrics import Metrics
 from metasched.daemon.notification_sender import NotificationSender
@@ -173,6 +174,7 @@ class SchedulerService:
             )
             outcome = self.core.step(started)
             ledger.record([(started, outcome)])
+        self.limit_mails = LimitMails(self, self._store_soon) if settings.mail else None
         metrics.service_starts.inc()
         self._start_actions([outcome])
 
@@ -246,6 +248,8 @@ class SchedulerService:
                 connection.reservation_sync.enqueue(reservation_action)
                 connection.poll_soon()
             self.notifications.check_outcome(outcome)
+            if self.limit_mails is not None:
+                self.limit_mails.check_outcome(outcome)
             if outcome.calendar:
                 self._calendar_runner.wake()
                 self._series_planner.wake()
@@ -301,6 +305,8 @@ class SchedulerService:
             for monitor in self.licence_monitors:
                 group.create_task(self._contain(f"licence server {monitor.name}", monitor.run))
             group.create_task(self._contain("mail", self.notifications.run_mail))
+            if self.limit_mails is not None:
+                group.create_task(self._contain("mail of limits", self.limit_mails.run))
             for hook in self.settings.webhooks:
                 deliver = partial(self.notifications.run_webhook, hook)
                 group.create_task(self._contain(f"webhook {hook.name}", deliver))

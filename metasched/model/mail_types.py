@@ -9,10 +9,11 @@ from metasched.errors import ParseError, quote_for_error
 
 BEGIN, END, FAIL, REQUEUE = "BEGIN", "END", "FAIL", "REQUEUE"
 TIME_LIMIT, ARRAY_TASKS = "TIME_LIMIT", "ARRAY_TASKS"
-MAIL_TYPES = (BEGIN, END, FAIL, REQUEUE, TIME_LIMIT, ARRAY_TASKS)
+SHARES_OF_LIMIT = {f"TIME_LIMIT_{percent}": percent for percent in (50, 80, 90)}
+MAIL_TYPES = (BEGIN, END, FAIL, REQUEUE, TIME_LIMIT, *SHARES_OF_LIMIT, ARRAY_TASKS)
 _ALL = (BEGIN, END, FAIL, REQUEUE)  # of ALL
 # Slurm has these, too; no mail of metasched is about them
-UNSENT_TYPES = ("INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT_50", "TIME_LIMIT_80", "TIME_LIMIT_90")
+UNSENT_TYPES = ("INVALID_DEPEND", "STAGE_OUT")
 
 
 def parse_mail_types(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -13,6 +13,8 @@ from metasched.model.audit import KINDS, AuditKind, AuditRecord
 JOB_BEGAN: Final = "job_began"
 JOB_ENDED: Final = "job_ended"
 JOB_REQUEUED: Final = "job_requeued"
+# a job has used this share of its time limit, in percent
+LIMIT_KINDS: Final = {percent: f"job_time_limit_{percent}" for percent in (50, 80, 90)}
 DIGEST: Final = "digest"  # stands for other mails: `Notice.counts`
 ALERTS: Final = "alerts"  # in a configuration: `ALERT_KINDS`
 # Reports of failed notifications would cause others.

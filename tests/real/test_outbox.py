@@ -27,8 +27,9 @@ from metasched.core.events import (
     UserRequested,
 )
 from metasched.core.scheduler import Core
+from metasched.daemon.limit_mails import LATEST, LimitMails
 from metasched.daemon.notification_sender import NotificationSender
-from metasched.daemon.notification_texts import occurrence_message
+from metasched.daemon.notification_texts import job_message, occurrence_message
 from metasched.db import outbox as outbox_rows
 from metasched.db import reservations
 from metasched.db.audit import AuditFilter
@@ -344,6 +345,60 @@ def test_the_owner_of_a_series_hears_of_each_skipped_or_moved_occurrence(ledger:
     assert subject == "metasched: a reservation of your series was skipped"
     assert "series 7, occurrence of 2023-11-14T" in text
     assert "not free" in text
+
+
+def test_shares_of_a_time_limit_are_mailed_once(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS)
+    types = ("TIME_LIMIT_50", "TIME_LIMIT_90")
+    life.submit(1, *types, time_limit=100.0)
+    life.submit(2, "TIME_LIMIT_80", time_limit=100.0, array="0-3")
+    life.submit(3, "END", time_limit=100.0)
+    life.submit(4, "TIME_LIMIT_80", time_limit=None)
+    started = life.now - 5
+    running = [life.row(State.RUNNING, id, started=started) for id in (1, 2, 3, 4)]
+    running += [life.row(State.RUNNING, 2, index, started=started + index) for index in (1, 2, 3)]
+    life.listed(*running, full=True)
+
+    def watch() -> LimitMails:
+        async def commit() -> None:
+            ledger.commit_group()
+
+        return LimitMails(cast(Any, life), commit)
+
+    def look(watcher: LimitMails, seconds: float) -> list[tuple[int | None, str]]:
+        """Look so many seconds after the start; return the new mails by job and kind."""
+        before = len(life.rows())
+        watcher.look(started + seconds)
+        ledger.commit_group()
+        return [(notice.job, notice.kind) for notice in life.notices()[before:]]
+
+    watcher = watch()
+    assert look(watcher, 49) == []
+    assert look(watcher, 50) == [(1, "job_time_limit_50")]
+    assert look(watch(), 60) == []  # after a restart
+    assert look(watcher, 85) == [(2, "job_time_limit_80")]  # once for the array
+    assert look(watch(), 89) == []
+    # the limit is raised: the share comes later
+    task = life.core.tasks[1, 0]
+    task.job = structs.replace(task.job, time_limit=200.0)
+    watcher.watch([task])
+    assert look(watcher, 95) == []
+    assert look(watcher, 180) == [(1, "job_time_limit_90")]
+    notice = life.notices()[-1]
+    subject, _ = job_message(notice)
+    assert subject.endswith("Reached 90% time limit, Run time 00:03:00")
+    life.listed(*(life.row(State.COMPLETED, id) for id in (1, 2, 3, 4)))
+    watcher.check_outcome(life.core.state.outcome)
+    assert look(watcher, 1000) == []
+
+
+def test_a_share_that_was_reached_long_ago_is_not_mailed(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS)
+    life.submit(1, "TIME_LIMIT_50", time_limit=100.0)
+    life.listed(life.row(State.RUNNING), full=True)
+    LimitMails(cast(Any, life), cast(Any, None)).look(life.now + 45 + LATEST + 1)
+    ledger.commit_group()
+    assert life.rows() == []
 
 
 def test_many_events_of_a_step_share_rows(ledger: Ledger) -> None:

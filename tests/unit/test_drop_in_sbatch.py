@@ -390,10 +390,10 @@ def test_all_in_the_list_of_export_has_any_case() -> None:
 
 
 def test_mail_is_a_matter_of_metasched() -> None:
-    conversion = convert("--mail-type=end,TIME_LIMIT_80", "--mail-user=ada@example.org")
+    conversion = convert("--mail-type=end,STAGE_OUT", "--mail-user=ada@example.org")
     assert conversion.slurm_options == []
     assert conversion.fields["mail"] == {"types": ("END",), "user": "ada@example.org"}
-    assert conversion.warnings == ["--mail-type: no mail is sent for TIME_LIMIT_80"]
+    assert conversion.warnings == ["--mail-type: no mail is sent for STAGE_OUT"]
     for words in ([], ["--mail-type=NONE"], ["--mail-user=ada"]):  # as in Slurm
         assert "mail" not in convert(*words).fields
 

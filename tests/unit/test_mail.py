@@ -80,7 +80,8 @@ def settings(program: Path, **values: object) -> MailSettings:
         ("ALL,ARRAY_TASKS", ("BEGIN", "END", "FAIL", "REQUEUE", "ARRAY_TASKS"), ()),
         ("NONE", (), ()),
         ("END,NONE,FAIL", (), ()),
-        ("TIME_LIMIT_80,TIME_LIMIT", ("TIME_LIMIT",), ("TIME_LIMIT_80",)),
+        ("TIME_LIMIT_80,TIME_LIMIT", ("TIME_LIMIT", "TIME_LIMIT_80"), ()),
+        ("STAGE_OUT,time_limit_50", ("TIME_LIMIT_50",), ("STAGE_OUT",)),
         ("STAGE_OUT,INVALID_DEPEND", (), ("INVALID_DEPEND", "STAGE_OUT")),
     ],
 )
