@@ -10,12 +10,19 @@ from typing import Any
 import psutil
 
 from tests.e2e.conftest import FOLDER, ONE_LOCAL, TWO_LOCAL, Site
+from tests.harness.slurm import SlurmSite
 
 SLEEP = ["sleep", "4711"]
 
 
 def findings(site: Site, code: int) -> dict[str, dict[str, Any]]:
     return {f["check"]: f for f in json.loads(site.run("doctor", "--json", code=code).stdout)}
+
+
+def patient_findings(site: Site, code: int) -> dict[str, dict[str, Any]]:
+    """Return the findings by check; a manager may be slow beside other tests."""
+    done = site.run("doctor", "--json", "--timeout", "60", code=code)
+    return {finding["check"]: finding for finding in json.loads(done.stdout)}
 
 
 def test_a_healthy_site_then_one_problem_after_the_other(running: Site) -> None:
@@ -168,3 +175,16 @@ def test_a_cluster_that_does_not_answer(site: Site) -> None:
     check = findings(site, 1)["cluster alpha"]
     assert "next try" in check["text"]
     assert check["mend"]
+
+
+def test_a_slurm_without_a_usable_node(site: Site, slurm_site: SlurmSite) -> None:
+    beta = slurm_site["beta"]
+    beta.empty()
+    site.configure(beta.table("poll_interval = 1\n"))
+    site.start()
+    assert patient_findings(site, 0)["manager of beta"]["severity"] == "ok"
+    beta.run("scontrol", "update", "NodeName=ALL", "State=DRAIN", "Reason=test")
+    try:
+        assert patient_findings(site, 1)["manager of beta"]["id"] == "cluster-no-node"
+    finally:
+        beta.run("scontrol", "update", "NodeName=ALL", "State=RESUME")

@@ -20,6 +20,7 @@ import metasched
 from metasched.model.job_token import parse_job_token
 from tests.conftest import require
 from tests.e2e.multi_user_site import MultiUserSite, gridengine_tables, slurm_tables
+from tests.e2e.test_probe_jobs import probe
 from tests.harness import accounts, gridengine, slurm
 from tests.harness.accounts import KEEPER, OPERATOR, A, B
 from tests.harness.daemons import HOST
@@ -327,3 +328,20 @@ def test_an_account_that_reads_the_script_gains_nothing(nodes: NodeSite) -> None
     finally:
         (site.folder / A / "go").touch()
     site.until_ended(job)
+
+
+def test_doctor_tries_the_daemons_url_from_a_node(on_slurm: NodeSite) -> None:
+    site = on_slurm.site
+    assert probe(site, "--account", A)["severity"] == "ok"
+    text = site.config.read_text()
+    site.config.write_text(
+        text.replace(
+            f'url = "https://{FIRST_ADDRESS}:{PORT}', f'url = "https://{FIRST_ADDRESS}:{PORT + 1}'
+        )
+    )
+    try:
+        row = probe(site, "--account", A, code=1)
+    finally:
+        site.config.write_text(text)
+    assert row["id"] == "probe-daemon"
+    assert "does not reach the daemon's url" in row["text"]

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from metasched.adapters.base import ManagerState
+from metasched.adapters.inspection import InspectionReport
 from metasched.config.reading import load_settings
 from metasched.config.settings import WebhookSettings
+from metasched.daemon.doctor import cluster_checks
 from metasched.daemon.doctor.checks import run_checks
-from metasched.daemon.doctor.daemon_checks import check_evidence, check_use, check_webhook
+from metasched.daemon.doctor.cluster_checks import check_manager
+from metasched.daemon.doctor.daemon_checks import (
+    check_evidence,
+    check_listing_age,
+    check_use,
+    check_webhook,
+)
 from metasched.daemon.doctor.findings import passed
 from metasched.daemon.doctor.launcher_checks import check_webhooks
 
@@ -47,6 +57,36 @@ def test_a_slurm_without_accounting_and_claims_is_reported(
     diagnoses = list(check_evidence(row, settings))
     assert [d.check for d in diagnoses] == (["records of alpha"] if warned else [])
     assert all("neither accounting nor claims" in d.text for d in diagnoses)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "state", "old"),
+    [(1, "up", False), (90, "up", True), (90, "down: silent", False), (90, "drained", True)],
+)
+def test_a_listing_that_is_old_is_reported(minutes: int, state: str, old: bool) -> None:
+    listed = datetime.now(UTC) - timedelta(minutes=minutes)
+    row = {"cluster": "alpha", "state": state, "listed": listed.isoformat()}
+    found = list(check_listing_age(row))
+    assert [finding.kind.id for finding in found if finding.kind] == ["listing-old"] * old
+    assert all(f"listed {minutes} minutes ago" in finding.text for finding in found)
+    assert not list(check_listing_age(row | {"listed": None}))
+
+
+@pytest.mark.parametrize(
+    ("lead", "text"),
+    [(None, ""), (1.5, ""), (100.0, "100 s ahead of this host"), (-7.0, "7 s behind this host")],
+)
+def test_the_clock_of_a_controller_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lead: float | None, text: str
+) -> None:
+    (tmp_path / "metasched.toml").write_text(SITE)
+    settings = load_settings(tmp_path / "metasched.toml")
+    state = ManagerState(cpus=4, records="slurmdbd", clock_lead=lead)
+    report = InspectionReport(state=state)
+    monkeypatch.setattr(cluster_checks, "_inspect", lambda *_: report)
+    found = {each.check: each for each in check_manager(settings.clusters[0], settings, 5.0)}
+    assert found["manager of alpha"].ok
+    assert found["controller of alpha"].text.endswith(text) if text else len(found) == 1
 
 
 def test_a_file_of_completions_is_warned_of(tmp_path: Path) -> None:
