@@ -13,6 +13,7 @@ Each package imports only packages below it in this list:
     licence_servers   sources of licence counts; `licence_servers.base` is the contract
     core              the meta-scheduler without I/O: events in, changes and actions out
     adapters          of resource managers; `adapters.base` is the contract
+    forecast          expected starts of waiting tasks: the local policies run forward
     policies          priorities, eligibility, dispatch, pulling, local queues
     client            finds the daemon and sends requests to it; quick to import
     carts             free processors over time under advance reservations
