@@ -53,6 +53,13 @@ def experiment(
             help="Keep finished runs in FILE; repeat none of those.",
         ),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Take this trace (estimates only)."),
+    ] = None,
+    cpus: Annotated[
+        int | None, typer.Option("--cpus", metavar="N", help="Processors of its machine.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Run an experiment; compare its figures with published figures or with a baseline.
@@ -65,6 +72,7 @@ def experiment(
       metasched experiment grid-plans-large --runs 3 --resume runs.jsonl
       metasched experiment two-level --dask tcp://head:8786 --report two-level.html
       METASCHED_TRACES=traces metasched experiment local-periods --json --plot pictures
+      metasched experiment estimates --trace site.swf --cpus 512
       metasched experiment --tables docs/experiments/results
     """
     from metasched.experiments import catalogue
@@ -81,6 +89,7 @@ def experiment(
     if name is None:
         raise UserError("no NAME, metasched experiment; see metasched experiment --list")
     selected = catalogue.find_experiment(name)
+    trace_file = _trace_file(trace, cpus, save, resume)
     if plot is not None:
         check_folder(plot)
     if report is not None:
@@ -88,8 +97,8 @@ def experiment(
     if save is not None and not save.is_dir():
         raise UserError(f"{save} is not a folder, --save; create it first")
     runs = runs or selected.runs
-    with progress_bar("runs", runs * len(selected.cases())) as progress:
-        results = catalogue.run_experiment(selected, runs, progress, dask, resume)
+    with progress_bar("runs", runs * len(selected.select_cases(trace_file))) as progress:
+        results = catalogue.run_experiment(selected, runs, progress, dask, resume, trace_file)
     if save is not None:
         save_results(save, selected, runs, results)
     if plot is not None:
@@ -118,6 +127,25 @@ def experiment(
         ("SETTING", "POLICY", "FIGURE", "OURS", *reference_columns, f"MINUS {selected.baseline}"),
         [result_line(result, published) for result in results],
     )
+
+
+def _trace_file(
+    trace: Path | None, cpus: int | None, save: Path | None, resume: Path | None
+) -> Any:
+    """Return the `TraceFile` of the options, or None. UserError if they do not fit together."""
+    from metasched.experiments.harness import TraceFile
+
+    if trace is None and cpus is None:
+        return None
+    if trace is None or cpus is None:
+        given, missing = ("--cpus", "--trace") if trace is None else ("--trace", "--cpus")
+        raise UserError(f"{given} without {missing}; give both")
+    if save is not None or resume is not None:
+        option = "--save" if save is not None else "--resume"
+        raise UserError(f"results of another trace are not kept, {option}; use --json")
+    if not trace.is_file():
+        raise UserError(f"no file {trace}, --trace; give a trace in the Standard Workload Format")
+    return TraceFile(trace.resolve(), cpus)
 
 
 def _print_experiments(experiments: list[Any], json: bool) -> None:

@@ -9,6 +9,8 @@ reserved_providers   simulation of providers with advance reservations
 admission            reservations accepted or rejected, by the time of processor binding
 federations          federations of clusters from real traces
 federated            dispatch by metasched compared with what users do without it
+estimates            estimated starts compared with true starts
+binomial_bounds      bounds of a wait from past waits, for comparison
 comparison           policies side by side over seeds
 plots, report        charts, and a report of one page
 html_page            parts of such a page

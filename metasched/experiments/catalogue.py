@@ -10,9 +10,16 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from metasched.experiments.admission import ADMISSION
+from metasched.experiments.estimates import ESTIMATES
 from metasched.experiments.federated import FEDERATED
 from metasched.experiments.finished_runs import open_finished_runs
-from metasched.experiments.harness import Experiment, ExperimentCase, ExperimentError, FigureResult
+from metasched.experiments.harness import (
+    Experiment,
+    ExperimentCase,
+    ExperimentError,
+    FigureResult,
+    TraceFile,
+)
 from metasched.experiments.knapsacks import CONVERGENT_EXACT
 from metasched.experiments.kurowski2011 import RESERVATIONS
 from metasched.experiments.local_policies import BOUNDED_WAITS, LOCAL_POLICIES
@@ -38,6 +45,7 @@ EXPERIMENTS = {
         *RESERVATIONS,
         ADMISSION,
         *FEDERATED,
+        ESTIMATES,
     )
 }
 
@@ -57,15 +65,16 @@ def run_experiment(
     progress: Callable[[int], None] | None = None,
     dask: str = "",
     resume: Path | None = None,
+    trace: TraceFile | None = None,
 ) -> list[FigureResult]:
     """Run every case with seeds 1..runs; return the results in the order of the cases.
 
     Uses all cores, or the Dask cluster whose scheduler has the address `dask`; its workers need
     this release of metasched, and METASCHED_TRACES where traces are read. Runs in the file `resume`
-    are not repeated, others are added to it. ExperimentError if the scheduler does not answer,
-    UserError if the file cannot be used.
+    are not repeated, others are added to it. With a `trace` its cases are run. ExperimentError if
+    the scheduler does not answer, UserError if the file cannot be used.
     """
-    cases = experiment.cases()
+    cases = experiment.select_cases(trace)
     for case in cases[:1]:
         case.scenario(1)  # reports missing traces before processes start
     with ExitStack() as stack:
@@ -80,7 +89,7 @@ def run_experiment(
             progress(len(all_runs) - len(missing))
         cores = len(os.sched_getaffinity(0))
         executor = stack.enter_context(_dask_executor(dask) if dask else ProcessPoolExecutor(cores))
-        pending = {executor.submit(_run_case, experiment.name, *run): run for run in missing}
+        pending = {executor.submit(_run_case, experiment.name, *run, trace): run for run in missing}
         for future in as_completed(pending):
             run = pending[future]
             values[run] = future.result()
@@ -110,10 +119,10 @@ def _dask_executor(address: str) -> Iterator[Executor]:
         yield client.get_executor(pure=False, retries=MAX_LOST_WORKERS)
 
 
-def _run_case(name: str, index: int, seed: int) -> dict[str, float]:
+def _run_case(name: str, index: int, seed: int, trace: TraceFile | None = None) -> dict[str, float]:
     """Return the figures of a case with a seed; runs in a process of the pool."""
     experiment = EXPERIMENTS[name]
-    result = experiment.cases()[index].run(seed)
+    result = experiment.select_cases(trace)[index].run(seed)
     return {name: figure(result) for name, figure in experiment.figures.items()}
 
 

@@ -83,6 +83,13 @@ class ExperimentCase(Protocol):
     def run(self, seed: int) -> Any: ...  # a Schedule, if clusters are simulated
 
 
+class TraceFile(NamedTuple):
+    """A trace and the processors of its machine."""
+
+    path: Path
+    cpus: int
+
+
 class Curves(NamedTuple):
     """What changes during a run, for a plot of lines below each other."""
 
@@ -104,6 +111,16 @@ class Experiment:
     cases: Callable[[], Sequence[ExperimentCase]]
     quantity: str = ""  # of which the settings are values, with its unit: plotted as lines over it
     curves: Callable[[int], Iterable[Curves]] | None = None  # of a run with a seed
+    # cases of another trace; None: it has its own workloads only
+    cases_of_trace: Callable[[TraceFile], Sequence[ExperimentCase]] | None = None
+
+    def select_cases(self, trace: TraceFile | None) -> Sequence[ExperimentCase]:
+        """Return the cases, those of a trace if one is given. ExperimentError if it takes none."""
+        if trace is None:
+            return self.cases()
+        if self.cases_of_trace is None:
+            raise ExperimentError(f"{self.name} takes no trace, --trace; leave it out")
+        return self.cases_of_trace(trace)
 
 
 class FigureResult(NamedTuple):
@@ -158,11 +175,12 @@ def load_trace(name: str, partitions: bool = False) -> Workload:
         raise ExperimentError(
             f"no trace {path}; name the folder that has {name} in {TRACES_VARIABLE}"
         )
-    return _read_trace(path, partitions)
+    return read_workload(path, partitions)
 
 
 @cache
-def _read_trace(path: Path, partitions: bool) -> Workload:
+def read_workload(path: Path, partitions: bool = False) -> Workload:
+    """Read a trace, once in each process. WorkloadError if it cannot be read."""
     return from_trace(path.name, swf.read_trace(path), partitions)
 
 

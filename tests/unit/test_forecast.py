@@ -116,6 +116,12 @@ def test_a_short_task_is_backfilled_by_limits_and_not_by_true_ends() -> None:
     assert starts(alone(2, running, *entries), {0: 5, 1: 90, 2: 5}, (50.0,))[0] == [90.0]
 
 
+def test_a_task_that_starts_holds_its_processors_up_to_its_limit() -> None:
+    entries = WaitingTasks(2, {0: 100.0}), WaitingTasks(4, {0: 100.0}), WaitingTasks(2, {0: 90.0})
+    # the second waits for the limit of the first, 100; the third ends before that
+    assert starts(alone(4, (), *entries), {0: 50, 1: 5, 2: 80}) == [[0], [80], [0]]
+
+
 def test_an_array_starts_task_by_task() -> None:
     snapshot = alone(2, (), WaitingTasks(1, {0: 60.0}, tasks=5))
     assert starts(snapshot, {0: 10}) == [[0, 0, 10, 10, 20]]
