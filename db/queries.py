@@ -150,6 +150,36 @@ class Queries:
         with self._connect() as connection:
             return {row.native_id: row.sent for row in connection.execute(query)}
 
+    def recent_runs(self, limit: int) -> list[tuple[Job, float]]:
+        """Return the jobs and run times (seconds) of tasks that have ended, the newest jobs last.
+
+        Of the last `limit` attempts in the order of jobs; O(limit).
+        """
+        columns = attempt.c.job, attempt.c.task_index, attempt.c.number
+        last = (
+            select(*columns, attempt.c.state, attempt.c.started, attempt.c.ended)
+            .order_by(*(column.desc() for column in columns))
+            .limit(limit)
+            .subquery()
+        )
+        spec = func.coalesce(job.c.changed, job.c.job)
+        is_run = (
+            last.c.state.in_(sorted(ATTEMPT_FINAL)),
+            last.c.started.is_not(None),
+            last.c.ended.is_not(None),
+        )
+        with self._connect() as connection:
+            runs = connection.execute(
+                select(last.c.job, (last.c.ended - last.c.started).label("seconds")).where(*is_run)
+            ).all()
+            specs = connection.execute(
+                select(job.c.id, spec.label("spec")).where(
+                    job.c.id.in_(select(last.c.job).where(*is_run))
+                )
+            )
+            jobs = {row.id: msgspec.json.decode(row.spec, type=Job) for row in specs}
+        return [(jobs[run.job], run.seconds) for run in reversed(runs) if run.job in jobs]
+
     def ended_runs(
         self, cluster: str, since: float, limit: int, after: EndedRun | None = None
     ) -> list[EndedRun]:

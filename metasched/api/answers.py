@@ -37,7 +37,9 @@ class JobRow:
     cluster: str | None  # of its last attempt
     native_id: str | None  # in the cluster's manager
     submitted: str | None
-    expected_start: str | None  # by its manager, if that reports one
+    expected_start: str | None  # the median of metasched's estimate, else that of its manager
+    expected_early: str | None  # it starts later than this with a probability of 90%
+    expected_late: str | None  # it starts earlier than this with a probability of 90%
     started: str | None
     ended: str | None
     exit_code: int | None  # 128 + signal if a signal ended it
@@ -286,7 +288,9 @@ class Explanation(TypedDict):
     reason: str
     text: str
     expected_start: str | None
-    expected_told: str | None  # when its manager reported that
+    expected_early: str | None  # it starts later than this with a probability of 90%
+    expected_late: str | None  # it starts earlier than this with a probability of 90%
+    expected_told: str | None  # when metasched estimated that, or its manager reported it
     priority: int
     parts: list[PriorityPart]
     tuning: list[TuningRow]

@@ -30,6 +30,7 @@ from metasched.core.share_standings import Standing
 from metasched.core.task_state_machine import HELD_AFTER_BACKUP
 from metasched.core.tasks import Task
 from metasched.core.transitions import FINAL, QUEUED_OR_HELD
+from metasched.daemon.forecaster import TaskEstimate
 from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.daemon.service import SchedulerService
 from metasched.db.job_pages import TaskFilter
@@ -92,7 +93,12 @@ async def explain(
     standing: Standing | None = None
     if task is not None and task.state is State.QUEUED and row["reason"] == Reason.PRIORITY:
         standing = service.core.fair_share.standing_of(task.job)
-    expectation = service.expected_start((job_id, row["task_index"]))
+    task_id = job_id, row["task_index"]
+    expectation, estimate = service.expected_start(task_id), service.estimate(task_id)
+    told = estimate.made if estimate else expectation.reported_at if expectation else None
+    obstacle = ""
+    if row["state"] == State.PENDING:
+        obstacle = service.forecaster.obstacle(row["cluster"])
     several = counts.total() > 1
     summary = f"{_describe_counts(counts)}; task {row['task_index']}: " if several else ""
     explanation: Explanation = {
@@ -106,9 +112,11 @@ async def explain(
         + _describe_gres(job_row, row, clusters)
         + _describe_licences(job_row, row)
         + _describe_standing(standing)
-        + _describe_expectation(expectation),
-        "expected_start": iso(expectation.start) if expectation else None,
-        "expected_told": iso(expectation.reported_at) if expectation else None,
+        + describe_expectation(expectation, estimate, obstacle),
+        "expected_start": iso(shown_start(expectation, estimate)),
+        "expected_early": iso(estimate.start.early) if estimate else None,
+        "expected_late": iso(estimate.start.late) if estimate else None,
+        "expected_told": iso(told),
         "priority": job_row["priority"],
         "parts": msgspec.json.decode(job_row["parts"]),
         "tuning": [_tuning_row(recorded) for recorded in tuned],
@@ -155,14 +163,29 @@ def _describe_counts(counts: Counter[str]) -> str:
     return f"Of {counts.total()} tasks are {parts}"
 
 
-def _describe_expectation(expectation: ExpectedStart | None) -> str:
-    """Describe the manager's expected start in a sentence that follows another."""
-    if expectation is None:
-        return ""
-    return (
-        f" {expectation.cluster} expects it to start at {iso(expectation.start)} "
-        f"(reported at {iso(expectation.reported_at)})."
-    )
+def shown_start(expectation: ExpectedStart | None, estimate: TaskEstimate | None) -> float | None:
+    """Return the start that is shown (epoch seconds): metasched's estimate, else the manager's."""
+    if estimate is not None:
+        return estimate.start.median
+    return None if expectation is None else expectation.start
+
+
+def describe_expectation(
+    expectation: ExpectedStart | None, estimate: TaskEstimate | None, obstacle: str
+) -> str:
+    """Describe the expected start in a sentence that follows another."""
+    if estimate is not None:
+        early, median, late = map(iso, estimate.start)
+        return (
+            f" It is expected to start on {estimate.cluster} at {median}, "
+            f"with 80% probability between {early} and {late}."
+        )
+    if expectation is not None:
+        return (
+            f" {expectation.cluster} expects it to start at {iso(expectation.start)} "
+            f"(reported at {iso(expectation.reported_at)})."
+        )
+    return f" Its start is not estimated: {obstacle}." if obstacle else ""
 
 
 def _describe_account(clusters: Sequence[VerdictRow]) -> str:

@@ -22,6 +22,7 @@ from metasched.api.answers import (
     job_details,
 )
 from metasched.api.connections import OpenConnections, Wait
+from metasched.api.explanations import shown_start
 from metasched.api.identity import Caller
 from metasched.api.modifications import MAX_EPOCH
 from metasched.api.pages import (
@@ -320,9 +321,10 @@ def _output_paths(daemon: Daemon, job_id: int, index: int | None) -> OutputPaths
 
 def _job_row(row: dict[str, Any], service: SchedulerService | None) -> JobRow:
     """Return a row of `status --json`."""
-    expectation = None
+    expectation = estimate = None
     if service is not None and row["state"] == State.PENDING:
-        expectation = service.expected_start((row["job"], row["task_index"]))
+        task_id = row["job"], row["task_index"]
+        expectation, estimate = service.expected_start(task_id), service.estimate(task_id)
     return JobRow(
         job=row["job"],
         array=row["array"],
@@ -335,7 +337,9 @@ def _job_row(row: dict[str, Any], service: SchedulerService | None) -> JobRow:
         cluster=row["cluster"],
         native_id=row["native_id"],
         submitted=iso(row["submitted"]),
-        expected_start=iso(expectation.start) if expectation else None,
+        expected_start=iso(shown_start(expectation, estimate)),
+        expected_early=iso(estimate.start.early) if estimate else None,
+        expected_late=iso(estimate.start.late) if estimate else None,
         started=iso(row["started"]),
         ended=iso(row["ended"]),
         exit_code=_shell_exit_code(row["exit_code"], row["signal"]),

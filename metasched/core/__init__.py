@@ -24,6 +24,7 @@ calendar             acts that recur, and which run of each is the next
 calendar_events      events of the calendar
 audit_trail          audit records of steps: who did what, and what happened
 notifications        what owners of jobs are told of a step
+forecast_state       what starts are forecast from
 recovery             restore from a database, start of the daemon
 recovered_state      what a fresh core is restored from
 licences/            pools of licence tokens, and the queue for them

@@ -10,6 +10,7 @@ licence_monitor       queries licence servers at intervals
 limit_mails           mails about running jobs that near their time limits
 usage_collector       asks accounting what ended tasks used, and stores it
 manager_start_times   start times that managers expect for pending tasks
+forecaster            expected starts of pending tasks, compared with real starts
 progress              whether the scheduler gets on, for the watchdog of systemd
 descriptors           file descriptors, and how many of them connections may take
 notices               audit records that no event causes

@@ -47,6 +47,7 @@ from metasched.daemon.calendar_runner import CalendarRunner
 from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.commit_group import CommitGroup
 from metasched.daemon.database_probe import DatabaseProbe
+from metasched.daemon.forecaster import Forecaster, TaskEstimate
 from metasched.daemon.licence_monitor import LicenceMonitor
 from metasched.daemon.limit_mails import LimitMails
 from metasched.daemon.manager_start_times import ExpectedStart
@@ -62,6 +63,7 @@ from metasched.db.submission_keys import KEY_LIFETIME, Receipt
 from metasched.errors import UserError
 from metasched.model.audit import AuditKind, AuditRecord, cleaned
 from metasched.model.calendar import PruneDatabase
+from metasched.model.job import State
 
 log = logging.getLogger("metasched")
 
@@ -145,6 +147,9 @@ class SchedulerService:
         self.notifications = NotificationSender(settings, ledger, self._store_soon)
         self._calendar_runner = CalendarRunner(self, self._prune, backups)
         self._series_planner = SeriesPlanner(self)
+        self.forecaster = Forecaster(
+            self.core, settings.clusters, lambda: self.state_changed, ledger.recent_runs
+        )
         self._timers_changed = asyncio.Event()
         self._database_suspected = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -255,6 +260,7 @@ class SchedulerService:
                 self._series_planner.wake()
             try:
                 self._metrics.observe(outcome)
+                self.forecaster.observe(outcome)
             except Exception:  # a defect there must not keep actions from their clusters
                 log.exception("an outcome is missing in the metrics; please report it")
         self._timers_changed.set()
@@ -297,6 +303,14 @@ class SchedulerService:
             return None
         return connection.start_times.expected_start(task_id, attempt)
 
+    def estimate(self, task_id: TaskId) -> TaskEstimate | None:
+        """Return when metasched expects a pending task to start. Thread-safe."""
+        task = self.core.tasks.get(task_id)
+        attempt = None if task is None else task.attempt
+        if attempt is None or attempt.state is not State.PENDING:
+            return None
+        return self.forecaster.estimate(task_id, attempt.cluster)
+
     async def run(self) -> None:
         """Run connections, monitors and timers until cancelled or an event could not be stored."""
         async with asyncio.TaskGroup() as group:
@@ -312,6 +326,7 @@ class SchedulerService:
                 group.create_task(self._contain(f"webhook {hook.name}", deliver))
             group.create_task(self._contain("audit", self._store_notices))
             group.create_task(self._contain("timers", self._run_timers))
+            group.create_task(self._contain("expected starts", self.forecaster.run))
             group.create_task(self._contain("removal of old jobs", self._prune_hourly))
             group.create_task(self._contain("calendar", self._calendar_runner.run))
             group.create_task(self._contain("series", self._series_planner.run))

@@ -366,6 +366,22 @@ def test_the_daemon_writes_while_a_thread_prunes(life: Life, database: Database)
     assert counts(database)["job"] == 30
 
 
+def test_recent_runs_are_those_of_the_last_attempts(life: Life, database: Database) -> None:
+    for id in (1, 2, 3, 4):
+        life.submit(id, NOW + id)
+    life.run(2, NOW + 10)
+    life.run(1, NOW + 20)
+    runs = life.ledger.recent_runs(10)
+    assert [job.id for job, _ in runs] == [1, 2]  # the others have not run
+    engine = database.open_existing()
+    with engine.connect() as connection:
+        query = select(attempt.c.ended - attempt.c.started).order_by(attempt.c.job).limit(2)
+        assert [seconds for _, seconds in runs] == list(connection.scalars(query))
+    # jobs 3 and 4 have attempts, too
+    assert [job.id for job, _ in life.ledger.recent_runs(3)] == [2]
+    assert life.ledger.recent_runs(2) == []
+
+
 def test_use_of_ended_tasks_is_stored_once_and_passes_the_checks(
     life: Life, database: Database
 ) -> None:

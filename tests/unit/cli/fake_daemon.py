@@ -109,6 +109,8 @@ def row(job: int = 17, state: str = "running", **fields: object) -> dict[str, ob
         "native_id": "5",
         "submitted": "2026-01-31T10:00:00.000+00:00",
         "expected_start": None,
+        "expected_early": None,
+        "expected_late": None,
         "started": None,
         "ended": None,
         "exit_code": None,

@@ -1,0 +1,245 @@
+"""Expected starts in the daemon: the snapshot of the core, refreshes, and their coverage."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from metasched.api.explanations import describe_expectation, shown_start
+from metasched.core.events import ClusterUnreachable, JobSubmitted
+from metasched.core.forecast_state import FOREIGN, NO_REPORT, ForecastState, forecast_state
+from metasched.daemon.forecaster import MIN_LEARNT, OUT_OF_TIME, Forecaster, TaskEstimate
+from metasched.daemon.manager_start_times import ExpectedStart
+from metasched.db.store import StorageFailed
+from metasched.forecast.estimates import StartEstimate
+from metasched.forecast.snapshot import RunningTask
+from metasched.model.cluster import ClusterInfo
+from metasched.model.job import Job, State
+from metasched.policies.local.orders import EASY
+from tests.unit.core_site import NOW, Site, facts, job
+
+POLICIES = {"left": EASY, "right": EASY}
+
+
+def busy(pending: int, *running: tuple[float, int]) -> ClusterInfo:
+    """The report of left, all of whose 8 processors are in use."""
+    return facts(8, 0, running_jobs=running, pending_jobs=pending)
+
+
+def waiting_site(*, pending: int = 2) -> Site:
+    """Job 1 runs on left since 10 s; jobs 2 and 3 are pending there, all with 8 processors."""
+    site = Site(pull=False)
+    for number in (1, 2, 3):
+        site.step(JobSubmitted(NOW, job(number, cpus=8, user="ann", user_class="gold")))
+        site.sent(number, native=str(number))
+    site.seen(
+        "left",
+        busy(pending, (NOW + 90, 8)),
+        site.row(State.RUNNING, 1, started=NOW - 10),
+        site.row(State.PENDING, 2),
+        site.row(State.PENDING, 3),
+    )
+    return site
+
+
+def state_of(site: Site, now: float = NOW) -> ForecastState:
+    return forecast_state(site.core.state, POLICIES, now)
+
+
+# The snapshot
+
+
+def test_the_snapshot_has_what_runs_and_what_waits() -> None:
+    state = state_of(waiting_site())
+    assert state.clusters == ("left", "right")
+    assert state.unknown == {}
+    assert [cluster.free_cpus for cluster in state.snapshot.clusters] == [0, 4]
+    assert state.snapshot.running == (RunningTask(0, 8, NOW - 10, 100.0, "ann", "gold"),)
+    assert state.tasks == (((2, 0),), ((3, 0),))
+    assert [entry.limits for entry in state.snapshot.waiting] == [{0: 100.0}] * 2
+    assert state.snapshot.waiting[0].user == "ann"
+
+
+def test_running_jobs_of_others_have_the_rest_of_their_limits() -> None:
+    site = waiting_site()
+    site.seen("left", busy(2, (NOW + 20, 3), (NOW + 90, 8), (NOW - 5, 1)), at=NOW)
+    running = state_of(site).snapshot.running
+    assert running[0].user == "ann"
+    assert sorted(running[1:]) == [RunningTask(0, 1, NOW, 1.0), RunningTask(0, 3, NOW, 20.0)]
+
+
+def test_nothing_is_forecast_among_pending_jobs_of_others() -> None:
+    state = state_of(waiting_site(pending=3))
+    assert state.unknown == {"left": FOREIGN}
+    assert state.clusters == ("right",)
+    assert state.tasks == ()
+
+
+def test_nothing_is_forecast_on_a_silent_cluster() -> None:
+    site = waiting_site()
+    site.step(ClusterUnreachable(NOW, "left", "no answer"))
+    assert state_of(site).unknown == {"left": NO_REPORT}
+    assert state_of(Site(listed=False)).unknown == {"left": NO_REPORT, "right": NO_REPORT}
+
+
+# Refreshes
+
+
+def forecaster_of(site: Site, ended: int = MIN_LEARNT, seconds: float = 40.0) -> Forecaster:
+    """A forecaster that knows ended jobs of ann, each of the same run time."""
+    clusters = tuple(
+        SimpleNamespace(cluster=cluster, options={"policy": "easy"})
+        for cluster in site.core.clusters
+    )
+    known = Job(id=9, submitted=NOW, estimated=100.0, cpus=1, user="ann", user_class="gold")
+    forecaster = Forecaster(
+        site.core,
+        clusters,  # type: ignore[arg-type]
+        asyncio.Event,
+        lambda limit: [(known, seconds)] * ended,
+    )
+    for _ in range(ended):
+        forecaster._learn(known, seconds)
+    return forecaster
+
+
+def test_a_refresh_estimates_the_tasks_that_wait() -> None:
+    forecaster = forecaster_of(waiting_site())
+    asyncio.run(forecaster.refresh(NOW))
+    # job 1 ends after 40 s of its limit of 100, job 2 after further 40
+    expected = {(2, 0): NOW + 30, (3, 0): NOW + 70}
+    for task_id, start in expected.items():
+        estimate = forecaster.estimate(task_id, "left")
+        assert estimate == TaskEstimate(StartEstimate(start, start, start), "left", NOW)
+        assert forecaster.estimate(task_id, "right") is None  # it has moved since
+    assert forecaster.estimate((1, 0), "left") is None  # it runs
+
+
+def test_few_ended_tasks_are_a_reason() -> None:
+    forecaster = forecaster_of(waiting_site(), ended=MIN_LEARNT - 1)
+    asyncio.run(forecaster.refresh(NOW))
+    assert forecaster.obstacle("left") == "only 99 of 100 ended tasks are known"
+    assert forecaster.estimate((2, 0), "left") is None
+
+
+def test_jobs_of_others_are_a_reason() -> None:
+    forecaster = forecaster_of(waiting_site(pending=5))
+    asyncio.run(forecaster.refresh(NOW))
+    assert forecaster.obstacle("left") == FOREIGN
+    assert forecaster.obstacle("right") == ""
+    assert forecaster.estimate((2, 0), "left") is None
+
+
+def test_a_refresh_out_of_time_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    forecaster = forecaster_of(waiting_site())
+    asyncio.run(forecaster.refresh(NOW))
+    monkeypatch.setattr("metasched.daemon.forecaster.CPU_SECONDS", -1.0)
+    monkeypatch.setattr("metasched.forecast.forward_run.EVENTS_PER_CHECK", 1)
+    asyncio.run(forecaster.refresh(NOW))
+    assert forecaster.obstacle("left") == OUT_OF_TIME
+    assert forecaster.estimate((2, 0), "left") is None
+
+
+def test_ends_are_learnt_from() -> None:
+    site = waiting_site()
+    forecaster = forecaster_of(site)
+    site.seen("left", busy(2), site.row(State.COMPLETED, 1, started=NOW - 10, ended=NOW + 60))
+    forecaster.observe(site.out)
+    asyncio.run(forecaster.refresh(NOW + 60))
+    assert forecaster._learnt == MIN_LEARNT + 1
+
+
+@pytest.mark.parametrize(("started", "covered"), [(30.5, 1), (28.0, 0), (32.0, 0)])
+def test_starts_are_compared_with_the_first_estimate(started: float, covered: int) -> None:
+    site = waiting_site()
+    forecaster = forecaster_of(site)
+    asyncio.run(forecaster.refresh(NOW))
+    forecaster._estimates = {}  # later estimates do not count
+    site.seen(
+        "left",
+        busy(1, (NOW + 130, 8)),
+        site.row(State.COMPLETED, 1, started=NOW - 10, ended=NOW + 30),
+        site.row(State.RUNNING, 2, started=NOW + started),
+        at=NOW + 40,
+    )
+    forecaster.observe(site.out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metasched.daemon.forecaster.time.time", lambda: NOW + 40)
+        assert forecaster.coverage("left") == (covered, 1)
+        patch.setattr("metasched.daemon.forecaster.time.time", lambda: NOW + 8 * 86400)
+        assert forecaster.coverage("left") == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("covered", "number", "shown"), [(13, 20, True), (12, 20, False), (0, 19, True)]
+)
+def test_a_poor_coverage_hides_the_estimates(
+    covered: int, number: int, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metasched.daemon.forecaster.time.time", lambda: NOW)
+    forecaster = forecaster_of(waiting_site())
+    asyncio.run(forecaster.refresh(NOW))
+    estimate = TaskEstimate(StartEstimate(NOW, NOW, NOW), "left", NOW)
+    for position in range(number):
+        start = NOW if position < covered else NOW - 100
+        attempt = SimpleNamespace(state=State.RUNNING, started=start, cluster="left")
+        forecaster._compare(estimate, attempt)  # type: ignore[arg-type]
+    assert (forecaster.estimate((2, 0), "left") is not None) == shown
+    reason = "" if shown else "only 12 of the last 20 starts were in their intervals"
+    assert forecaster.obstacle("left") == reason
+
+
+def test_a_refresh_is_followed_by_a_pause_of_nineteen_times_its_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forecaster = forecaster_of(waiting_site())
+    pauses: list[float] = []
+
+    async def refresh(now: float) -> float:
+        return used.pop(0)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if not used:
+            raise asyncio.CancelledError
+
+    answers: list[object] = [StorageFailed("the database does not answer"), [(job(9), 5.0)]]
+
+    def recent_runs(limit: int) -> list[tuple[Job, float]]:
+        answer = answers.pop(0)
+        if isinstance(answer, StorageFailed):
+            raise answer
+        return answer  # type: ignore[return-value]
+
+    forecaster._recent_runs = recent_runs
+    used = [0.1, 2.0, 0.0]
+    changed = asyncio.Event()
+    changed.set()
+    forecaster._changed = lambda: changed
+    monkeypatch.setattr(forecaster, "refresh", refresh)
+    monkeypatch.setattr("metasched.daemon.forecaster.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(forecaster.run())
+    assert pauses == [pytest.approx(30, abs=1), pytest.approx(38), pytest.approx(2, abs=1)]
+    assert answers == []  # the first answer did not end the service, the second was the last
+    assert forecaster._learnt == MIN_LEARNT + 1
+
+
+# What users read
+
+
+def test_an_estimate_goes_before_that_of_the_manager() -> None:
+    of_manager = ExpectedStart(NOW + 5, "left", NOW)
+    estimate = TaskEstimate(StartEstimate(NOW, NOW + 60, NOW + 120), "left", NOW)
+    assert shown_start(of_manager, estimate) == NOW + 60
+    assert shown_start(of_manager, None) == NOW + 5
+    assert shown_start(None, None) is None
+    assert describe_expectation(of_manager, estimate, "") == (
+        " It is expected to start on left at 1970-01-12T13:47:40.000+00:00, with 80% probability "
+        "between 1970-01-12T13:46:40.000+00:00 and 1970-01-12T13:48:40.000+00:00."
+    )
+    assert "left expects it to start at" in describe_expectation(of_manager, None, "none")
+    assert describe_expectation(None, None, FOREIGN) == f" Its start is not estimated: {FOREIGN}."
+    assert describe_expectation(None, None, "") == ""
