@@ -74,12 +74,3 @@ class Policy:
     def pull_enabled(self) -> bool:
         """Whether pending tasks are moved; tasks dispatched late start where they are."""
         return self.pull and self.send == "at_once"
-
-
-# values of the keys that accept a few words
-POLICY_CHOICES = {
-    "load": ("observed", "paper"),
-    "ordering": ("array", "equal"),
-    "send": ("at_once", "late"),
-    "reserve": ("earliest", "first"),
-}

@@ -38,6 +38,7 @@ COMMANDS = {  # name -> module
     "clusters": "clusters",
     "cluster": "clusters",
     "events": "events",
+    "policy": "policy",
     "report": "report",
     "notifications": "notifications",
     "reserve": "reservations",

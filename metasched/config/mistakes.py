@@ -61,8 +61,19 @@ def describe_first(
     error: ValidationError, table: Mapping[str, Any], table_class: Any, place: str
 ) -> str:
     """Describe the first mistake. `table` was read from `place` as `table_class`."""
-    mistakes = error.errors()
-    mistake = next((each for each in mistakes if each["type"] in _UNKNOWN_KEY), mistakes[0])
+    return describe_all(error, table, table_class, place)[0]
+
+
+def describe_all(
+    error: ValidationError, table: Mapping[str, Any], table_class: Any, place: str
+) -> list[str]:
+    """Describe each mistake in a line, unknown keys first; they may be those that are missing."""
+    mistakes = sorted(error.errors(), key=lambda each: each["type"] not in _UNKNOWN_KEY)
+    lines = (_describe(mistake, table, table_class, place) for mistake in mistakes)
+    return list(dict.fromkeys(lines))
+
+
+def _describe(mistake: Any, table: Mapping[str, Any], table_class: Any, place: str) -> str:
     location = mistake["loc"]
     key, where = _locate(location, table)
     place = f"{place}, {where}" if where else place
@@ -127,6 +138,16 @@ def shown(value: object) -> str:
     else:
         text = str(value)
     return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 4]} ..."
+
+
+def range_of(table_class: Any, path: Sequence[str]) -> str:
+    """Return which values the key at a path below a table may have; "" without bounds."""
+    key_type = _type_at(table_class, path)
+    if get_origin(key_type.type) is Literal:
+        return " or ".join(get_args(key_type.type))
+    if key_type.type is bool:
+        return "true or false"
+    return _range(key_type).removeprefix(" from ").removeprefix(" ")
 
 
 def allowed_values(key_type: _KeyType, key: str) -> str:

@@ -1,16 +1,11 @@
-"""Reads metasched.toml and the policy file. Every error names file, key and remedy."""
+"""Reads metasched.toml, and the files that it names. Every error names file, key and remedy."""
 
 from __future__ import annotations
 
-import getpass
-import hashlib
 import json
 import os
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
-from datetime import date
-from datetime import time as datetime_time
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,8 +18,9 @@ from metasched.client.sudo import check_config
 from metasched.config.calendar import read_calendar, read_zone
 from metasched.config.fair_share import read_fair_share
 from metasched.config.limits import read_limits
-from metasched.config.mistakes import describe_first, describe_toml_error, suggestion
+from metasched.config.mistakes import describe_first, suggestion
 from metasched.config.notifications import read_mail, read_webhooks
+from metasched.config.policy_file import read_policy
 from metasched.config.restart_keys import keep_restart_keys
 from metasched.config.settings import (
     ClusterSettings,
@@ -40,11 +36,10 @@ from metasched.config.tables import (
     ConfigFile,
     FairShareTable,
     LicenceServerTable,
-    PolicyFile,
     ReservationsTable,
-    TableT,
 )
 from metasched.config.tcp import checked_tcp, read_job_variables
+from metasched.config.toml_files import read_toml, validated
 from metasched.db.backends import database_from_url
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database, StoreError
@@ -60,9 +55,7 @@ from metasched.paths import (
     personal_data,
     personal_socket,
 )
-from metasched.policies.classify import Classifier
-from metasched.policies.policy import POLICY_CHOICES, Policy, SelfOptimisation
-from metasched.policies.tuned_strategies import make_optimisers
+from metasched.policies.policy import Policy
 
 PluginT = TypeVar("PluginT")
 
@@ -115,8 +108,8 @@ def reload_settings(running: Settings) -> tuple[Settings, list[str]]:
 
 
 def _read_config(path: Path | None, files: dict[Path, str]) -> ConfigFile:
-    tables = _default_tables() if path is None else _read_toml(path, files)
-    return _validated(ConfigFile, tables, path)
+    tables = _default_tables() if path is None else read_toml(path, files)
+    return validated(ConfigFile, tables, path)
 
 
 def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) -> Settings:
@@ -311,36 +304,6 @@ def _check_late_binding(table: ClusterTable, capabilities: Capabilities, locatio
         )
 
 
-def read_policy(path: Path | None, files: dict[Path, str] | None = None) -> Policy:
-    """Return the policy of a file; None: the defaults. ConfigError for the first mistake.
-
-    `files` receives the digest of the file.
-    """
-    if path is None:
-        return Policy()
-    policy_file = _validated(PolicyFile, _read_toml(path, files), path)
-    for key, allowed_values in POLICY_CHOICES.items():
-        if getattr(policy_file, key) not in allowed_values:
-            raise ConfigError(
-                f'{key} = "{getattr(policy_file, key)}" in {path}; '
-                f'write "{allowed_values[0]}" or "{allowed_values[1]}"'
-            )
-    if "regular" not in policy_file.classes:
-        raise ConfigError(f'no class "regular", [classes] in {path}; add its base value')
-    heuristic_names = tuple(Classifier().heuristics)
-    for name in policy_file.weights:
-        if name not in heuristic_names:
-            raise ConfigError(
-                f'unknown weight "{name}" in {path}; {suggestion(name, heuristic_names)}'
-            )
-    try:
-        Classifier(weights=policy_file.weights)
-    except ValueError as error:
-        raise ConfigError(f"{error}, [weights] in {path}") from None
-    values = {field.name: getattr(policy_file, field.name) for field in fields(Policy)}
-    return Policy(**{**values, "self_optimising": _read_self_optimising(policy_file, path)})
-
-
 def _origin_of(path: Path, files: Mapping[Path, str]) -> PolicyOrigin:
     """Return the origin of a policy file that was read just now; `files` has its digest."""
     try:
@@ -348,62 +311,6 @@ def _origin_of(path: Path, files: Mapping[Path, str]) -> PolicyOrigin:
     except OSError as error:
         raise ConfigError(f"{error.strerror}, {path}; name a readable file") from None
     return PolicyOrigin(str(path), files[path.absolute()], owner)
-
-
-def _read_self_optimising(policy_file: PolicyFile, path: Path) -> dict[str, SelfOptimisation]:
-    """Return the settings by parameter. ConfigError for the first that cannot be used."""
-    settings: dict[str, SelfOptimisation] = {}
-    classifier = Classifier(policy_file.max_priority, weights=policy_file.weights)
-    for parameter, table in policy_file.self_optimising.items():
-        try:
-            settings[parameter] = SelfOptimisation(**dict(table))
-            make_optimisers(classifier, settings, {})
-        except ValueError as error:
-            raise ConfigError(f"{error}, [self_optimising.{parameter}] in {path}") from None
-    return settings
-
-
-def _read_toml(path: Path, files: dict[Path, str] | None = None) -> dict[str, Any]:
-    """Return the tables of a file; `files` receives its digest by its absolute path."""
-    try:
-        content = path.read_bytes()
-        if files is not None:
-            files[path.absolute()] = hashlib.sha256(content).hexdigest()
-        text = content.decode()
-        table = tomllib.loads(text)
-        _refuse_dates(table, path)
-        return table
-    except FileNotFoundError:
-        raise ConfigError(f"no file {path}; create it, or name another with --config") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder; name the file in it") from None
-    except OSError as error:
-        account = getpass.getuser()
-        raise ConfigError(f"{path}: {error.strerror}; make it readable for {account}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8 text; write it again as TOML") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(describe_toml_error(text, error, path)) from None
-
-
-def _refuse_dates(value: object, path: Path, key: str = "") -> None:
-    """ConfigError for a date or time of TOML: no key has one, and JSON has none."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            _refuse_dates(inner, path, name)
-    elif isinstance(value, list):
-        for inner in value:
-            _refuse_dates(inner, path, key)
-    elif isinstance(value, date | datetime_time):
-        raise ConfigError(f"{key} = {value} is a date or time, {path}; write text in quotes")
-
-
-def _validated(table_class: type[TableT], table: dict[str, Any], path: Path | None) -> TableT:
-    try:
-        # as JSON, of which Pydantic takes neither "64" nor true for a number
-        return table_class.model_validate_json(json.dumps(table), strict=True)
-    except ValidationError as error:
-        raise ConfigError(describe_first(error, table, table_class, str(path))) from None
 
 
 def _maps(

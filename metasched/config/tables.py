@@ -71,6 +71,7 @@ MAX_PROLOGUE = 65536  # characters
 MAX_QUEUE_DEPTH = 1_000_000  # tasks
 MAX_CALENDAR_ENTRIES = 200
 MAX_REASON = 200  # characters
+MAX_SEED = 10**15  # exact in JSON for all readers
 MAX_FIRST_ID = 10**15  # ids above it stay exact in JSON, and fit into columns of other tools
 MAX_SECONDS = 10 * 366 * 86400.0  # ten years; sums of longer durations exceed the range of times
 Seconds = Annotated[float, BeforeValidator(_parse_duration_text), Field(gt=0, le=MAX_SECONDS)]
@@ -351,15 +352,15 @@ class PolicyFile(_Table):
     classes: dict[str, Annotated[int, Field(ge=0, le=1000)]] = Field(
         default_factory=lambda: dict(Policy().classes)
     )
-    load: str = Policy.load
-    ordering: str = Policy.ordering
+    load: Literal["observed", "paper"] = Policy.load
+    ordering: Literal["array", "equal"] = Policy.ordering
     tolerance: Annotated[float, Field(ge=0, le=1)] = Policy.tolerance
     pull: bool = Policy.pull
     pull_after: Seconds = Policy.pull_after
     patience: Seconds = Policy.patience
     age: SecondsOrZero = Policy.age
     default_time: Seconds = Policy.default_time
-    seed: int = Policy.seed
-    send: str = Policy.send
-    reserve: str = Policy.reserve
+    seed: Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED)] = Policy.seed
+    send: Literal["at_once", "late"] = Policy.send
+    reserve: Literal["earliest", "first"] = Policy.reserve
     self_optimising: dict[str, SelfOptimisationTable] = Field(default_factory=dict)

@@ -20,7 +20,8 @@ from metasched.policies.local.registry import (
     TEXT_PARAMETERS,
     make_policy,
 )
-from metasched.policies.policy import POLICY_CHOICES, Policy, SelfOptimisation
+from metasched.policies.policy import Policy, SelfOptimisation
+from metasched.policies.policy_keys import POLICY_KEYS
 from metasched.policies.tuned_strategies import make_optimisers
 from metasched.simulate import swf, synthetic
 from metasched.simulate.cluster_specs import (
@@ -96,7 +97,7 @@ def read_settings(
     """Read the settings of the command line: `policy` is a name or a policy file. SettingError."""
     name, meta_policy = policy or DEFAULT_POLICY, Policy()
     if name.endswith(".toml"):
-        from metasched.config.reading import read_policy  # imports half of the daemon
+        from metasched.config.policy_file import read_policy  # imports half of the daemon
 
         name, meta_policy = DEFAULT_POLICY, read_policy(Path(name))
     licence_pools = parse_licence_pools(clusters) if clusters is not None else ()
@@ -197,9 +198,10 @@ def _parse_value(annotation: object, key: str, text: str) -> Any:
             are_whole = "int" in str(annotation)
             return (int(bounds[0]), int(bounds[1])) if are_whole else bounds
         case _:
-            if text not in POLICY_CHOICES[key]:
+            choices = POLICY_KEYS[key].choices
+            if text not in choices:
                 raise ValueError(
-                    f"{quote_for_error(text)} is unknown; write {' or '.join(POLICY_CHOICES[key])}"
+                    f"{quote_for_error(text)} is unknown; write {' or '.join(choices)}"
                 )
             return text
 

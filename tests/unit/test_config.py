@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from metasched.adapters.slurm.adapter import Slurm
-from metasched.config.reading import find_config, load_settings, read_policy
+from metasched.config.policy_file import read_policy
+from metasched.config.reading import find_config, load_settings
 from metasched.config.settings import ConfigError
 from metasched.model.fair_share import FairShareSettings, ShareAccount, ShareTree
 from metasched.model.job import Job
@@ -123,7 +124,7 @@ def test_self_optimisation_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[self_optimising.bass]", "bass cannot optimise itself; available are base, base-span"),
+        ("[self_optimising.bass]", "[self_optimising.bass]; available are base, base-span"),
         ("[self_optimising.base]\ntarget = [1, 1]", "target has 2 shares"),
         ("[self_optimising.base]\ntarget = [-1]", "target has -1"),
         ("[self_optimising.base]\ntarget = [nan]", "target has nan"),

@@ -1,0 +1,88 @@
+"""Reads TOML files and checks their tables. Every error names file, key and remedy."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import tomllib
+from datetime import date
+from datetime import time as datetime_time
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from metasched.config.mistakes import describe_all, describe_toml_error
+from metasched.config.settings import ConfigError
+from metasched.config.tables import TableT
+
+
+def read_toml(path: Path, files: dict[Path, str] | None = None) -> dict[str, Any]:
+    """Return the tables of a file; `files` receives its digest by its absolute path."""
+    return parse_toml(read_text(path, files), path)
+
+
+def read_text(path: Path, files: dict[Path, str] | None = None, most: int = -1) -> str:
+    """Return the text of a file, of `most` bytes and one more; -1: all of it.
+
+    `files` receives the digest of the file by its absolute path.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1 if most >= 0 else -1)
+        if files is not None:
+            files[path.absolute()] = hashlib.sha256(content).hexdigest()
+        return content.decode()
+    except FileNotFoundError:
+        raise ConfigError(f"no file {path}; create it, or name another") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; name the file in it") from None
+    except OSError as error:
+        account = getpass.getuser()
+        raise ConfigError(f"{path}: {error.strerror}; make it readable for {account}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text; write it again as TOML") from None
+
+
+def parse_toml(text: str, place: object) -> dict[str, Any]:
+    """Return the tables of a text, which was read at `place`."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(describe_toml_error(text, error, place)) from None
+    except RecursionError:
+        raise ConfigError(f"lists or tables are nested too deeply, {place}; flatten them") from None
+    _refuse_dates(tables, place)
+    return tables
+
+
+def _refuse_dates(value: object, place: object, key: str = "") -> None:
+    """ConfigError for a date or time of TOML: no key has one, and JSON has none."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _refuse_dates(inner, place, name)
+    elif isinstance(value, list):
+        for inner in value:
+            _refuse_dates(inner, place, key)
+    elif isinstance(value, date | datetime_time):
+        raise ConfigError(f"{key} = {value} is a date or time, {place}; write text in quotes")
+
+
+def validated(table_class: type[TableT], tables: dict[str, Any], place: object) -> TableT:
+    """Return tables as their class. ConfigError for the first mistake."""
+    checked, mistakes = examined(table_class, tables, place)
+    if checked is None:
+        raise ConfigError(mistakes[0])
+    return checked
+
+
+def examined(
+    table_class: type[TableT], tables: dict[str, Any], place: object
+) -> tuple[TableT | None, list[str]]:
+    """Return tables as their class, or None and a line for each mistake."""
+    try:
+        # as JSON, of which Pydantic takes neither "64" nor true for a number
+        return table_class.model_validate_json(json.dumps(tables), strict=True), []
+    except ValidationError as error:
+        return None, describe_all(error, tables, table_class, str(place))
