@@ -17,6 +17,7 @@
     cluster      last lasting information of each cluster         primary key
     drain        clusters that operators keep closed              primary key
     calendar     acts that recur, and the next run of each        one entry of a name
+    policy_version  policies that were in force, with their authors   primary key: the number
     checkpoint   state of the core just before an event           primary key: the event
     epoch        number of daemon starts                          one row; fences off older daemons
     token        access tokens of users on other hosts            hash only, unique

@@ -46,6 +46,7 @@ from metasched.db import (
     leases,
     limit_uses,
     outbox,
+    policy_versions,
     recovery,
     reservations,
     share_uses,
@@ -103,6 +104,7 @@ from metasched.model.dependencies import DependencyTarget, parse_dependency
 from metasched.model.job import Job, Payload
 from metasched.model.job_usage import EndedRun, RunUsage
 from metasched.model.notice import DeliveryState, Notice
+from metasched.model.policy_version import PolicyVersion
 from metasched.model.stored_names import EVENT_KINDS
 from metasched.model.token_scope import TokenScope
 
@@ -159,6 +161,7 @@ class Ledger(Writer):
         self._lasting_infos: dict[str, str] = {}  # as in the table `cluster`
         self._cursors: dict[str, str] = {}  # as in the table `listing_cursor`
         self._pending_checkpoint: bytes | None = None  # stored with the next DaemonStarted
+        self._policy_number: int | None = None  # version of the policy in force
         self._audit_trail, self._last_audit = AuditTrail(), 0
         # of the open transaction: records without a line in the log, and whether there are others
         self._new_records: list[AuditRecord] = []
@@ -246,6 +249,17 @@ class Ledger(Writer):
     ) -> None:
         """Store what `add_to_group` takes, at once."""
         self.add_to_group(steps, new_jobs, texts, receipt)
+        self.commit_group()
+
+    def record_start(
+        self, started: DaemonStarted, outcome: Outcome, policy: PolicyVersion | None
+    ) -> None:
+        """Store a start of the daemon at once, with the policy that it puts in force, if new."""
+        with self._join_group() as connection:
+            if policy is not None:
+                policy_versions.store(connection, policy, self._next_event)
+            self._policy_number = None if policy is None else policy.number
+            self.add_to_group([(started, outcome)])
         self.commit_group()
 
     def add_to_group(
@@ -550,6 +564,7 @@ class Ledger(Writer):
                     "script": new_job.script,
                     "environment": new_job.environment,
                     "payload": encode(new_job.payload),
+                    "policy": self._policy_number,
                 }
                 for new_job in new_jobs
             ],
@@ -580,6 +595,7 @@ class Ledger(Writer):
                 name=modification.job.name,
                 priority=outcome.priority,
                 parts=encode([part._asdict() for part in outcome.priority_parts]),
+                policy=self._policy_number,
             )
         )
 

@@ -27,7 +27,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from metasched.core.events import CoreEvent, RequeuedTask
 from metasched.core.tasks import TaskId
 from metasched.core.transitions import ATTEMPT_FINAL
-from metasched.db import audit, outbox, recovery, reservations, task_runs, tuning
+from metasched.db import audit, outbox, policy_versions, recovery, reservations, task_runs, tuning
 from metasched.db.job_pages import (
     BEFORE_ALL,
     MAX_EXAMINED,
@@ -38,12 +38,14 @@ from metasched.db.job_pages import (
     read_runs,
 )
 from metasched.db.outbox import OutboxRow
+from metasched.db.policy_versions import PolicyHistory
 from metasched.db.reports import ReportQuery, read_report
 from metasched.db.schema import attempt, change, digest, epoch, job, task, token
 from metasched.db.store import StorageFailed, driver_message
 from metasched.model.arrays import parse_array
 from metasched.model.job import Job, Payload, State
 from metasched.model.job_usage import EndedRun
+from metasched.model.policy_version import PolicyVersion
 from metasched.model.reservation import Reservation
 from metasched.model.token_scope import TokenScope, ValidToken
 
@@ -318,6 +320,31 @@ class Queries:
         """Return the last change of each tuned parameter before the submission of a job."""
         with self._connect() as connection:
             return tuning.changes_before(connection, id)
+
+    def policy_in_force(self) -> PolicyVersion | None:
+        """Return the newest version of the policy; None: none was recorded yet."""
+        with self._connect() as connection:
+            return policy_versions.read_newest(connection)
+
+    def policy_version(self, number: int) -> PolicyVersion | None:
+        """Return a version of the policy; None: there is none, or it was deleted."""
+        with self._connect() as connection:
+            return policy_versions.read_version(connection, number)
+
+    def policy_versions(self) -> list[PolicyVersion]:
+        """Return all versions of the policy, the newest first."""
+        with self._connect() as connection:
+            return policy_versions.read_all(connection)
+
+    def policy_history(self) -> PolicyHistory:
+        """Return from which event on each version of the policy was in force."""
+        with self._connect() as connection:
+            return policy_versions.read_history(connection)
+
+    def policies_of_task(self, id: int, index: int) -> tuple[int | None, int | None]:
+        """Return the versions by which a task has its priority, and its last place."""
+        with self._connect() as connection:
+            return policy_versions.versions_of_task(connection, id, index)
 
     def last_cause(self, id: int, index: int) -> str:
         """Return the cause of the last change of a task; "" if there is none."""

@@ -31,10 +31,11 @@ from sqlalchemy import (
 
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HELD
 from metasched.model.notice import DeliveryState
+from metasched.model.policy_version import PolicyChange
 from metasched.model.reservation import FINAL_STATES, ReservationState
 from metasched.model.token_scope import TokenScope
 
-REVISION = "0034"  # the newest migration, which creates exactly these tables
+REVISION = "0035"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -104,6 +105,7 @@ job = Table(
     Column("environment", SafeText, ForeignKey("content.digest"), nullable=False),
     Column("payload", SafeText, nullable=False),
     Column("changed", SafeText),  # the job as modified since; null: as submitted
+    Column("policy", Int64),  # version that decided the priority; null: it was not recorded
     Index("ix_job_margin", "id", sqlite_where=_HAS_MARGIN, postgresql_where=_HAS_MARGIN),
     Index("ix_job_script", "script"),  # these two find the last job that refers to a content
     Index("ix_job_environment", "environment"),
@@ -636,6 +638,26 @@ audit_condition = Table(
     metadata,
     Column("subject", SafeText, primary_key=True),
     Column("value", SafeText, nullable=False),
+)
+
+# Versions of the policy; the newest is in force. `event`: by which it came into force; so a change
+# of a task was decided by the newest version whose event is not later.
+policy_version = Table(
+    "policy_version",
+    metadata,
+    Column("number", Int64, primary_key=True, autoincrement=False),
+    Column("event", Int64, nullable=False),
+    Column("time", Float, nullable=False),
+    Column("change", SafeText, nullable=False),
+    Column("by", SafeText, nullable=False),
+    Column("reason", SafeText, nullable=False),
+    Column("file", SafeText, nullable=False),
+    Column("text", SafeText, nullable=False),
+    Column("site_digest", SafeText, nullable=False),
+    Column("previous", Int64),
+    Column("copy_of", Int64),
+    CheckConstraint(_in_condition("change", frozenset(PolicyChange)), name="change"),
+    CheckConstraint("previous < number", name="previous"),
 )
 
 # Configurations of the self-optimising classification, with the jobs they were judged by.

@@ -15,6 +15,7 @@ clusters, licences, reservations, tokens, events          routes of other resour
 reports         the route of reports
 calendar        the route that lists what recurs
 notifications   the route of notifications, and mails that jobs ask for
+policy          the policy in force, its versions, and the acts that change it
 reload          the route that reads the configuration again
 submission_keys idempotency keys
 metrics         readings and counters for Prometheus

@@ -233,6 +233,7 @@ StoryEvent = TypedDict(
         "cluster": str | None,
         "reason": str | None,
         "cause": str | None,
+        "policy": int | None,  # version that was in force; null: it was not recorded
     },
 )
 
@@ -279,6 +280,13 @@ class UsageRow(TypedDict):
     nodes: str
 
 
+class PolicyVersions(TypedDict):
+    """Versions of the policy that decided; null: not decided yet, or not recorded then."""
+
+    priority: int | None
+    placement: int | None  # the last
+
+
 class Explanation(TypedDict):
     """The state of a task, why, and what it may run on."""
 
@@ -293,6 +301,7 @@ class Explanation(TypedDict):
     expected_told: str | None  # when metasched estimated that, or its manager reported it
     priority: int
     parts: list[PriorityPart]
+    policy: PolicyVersions
     tuning: list[TuningRow]
     clusters: list[VerdictRow]
     licences: list[MissingLicence]

@@ -34,6 +34,7 @@ from metasched.api import (
     metrics,
     notifications,
     partitions,
+    policy,
     reference,
     reload,
     reports,
@@ -102,7 +103,7 @@ def create_app(daemon: Daemon) -> FastAPI:
     )
     job_modules = (submissions, changes, jobs, explanations)
     site_modules = (clusters, partitions, licences, limits, shares, reservations, calendar, tokens)
-    admin_modules = (events, reports, notifications, metrics, reload, reference)
+    admin_modules = (events, reports, notifications, metrics, policy, reload, reference)
     for module in (*job_modules, *site_modules, *admin_modules):
         app.include_router(module.router)
     _register_error_handlers(app)

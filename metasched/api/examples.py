@@ -29,6 +29,18 @@ _JOB: dict[str, Any] = {
     "ended": None,
     "exit_code": None,
 }
+_POLICY_VERSION: dict[str, Any] = {
+    "version": 3,
+    "time": "2026-11-26T08:00:00.000+00:00",
+    "change": "activated",
+    "by": "root",
+    "reason": "more for the deadline users",
+    "file": "/home/root/candidate.toml",
+    "digest": "0c0f6b4a4d",
+    "previous": 2,
+    "copy_of": None,
+    "text": None,
+}
 _DETAILS = _JOB | {
     "number": 100000017,
     "clusters": [],
@@ -200,6 +212,7 @@ _EXPLANATION = {
     "expected_told": None,
     "priority": 7,
     "parts": [{"heuristic": "deadline", "contribution": 7.0, "weight": 1.0}],
+    "policy": {"priority": 3, "placement": 3},
     "tuning": [],
     "clusters": [_VERDICT],
     "licences": [],
@@ -232,6 +245,13 @@ REQUESTS: Mapping[tuple[str, str], Any] = {
         "changes": {"time_limit": 7200.0, "name": "wing-2"},
     },
     ("POST", "/jobs/{action}"): {"jobs": ["100000017"]},
+    ("POST", "/policy/activate"): {
+        "text": "[weights]\nuser = 2\n",
+        "file": "/home/root/candidate.toml",
+        "reason": "more for the deadline users",
+        "expected": 2,
+    },
+    ("POST", "/policy/undo"): {"reason": "too many late jobs", "expected": 3},
     ("POST", "/clusters/{name}/drain"): {"reason": "new switches"},
     ("POST", "/licences/release"): {"jobs": ["100000017"]},
     ("POST", "/licences/{name}/total"): {"total": 20},
@@ -278,6 +298,7 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
                 "cluster": None,
                 "reason": "priority",
                 "cause": "",
+                "policy": 3,
             }
         ],
     },
@@ -430,6 +451,22 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
             "details": {},
         }
     ],
+    ("GET", "/policy"): {
+        "version": 3,
+        "since": "2026-11-26T08:00:00.000+00:00",
+        "values": {"max_priority": 10, "weights.user": 2.0, "load": "observed"},
+        "change": "activated",
+        "by": None,
+        "reason": None,
+        "file": None,
+        "site_file": None,
+        "differs_from_site_file": True,
+    },
+    ("GET", "/policy/versions"): [_POLICY_VERSION],
+    ("GET", "/policy/versions/{number}"): _POLICY_VERSION | {"text": "[weights]\nuser = 2\n"},
+    ("POST", "/policy/activate"): _POLICY_VERSION,
+    ("POST", "/policy/undo"): _POLICY_VERSION
+    | {"version": 4, "change": "undone", "previous": None, "copy_of": 2},
     ("POST", "/reload"): {
         "changes": ['cluster "alpha" queue_depth'],
         "restart_needed": [],

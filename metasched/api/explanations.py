@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -46,6 +46,17 @@ router = APIRouter()
 _WAITING = QUEUED_OR_HELD | {State.DISPATCHING, State.PENDING}
 
 
+class _Reading(NamedTuple):
+    """What the database says of a job and the task to explain."""
+
+    job_row: dict[str, Any]
+    tuned: list[RecordedChange]
+    row: dict[str, Any]  # of the task
+    counts: Counter[str]  # tasks by state
+    cause: str  # of the last change
+    policies: tuple[int | None, int | None]  # versions of priority and placement
+
+
 @router.get("/jobs/{job}/explain", response_model=Explanation)
 async def explain(
     request: Request,
@@ -57,7 +68,7 @@ async def explain(
 ) -> Response:
     """Explain the state of a task; of an array, of the task that waits first."""
 
-    def read() -> tuple[dict[str, Any], list[RecordedChange], dict[str, Any], Counter[str], str]:
+    def read() -> _Reading:
         job_id, index = find_visible_job(daemon.ledger, caller, job)
         job_row = daemon.ledger.job_row(job_id)
         assert job_row is not None
@@ -72,9 +83,13 @@ async def explain(
             candidates.append({**run.row, "task_index": run.indices[0]})
         row = min(candidates, key=_order_of_explanation)
         cause = daemon.ledger.last_cause(job_id, row["task_index"])
-        return job_row, daemon.ledger.tuning_in_force(job_id), row, counts, cause
+        ledger = daemon.ledger
+        policies = ledger.policies_of_task(job_id, row["task_index"])
+        return _Reading(job_row, ledger.tuning_in_force(job_id), row, counts, cause, policies)
 
-    job_row, tuned, row, counts, cause = await readers.run(request, ReadingKind.NAMED, read)
+    job_row, tuned, row, counts, cause, policies = await readers.run(
+        request, ReadingKind.NAMED, read
+    )
     job_id = row["job"]
     task = service.core.find_task((job_id, row["task_index"]))
     clusters: list[VerdictRow] = []
@@ -119,6 +134,7 @@ async def explain(
         "expected_told": iso(told),
         "priority": job_row["priority"],
         "parts": msgspec.json.decode(job_row["parts"]),
+        "policy": {"priority": policies[0], "placement": policies[1]},
         "tuning": [_tuning_row(recorded) for recorded in tuned],
         "clusters": clusters,
         "licences": licences,

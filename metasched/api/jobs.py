@@ -46,6 +46,7 @@ from metasched.api.whole_answers import joined, whole_answer
 from metasched.core.tasks import TaskId
 from metasched.daemon.service import Daemon, SchedulerService
 from metasched.db.job_pages import BEFORE_ALL, JobPage, TaskFilter, TaskSelector
+from metasched.db.policy_versions import PolicyHistory
 from metasched.db.queries import BEFORE_STORY
 from metasched.errors import ApiError
 from metasched.model.arrays import parse_array, task_number
@@ -247,7 +248,9 @@ async def story(
         lines, next_after = daemon.ledger.story_page(
             job_id, index, (after[0], after[1]), limit or MAX_PAGE
         )
-        answer = encoded({"job": job_id, "events": list(map(_event_row, lines))})
+        versions = daemon.ledger.policy_history()
+        rows = [_event_row(line, versions) for line in lines]
+        answer = encoded({"job": job_id, "events": rows})
         if next_after is not None:
             answer.headers[NEXT_CURSOR_HEADER] = encode_cursor(*next_after)
         return answer
@@ -257,8 +260,9 @@ async def story(
 
     def events() -> Iterator[bytes]:
         job_id, index = find_visible_job(daemon.ledger, caller, job)
+        versions = daemon.ledger.policy_history()
         portions = (
-            msgspec.json.encode([_event_row(event) for event in portion])
+            msgspec.json.encode([_event_row(event, versions) for event in portion])
             for portion in daemon.ledger.story_portions(job_id, index)
         )
         yield from joined(b'{"job":%d,"events":[' % job_id, portions, b"]}")
@@ -282,7 +286,7 @@ async def output(
     return await readers.run(request, ReadingKind.NAMED, find_paths)
 
 
-def _event_row(event: dict[str, Any]) -> StoryEvent:
+def _event_row(event: dict[str, Any], versions: PolicyHistory) -> StoryEvent:
     """Return a row of `story --json`."""
     return {
         "time": iso(event["time"]),
@@ -294,6 +298,7 @@ def _event_row(event: dict[str, Any]) -> StoryEvent:
         "cluster": event["cluster"],
         "reason": event["reason"],
         "cause": event["cause"],
+        "policy": versions.version_at(event["event"]),
     }
 
 

@@ -374,6 +374,35 @@ class ReloadRow(TypedDict):
     findings: list[dict[str, Any]]  # problems outside of the files, as of `doctor --json`
 
 
+class PolicyRow(TypedDict):
+    """The policy in force. What only operators see is null for others."""
+
+    version: int
+    since: str
+    values: dict[str, Any]  # by key, as `weights.user`
+    change: Literal["file", "activated", "undone"]  # how it came into force
+    by: str | None
+    reason: str | None
+    file: str | None  # "": the defaults
+    site_file: str | None  # of the configuration; "": none
+    differs_from_site_file: bool
+
+
+class PolicyVersionRow(TypedDict):
+    """A version of the policy, as `policy history --json` lists it."""
+
+    version: int
+    time: str  # when it came into force
+    change: Literal["file", "activated", "undone"]
+    by: str
+    reason: str
+    file: str  # "": the defaults
+    digest: str  # SHA-256 of the file; "": the defaults
+    previous: int | None  # version that an undo returns to
+    copy_of: int | None  # version that an undo returned to
+    text: str | None  # contents of the file; null in a list
+
+
 class HealthRow(TypedDict):
     """The state of the daemon. What only operators see is null or empty for others."""
 

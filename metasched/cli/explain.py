@@ -32,6 +32,7 @@ def story(job: JobArgument, json: JsonOption = False, config: ConfigOption = Non
     if json:
         print(json_format.dumps(events, indent=2))
         return
+    policy = None
     for event in events:
         task = f" task {event['task']}" if event.get("task") is not None else ""
         attempt = f" attempt {event['attempt']}" if event.get("attempt") else ""
@@ -42,6 +43,9 @@ def story(job: JobArgument, json: JsonOption = False, config: ConfigOption = Non
             printable(event[key]) for key in ("reason", "cause") if event.get(key)
         )
         suffix = f"  ({explanation})" if explanation else ""
+        if event.get("policy") not in (None, policy):  # another than before
+            policy = event["policy"]
+            suffix += f"  [policy version {policy}]"
         print(
             f"{format_time(event['time'])}{task}{attempt}  {printable(event['event'])}"
             f"  {printable(change)}{printable(location)}{suffix}"
@@ -70,6 +74,8 @@ def explain(job: JobArgument, json: JsonOption = False, config: ConfigOption = N
     if answer.get("text"):
         print(printable(answer["text"]))
     print_explanation(answer)
+    if decided := describe_policies(answer.get("policy") or {}):
+        print(f"\n{decided}")
     if usage := answer.get("usage"):
         _print_usage(usage)
     if answer["state"] in ENDED:
@@ -127,6 +133,19 @@ def print_explanation(answer: Mapping[str, Any]) -> None:
             ),
         )
         _print_excluded_nodes(answer["clusters"])
+
+
+def describe_policies(versions: Mapping[str, int | None]) -> str:
+    """Return a line on the policy that decided; "": none is recorded."""
+    priority, placement = versions.get("priority"), versions.get("placement")
+    if priority is not None and priority == placement:
+        return f"Policy version {priority} decided priority and placement."
+    parts = [
+        f"version {number} the {what}"
+        for number, what in ((priority, "priority"), (placement, "placement"))
+        if number is not None
+    ]
+    return f"Policy: {', '.join(parts)}." if parts else ""
 
 
 def describe_tuning(change: Mapping[str, Any]) -> str:

@@ -1,16 +1,23 @@
-"""The commands `policy show`, `policy check` and `policy diff`."""
+"""The commands `policy`: show, check, diff, activate, undo, history."""
 
 import json as json_format
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from metasched.cli.common_options import JsonOption
+from metasched.cli.common_options import ConfigOption, JsonOption
+from metasched.cli.connect import connect
 from metasched.cli.messages import fail
-from metasched.cli.show import print_table, printable
-from metasched.config.policy_file import PolicyReading, examine_policy, parse_policy
-from metasched.config.policy_file import read_policy_text as read_text
+from metasched.cli.show import format_time, print_table, printable
+from metasched.config.policy_file import (
+    PolicyReading,
+    examine_policy,
+    parse_policy,
+    read_policy_text,
+)
 from metasched.config.policy_words import (
     describe_policy,
     differences,
@@ -18,53 +25,95 @@ from metasched.config.policy_words import (
     values_of,
     written,
 )
-from metasched.policies.policy import Policy
+from metasched.errors import UserError
 
-EXIT_INVALID = 2
+EXIT_MISTAKES = 2
+LIVE, DEFAULT = "live", "default"
 
 policy = typer.Typer(
-    help="""Show, check and compare policies.
+    help="""Show, check and compare policies; put another one in force.
 
     \b
     Examples:
       metasched policy show --explain
       metasched policy check candidate.toml
-      metasched policy diff policy.toml candidate.toml
+      metasched policy diff live candidate.toml
+      metasched policy activate candidate.toml --reason "deadlines first"
+      metasched policy undo
     """,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]
+
+def _complete_policy(incomplete: str) -> list[str]:
+    """Return words and policy files that begin so."""
+    words = [word for word in (LIVE, DEFAULT) if word.startswith(incomplete)]
+    return words + _complete_file(incomplete)
+
+
+def _complete_file(incomplete: str) -> list[str]:
+    """Return folders and TOML files that begin so."""
+    folder, slash, start = incomplete.rpartition("/")
+    try:
+        entries = sorted(Path(folder + slash or ".").iterdir())
+        names = {e.name: e.is_dir() for e in entries if e.name.startswith(start)}
+    except OSError:
+        return []
+    return [
+        f"{folder}{slash}{name}{'/' if is_folder else ''}"
+        for name, is_folder in names.items()
+        if is_folder or name.endswith(".toml")
+    ]
+
+
+FileArgument = Annotated[
+    str, typer.Argument(metavar="FILE", show_default=False, autocompletion=_complete_file)
+]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Why; it is stored and logged.")
+]
+ExpectOption = Annotated[
+    int | None,
+    typer.Option(
+        "--expect", metavar="N", min=1, help="Refuse it unless version N is in force [any]."
+    ),
+]
+
+
+def _policy_argument(metavar: str) -> Any:
+    return typer.Argument(metavar=metavar, show_default=False, autocompletion=_complete_policy)
 
 
 @policy.command()
 def show(
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FILE]", show_default=False, help="A policy file [the defaults]."),
-    ] = None,
+    name: Annotated[str, _policy_argument("[POLICY]")] = LIVE,
     explain: Annotated[
         bool, typer.Option("--explain", help="Explain each key: unit, range, source, effect.")
     ] = False,
     json: JsonOption = False,
+    config: ConfigOption = None,
 ) -> int:
-    """Show the values of a policy.
+    """Show a policy: a file, `live` (in force; the default), `default`, or a version by number.
+
+    A file named as one of these words is written with its folder: ./live.
 
     \b
     Examples:
+      metasched policy show
       metasched policy show candidate.toml
-      metasched policy show --explain
-      metasched policy show candidate.toml --json
+      metasched policy show default --explain
+      metasched policy show 3 --json
     """
-    shown_policy = Policy() if file is None else parse_policy(read_text(file), str(file))
-    values = values_of(shown_policy)
+    values, header = _values_of(name, config)
     if json:
-        answer: dict[str, object] = {"values": values}
+        answer: dict[str, Any] = {**header, "values": values}
         if explain:
             answer["keys"] = [row._asdict() for row in key_reference()]
         print(json_format.dumps(answer, indent=2))
         return 0
-    print_table(("KEY", "VALUE"), ((name, written(name, value)) for name, value in values.items()))
+    if name == LIVE:
+        _print_origin(header)
+    print_table(("KEY", "VALUE"), ((key, written(key, value)) for key, value in values.items()))
     if explain:
         for row in key_reference():
             print(f"\n{row.name}")
@@ -74,12 +123,42 @@ def show(
     return 0
 
 
+def _values_of(name: str, config: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values of a named policy, and what else the daemon says of the one in force."""
+    if name == LIVE:
+        answer = connect(config).policy()
+        return answer.pop("values"), answer
+    if name == DEFAULT:
+        return values_of(parse_policy("", DEFAULT)), {}
+    if name.isascii() and name.isdecimal():
+        row = connect(config).policy_version(int(name))
+        return values_of(parse_policy(row["text"], f"version {name}")), {"version": row["version"]}
+    return values_of(parse_policy(_text_of(name), name)), {}
+
+
+def _text_of(file: str) -> str:
+    return read_policy_text(Path(file))
+
+
+def _print_origin(header: Mapping[str, Any]) -> None:
+    by = f" by {header['by']}" if header["by"] else ""
+    reason = f" ({header['reason']})" if header["reason"] else ""
+    file = f", {header['file']}" if header["file"] else ""
+    how = "read" if header["change"] == "file" else header["change"]
+    text = (
+        f"Version {header['version']}, {how} at {format_time(header['since'])}{by}{reason}{file}."
+    )
+    if header["differs_from_site_file"] and header["change"] != "file":
+        text += f" It is in force in place of {header['site_file'] or 'the defaults'}."
+    print(printable(text), end="\n\n")
+
+
 @policy.command()
 def check(file: FileArgument, json: JsonOption = False) -> int:
     """Say what a policy file does, or what is wrong in it, a line for each mistake.
 
-    No daemon is needed. A file that passes is accepted by the daemon, unless its user classes or
-    clusters need something else: `policy activate` and `serve --check` compare them.
+    No daemon is needed. The daemon accepts such a file, unless its configuration names user classes
+    or a binding that the file lacks: `policy activate` and `serve --check` compare them.
     Exit codes: 0 valid, also with notes on settings without effect; 2 mistakes.
 
     \b
@@ -87,14 +166,14 @@ def check(file: FileArgument, json: JsonOption = False) -> int:
       metasched policy check candidate.toml
       metasched policy check candidate.toml --json
     """
-    reading = examine_policy(read_text(file), str(file))
+    reading = examine_policy(_text_of(file), file)
     if json:
         print(json_format.dumps(_as_json(reading), indent=2))
-        return EXIT_INVALID if reading.policy is None else 0
+        return EXIT_MISTAKES if reading.policy is None else 0
     for mistake in reading.mistakes:
-        fail(mistake, EXIT_INVALID)
+        fail(mistake, EXIT_MISTAKES)
     if reading.policy is None:
-        return EXIT_INVALID
+        return EXIT_MISTAKES
     for sentence in describe_policy(reading.policy):
         print(printable(sentence))
     for note in reading.notes:
@@ -114,21 +193,23 @@ def _as_json(reading: PolicyReading) -> dict[str, object]:
 
 @policy.command()
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="A", show_default=False)],
-    after: Annotated[Path, typer.Argument(metavar="B", show_default=False)],
+    before: Annotated[str, _policy_argument("A")],
+    after: Annotated[str, _policy_argument("B")],
     json: JsonOption = False,
+    config: ConfigOption = None,
 ) -> int:
-    """Print the keys in which two policy files differ, with their effect.
+    """Print the keys in which two policies differ, with their effect.
 
-    Exit codes as those of diff: 0 equal, 1 different, 2 a file cannot be read.
+    A and B are files, `live`, `default` or versions, as of `policy show`.
+    Exit codes as those of diff: 0 equal, 1 different, 2 and more: a policy cannot be read.
 
     \b
     Examples:
-      metasched policy diff policy.toml candidate.toml
-      metasched policy diff policy.toml candidate.toml --json
+      metasched policy diff live candidate.toml
+      metasched policy diff 3 live
+      metasched policy diff default policy.toml --json
     """
-    old, new = (parse_policy(read_text(path), str(path)) for path in (before, after))
-    rows = differences(old, new)
+    rows = differences(*(_values_of(name, config)[0] for name in (before, after)))
     if json:
         print(json_format.dumps([row._asdict() for row in rows], indent=2))
     elif rows:
@@ -140,3 +221,97 @@ def diff(
             ),
         )
     return 1 if rows else 0
+
+
+@policy.command()
+def activate(
+    file: FileArgument,
+    reason: ReasonOption = "",
+    expect: ExpectOption = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Put a policy file in force, as the next version. For operators.
+
+    It stays in force over restarts and reloads, until the contents of the site's own policy file
+    change. Running jobs continue, and jobs keep their priorities. `policy undo` takes it back. With
+    --expect an activation by somebody else meanwhile is not overwritten.
+
+    \b
+    Examples:
+      metasched policy activate candidate.toml --reason "deadlines first"
+      metasched policy activate candidate.toml --expect 3
+    """
+    text = _text_of(file)
+    reading = examine_policy(text, file)
+    if reading.policy is None:  # the daemon would name the first mistake only
+        for mistake in reading.mistakes[:-1]:
+            fail(mistake, EXIT_MISTAKES)
+        raise UserError(reading.mistakes[-1])
+    client = connect(config)
+    # what another activates from now on is not overwritten
+    expected = client.policy()["version"] if expect is None else expect
+    row = client.activate_policy(text, str(Path(file).absolute()), reason, expected)
+    for note in reading.notes:
+        print(f"note: {printable(note)}", file=sys.stderr)
+    _print_act(row, json)
+
+
+@policy.command()
+def undo(
+    reason: ReasonOption = "",
+    expect: ExpectOption = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Put the policy before the present one in force again. For operators.
+
+    It is a version of its own. Repeated, it goes back further.
+
+    \b
+    Examples:
+      metasched policy undo --reason "too many late jobs"
+      metasched policy undo --expect 4
+    """
+    client = connect(config)
+    expected = client.policy()["version"] if expect is None else expect
+    _print_act(client.undo_policy(reason, expected), json)
+
+
+def _print_act(row: Mapping[str, Any], json: bool) -> None:
+    if json:
+        print(json_format.dumps(row, indent=2))
+        return
+    copy = f", as version {row['copy_of']}" if row["copy_of"] else ""
+    print(printable(f"Policy version {row['version']} is in force{copy}: {_file_of(row)}."))
+
+
+def _file_of(row: Mapping[str, Any]) -> str:
+    return row["file"] or "the defaults"
+
+
+@policy.command()
+def history(json: JsonOption = False, config: ConfigOption = None) -> None:
+    """List the versions of the policy, the newest first. For operators.
+
+    \b
+    Examples:
+      metasched policy history
+      metasched policy history --json
+    """
+    rows = connect(config).policy_versions()
+    if json:
+        print(json_format.dumps(rows, indent=2))
+        return
+    print_table(
+        ("VERSION", "TIME", "CHANGE", "BY", "FILE", "REASON"),
+        (
+            (
+                row["version"],
+                format_time(row["time"]),
+                row["change"] + (f" (as {row['copy_of']})" if row["copy_of"] else ""),
+                *(row["by"], _file_of(row), row["reason"]),
+            )
+            for row in rows
+        ),
+    )

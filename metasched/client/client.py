@@ -283,6 +283,30 @@ class Client:
         """Let the daemon read its configuration again: `changes`, `restart_needed`, `findings`."""
         return self._parse_object(self._request("POST", "/reload"))
 
+    def policy(self) -> dict[str, Any]:
+        """Return the policy in force: its version and `values`."""
+        return self._parse_object(self._request("GET", "/policy"))
+
+    def policy_versions(self) -> list[dict[str, Any]]:
+        """Return the versions of the policy, the newest first, without their texts."""
+        return self._parse_rows(self._request("GET", "/policy/versions"))
+
+    def policy_version(self, number: int) -> dict[str, Any]:
+        """Return a version of the policy with its `text`."""
+        return self._parse_object(self._request("GET", f"/policy/versions/{number}"))
+
+    def activate_policy(
+        self, text: str, file: str, reason: str = "", expected: int | None = None
+    ) -> dict[str, Any]:
+        """Put the policy of a text in force; refused unless version `expected` is in force."""
+        body = {"text": text, "file": file, "reason": reason, "expected": expected}
+        return self._parse_object(self._request("POST", "/policy/activate", body=body))
+
+    def undo_policy(self, reason: str = "", expected: int | None = None) -> dict[str, Any]:
+        """Put the policy before the present one in force; refused as `activate_policy`."""
+        body = {"reason": reason, "expected": expected}
+        return self._parse_object(self._request("POST", "/policy/undo", body=body))
+
     def health(self) -> dict[str, Any]:
         return self._parse_object(self._request("GET", "/health"))
 

@@ -68,7 +68,10 @@ def values_of(policy: Policy) -> dict[str, Any]:
 
 
 def _prefixed(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{table}.{name}": value for name, value in values.items()}
+    return {
+        f"{table}.{name}": list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+    }
 
 
 def documented_name(name: str) -> str:
@@ -88,13 +91,12 @@ def effect_of(name: str) -> str:
     return f"{key.effect} {choices}." if choices else key.effect
 
 
-def differences(before: Policy, after: Policy) -> list[Difference]:
-    """Return the keys in which two policies differ."""
-    old, new = values_of(before), values_of(after)
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+    """Return the keys in which two policies differ, by their `values_of`."""
     return [
-        Difference(name, old.get(name), new.get(name), _effect_of_value(name, new.get(name)))
-        for name in old | new
-        if old.get(name) != new.get(name)
+        Difference(name, before.get(name), after.get(name), _effect_of_value(name, after.get(name)))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
     ]
 
 
@@ -157,7 +159,9 @@ def _describe_optimising(parameter: str, setting: SelfOptimisation) -> str:
 
 def _effect_of_value(name: str, value: object) -> str:
     """Return the effect of a key, and of the word that it has."""
-    key = POLICY_KEYS[documented_name(name)]
+    key = POLICY_KEYS.get(documented_name(name))
+    if key is None:  # of a later daemon
+        return ""
     meaning = key.choices.get(value) if isinstance(value, str) else None
     return f"{key.effect} Now: {meaning}." if meaning else key.effect
 
@@ -177,7 +181,8 @@ def written(name: str, value: Any) -> str:
         return NOT_SET
     if isinstance(value, str):
         return value
-    if isinstance(value, float) and POLICY_KEYS[documented_name(name)].unit == "seconds":
+    key = POLICY_KEYS.get(documented_name(name))
+    if isinstance(value, float) and key is not None and key.unit == "seconds":
         return _duration(value)
     if isinstance(value, float):
         return repr(value).removesuffix(".0")

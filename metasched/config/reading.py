@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from metasched.config.fair_share import read_fair_share
 from metasched.config.limits import read_limits
 from metasched.config.mistakes import describe_first, suggestion
 from metasched.config.notifications import read_mail, read_webhooks
-from metasched.config.policy_file import read_policy
+from metasched.config.policy_file import parse_policy, read_policy_text
 from metasched.config.restart_keys import keep_restart_keys
 from metasched.config.settings import (
     ClusterSettings,
@@ -122,9 +122,10 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
     _require_unique("webhook", [table.name for table in config.webhook], path)
     base = path.parent.absolute() if path is not None else Path(personal_data())
     policy_path = None if config.policy.file is None else base / config.policy.file
-    policy = read_policy(policy_path, files)
+    origin = PolicyOrigin() if policy_path is None else _read_origin(policy_path, files)
+    policy = parse_policy(origin.text, origin.path)
     clusters = tuple(_cluster_settings(table, config, path) for table in config.cluster)
-    _check_policy_matches(config, policy, path)
+    policy_settings = _policy_settings(config, policy, path)
     database = _ledger_database(config, base, path)
     daemon, site = config.daemon, config.site
     zone = read_zone(config, path)
@@ -138,7 +139,6 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
         socket=socket,
         state_folder=base / daemon.folder if daemon.folder else database.folder,
         retention=daemon.keep,
-        policy=policy,
         clusters=clusters,
         user_classes={table.name: (table.users, table.groups) for table in config.user_class},
         licences=_licence_pools(config, path),
@@ -157,10 +157,6 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
         licence_servers=tuple(
             _licence_server_settings(table, path) for table in config.licence_server
         ),
-        quotas=_class_quotas(config.reservations, policy, path),
-        limits=read_limits(
-            config.limits, policy.classes, [licence.name for licence in config.licence], path
-        ),
         use_interval=(config.fair_share or FairShareTable()).interval,
         fair_share=None
         if config.fair_share is None
@@ -172,11 +168,28 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
         webhooks=read_webhooks(config.webhook, base, path),
         event_retention=daemon.keep_events,
         log_format=daemon.log_format,
-        policy_origin=PolicyOrigin() if policy_path is None else _origin_of(policy_path, files),
+        policy_origin=origin,
         probe_account=config.doctor.account,
         files=files,
         tables=config,
+        **policy_settings,
     )
+
+
+def with_policy(settings: Settings, policy: Policy) -> Settings:
+    """Return settings with another policy. ConfigError if the configuration needs more of it."""
+    return replace(settings, **_policy_settings(settings.tables, policy, settings.config_path))
+
+
+def _policy_settings(config: ConfigFile, policy: Policy, path: Path | None) -> dict[str, Any]:
+    """Return the settings that depend on the policy. ConfigError if it lacks what they name."""
+    _check_policy_matches(config, policy, path)
+    licences = [licence.name for licence in config.licence]
+    return {
+        "policy": policy,
+        "quotas": _class_quotas(config.reservations, policy, path),
+        "limits": read_limits(config.limits, policy.classes, licences, path),
+    }
 
 
 def _default_tables() -> dict[str, Any]:
@@ -304,13 +317,14 @@ def _check_late_binding(table: ClusterTable, capabilities: Capabilities, locatio
         )
 
 
-def _origin_of(path: Path, files: Mapping[Path, str]) -> PolicyOrigin:
-    """Return the origin of a policy file that was read just now; `files` has its digest."""
+def _read_origin(path: Path, files: dict[Path, str]) -> PolicyOrigin:
+    """Read the site's policy file; `files` receives its digest."""
+    text = read_policy_text(path, files)
     try:
         owner = user_name_of(path.stat().st_uid)
     except OSError as error:
         raise ConfigError(f"{error.strerror}, {path}; name a readable file") from None
-    return PolicyOrigin(str(path), files[path.absolute()], owner)
+    return PolicyOrigin(str(path), files[path.absolute()], owner, text)
 
 
 def _maps(

@@ -26,6 +26,7 @@ from metasched.model.cluster import Cluster
 from metasched.model.fair_share import FairShareSettings
 from metasched.model.licence import LicencePool
 from metasched.model.limits import LimitSettings
+from metasched.model.policy_version import PolicyVersion
 from metasched.model.reservation_request import ReservationQuota
 from metasched.policies.policy import Policy
 
@@ -94,11 +95,12 @@ class RequestLimits:
 
 @dataclass(frozen=True)
 class PolicyOrigin:
-    """Where the policy was read."""
+    """The site's own policy file; an operator may have activated another policy since."""
 
     path: str = ""  # "": the defaults
     digest: str = ""  # SHA-256 of the file
     owner: str = ""  # account that owns the file
+    text: str = ""  # contents of the file
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class Settings:
     socket: Path  # unix socket of the API
     state_folder: Path  # parent of the clusters' state folders
     retention: float  # seconds for which ended jobs are stored
-    policy: Policy
+    policy: Policy  # in force
     clusters: tuple[ClusterSettings, ...]
     user_classes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]  # users and groups by class
     licences: tuple[LicencePool, ...] = ()
@@ -160,6 +162,8 @@ class Settings:
     event_retention: float = _DAEMON.keep_events  # seconds for which audit records are stored
     log_format: Literal["text", "json"] = _DAEMON.log_format
     policy_origin: PolicyOrigin = field(default_factory=lambda: PolicyOrigin())
+    # that `policy` is of; None: it is as in the file, and the ledger was not asked yet
+    policy_version: PolicyVersion | None = None
     probe_account: str = ""  # of the jobs of `doctor --probe`; "": none
     # SHA-256 of each file that was read, by its absolute path
     files: Mapping[Path, str] = field(default_factory=dict)

@@ -33,6 +33,7 @@ from metasched.core.reservations.events import ReservationCancelled, Reservation
 from metasched.model.audit import OPERATORS_ONLY, PUBLIC, AuditKind, AuditRecord, cleaned
 from metasched.model.calendar import CalendarEntry, DrainCluster, ResumeCluster, RunResult
 from metasched.model.job import State
+from metasched.model.policy_version import DEFAULTS
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 from metasched.model.tags import tag_job
 
@@ -125,15 +126,23 @@ class AuditTrail:
     def _daemon_started(self, event: DaemonStarted) -> Iterator[AuditRecord]:
         digest = event.policy_digest or _digest(event.policy)
         before = self.condition("policy")
-        if self.changes("policy", digest):
-            source = event.policy_file or "the defaults"
+        version, version_before = str(event.policy_version or ""), self.condition("policy version")
+        is_other = self.changes("policy", digest)
+        if self.changes("policy version", version) and version and version_before:
+            is_other = True  # perhaps with the same contents
+        if is_other:
+            source = event.policy_file or DEFAULTS
+            if version:
+                source = f"version {version}, {source}"
             yield AuditRecord(
                 time=event.time,
                 kind=K.POLICY_CHANGED,
                 actor=event.by or event.policy_owner,
                 owner=OPERATORS_ONLY,
-                cause=f"{source}: {digest[:12]} in place of {before[:12] or 'none'}",
-                details={"file": event.policy_file, "digest": digest, "previous": before},
+                cause=f"{source}: {digest[:12]} in place of {before[:12] or 'none'}"
+                + (f"; {event.policy_cause}" if event.policy_cause else ""),
+                details={"file": event.policy_file, "digest": digest, "previous": before}
+                | ({"version": event.policy_version} if version else {}),
             )
         if event.config_changes:
             yield AuditRecord(

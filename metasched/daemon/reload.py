@@ -22,6 +22,7 @@ from metasched.config.restart_keys import describe_changes
 from metasched.config.settings import ClusterSettings, ConfigError, Settings
 from metasched.daemon.doctor.checks import check_settings
 from metasched.daemon.doctor.findings import Finding
+from metasched.daemon.policy_versions import with_policy_in_force
 from metasched.daemon.service import Daemon, ReloadRefused, SchedulerService
 from metasched.db.ledger import Ledger
 from metasched.errors import UserError
@@ -69,13 +70,14 @@ async def _reload(daemon: Daemon, by: str) -> ReloadResult:
     running = daemon.settings
     # in threads: files and directory services may hang
     settings, restart_keys = await asyncio.to_thread(reload_settings, running)
+    settings = with_policy_in_force(settings, running.policy_version, by)
     findings = await asyncio.to_thread(check_settings, settings)
     changes = describe_changes(running.tables, settings.tables)
     if running.policy != settings.policy:
         changes.append("policy")
-    service, reason = daemon.service, daemon.unavailable_reason
-    if service is None or reason is not None:
-        raise ReloadRefused(f"{reason}; nothing changed, try again soon")
+    elif running.policy_version is not None:  # the same, perhaps in other words
+        settings = replace(settings, policy_version=running.policy_version)
+    service = running_service(daemon)
     if not changes:
         daemon.settings = replace(running, files=settings.files)
     elif not _changes_decisions(running, settings):
@@ -90,11 +92,19 @@ async def _reload(daemon: Daemon, by: str) -> ReloadResult:
         )
         daemon.settings = service.settings = settings
     else:
-        await _make_replaceable(service, settings)
+        await make_replaceable(service, settings)
         del service  # else its state would stay in memory beside that of the next
         await daemon.replace_service(settings, by, tuple(changes))
     problems = (finding for finding in findings if finding.severity in ("error", "warning"))
     return ReloadResult(tuple(changes), tuple(restart_keys), tuple(problems))
+
+
+def running_service(daemon: Daemon) -> SchedulerService:
+    """Return the service. ReloadRefused if none runs now."""
+    service, reason = daemon.service, daemon.unavailable_reason
+    if service is None or reason is not None:
+        raise ReloadRefused(f"{reason}; nothing changed, try again soon")
+    return service
 
 
 def _changes_decisions(running: Settings, changed: Settings) -> bool:
@@ -103,13 +113,13 @@ def _changes_decisions(running: Settings, changed: Settings) -> bool:
         name: getattr(changed, name)
         for name in (
             *("user_classes", "site", "quotas", "max_array_tasks", "retention", "event_retention"),
-            *("probe_account", "files", "tables", "database", "policy_origin"),
+            *("probe_account", "files", "tables", "database", "policy_origin", "policy_version"),
         )
     }
     return replace(running, **looked_up) != changed
 
 
-async def _make_replaceable(service: SchedulerService, settings: Settings) -> None:
+async def make_replaceable(service: SchedulerService, settings: Settings) -> None:
     """Wait until no dispatch is under way. ReloadRefused if a task would lose its cluster."""
     _check_obstacles(service, settings)
     connections = service.connections.values()

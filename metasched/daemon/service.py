@@ -53,6 +53,7 @@ from metasched.daemon.limit_mails import LimitMails
 from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.daemon.metrics import Metrics
 from metasched.daemon.notification_sender import NotificationSender
+from metasched.daemon.policy_versions import policy_cause, settle_policy
 from metasched.daemon.progress import Progress
 from metasched.daemon.quarantine import Quarantine, first_error
 from metasched.daemon.series import SeriesPlanner
@@ -64,6 +65,7 @@ from metasched.errors import UserError
 from metasched.model.audit import AuditKind, AuditRecord, cleaned
 from metasched.model.calendar import PruneDatabase
 from metasched.model.job import State
+from metasched.model.policy_version import PolicyVersion
 
 log = logging.getLogger("metasched")
 
@@ -160,6 +162,7 @@ class SchedulerService:
             identity = ledger.identity(now)
             rules = self.notifications.rules(identity.instance)
             ledger.open_outbox(rules, now, restored=identity.restored)
+            version = settings.policy_version
             started = DaemonStarted(
                 now,
                 identity.instance,
@@ -170,15 +173,17 @@ class SchedulerService:
                 restored=identity.restored,
                 limits=settings.limits,
                 fair_share=settings.fair_share,
-                policy_file=settings.policy_origin.path,
-                policy_digest=settings.policy_origin.digest,
-                policy_owner=settings.policy_origin.owner,
+                policy_file="" if version is None else version.file,
+                policy_digest="" if version is None else version.digest,
+                policy_owner="" if version is None else version.by,
+                policy_version=0 if version is None else version.number,
+                policy_cause=policy_cause(version),
                 by=reloaded_by,
                 config_changes=config_changes,
                 former_acts_until=_former_acts_until(ledger, settings),
             )
             outcome = self.core.step(started)
-            ledger.record([(started, outcome)])
+            ledger.record_start(started, outcome, version)
         self.limit_mails = LimitMails(self, self._store_soon) if settings.mail else None
         metrics.service_starts.inc()
         self._start_actions([outcome])
@@ -614,9 +619,11 @@ class Daemon:
         replacement, self._replacement = self._replacement, None
         failed = self._taken_back
         if replacement is None:
-            changes = () if failed is None else failed.changes
+            newest = self.ledger.policy_in_force()
+            changes = () if failed is None else self._changes_taken_back(failed, newest)
+            settings = settle_policy(self.settings, newest)
             service = SchedulerService(
-                self.settings,
+                settings,
                 self.ledger,
                 self.quarantine,
                 self.metrics,
@@ -626,6 +633,7 @@ class Daemon:
                 config_changes=tuple(f"taken back: {change}" for change in changes),
             )
             self._taken_back = None
+            self.settings = settings
             return service
         try:
             service = SchedulerService(
@@ -651,6 +659,16 @@ class Daemon:
         if not replacement.done.done():  # who asked for it may have been cancelled
             replacement.done.set_result(None)
         return service
+
+    def _changes_taken_back(
+        self, failed: _Replacement, newest: PolicyVersion | None
+    ) -> tuple[str, ...]:
+        """Return what is not in force of a service that failed; its policy may be stored."""
+        changes = failed.changes or ("policy",)
+        version = failed.settings.policy_version
+        if version == newest and version != self.settings.policy_version:
+            return tuple(change for change in changes if change != "policy")
+        return changes
 
     async def _await_database(self) -> None:
         """Wait until the database can be written to."""

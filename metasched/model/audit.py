@@ -107,7 +107,7 @@ KINDS: Mapping[AuditKind, KindInfo] = {
     K.LICENCE_SERVER_SILENT: KindInfo("warning", "all", "A licence server does not answer."),
     K.LICENCE_SERVER_ANSWERS: KindInfo("info", "all", "A licence server answers again."),
     K.POLICY_CHANGED: KindInfo(
-        "info", "operators", "The daemon read another policy; the actor owns the file."
+        "info", "operators", "Another policy is in force, by a file, an activation or an undo."
     ),
     K.CONFIGURATION_CHANGED: KindInfo(
         "info", "operators", "The daemon took a changed configuration over without a restart."

@@ -158,7 +158,7 @@ def test_the_defaults_and_an_empty_file_have_no_notes() -> None:
 
 def test_differences_have_both_values_and_the_effect() -> None:
     before, after = Policy(), Policy(send="late", weights={"user": 2.0}, self_optimising=OPTIMISED)
-    rows = {row.name: row for row in differences(before, after)}
+    rows = {row.name: row for row in differences(values_of(before), values_of(after))}
     assert set(rows) == {
         *("send", "weights.user"),
         *(f"self_optimising.base.{key}" for key in ("history", "delta", "target")),
@@ -166,7 +166,7 @@ def test_differences_have_both_values_and_the_effect() -> None:
     assert (rows["weights.user"].before, rows["weights.user"].after) == (1.0, 2.0)
     assert rows["self_optimising.base.history"].before is None
     assert "once they can start" in rows["send"].effect
-    assert differences(after, after) == []
+    assert differences(values_of(after), values_of(after)) == []
 
 
 def test_long_targets_that_differ_at_their_end_differ() -> None:
@@ -174,7 +174,9 @@ def test_long_targets_that_differ_at_their_end_differ() -> None:
         Policy(self_optimising={"base": SelfOptimisation(target=(*(1.0,) * 9, last))})
         for last in (1.0, 2.0)
     )
-    assert [row.name for row in differences(one, other)] == ["self_optimising.base.target"]
+    assert [row.name for row in differences(values_of(one), values_of(other))] == [
+        "self_optimising.base.target"
+    ]
 
 
 def test_the_description_names_what_differs_from_the_defaults() -> None:

@@ -135,6 +135,9 @@ def test_a_service_that_cannot_run_leaves_the_former_settings(
         def acquire_lock(self) -> None:
             pass
 
+        def policy_in_force(self) -> None:
+            pass
+
     monkeypatch.setattr(service, "SchedulerService", FakeService)
     monkeypatch.setattr(service, "RESTART_DELAY", 0.01)
     FakeService.made = []

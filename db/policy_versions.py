@@ -1,0 +1,85 @@
+"""Versions of the policy in SQL, each with the event by which it came into force.
+
+`store` works in the transaction of that event: no crash leaves one without the other.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, func, insert, select
+
+from metasched.db.schema import change, job, policy_version
+from metasched.model.policy_version import PolicyChange, PolicyVersion
+
+MAX_VERSIONS = 1000  # rows; older ones are deleted
+
+
+class PolicyHistory:
+    """Which version was in force at an event."""
+
+    def __init__(self, starts: Sequence[tuple[int, int]]) -> None:
+        """`starts` are pairs of event and version, in their order."""
+        self._events = [event for event, _ in starts]
+        self._numbers = [number for _, number in starts]
+
+    def version_at(self, event: int) -> int | None:
+        """Return the version in force; None: it is not known any more, or was not recorded yet."""
+        position = bisect_right(self._events, event)
+        return self._numbers[position - 1] if position else None
+
+
+def store(connection: Connection, version: PolicyVersion, event: int) -> None:
+    """Store a version that comes into force with an event; nothing if it is stored already."""
+    highest = connection.execute(select(func.max(policy_version.c.number))).scalar() or 0
+    if version.number > highest:
+        connection.execute(insert(policy_version).values(**asdict(version), event=event))
+        oldest = version.number - MAX_VERSIONS
+        connection.execute(delete(policy_version).where(policy_version.c.number <= oldest))
+
+
+def read_newest(connection: Connection) -> PolicyVersion | None:
+    """Return the version in force; None: none was recorded yet."""
+    newest_first = select(policy_version).order_by(policy_version.c.number.desc())
+    row = connection.execute(newest_first.limit(1)).first()
+    return None if row is None else _version(row)
+
+
+def read_version(connection: Connection, number: int) -> PolicyVersion | None:
+    """Return a version; None: there is none, or it was deleted."""
+    query = select(policy_version).where(policy_version.c.number == number)
+    row = connection.execute(query).first()
+    return None if row is None else _version(row)
+
+
+def read_all(connection: Connection) -> list[PolicyVersion]:
+    """Return all versions, the newest first."""
+    query = select(policy_version).order_by(policy_version.c.number.desc())
+    return [_version(row) for row in connection.execute(query)]
+
+
+def read_history(connection: Connection) -> PolicyHistory:
+    """Return from which event on each version was in force."""
+    columns = select(policy_version.c.event, policy_version.c.number)
+    rows = connection.execute(columns.order_by(policy_version.c.number)).all()
+    return PolicyHistory([(row.event, row.number) for row in rows])
+
+
+def versions_of_task(connection: Connection, id: int, index: int) -> tuple[int | None, int | None]:
+    """Return the versions by which a task has its priority, and its last place."""
+    priority = connection.execute(select(job.c.policy).where(job.c.id == id)).scalar()
+    sent = connection.execute(
+        select(change.c.event)
+        .where(change.c.job == id, change.c.task_index == index, change.c.what == "send")
+        .order_by(change.c.id.desc())
+        .limit(1)
+    ).scalar()
+    return priority, None if sent is None else read_history(connection).version_at(sent)
+
+
+def _version(row: Row[Any]) -> PolicyVersion:
+    values = {name: value for name, value in row._mapping.items() if name != "event"}
+    return PolicyVersion(**{**values, "change": PolicyChange(row.change)})

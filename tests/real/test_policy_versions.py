@@ -1,0 +1,129 @@
+"""Versions of the policy in real databases: with their event or not at all, and no number twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+from sqlalchemy import Engine, func, select
+from sqlalchemy import event as sqlalchemy_event
+from sqlalchemy.exc import OperationalError
+
+from metasched.core.events import DaemonStarted
+from metasched.core.scheduler import Core
+from metasched.db import policy_versions
+from metasched.db.ledger import Ledger
+from metasched.db.schema import event, policy_version
+from metasched.db.store import Database, StorageFailed
+from metasched.model.cluster import Cluster
+from metasched.model.policy_version import PolicyChange, PolicyVersion
+from metasched.policies.policy import Policy
+
+NOW = 1_000_000.0
+
+
+def version(number: int, **fields: object) -> PolicyVersion:
+    values = {
+        "number": number,
+        "time": NOW,
+        "change": PolicyChange.ACTIVATED,
+        "by": "ada",
+        "reason": "",
+        "file": "x.toml",
+        "text": f"age = {number}\n",
+        "site_digest": "",
+        "previous": number - 1 or None,
+        **fields,
+    }
+    return PolicyVersion(**values)  # type: ignore[arg-type]
+
+
+def start(ledger: Ledger, policy: PolicyVersion | None) -> None:
+    """Start a daemon with a policy, as the scheduler service does."""
+    core = Core()
+    ledger.restore(core, 100)
+    number = 0 if policy is None else policy.number
+    clusters = (Cluster(name="left", adapter="local"),)
+    started = DaemonStarted(NOW, "cafe", Policy(), clusters, policy_version=number)
+    ledger.record_start(started, core.step(started), policy)
+
+
+@pytest.fixture
+def ledger(database: Database) -> Iterator[Ledger]:
+    opened = Ledger(database.open())
+    yield opened
+    opened.close()
+
+
+def test_versions_are_read_as_they_were_stored(ledger: Ledger) -> None:
+    assert ledger.policy_in_force() is None
+    start(ledger, version(1, change=PolicyChange.FILE, file="", text=""))
+    start(ledger, version(2, reason="é\n", text='# "é"\n'))
+    start(ledger, version(2, by="eve"))  # of a restart: nothing changes
+    assert ledger.policy_in_force() == version(2, reason="é\n", text='# "é"\n')
+    assert [each.number for each in ledger.policy_versions()] == [2, 1]
+    assert ledger.policy_version(1) == version(1, change=PolicyChange.FILE, file="", text="")
+    assert ledger.policy_version(7) is None
+    history = ledger.policy_history()
+    assert [history.version_at(id) for id in (0, 1, 2, 3, 4)] == [None, 1, 2, 2, 2]
+
+
+def test_old_versions_are_deleted(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_versions, "MAX_VERSIONS", 3)
+    for number in range(1, 6):
+        start(ledger, version(number))
+    assert [each.number for each in ledger.policy_versions()] == [5, 4, 3]
+    assert ledger.policy_history().version_at(2) is None
+
+
+@pytest.fixture
+def fail_at() -> Iterator[Callable[[int | None], None]]:
+    """Return a function that lets the nth statement from now on fail, or the commit; None: none."""
+    left: list[int | None] = [None]
+
+    def step(*_: object) -> None:
+        if left[0] is not None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise OperationalError("killed", {}, Exception("killed"))
+
+    for name in ("before_cursor_execute", "commit"):
+        sqlalchemy_event.listen(Engine, name, step)
+    yield lambda steps: left.__setitem__(0, steps)
+    for name in ("before_cursor_execute", "commit"):
+        sqlalchemy_event.remove(Engine, name, step)
+
+
+def test_a_daemon_that_dies_at_any_statement_stores_both_or_nothing(
+    database: Database, fail_at: Callable[[int | None], None]
+) -> None:
+    ledger = Ledger(database.open())
+    start(ledger, version(1))
+    crashes = 0
+    for steps in count():
+        core = Core()
+        ledger.restore(core, 100)
+        started = DaemonStarted(
+            *(NOW, "cafe", Policy(), (Cluster(name="left", adapter="local"),)), policy_version=2
+        )
+        outcome = core.step(started)
+        fail_at(steps)
+        try:
+            ledger.record_start(started, outcome, version(2))
+        except StorageFailed:
+            crashes += 1
+        else:
+            break
+        finally:
+            fail_at(None)
+            ledger.close()
+            ledger = Ledger(database.open())
+        with ledger._engine.connect() as connection:
+            starts = connection.execute(select(func.count()).select_from(event)).scalar()
+            versions = connection.execute(select(policy_version.c.number)).scalars().all()
+        assert (starts, versions) == (1, [1]), steps
+    assert crashes >= 4  # epoch, version, event, commit
+    assert ledger.policy_in_force() == version(2)
+    assert ledger.policy_history().version_at(2) == 2
+    ledger.close()
