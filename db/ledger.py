@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 from msgspec import structs
-from sqlalchemy import Connection, Engine, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Engine, bindparam, delete, insert, or_, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -106,7 +106,7 @@ from metasched.model.job_usage import EndedRun, RunUsage
 from metasched.model.notice import DeliveryState, Notice
 from metasched.model.policy_version import PolicyVersion
 from metasched.model.stored_names import EVENT_KINDS
-from metasched.model.token_scope import TokenScope
+from metasched.model.token_scope import OPENED_SESSIONS, TokenScope
 
 log = logging.getLogger("metasched")
 
@@ -615,9 +615,55 @@ class Ledger(Writer):
             self._audit(connection, [_token_record(AuditKind.TOKEN_CREATED, id, user, user, now)])
         return id
 
+    def open_session(self, opener: str, secret: str, now: float, lifetime: float) -> str | None:
+        """Store the hash of a new session of a browser; return its user.
+
+        `opener` is the secret of a one-time link, which is used up by that, or of a user's token.
+        None, and nothing is stored, unless it is valid at `now` (epoch seconds).
+        """
+        with self._write_transaction() as connection:
+            valid = select(token).where(
+                token.c.digest == digest(opener), token.c.expires > now, token.c.revoked.is_(None)
+            )
+            opened_by = connection.execute(valid).first()
+            scope = opened_by and OPENED_SESSIONS.get(TokenScope(opened_by.scope))
+            if opened_by is None or scope is None:
+                return None
+            is_link = scope is TokenScope.SESSION
+            expires = now + lifetime if is_link else min(now + lifetime, opened_by.expires)
+            if is_link:
+                used = update(token).where(token.c.id == opened_by.id)
+                connection.execute(used.values(revoked=now))
+            session = {
+                "id": self._highest(token.c.id) + 1,
+                "user": opened_by.user,
+                "digest": digest(secret),
+                "created": now,
+                "expires": expires,
+                "scope": scope.value,
+                "parent": None if is_link else opened_by.id,
+            }
+            connection.execute(insert(token).values(**session))
+            record = (session["id"], opened_by.user, opened_by.user, now)
+            self._audit(connection, [_token_record(AuditKind.TOKEN_CREATED, *record)])
+        return str(opened_by.user)
+
+    def close_session(self, secret: str, now: float) -> None:
+        """Revoke the session of a browser that signs out."""
+        with self._connect() as connection:
+            of_secret = select(token.c.id, token.c.user).where(token.c.digest == digest(secret))
+            session = connection.execute(of_secret).first()
+        if session is not None:
+            self.revoke_token(session.id, now, session.user)
+
     def revoke_token(self, id: int, now: float, by: str) -> None:
-        """Revoke a token on behalf of a user; an earlier revocation keeps its time."""
-        query = update(token).where(token.c.id == id, token.c.revoked.is_(None))
+        """Revoke a token, and the sessions that it opened, on behalf of a user.
+
+        An earlier revocation keeps its time.
+        """
+        query = update(token).where(
+            or_(token.c.id == id, token.c.parent == id), token.c.revoked.is_(None)
+        )
         with self._write_transaction() as connection:
             owner = connection.execute(select(token.c.user).where(token.c.id == id)).scalar()
             if connection.execute(query.values(revoked=now)).rowcount:

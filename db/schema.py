@@ -35,7 +35,7 @@ from metasched.model.policy_version import PolicyChange
 from metasched.model.reservation import FINAL_STATES, ReservationState
 from metasched.model.token_scope import TokenScope
 
-REVISION = "0035"  # the newest migration, which creates exactly these tables
+REVISION = "0036"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -518,6 +518,7 @@ token = Table(
     Column("expires", Float, nullable=False),
     Column("revoked", Float),
     Column("scope", SafeText, nullable=False, server_default=TokenScope.USER.value),
+    Column("parent", Int64),  # id of the token that opened this session, and ends it
     Index("ix_token_user", "user", "id"),
 )
 

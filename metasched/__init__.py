@@ -5,6 +5,7 @@ Each package imports only packages below it in this list:
     drop_in           commands with the names and words of Slurm's, for users' tools
     experiments       published results, reproduced by simulation
     site_setup        what `init site` finds on a host and writes there
+    web               pages for browsers, from the answers of the API
     api               HTTP on a unix socket; the process that runs the daemon
     daemon            the scheduler service: database, clusters, licence servers, timers, mail
     simulate          simulated clusters on the same core: workloads, metrics, plots

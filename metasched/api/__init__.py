@@ -5,6 +5,8 @@ server          the daemon's process: HTTP server, scheduler service, signals
 connections     whose connections a listener keeps
 http_protocol   deadlines of a connection
 admission       caller, size and body of a request, before any route
+browsers        authentication of browsers
+daemon_names    names by which clients address the daemon
 identity        authentication and permissions of callers
 job_tokens      authentication of calls from jobs
 struct_body     request bodies that are msgspec structs

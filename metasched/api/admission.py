@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from metasched.api.browsers import authenticate_browser, is_page, is_proxied
 from metasched.api.connections import Connection, OpenConnections, Refusal
 from metasched.api.identity import (
     BodyCheck,
@@ -157,10 +158,18 @@ class Admission:
         """Return the caller. ApiError if there is none, or has too many connections."""
         daemon, state = self._daemon, request.scope["state"]
         connection: Connection = state["connection"]
+        settings, check = daemon.settings, None
         try:
-            caller, check = await authenticate(
-                request, daemon.settings, self._callers, lambda: daemon.ledger, self._job_tokens
-            )
+            if settings.web is not None and is_page(request.scope["path"]):
+                caller = await authenticate_browser(
+                    request, settings, self._callers, lambda: daemon.ledger
+                )
+            elif is_proxied(request):
+                raise ForbiddenError("this socket serves pages alone, below /web/; use another")
+            else:
+                caller, check = await authenticate(
+                    request, settings, self._callers, lambda: daemon.ledger, self._job_tokens
+                )
         except UnauthenticatedError as error:
             raise _refusal(request, 401, error) from None
         except ForbiddenError as error:
@@ -168,7 +177,8 @@ class Admission:
         except StorageFailed:  # its cause is not for unknown callers
             problem = "no token can be checked while the database is away"
             raise ApiError(503, f"{problem}; nothing changed, try again soon") from None
-        if connection.uid is None and not state["connections"].assign(connection, caller.user):
+        is_shared = connection.uid is None or is_proxied(request)  # it has no peer of its own
+        if is_shared and not state["connections"].assign(connection, caller.user):
             raise ApiError(503, "too many connections of yours; nothing changed, try again soon")
         if caller.scrapes_only and request.scope["path"] != METRICS_PATH:
             problem = f"a token for metrics reads {METRICS_PATH} alone; use a token of your own"

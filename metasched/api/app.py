@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -73,7 +73,10 @@ class ErrorAnswer:
     error: str  # "problem, place; remedy", in one line
 
 
-def create_app(daemon: Daemon) -> FastAPI:
+AddPages = Callable[[FastAPI, Daemon], None]  # adds pages to the application
+
+
+def create_app(daemon: Daemon, add_pages: AddPages | None = None) -> FastAPI:
     """Create the application. All lasting state is in `daemon`."""
     app = FastAPI(
         title="metasched",
@@ -94,7 +97,6 @@ def create_app(daemon: Daemon) -> FastAPI:
         Admission, daemon=daemon, throttle=throttle, accounts=app.state.account_lookups
     )
     app.add_middleware(Readiness, daemon=daemon)  # outside the former: it needs no caller
-    app.add_middleware(VersionExchange)  # outside both
     app.state.readers = Readers(throttle, daemon.settings.requests.max_answers)
     app.state.listeners = []  # their open connections
     app.state.launcher_locks = defaultdict(asyncio.Lock)  # by user
@@ -107,6 +109,9 @@ def create_app(daemon: Daemon) -> FastAPI:
     for module in (*job_modules, *site_modules, *admin_modules):
         app.include_router(module.router)
     _register_error_handlers(app)
+    if add_pages is not None and daemon.settings.web is not None:
+        add_pages(app, daemon)
+    app.add_middleware(VersionExchange)  # outside all others
 
     @app.get("/health")
     async def health(caller: CurrentCaller, service: CurrentService) -> HealthRow:

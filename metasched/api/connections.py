@@ -101,8 +101,9 @@ class Wait:
 class OpenConnections:
     """The open connections of a listener, at most `limit`, of a peer at most `peer_limit`."""
 
-    def __init__(self, address: str, limit: int) -> None:
+    def __init__(self, address: str, limit: int, *, is_proxy: bool = False) -> None:
         self.address = address  # of the listener, for reports
+        self.is_proxy = is_proxy  # whether the listener is for a reverse proxy, which names users
         self.refusals: Counter[Refusal] = Counter()  # since the start of the daemon
         self._by_peer: defaultdict[str, dict[Connection, None]] = defaultdict(dict)  # oldest first
         self._count = 0

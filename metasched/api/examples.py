@@ -431,8 +431,13 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
             "expires": "2026-11-27T08:00:00.000+00:00",
             "revoked": None,
             "scope": "user",
+            "parent": None,
         }
     ],
+    ("POST", "/tokens/link"): {
+        "url": "https://metasched.example.org:6450/web/sign-in?link=shown-once",
+        "expires": "2026-11-26T08:05:00.000+00:00",
+    },
     ("POST", "/tokens/{id}/revoke"): {"id": 3},
     ("GET", "/events"): [
         {

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import pwd
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 from fastapi import Request
 
 from metasched.adapters.launcher_client import user_name_of
+from metasched.api.daemon_names import accepted_daemon_names
 from metasched.api.job_tokens import JobTokens
 from metasched.api.lookups import Lookups
-from metasched.client.credentials import MUNGE_TIMEOUT, daemon_name, request_digest
+from metasched.client.credentials import MUNGE_TIMEOUT, request_digest
 from metasched.config.settings import Settings, primary_group_of
 from metasched.config.tables import TcpTable
 from metasched.daemon.service import Daemon
@@ -29,6 +28,7 @@ from metasched.model.token_scope import TokenScope, ValidToken
 
 CALLER_LIFETIME = 5.0  # seconds for which an account's name and rights are used again
 MAX_CALLERS = 10_000  # that are remembered
+BEARER_SCOPES = (TokenScope.USER, TokenScope.METRICS)  # of the tokens in `Authorization`
 MAX_SCRAPERS = 100  # tokens for metrics that are remembered
 
 # UnauthenticatedError if a body is not that for which the credential was made
@@ -92,6 +92,14 @@ class Callers:
         # valid tokens for metrics, by their secret: these are good while no database answers
         self.scrapers: dict[str, ValidToken] = {}
 
+    async def find_uid(self, user: str) -> int:
+        """Return the user id of an account. UnauthenticatedError if there is none."""
+        try:
+            return (await self.accounts.run(user, partial(pwd.getpwnam, user))).pw_uid
+        except KeyError:
+            problem = f"there is no account {user} any more"
+            raise UnauthenticatedError(f"{problem}; ask the site") from None
+
     async def resolve(self, uid: int, scope: TokenScope | None) -> Caller:
         """Return the caller with a user id. ForbiddenError if it may not use this daemon."""
         now, key, settings = time.monotonic(), (uid, scope), self._daemon.settings
@@ -137,7 +145,8 @@ def _resolve_caller(uid: int, scope: TokenScope | None, settings: Settings) -> C
 
     `scope` is that of the token that authenticated it, None without a token.
     """
-    user, by_token = user_name_of(uid), scope is not None
+    # a session that the account itself has opened is as good as its socket
+    user, by_token = user_name_of(uid), scope not in (None, TokenScope.SESSION)
     if scope is TokenScope.METRICS:
         # a name of its own: what holds the token uses up nothing of its maker's turns
         return Caller(f"metrics of {user}", by_token=True, scrapes_only=True)
@@ -174,18 +183,15 @@ async def _authenticate_remote(
         if is_job_token(credential):
             user = await job_tokens.user_of(credential)
             problem = "the token is of no running job, for it ends with its job; log in yourself"
-        elif token := await _find_token(credential, callers, get_ledger):
+        elif (
+            token := await find_token(credential, callers, get_ledger)
+        ) and token.scope in BEARER_SCOPES:
             user, scope = token.user, token.scope
         else:
             user, problem = None, "the token is unknown, expired or revoked; make a new one"
         if user is None:
             raise UnauthenticatedError(problem)
-        try:
-            account = await callers.accounts.run(user, partial(pwd.getpwnam, user))
-        except KeyError:
-            problem = f"there is no account {user} any more"
-            raise UnauthenticatedError(f"{problem}; ask the site") from None
-        return account.pw_uid, scope, None
+        return await callers.find_uid(user), scope, None
     if scheme == "MUNGE" and settings.tcp.munge:
         target = request.scope["raw_path"].decode("ascii")
         if query := request.scope["query_string"]:
@@ -193,7 +199,7 @@ async def _authenticate_remote(
         # a key of its own: munged accepts a credential once, and so must we
         uid, digest = await look_up(object(), partial(_decode_munge, credential, settings.tcp))
         address, port = request.scope["server"]
-        find_names = partial(_accepted_daemon_names, settings.tcp, address, port)
+        find_names = partial(accepted_daemon_names, settings.tcp, address, port)
         names = await look_up((address, port), find_names)
 
         def check(body: bytes) -> None:
@@ -209,7 +215,7 @@ async def _authenticate_remote(
     raise UnauthenticatedError(f"no credential that this daemon accepts; show {accepted}")
 
 
-async def _find_token(
+async def find_token(
     secret: str, callers: Callers, get_ledger: Callable[[], Ledger]
 ) -> ValidToken | None:
     """Return a token if it is valid.
@@ -231,24 +237,6 @@ async def _find_token(
             callers.scrapers.clear()
         callers.scrapers[secret] = token
     return token
-
-
-def _accepted_daemon_names(tcp: TcpTable, address: str, port: int) -> list[str]:
-    """Return the names by which clients may address this daemon.
-
-    These are the configured names, the names of this host and the address of the connection.
-    `localhost` is accepted only over a loopback connection, since every host has that name.
-    """
-    reached = ipaddress.ip_address(address)
-    reached = getattr(reached, "ipv4_mapped", None) or reached
-    hosts = (*_host_names(), str(reached), *(["localhost"] if reached.is_loopback else []))
-    local_names = (daemon_name(host, port) for host in hosts)
-    return list(dict.fromkeys((*map(str.lower, tcp.names), *local_names)))
-
-
-@cache  # the call may query a name server
-def _host_names() -> list[str]:
-    return [name for name in (socket.getfqdn(), socket.gethostname()) if name != "localhost"]
 
 
 def _decode_munge(credential: str, tcp: TcpTable) -> tuple[int, str]:

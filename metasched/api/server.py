@@ -17,13 +17,14 @@ import ssl
 import stat
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 
-from metasched.api.app import create_app
+from metasched.api.app import AddPages, create_app
 from metasched.api.connections import Connection, OpenConnections, Refusal
 from metasched.api.http_protocol import DeadlineProtocol
 from metasched.config.settings import ConfigError, Settings
@@ -93,8 +94,18 @@ def _unix_listener(path: Path, world_accessible: bool) -> Iterator[socket.socket
                     path.unlink()
 
 
-def serve(settings: Settings, *, standby: bool = False) -> int:
-    """Run the daemon until SIGTERM or SIGINT.
+@dataclass(frozen=True)
+class _Listener:
+    """A socket that accepts connections, and what is served there."""
+
+    listening_socket: socket.socket
+    address: str  # for reports
+    tcp: TcpTable | None = None  # None: a unix socket
+    is_proxy: bool = False  # for the reverse proxy alone
+
+
+def serve(settings: Settings, *, standby: bool = False, add_pages: AddPages | None = None) -> int:
+    """Run the daemon until SIGTERM or SIGINT. `add_pages` adds pages for browsers.
 
     ConfigError or StoreError if it cannot start.
     """
@@ -112,19 +123,31 @@ def serve(settings: Settings, *, standby: bool = False) -> int:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     gc.set_threshold(NEW_OBJECTS_PER_COLLECTION)
     try:
-        with contextlib.ExitStack() as lock_stack, contextlib.ExitStack() as listeners:
+        with contextlib.ExitStack() as lock_stack, contextlib.ExitStack() as stack:
             daemon = Daemon(settings, partial(_open_ledger, settings, standby, lock_stack))
             daemon.try_open()  # before it listens: another daemon may be active
-            listener = listeners.enter_context(
-                _unix_listener(settings.socket, settings.site is not None)
-            )
-            tcp_listener = listeners.enter_context(_tcp_listener(settings.tcp))
-            asyncio.run(_serve_until_stopped(daemon, listener, tcp_listener, manager))
+            listeners = _open_listeners(settings, stack)
+            asyncio.run(_serve_until_stopped(daemon, listeners, manager, add_pages))
     except OSError as error:
         raise ConfigError(
             f"{error.filename or settings.socket}: {error.strerror}; name another path in [daemon]"
         ) from None
     return 0
+
+
+def _open_listeners(settings: Settings, stack: contextlib.ExitStack) -> list[_Listener]:
+    """Open all listeners, that for all accounts first; `stack` will close them."""
+    in_site = settings.site is not None
+    unix = stack.enter_context(_unix_listener(settings.socket, in_site))
+    listeners = [_Listener(unix, str(settings.socket))]
+    if settings.tcp is not None:
+        tcp = stack.enter_context(_tcp_listener(settings.tcp))
+        listeners.append(_Listener(tcp, settings.tcp.listen, tcp=settings.tcp))
+    if settings.web is not None and (path := settings.web.proxy_socket) is not None:
+        # each connection shows whose it is
+        proxy = stack.enter_context(_unix_listener(path, world_accessible=True))
+        listeners.append(_Listener(proxy, str(path), is_proxy=True))
+    return listeners
 
 
 def _open_ledger(settings: Settings, standby: bool, lock_stack: contextlib.ExitStack) -> Ledger:
@@ -287,11 +310,8 @@ async def _report_to_manager(
 
 
 @contextlib.contextmanager
-def _tcp_listener(tcp: TcpTable | None) -> Iterator[socket.socket | None]:
-    """Listen for other hosts, if configured. ConfigError if that fails."""
-    if tcp is None:
-        yield None
-        return
+def _tcp_listener(tcp: TcpTable) -> Iterator[socket.socket]:
+    """Listen for other hosts. ConfigError if that fails."""
     host, _, port = tcp.listen.rpartition(":")
     if tcp.certificate is not None:
         try:
@@ -331,25 +351,25 @@ def _uvicorn_config(app: FastAPI, tcp: TcpTable | None = None) -> uvicorn.Config
 
 async def _serve_until_stopped(
     daemon: Daemon,
-    listener: socket.socket,
-    tcp_listener: socket.socket | None,
+    listeners: Sequence[_Listener],
     manager: ServiceManager,
+    add_pages: AddPages | None,
 ) -> None:
-    app, settings = create_app(daemon), daemon.settings
+    app, settings = create_app(daemon, add_pages), daemon.settings
     limit = connection_limit(
         settings.requests.connections,
-        listeners=1 if tcp_listener is None else 2,
+        listeners=len(listeners),
         workers=len(settings.clusters) + len(settings.licence_servers),
     )
-    addresses = [str(settings.socket), *([settings.tcp.listen] if settings.tcp else [])]
-    app.state.listeners = all_connections = [OpenConnections(name, limit) for name in addresses]
+    app.state.listeners = all_connections = [
+        OpenConnections(listener.address, limit, is_proxy=listener.is_proxy)
+        for listener in listeners
+    ]
     servers = []
-    for position, (listening_socket, tcp) in enumerate(
-        [(listener, None), *([(tcp_listener, settings.tcp)] if tcp_listener else [])]
-    ):
-        config, connections = _uvicorn_config(app, tcp), all_connections[position]
+    for listener, connections in zip(listeners, all_connections, strict=True):
+        config = _uvicorn_config(app, listener.tcp)
         server = _Server(config, daemon, connections, all_connections, manager)
-        servers.append((server, listening_socket))
+        servers.append((server, listener.listening_socket))
     report = _report_to_manager(daemon, [server for server, _ in servers], manager)
     daemon_task, report_task = map(asyncio.create_task, (daemon.run(), report))
     server_tasks = [

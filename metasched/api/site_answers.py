@@ -331,6 +331,13 @@ class NewTokenRow(TypedDict):
     scope: str
 
 
+class NewLink(TypedDict):
+    """A link that signs a browser in once."""
+
+    url: str
+    expires: str
+
+
 class TokenRow(TypedDict):
     """A token, without its secret."""
 
@@ -340,6 +347,7 @@ class TokenRow(TypedDict):
     expires: str
     revoked: str | None
     scope: str
+    parent: int | None  # the token that opened this session of a browser, and ends it
 
 
 class RevokedToken(TypedDict):

@@ -12,11 +12,12 @@ import msgspec
 from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
-from metasched.api.identity import ForbiddenError
+from metasched.api.browsers import LINK_SECONDS, PAGES, new_secret
+from metasched.api.identity import BEARER_SCOPES, ForbiddenError
 from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
-from metasched.api.site_answers import NewTokenRow, RevokedToken, TokenRow
+from metasched.api.site_answers import NewLink, NewTokenRow, RevokedToken, TokenRow
 from metasched.api.whole_answers import joined, whole_answer
 from metasched.errors import ApiError
 from metasched.model.token_scope import TokenScope
@@ -50,6 +51,8 @@ async def create_token(
         )
     if daemon.settings.tcp is None or not daemon.settings.tcp.tokens:
         raise ForbiddenError("tokens are not enabled; the site can enable them in [tcp]")
+    if requested.scope not in BEARER_SCOPES:
+        raise ApiError(422, f"scope {requested.scope}; request user or metrics")
     if requested.scope is TokenScope.METRICS:
         caller.require_operator("create tokens for metrics")
     if not 0 < requested.seconds <= MAX_LIFETIME:
@@ -60,6 +63,23 @@ async def create_token(
     expires = now + requested.seconds
     token_id = daemon.ledger.add_token(caller.user, secret, now, expires, requested.scope)
     return {"id": token_id, "token": secret, "expires": iso(expires), "scope": requested.scope}
+
+
+@router.post("/tokens/link")
+async def create_link(daemon: CurrentDaemon, caller: CurrentCaller, _: CurrentService) -> NewLink:
+    """Make a link that signs a browser in once, for the caller."""
+    if caller.by_token:
+        raise ForbiddenError(
+            "a token cannot make links; write it into the form of the page, or call with MUNGE or "
+            "from the daemon's host"
+        )
+    web = daemon.settings.web
+    if web is None or not web.url:
+        raise ForbiddenError("pages are not enabled; the site can enable them by [web] and [tcp]")
+    secret, now = new_secret(), time.time()
+    expires = now + LINK_SECONDS
+    daemon.ledger.add_token(caller.user, secret, now, expires, TokenScope.LINK)
+    return {"url": f"{web.url}{PAGES}/sign-in?link={secret}", "expires": iso(expires)}
 
 
 @router.get("/tokens", response_model=list[TokenRow])

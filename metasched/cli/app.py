@@ -47,6 +47,7 @@ COMMANDS = {  # name -> module
     "calendar": "calendar",
     "db": "database",
     "token": "tokens",
+    "web": "web",
     "drop-in": "drop_in",
     "doctor": "doctor",
     "init": "init",

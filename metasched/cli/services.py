@@ -37,8 +37,9 @@ def serve(
     if check:
         return _check(settings)
     from metasched.api.server import serve
+    from metasched.web.gate import add_pages
 
-    return serve(settings, standby=standby)
+    return serve(settings, standby=standby, add_pages=add_pages)
 
 
 def _check(settings: "Settings") -> int:

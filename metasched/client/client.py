@@ -250,6 +250,10 @@ class Client:
             body["scope"] = "metrics"
         return self._parse_object(self._request("POST", "/tokens", body=body))
 
+    def create_link(self) -> dict[str, Any]:
+        """Make a link that signs a browser in once: `url` and `expires`."""
+        return self._parse_object(self._request("POST", "/tokens/link"))
+
     def tokens(self) -> list[dict[str, Any]]:
         return self._all_pages("/tokens", {})
 

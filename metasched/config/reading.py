@@ -40,6 +40,7 @@ from metasched.config.tables import (
 )
 from metasched.config.tcp import checked_tcp, read_job_variables
 from metasched.config.toml_files import read_toml, validated
+from metasched.config.web import read_web
 from metasched.db.backends import database_from_url
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database, StoreError
@@ -153,6 +154,7 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
         ),
         site=site,
         tcp=tcp,
+        web=None if config.web is None else read_web(config.web, tcp, base, path),
         job_variables=read_job_variables(tcp, socket, path),
         licence_servers=tuple(
             _licence_server_settings(table, path) for table in config.licence_server

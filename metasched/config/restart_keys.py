@@ -43,7 +43,9 @@ def keep_restart_keys(running: ConfigFile, changed: ConfigFile) -> tuple[ConfigF
         site = site.model_copy(update={"launcher": running.site.launcher})
     if running.tcp != changed.tcp:
         keys.append("[tcp]")
-    update = {"daemon": daemon, "site": site, "tcp": running.tcp}
+    if running.web != changed.web:
+        keys.append("[web]")
+    update = {"daemon": daemon, "site": site, "tcp": running.tcp, "web": running.web}
     return changed.model_copy(update=update), keys
 
 

@@ -128,6 +128,21 @@ class WebhookSettings:
 
 
 @dataclass(frozen=True)
+class WebSettings:
+    """Pages for browsers."""
+
+    url: str  # of the pages, as browsers reach them over TCP; "": they do not
+    proxy_socket: Path | None  # for a reverse proxy alone
+    proxy_uid: int | None  # of the reverse proxy
+    user_header: str  # by which it names its user
+
+    @property
+    def is_private(self) -> bool:
+        """Whether browsers reach the pages by TLS, so that a cookie may be kept to it."""
+        return self.url.startswith("https:")
+
+
+@dataclass(frozen=True)
 class Settings:
     """A complete, valid configuration."""
 
@@ -144,6 +159,7 @@ class Settings:
     first_id: int = _DAEMON.first_id  # lowest id of a new job
     site: SiteTable | None = None  # None: personal mode
     tcp: TcpTable | None = None  # None: unix socket only
+    web: WebSettings | None = None  # None: no pages
     # environment variables by which jobs find the daemon; empty: they have those of the submission
     job_variables: Mapping[str, str] = field(default_factory=dict)
     licence_servers: tuple[LicenceServerSettings, ...] = ()

@@ -127,6 +127,15 @@ class TcpTable(_Table):
     url: str | None = None
 
 
+class WebTable(_Table):
+    """[web]: pages for browsers."""
+
+    url: str | None = None
+    proxy_socket: str | None = None
+    proxy_user: str | None = None
+    user_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,100}$")] = "X-Remote-User"
+
+
 class DoctorTable(_Table):
     """[doctor]: the ordinary account of the jobs of `metasched doctor --probe`."""
 
@@ -321,6 +330,7 @@ class ConfigFile(_Table):
     mounts: dict[str, str] = Field(default_factory=dict)
     site: SiteTable | None = None
     tcp: TcpTable | None = None
+    web: WebTable | None = None
     doctor: DoctorTable = DoctorTable()
     policy: PolicyTable = PolicyTable()
     cluster: tuple[ClusterTable, ...] = ()

@@ -9,6 +9,16 @@ class TokenScope(StrEnum):
 
     USER = "user"  # the rights of an ordinary user, for calls from other hosts
     METRICS = "metrics"  # to read metrics, and nothing else
+    LINK = "link"  # to open a session once, for the account itself
+    SESSION = "session"  # of a browser, with the account's own rights
+    USER_SESSION = "user_session"  # of a browser, with the rights of the token that opened it
+
+
+# by the scope of what a browser shows: the scope of the session that it opens
+OPENED_SESSIONS = {
+    TokenScope.LINK: TokenScope.SESSION,
+    TokenScope.USER: TokenScope.USER_SESSION,
+}
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from metasched.config.tables import (
     TcpTable,
     UserClassTable,
     WebhookTable,
+    WebTable,
 )
 from metasched.licence_servers.command import CommandOptions
 from metasched.licence_servers.flexlm import FlexlmOptions
@@ -48,7 +49,7 @@ ADMIN = "".join(page.read_text() for page in sorted((ROOT / "docs/admin").glob("
     [
         *(DaemonTable, SiteTable, TcpTable, PolicyTable, UserClassTable, ClusterTable),
         *(LicenceTable, LicenceServerTable, ReservationsTable, ConfigFile, CalendarTable),
-        *(MailTable, WebhookTable),
+        *(MailTable, WebhookTable, WebTable),
     ],
 )
 def test_every_key_of_the_configuration(table: type[ConfigFile]) -> None:

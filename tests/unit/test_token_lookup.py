@@ -42,7 +42,7 @@ def test_in_an_outage_a_token_for_metrics_is_good_until_it_expires(
         callers = Callers(daemon, Lookups("account"))
 
         async def find(secret: str) -> ValidToken | None:
-            return await identity._find_token(secret, callers, lambda: database)
+            return await identity.find_token(secret, callers, lambda: database)
 
         assert await find("secret") == database.token
         assert await find("other") is None

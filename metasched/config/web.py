@@ -1,0 +1,58 @@
+"""The checked table [web], and the address of the pages."""
+
+from __future__ import annotations
+
+import pwd
+import re
+import socket
+from pathlib import Path
+
+from metasched.config.settings import ConfigError, WebSettings
+from metasched.config.tables import TcpTable, WebTable
+from metasched.paths import MAX_SOCKET_PATH_BYTES
+
+_URL = re.compile(r"https?://[^\s/@?#]+/?")
+_ANY_ADDRESS = ("0.0.0.0", "::")
+
+
+def read_web(
+    table: WebTable, tcp: TcpTable | None, base_folder: Path, path: Path | None
+) -> WebSettings:
+    """Return the settings of the pages. ConfigError if no browser could sign in."""
+    place = f"{path}, [web]"
+    by_session = tcp is not None and tcp.tokens
+    if not by_session and table.proxy_socket is None:
+        raise ConfigError(
+            f"nobody can sign in, {place}; write [tcp] with tokens = true, or proxy_socket"
+        )
+    if table.url is not None and not _URL.fullmatch(table.url):
+        raise ConfigError(f'url = "{table.url}", {place}; write "https://host:port"')
+    if (table.proxy_socket is None) != (table.proxy_user is None):
+        raise ConfigError(f"proxy_socket and proxy_user, {place}; give both or neither")
+    proxy_socket = proxy_uid = None
+    if table.proxy_socket is not None and table.proxy_user is not None:
+        proxy_socket = base_folder / table.proxy_socket
+        if len(bytes(proxy_socket)) > MAX_SOCKET_PATH_BYTES:
+            raise ConfigError(
+                f"proxy_socket {proxy_socket} is too long, {place}; name a shorter one"
+            )
+        try:
+            proxy_uid = pwd.getpwnam(table.proxy_user).pw_uid
+        except KeyError:
+            raise ConfigError(
+                f'no account "{table.proxy_user}", {place}, proxy_user; name that of the proxy'
+            ) from None
+    url = ""
+    if by_session and tcp is not None:
+        url = (table.url or _default_url(tcp)).rstrip("/")
+    return WebSettings(url, proxy_socket, proxy_uid, table.user_header)
+
+
+def _default_url(tcp: TcpTable) -> str:
+    """Return the address by which browsers reach the listener, or the proxy before it."""
+    if tcp.url is not None:
+        return tcp.url.split(",")[0]
+    host, _, port = tcp.listen.rpartition(":")
+    if host.strip("[]") in _ANY_ADDRESS:
+        host = socket.getfqdn()
+    return f"{'https' if tcp.certificate else 'http'}://{host}:{port}"

@@ -1,0 +1,12 @@
+"""Pages for browsers. They show answers of the API; see docs/design.md.
+
+gate       the middleware around pages: host, headers, sign-in, errors
+sign_in    pages without a caller: sign-in and static files
+forms      bodies of POST requests, safe against other sites
+rendering  templates and their filters
+api_calls  calls of the API's routes, and their answers
+charts     bars as SVG
+site, queue, job, licences, events   the views
+live       the event stream that tells an open page to fetch itself again
+templates/ and static/   HTML, style and script
+"""
