@@ -20,14 +20,18 @@ from itertools import chain
 from typing import Any
 
 from sqlalchemy import (
+    JSON,
     ColumnElement,
     Connection,
     Select,
+    Text,
     and_,
+    cast,
     func,
     or_,
     select,
     tuple_,
+    type_coerce,
     union_all,
 )
 
@@ -36,6 +40,7 @@ from metasched.core.transitions import FINAL
 from metasched.db import task_runs
 from metasched.db.schema import attempt, job, task, task_run
 from metasched.db.task_runs import IndicesByJob, ListedRun
+from metasched.model.job import MANAGER_REASON, MAX_LICENCE_CHOICES
 
 MAX_EXAMINED = 10_000  # tasks that a page compares with filters that no index serves
 SELECTORS_PER_QUERY = 500  # named jobs and tasks
@@ -71,11 +76,14 @@ class TaskFilter:
     ended_since: float | None = None  # epoch seconds; open, or ended at or after it
     only_open: bool = False
     cluster: str | None = None  # of the present or last attempt
+    reason: str | None = None  # of the state; `manager:` stands for all reasons of managers
+    licence: str | None = None  # that is requested, also as an alternative
 
     @property
     def needs_comparison(self) -> bool:
         """Whether there are conditions that no index serves."""
-        return bool(self.states) or self.since is not None or self.cluster is not None
+        others = (self.since, self.cluster, self.reason, self.licence)
+        return bool(self.states) or any(condition is not None for condition in others)
 
     def conditions(self) -> Iterator[ColumnElement[bool]]:
         """Yield all conditions but the names."""
@@ -91,6 +99,26 @@ class TaskFilter:
             yield task.c.ended.is_(None)
         if self.cluster is not None:
             yield attempt.c.cluster == self.cluster
+        if self.reason is not None:
+            yield _has_reason(task.c.reason, self.reason)
+        if self.licence is not None:
+            yield _requests_licence(self.licence)
+
+
+def _has_reason(column: ColumnElement[str], reason: str) -> ColumnElement[bool]:
+    if reason == MANAGER_REASON:
+        return column.startswith(MANAGER_REASON, autoescape=True)
+    return column == reason
+
+
+def _requests_licence(licence: str) -> ColumnElement[bool]:
+    """Return whether a job, as it was modified last, requests a licence."""
+    stored = func.coalesce(job.c.changed, job.c.job)
+    # PostgreSQL has a type for JSON, and SQLite reads text
+    document = type_coerce(cast(stored, JSON().with_variant(Text(), "sqlite")), JSON)
+    choices = (document["licence_choices"][number] for number in range(MAX_LICENCE_CHOICES))
+    # one step at a time: SQLAlchemy writes no path with a name in quotes
+    return or_(*(counts[licence].as_integer() > 0 for counts in (document["licences"], *choices)))
 
 
 @dataclass(frozen=True)
@@ -191,6 +219,10 @@ def _listed_runs(
         conditions.append(task_run.c.state.in_(list(wanted.states)))
     if wanted.since is not None:
         conditions.append(job.c.submitted >= wanted.since)
+    if wanted.reason is not None:
+        conditions.append(_has_reason(task_run.c.reason, wanted.reason))
+    if wanted.licence is not None:
+        conditions.append(_requests_licence(wanted.licence))
     ended = task_run.c.ended
     kinds: list[list[ColumnElement[bool]]] = [[]]
     if wanted.only_open or wanted.ended_since is not None:

@@ -70,6 +70,9 @@ class ListedJobs(NamedTuple):
     ended_since: float | None  # epoch seconds; None: the last hour
     all: bool
     skip_missing: bool  # leave out jobs that do not exist for the caller
+    cluster: str | None  # of the present or last attempt
+    reason: str | None  # of the state; `manager:` stands for all reasons of managers
+    licence: str | None  # that is requested, also as an alternative
     limit: int | None
     cursor: str | None
 
@@ -82,10 +85,16 @@ async def _listed_jobs(
     ended_since: float | None = None,
     all: bool = False,
     skip_missing: bool = False,
+    cluster: str | None = None,
+    reason: str | None = None,
+    licence: str | None = None,
     limit: PageLimit = None,
     cursor: PageCursor = None,
 ) -> ListedJobs:
-    return ListedJobs(job or [], user, state, since, ended_since, all, skip_missing, limit, cursor)
+    return ListedJobs(
+        *(job or [], user, state, since, ended_since, all, skip_missing),
+        *(cluster, reason, licence, limit, cursor),
+    )
 
 
 JobQuery = Annotated[ListedJobs, Depends(_listed_jobs)]
@@ -174,6 +183,9 @@ def _read_query(
         states=parse_states(query.state),
         since=query.since,
         ended_since=None if query.all or requested else listed_since / 1000,
+        cluster=query.cluster,
+        reason=query.reason,
+        licence=query.licence,
     )
     return wanted, listed_since, after
 

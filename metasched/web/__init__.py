@@ -7,6 +7,7 @@ rendering  templates and their filters
 api_calls  calls of the API's routes, and their answers
 charts     bars as SVG
 site, queue, job, licences, events   the views
+output     the last lines of a task
 live       the event stream that tells an open page to fetch itself again
 templates/ and static/   HTML, style and script
 """

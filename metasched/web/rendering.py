@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from metasched.web.forms import TOKEN_FIELD, form_token
 
 TEMPLATES = Path(__file__).with_name("templates")
 _JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"  # scripts and emoji need them
+_ISO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?\+00:00", re.ASCII)
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
@@ -44,6 +46,20 @@ def time_element(value: str | None, missing: str = "–") -> Markup:
         return Markup(missing)
     text = value[:16].replace("T", " ")
     return Markup('<time datetime="{}">{} UTC</time>').format(value, text)
+
+
+def with_times(text: str) -> Markup:
+    """Return a text in which the times of messages are elements, as of `time_element`."""
+    begin, parts = 0, []
+    for match in _ISO_TIME.finditer(text):
+        parts += [Markup.escape(visible(text[begin : match.start()])), time_element(match[0])]
+        begin = match.end()
+    return Markup().join([*parts, Markup.escape(visible(text[begin:]))])
+
+
+def short_number(value: float) -> str:
+    """Return a number with four digits."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def duration_text(seconds: float | None, missing: str = "–") -> str:
@@ -92,6 +108,8 @@ _templates.globals |= {
 }
 _templates.filters |= {
     "time": time_element,
+    "with_times": with_times,
+    "short": short_number,
     "duration": duration_text,
     "memory": memory_text,
     "counts": counts_text,

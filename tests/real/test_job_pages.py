@@ -224,6 +224,8 @@ LISTINGS = {
     "named tasks": TaskFilter([(17_000, 0), (18_000, 0), (19_000, None)]),
     "cancel --user": TaskFilter(user="ada", only_open=True),
     "cancel --cluster": TaskFilter(cluster="left", only_open=True),
+    "by reason": TaskFilter(user="ada", reason="priority", ended_since=NOW),
+    "by licence": TaskFilter(user="ada", licence="matlab", ended_since=NOW),
 }
 
 
@@ -332,6 +334,32 @@ def test_a_page_that_compares_many_rows_may_be_empty(stored: StoredTasks) -> Non
     assert [row["job"] for row in second.rows] == [8]
     assert second.next_after is None
     assert read_page(stored.connection, replace(wanted, user="bob")).rows == []
+
+
+def test_filters_by_reason_and_licence(stored: StoredTasks) -> None:
+    stored.clear()
+    documents = {
+        1: '{"licences":{"matlab":2}}',
+        2: '{"licences":{"ansys":1},"licence_choices":[{"ansys":1},{"matlab":1}]}',
+        3: '{"licences":{"ansys":1},"gres":{"matlab":1}}',
+        4: '{"licences":{}}',
+    }
+    for id, document in documents.items():
+        stored.add(id, 1, "ada", [State.QUEUED], NOW)
+        values = {"job": document, "changed": documents[1] if id == 4 else None}
+        stored.connection.execute(update(job).where(job.c.id == id).values(values))
+        reason = {1: "priority", 2: "manager:Resources", 3: "manager_x"}.get(id, "manager:QOS")
+        stored.connection.execute(update(task).where(task.c.job == id).values(reason=reason))
+
+    def jobs(wanted: TaskFilter) -> list[int]:
+        return [row["job"] for row in read_page(stored.connection, wanted).rows]
+
+    assert jobs(TaskFilter(licence="matlab")) == [1, 2, 4]
+    assert jobs(TaskFilter(licence="ansys")) == [2, 3]
+    assert jobs(TaskFilter(licence='mat"lab')) == []
+    assert jobs(TaskFilter(reason="priority")) == [1]
+    assert jobs(TaskFilter(reason="manager:")) == [2, 4]
+    assert jobs(TaskFilter(reason="manager:QOS", licence="matlab")) == [4]
 
 
 def test_numbers_of_tasks_of_arrays(stored: StoredTasks) -> None:

@@ -1,7 +1,7 @@
 // Times in the reader's zone, and live pages. Every page works without this script.
 
-const MINUTE = 60_000
 const RETRY = 15_000 // milliseconds until the next try to follow changes, after a refusal
+const REFRESH = 30_000 // milliseconds between loads without changes: times of listings go on
 const button = document.getElementById("live")
 
 function localTime(element) {
@@ -114,5 +114,5 @@ if (button && document.querySelector("[data-live]")) {
     document.hidden ? unfollow() : (load(), follow())
   })
   follow()
-  setInterval(() => localTimes(document), MINUTE)
+  setInterval(() => { if (source) load() }, REFRESH)
 }

@@ -1,0 +1,124 @@
+"""The view of a job: its state and why, each cluster's verdict, its story, output and use."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from metasched.api.explanations import explain
+from metasched.api.jobs import ListedJobs, details, output, story
+from metasched.api.lookups import Lookups
+from metasched.api.pages import PageCursor
+from metasched.api.readers import CurrentReaders
+from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
+from metasched.errors import ApiError
+from metasched.web.api_calls import answer_of
+from metasched.web.output import Tail, read_tail
+from metasched.web.rendering import page
+
+TASKS = 50  # of an array
+EVENTS = 200  # of a story
+READ_SECONDS = 2.0  # for which a page waits for a file system
+
+router = APIRouter()
+_files = Lookups("output")
+
+
+@router.get("/jobs/{job}")
+async def show_job(
+    request: Request,
+    daemon: CurrentDaemon,
+    caller: CurrentCaller,
+    service: CurrentService,
+    readers: CurrentReaders,
+    job: str,
+    cursor: PageCursor = None,
+) -> Response:
+    """`cursor`: of the page of the story."""
+    query = ListedJobs(
+        job=[job],
+        user=None,
+        state=None,
+        since=None,
+        ended_since=None,
+        all=False,
+        skip_missing=False,
+        cluster=None,
+        reason=None,
+        licence=None,
+        limit=TASKS,
+        cursor=None,
+    )
+    tasks = await answer_of(request, details(request, daemon, caller, readers, query))
+    explanation: dict[str, Any] | None = None
+    events: list[dict[str, Any]] = []
+    next_cursor = None
+    is_own = tasks.content[0]["user"] == caller.user or caller.operator
+    if is_own:  # a site may list the jobs of others; it does not explain them
+        explained = await answer_of(
+            request, explain(request, daemon, caller, service, readers, job)
+        )
+        explanation = explained.content
+        told = await answer_of(
+            request, story(request, daemon, caller, readers, job, EVENTS, cursor)
+        )
+        events, next_cursor = told.content["events"], told.next_cursor
+    task = _task_of(tasks.content, explanation)
+    tails: list[Tail] = []
+    if daemon.settings.site is None and (task["started"] or task["ended"]):
+        tails = await _tails(request, daemon, caller, readers, task)
+    return page(
+        request,
+        "job.html",
+        job=job,
+        task=task,
+        tasks=tasks.content,
+        more_tasks=tasks.next_cursor is not None,
+        explanation=explanation,
+        events=events,
+        cursor=cursor,
+        next_cursor=next_cursor,
+        tails=tails,
+        is_site=daemon.settings.site is not None,
+    )
+
+
+def _task_of(tasks: list[dict[str, Any]], explanation: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the task that is explained, else the first."""
+    if explanation is not None:
+        for task in tasks:
+            if task["task"] == explanation["task"]:
+                return task
+    return tasks[0]
+
+
+async def _tails(
+    request: Request,
+    daemon: CurrentDaemon,
+    caller: CurrentCaller,
+    readers: CurrentReaders,
+    task: dict[str, Any],
+) -> list[Tail]:
+    """Return the ends of a task's output and errors. A personal daemon reads its own files."""
+    reference = str(task["job"])
+    if task["task"] is not None:
+        reference += f"_{task['task']}"
+    try:
+        paths = await output(request, daemon, caller, readers, reference)
+    except ApiError:
+        return []
+    folder = Path(task["directory"])
+    names = [name for name in (paths["output"], paths["error"]) if name]
+    tails = []
+    for path in (folder / name for name in names):
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                tails.append(await _files.run(path, partial(read_tail, path)))
+        except TimeoutError:
+            tails.append(Tail(str(path), [], False, "its file system does not answer"))
+    return tails

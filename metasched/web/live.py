@@ -1,0 +1,110 @@
+"""The event stream of an open page. It tells that something was stored, and nothing of it.
+
+All streams share a clock, which ticks after a change, at most every 2 seconds. A browser that reads
+slowly misses ticks, and the next one stands for them. A stream takes a place of those that wait
+(`OpenConnections.waiting`), so each account has a share of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response, StreamingResponse
+
+from metasched.api.connections import OpenConnections
+from metasched.api.request import CurrentCaller
+from metasched.daemon.service import Daemon
+from metasched.errors import ApiError
+
+INTERVAL = 2.0  # seconds between two events of a stream, at least
+STOP_CHECK = 0.25  # seconds between looks whether the daemon stops
+SILENCE = 20.0  # seconds after which a stream shows that it is alive
+MAX_LIFE = 300.0  # seconds after which a browser asks again, and is authenticated again
+MAX_STREAMS = 16  # of an account
+RETRY = 3000  # milliseconds after which a browser asks again
+
+router = APIRouter()
+
+
+class ChangeClock:
+    """Ticks after changes, as long as there are streams."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._streams: Counter[str] = Counter()  # by user
+        self._count = 0
+        self._task: asyncio.Task[None] | None = None
+        self.ticked = asyncio.Event()  # set, and replaced, with each tick
+
+    @property
+    def version(self) -> str:
+        """What stands for the present state; a restart of the daemon changes it, too."""
+        return f"{self._daemon.started:.3f}-{self._count}"
+
+    @contextlib.contextmanager
+    def followed(self, user: str) -> Iterator[None]:
+        """Count a stream of an account for the time of the block. ApiError if it has too many."""
+        if self._streams[user] >= MAX_STREAMS:
+            raise ApiError(503, f"{MAX_STREAMS} pages of yours are followed already; close some")
+        self._streams[user] += 1
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            self._streams[user] -= 1
+            if not self._streams[user]:
+                del self._streams[user]
+            if not self._streams and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    async def _run(self) -> None:
+        while not self._daemon.stopping:
+            service = self._daemon.service
+            # taken before the pause: a change within it counts
+            changed = self._daemon.service_runs if service is None else service.state_changed
+            self._tick()
+            until = time.monotonic() + INTERVAL
+            while time.monotonic() < until and not self._daemon.stopping:
+                await asyncio.sleep(STOP_CHECK)
+            await changed.wait()
+        self._tick()
+
+    def _tick(self) -> None:
+        self._count += 1
+        previous, self.ticked = self.ticked, asyncio.Event()
+        previous.set()
+
+
+@router.get("/changes")
+async def changes(request: Request, caller: CurrentCaller) -> Response:
+    """Send a version at once, then after changes."""
+    clock: ChangeClock = request.app.state.change_clock
+    connections: OpenConnections = request.state.connections
+    stack: contextlib.AsyncExitStack = request.state.until_answered
+    stack.enter_context(clock.followed(caller.user))
+    room = stack.enter_context(connections.waiting(caller.user))
+    daemon: Daemon = request.app.state.daemon
+
+    async def stream() -> AsyncIterator[bytes]:
+        until = time.monotonic() + MAX_LIFE
+        yield b"retry: %d\n\n" % RETRY
+        while not (room.is_over or daemon.stopping or time.monotonic() > until):
+            ticked = clock.ticked
+            yield b"event: version\ndata: %s\n\n" % clock.version.encode()
+            while not (ticked.is_set() or room.is_over or time.monotonic() > until):
+                try:
+                    async with asyncio.timeout(SILENCE) as room.timeout:
+                        await ticked.wait()
+                except TimeoutError:
+                    yield b": alive\n\n"
+
+    return StreamingResponse(
+        stream(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+    )
