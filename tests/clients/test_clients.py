@@ -400,5 +400,8 @@ def test_a_client_waits_while_the_daemon_is_gone(three: Site, python: Path) -> N
         three.stop(signal.SIGKILL)
         go.touch()
         three.start()
-        assert workflow.stdout.readline() == "seen\n"
+        *warnings, result = workflow.stdout.read().splitlines()
         assert workflow.wait(SECONDS) == 0
+    assert result == "seen"
+    # of a sacct while the daemon is gone, if submitit asks just then
+    assert all("Bypassing sacct error" in line for line in warnings), warnings
