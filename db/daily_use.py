@@ -10,19 +10,21 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Row,
     and_,
     bindparam,
     case,
     func,
     insert,
     select,
+    tuple_,
     union,
     update,
 )
@@ -268,40 +270,73 @@ def sums_of(row: Mapping[Any, Any]) -> UseSums:
 
 # What accounting reports later
 
-_ENDED_RUN = (
-    select(
-        *(attempt.c[name] for name in ("state", "cluster", "started", "ended", "node")),
-        attempt.c.gres_choice,
-        attempt.c.sending,
-        func.coalesce(job.c.changed, job.c.job).label("spec"),
-    )
-    .join(job, job.c.id == attempt.c.job)
-    .where(
-        attempt.c.job == bindparam("of_job"),
-        attempt.c.task_index == bindparam("of_task"),
-        attempt.c.number == bindparam("of_attempt"),
-        *_IS_ENDED_RUN,
-        attempt.c.cpu_seconds.is_(None),
-    )
-)
-
 
 def correct(connection: Connection, usage: Mapping[EndedRun, RunUsage]) -> None:
-    """Add what accounting reports of runs that are counted; before it is stored with them."""
+    """Add what accounting reports of runs that are counted; before it is stored with them.
+
+    The number of queries depends on the keys of the sums, not on the number of runs.
+    """
+    used = {
+        (run.job, run.task, run.attempt): reported
+        for run, reported in usage.items()
+        if reported.cpu_seconds is not None
+    }
+    rows = _ended_runs(connection, sorted(used))
+    owners, modified = _owners(connection, {row.job for row in rows})
+    accounts = _dispatched_accounts(connection, [row for row in rows if row.job in modified])
     sums: dict[UseKey, UseSums] = {}
-    for run, used in usage.items():
-        if used.cpu_seconds is None:
-            continue
-        values = {"of_job": run.job, "of_task": run.task, "of_attempt": run.attempt}
-        row = connection.execute(_ENDED_RUN, values).first()
-        if row is None:
-            continue
-        owner = msgspec.json.decode(row.spec, type=Job)
-        owner = _as_dispatched(connection, owner, run.task, row.sending)
+    for row in rows:
+        owner = owners[row.job]
         key = UseKey.of(owner, row.cluster, day_of(row.ended))
-        change = correct_run(_count_row(owner, row, None), _count_row(owner, row, used))
+        account = accounts.get((row.job, row.task_index, row.sending))
+        if account is not None:
+            key = key._replace(account=account[:MAX_NAME])
+        report = used[row.job, row.task_index, row.number]
+        change = correct_run(_count_row(owner, row, None), _count_row(owner, row, report))
         sums.setdefault(key, UseSums()).add(change)
     add(connection, sums)
+
+
+def _has_key(last: ColumnElement[int], keys: Sequence[tuple[int, int, int]]) -> ColumnElement[bool]:
+    """Return the condition that an attempt has one of the keys (job, task, `last`).
+
+    SQLite finds no row values by an index: it would read all attempts. Of the single columns it
+    uses that of the primary key.
+    """
+    return and_(
+        attempt.c.job.in_(sorted({job_id for job_id, _, _ in keys})),
+        attempt.c.task_index.in_(sorted({index for _, index, _ in keys})),
+        tuple_(attempt.c.job, attempt.c.task_index, last).in_(keys),
+    )
+
+
+def _ended_runs(connection: Connection, runs: Sequence[tuple[int, int, int]]) -> Sequence[Row[Any]]:
+    """Return the attempts (job, task, number) that are counted and whose use is not known yet."""
+    names = ("job", "task_index", "number", "sending", "state", "cluster", "started", "ended")
+    query = select(*(attempt.c[name] for name in (*names, "node", "gres_choice"))).where(
+        _has_key(attempt.c.number, runs), *_IS_ENDED_RUN, attempt.c.cpu_seconds.is_(None)
+    )
+    return connection.execute(query).all()
+
+
+def _owners(connection: Connection, ids: Collection[int]) -> tuple[dict[int, Job], set[int]]:
+    """Return jobs, each decoded once, and those of them that were modified."""
+    query = select(job.c.id, job.c.job, job.c.changed).where(job.c.id.in_(sorted(ids)))
+    stored = connection.execute(query).all()
+    decoder = msgspec.json.Decoder(Job)
+    owners = {row.id: decoder.decode(row.changed or row.job) for row in stored}
+    return owners, {row.id for row in stored if row.changed is not None}
+
+
+def _dispatched_accounts(
+    connection: Connection, rows: Sequence[Row[Any]]
+) -> dict[tuple[int, int, int], str]:
+    """Return the accounts of modified jobs at dispatches, as `_as_dispatched` does one by one."""
+    dispatches = sorted({(row.job, row.task_index, row.sending) for row in rows})
+    query = select(*(attempt.c[name] for name in ("job", "task_index", "sending", "account")))
+    query = query.where(_has_key(attempt.c.sending, dispatches), attempt.c.account.is_not(None))
+    latest_first = connection.execute(query.order_by(attempt.c.number.desc()))
+    return {(row.job, row.task_index, row.sending): row.account for row in latest_first}
 
 
 def _count_row(owner: Job, row: Any, used: RunUsage | None) -> UseSums:

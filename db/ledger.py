@@ -740,7 +740,10 @@ class Ledger(Writer):
             self._audit(connection, outbox.give_up(connection, receiver, created_before, now))
 
     def store_usage(self, usage: Mapping[EndedRun, RunUsage]) -> None:
-        """Store what ended attempts used; what is stored already stays."""
+        """Store what ended attempts used; what is stored already stays.
+
+        Other writers wait meanwhile: give a few hundred at the most.
+        """
         statement = (
             update(attempt)
             .where(

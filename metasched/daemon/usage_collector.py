@@ -26,6 +26,8 @@ HORIZON = 7 * 86400.0  # the same of a long sweep
 LONG_SWEEP = 120  # sweeps of which the first is long
 MAX_RUNS = 1000  # in a question
 MAX_QUESTIONS = 5  # in a round; a sweep goes on in the next
+MAX_STORED = 100  # runs in a transaction, for which the scheduler waits
+STORE_PAUSE = 0.1  # seconds between two of these
 MAX_AMOUNT = 2**53  # of seconds, MiB and processors
 
 
@@ -80,8 +82,12 @@ class UsageCollector:
             for position, use in reply.usage.items()
             if 0 <= position < len(runs) and _is_plausible(use)
         }
-        if usage:
-            self._host.ledger.store_usage(usage)
+        answered = list(usage)
+        for first in range(0, len(answered), MAX_STORED):
+            if first:
+                await asyncio.sleep(STORE_PAUSE)
+            portion = answered[first : first + MAX_STORED]
+            self._host.ledger.store_usage({run: usage[run] for run in portion})
         return not reply.error
 
 

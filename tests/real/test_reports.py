@@ -293,6 +293,56 @@ def test_accounting_corrects_what_was_counted_once(site: Site) -> None:
     assert_sound(site)
 
 
+def test_many_runs_are_corrected_by_few_queries(site: Site) -> None:
+    site.submit(1, NOW, array="0-39", account="grant")
+    ids = {index: f"1_{index}" for index in range(40)}
+    site.take(DispatchStarted(NOW, 1, 1), DispatchAccepted(NOW, 1, 1, ids))
+    tag = tag_of(site.name, 1, 1)
+    rows = tuple(
+        JobStatus(tag, index, id, State.COMPLETED, started=NOW, ended=NOW + 10)
+        for index, id in ids.items()
+    )
+    site.take(ListingReceived(NOW + 10, "left", rows[:20]))
+    modified = structs.replace(site.ledger.current_job(1)[0], account="other")
+    site.take(JobModified(NOW + 20, modified, "account", redispatch=False))
+    site.take(ListingReceived(NOW + 30, "left", rows[20:]))
+    for id in (2, 3):
+        site.run(id, NOW, 10.0, user="bob")
+    runs = site.ledger.ended_runs("left", 0.0, 100)
+    assert len(runs) == 42
+    usage = {run: RunUsage(5.0, 7, 8.0, 2) for run in runs}
+    few, many = runs[:2] + runs[-2:], runs[2:-2]
+    counts = []
+    for portion in (few, many, many):
+        statements: list[tuple[str, Any]] = []
+
+        def note(*arguments: Any, found: list[tuple[str, Any]] = statements) -> None:
+            if arguments[2].startswith("SELECT"):
+                found.append(arguments[2:4])
+
+        listen(site.ledger._engine, "before_cursor_execute", note)
+        try:
+            site.ledger.store_usage({run: usage[run] for run in portion})
+        finally:
+            remove(site.ledger._engine, "before_cursor_execute", note)
+        counts.append(len(statements))
+        if site.engine.name == "sqlite":
+            with site.engine.connect() as connection:
+                plans = [
+                    row[3]
+                    for text, values in statements
+                    for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values)
+                ]
+            assert [plan for plan in plans if plan.startswith("SCAN attempt")] == []
+    assert counts[1] <= counts[0] < 12
+    found, _ = site.report(ReportKind.USE, ReportKey.USER, ReportKey.ACCOUNT)
+    assert key_values(found, "user", "account", "jobs", "elapsed", "cpu_used") == [
+        ("ada", "grant", 40, 320.0, 200.0),
+        ("bob", "", 2, 16.0, 10.0),
+    ]
+    assert_sound(site)
+
+
 def test_all_runs_that_ended_are_corrected_but_those_that_the_manager_restarted(
     site: Site,
 ) -> None:

@@ -82,7 +82,8 @@ class FakeSite:
         self.error: Literal["", "unreachable"] = ""
         self.calls: list[WorkerCall] = []
         self.stored: dict[EndedRun, RunUsage] = {}
-        self.ledger = SimpleNamespace(ended_runs=self._ended_runs, store_usage=self.stored.update)
+        self.portions: list[int] = []  # runs by transaction
+        self.ledger = SimpleNamespace(ended_runs=self._ended_runs, store_usage=self._store)
         settings = SimpleNamespace(cluster=Cluster(name="c", adapter="slurm"), call_timeout=60.0)
         self.collector = UsageCollector(
             cast(SchedulerHost, self),
@@ -97,6 +98,10 @@ class FakeSite:
         first = 0 if after is None else self.runs.index(after) + 1
         runs = [run for run in self.runs[first:] if run.ended >= since and run not in self.stored]
         return runs[:limit]
+
+    def _store(self, usage: dict[EndedRun, RunUsage]) -> None:
+        self.portions.append(len(usage))
+        self.stored.update(usage)
 
     async def call(self, call: WorkerCall) -> WorkerReply:
         self.calls.append(call)
@@ -117,6 +122,36 @@ def test_a_question_names_all_runs_whose_use_is_unknown() -> None:
     assert site.collect() == [(FIRST, SECOND)]
     assert site.stored == {SECOND: RunUsage(5.0, 7)}
     assert site.collect()[1:] == [(FIRST,)]
+
+
+def test_the_scheduler_waits_for_a_bounded_number_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage_collector, "STORE_PAUSE", 0.001)
+    runs = [EndedRun(id, 0, 1, str(id), "ada", NOW - 2.0) for id in range(250)]
+    site = FakeSite(runs, {position: RunUsage(5.0, 7) for position in range(250)})
+    others = 0  # what other parts of the daemon do meanwhile
+
+    async def count_turns() -> None:
+        nonlocal others
+        while True:
+            others += 1
+            await asyncio.sleep(0)
+
+    async def collect() -> None:
+        counting = asyncio.create_task(count_turns())
+        turns: list[int] = []
+
+        def store(usage: dict[EndedRun, RunUsage]) -> None:
+            turns.append(others)
+            site._store(usage)
+
+        site.ledger.store_usage = store
+        await site.collector.collect(NOW)
+        counting.cancel()
+        assert len(set(turns)) == 3
+
+    asyncio.run(collect())
+    assert site.portions == [100, 100, 50]
+    assert site.stored.keys() == set(runs)
 
 
 def test_a_run_that_accounting_does_not_know_is_asked_for_until_it_is_old() -> None:
