@@ -118,6 +118,7 @@ class Connection:
         """
         self.path, self.timeout = str(path), timeout
         self._is_remote = is_url(self.path)
+        self._active_url = ""  # of several daemons: that which served last
         if (
             not self._is_remote
             and len(self.path.encode(errors="surrogateescape")) > MAX_SOCKET_PATH_BYTES
@@ -277,10 +278,12 @@ class Connection:
 
         try:
             daemons = [RemoteDaemon(url, job_daemon) for url in self.path.split(",")]
-            remote = active_daemon(daemons, READY_TIMEOUT, FAILOVER_TIME)
+            known = next((d for d in daemons if d.url == self._active_url), None)
+            remote = active_daemon(daemons, READY_TIMEOUT, FAILOVER_TIME, known)
             standbys = (daemon for daemon in daemons if daemon is not remote)
             choice = (remote, *standbys)
             for connection, header in remote.connections(method, target, body, self.timeout):
+                self._active_url = remote.url
                 yield connection, header, choice
         except (OSError, ValueError) as error:
             raise self._unreachable(getattr(error, "strerror", None) or str(error)) from None

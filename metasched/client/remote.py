@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import queue
 import socket
+import threading
 import time
 from urllib.parse import urlsplit
 
@@ -28,6 +30,7 @@ class RemoteDaemon:
 
         ValueError if the URL has an invalid port.
         """
+        self.url = url
         parts = urlsplit(url)
         self._tls = parts.scheme == "https"
         self._address = (parts.hostname or "", parts.port or (443 if self._tls else 80))
@@ -52,7 +55,7 @@ class RemoteDaemon:
             with self._connect(timeout) as connection:
                 connection.sendall(b"GET /ready HTTP/1.0\r\n\r\n")
                 _, _, status = connection.recv(16).partition(b" ")
-        except OSError:
+        except (OSError, ValueError):  # ValueError: no name of a host
             return False
         return status.startswith(b"200")
 
@@ -81,18 +84,48 @@ class RemoteDaemon:
             raise
 
 
-def active_daemon(daemons: Sequence[RemoteDaemon], timeout: float, patience: float) -> RemoteDaemon:
-    """Return the first daemon that serves, of one active daemon and its standbys.
+def active_daemon(
+    daemons: Sequence[RemoteDaemon],
+    timeout: float,
+    patience: float,
+    known: RemoteDaemon | None = None,
+) -> RemoteDaemon:
+    """Return the daemon that serves, of one active daemon and its standbys.
 
-    A single one is not asked. Waits up to `patience` seconds for a standby to take over, then
-    returns the first. Each daemon has `timeout` seconds for its answer.
+    A single one is not asked. `known` served before, and is asked first. Waits up to `patience`
+    seconds for a standby to take over, then returns the first. Each daemon has `timeout` seconds
+    for its answer.
     """
+    if len(daemons) == 1:
+        return daemons[0]
+    if known is not None and known.is_ready(timeout):
+        return known
     deadline = time.monotonic() + patience
-    while len(daemons) > 1:
-        for daemon in daemons:
-            if daemon.is_ready(timeout):
-                return daemon
+    while (ready := _first_ready(daemons, timeout)) is None:
         if time.monotonic() > deadline:
-            break
+            return daemons[0]
         time.sleep(_INTERVAL)
-    return daemons[0]
+    return ready
+
+
+def _first_ready(daemons: Sequence[RemoteDaemon], timeout: float) -> RemoteDaemon | None:
+    """Ask all daemons at a time, so that none waits for a host that is gone."""
+    answers: queue.SimpleQueue[tuple[RemoteDaemon, bool]] = queue.SimpleQueue()
+
+    def ask(daemon: RemoteDaemon) -> None:
+        is_ready = False
+        try:
+            is_ready = daemon.is_ready(timeout)
+        finally:
+            answers.put((daemon, is_ready))
+
+    for daemon in daemons:
+        try:
+            threading.Thread(target=ask, args=(daemon,), daemon=True).start()
+        except RuntimeError:  # at a limit of processes
+            ask(daemon)
+    for _ in daemons:
+        daemon, is_ready = answers.get()
+        if is_ready:
+            return daemon
+    return None

@@ -5,13 +5,19 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from typing import Any, cast
 
 import pytest
 
 from metasched.client.client import Client
-from metasched.client.connection import DaemonReplaced, DaemonUnreachable, ResponseLost
+from metasched.client.connection import (
+    Connection,
+    DaemonReplaced,
+    DaemonUnreachable,
+    ResponseLost,
+)
 from metasched.client.remote import RemoteDaemon, active_daemon
 from tests.harness.ports import free_port
 
@@ -55,6 +61,75 @@ def test_the_daemon_that_is_ready_is_taken(other: bytes | None) -> None:
         choice = daemons(free_port(), waiting, ready)
         assert active_daemon(choice, timeout=0.3, patience=20) is choice[2]
         assert active_daemon(choice[::-1], timeout=0.3, patience=20) is choice[2]
+
+
+class Asked:
+    """A daemon whose answer is a function of the test."""
+
+    def __init__(self, answer: Callable[[], bool]) -> None:
+        self.answer, self.times = answer, 0
+
+    def is_ready(self, timeout: float) -> bool:
+        self.times += 1
+        return self.answer()
+
+
+def take(*choice: Asked, known: Asked | None = None) -> Asked:
+    taken = active_daemon(cast(Any, choice), 0.3, 20, cast(Any, known))
+    return cast(Asked, taken)
+
+
+def test_a_host_that_is_gone_delays_nothing() -> None:
+    """It says nothing until the other one has been asked, which no order of questions allows."""
+    asked = threading.Event()
+
+    def wait() -> bool:
+        assert asked.wait(30)
+        return False
+
+    def answer() -> bool:
+        asked.set()
+        return True
+
+    gone, ready = Asked(wait), Asked(answer)
+    assert take(gone, ready) is ready
+    asked.clear()
+    assert take(ready, gone) is ready
+
+
+def test_the_daemon_that_was_ready_before_is_asked_first() -> None:
+    ready, other = Asked(lambda: True), Asked(lambda: False)
+    assert take(other, ready, known=ready) is ready
+    assert (ready.times, other.times) == (1, 0)
+    assert take(other, ready, known=other) is ready
+
+
+def test_without_threads_the_daemons_are_asked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")  # as at a limit of processes
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    ready, other = Asked(lambda: True), Asked(lambda: False)
+    assert take(other, ready) is ready
+
+
+def test_a_connection_remembers_which_daemon_was_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def is_ready(daemon: RemoteDaemon, timeout: float) -> bool:
+        asked.append(daemon._address[1])
+        return daemon._address[1] == port
+
+    monkeypatch.setattr(RemoteDaemon, "is_ready", is_ready)
+    monkeypatch.setattr("metasched.client.credentials.personal_token", lambda: "/dev/null")
+    monkeypatch.setattr("metasched.client.credentials._read_token", lambda _: "token")
+    with answering(b"200") as port:
+        connection = Connection(f"http://127.0.0.1:{free_port()},http://127.0.0.1:{port}")
+        for _ in range(3):
+            with pytest.raises(ResponseLost):  # the listener is no daemon
+                connection.request("GET", "/health")
+    assert asked[-2:] == [port, port]
+    assert asked.count(port) == 3
 
 
 def test_a_single_daemon_is_not_asked() -> None:
