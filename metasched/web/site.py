@@ -11,7 +11,6 @@ from fastapi.responses import Response
 from metasched.api.app import quarantine_rows
 from metasched.api.clusters import clusters
 from metasched.api.licences import licence_servers, licences
-from metasched.api.notifications import mail_error
 from metasched.api.pages import IdPage, KeyPage
 from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
@@ -52,7 +51,7 @@ async def show_site(
     servers = await licence_servers(caller, service)
     found = [*_conditions(rows, pools.content, servers)]
     if caller.operator:
-        found += _conditions_for_operators(quarantine_rows(daemon), mail_error(service))
+        found += _conditions_for_operators(quarantine_rows(daemon), service.notifications.mail_error)
     usable = [row for row in rows if not row["state"].startswith("down")]
     return page(
         request,

@@ -112,7 +112,7 @@ class Licences:
 
     def look(self, now: str) -> None:
         """Let the daemon look at the calendar, and raise the timer of the core if it is due."""
-        runner = CalendarRunner(cast(Any, self), cast(Any, None))
+        runner = CalendarRunner(cast(Any, self), cast(Any, None), cast(Any, None))
 
         async def parts() -> None:
             await runner.take_over_file()
