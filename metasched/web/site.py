@@ -51,7 +51,8 @@ async def show_site(
     servers = await licence_servers(caller, service)
     found = [*_conditions(rows, pools.content, servers)]
     if caller.operator:
-        found += _conditions_for_operators(quarantine_rows(daemon), service.notifications.mail_error)
+        problem = service.notifications.mail_error
+        found += _conditions_for_operators(quarantine_rows(daemon), problem)
     usable = [row for row in rows if not row["state"].startswith("down")]
     return page(
         request,
