@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _STRIPPED_PREFIXES = ("SLURM_", "SBATCH_", "SGE_", "PBS_", "METASCHED_")
 # that name the daemon: commands in the job must call the same
 _KEPT = ("METASCHED_CONFIG", "METASCHED_SOCKET")
+# Marks of a submission by sudo or doas. Commands in the job are not called by those: with a mark
+# they would trust none of the job's variables, see `client.sudo`.
+_MARKS = ("SUDO_UID", "DOAS_USER")
 
 
 def exported_environment(
@@ -32,7 +35,9 @@ def exported_environment(
     exported = {
         variable: content
         for variable, content in environ.items()
-        if "ALL" in entries and (variable in _KEPT or not variable.startswith(_STRIPPED_PREFIXES))
+        if "ALL" in entries
+        and variable not in _MARKS
+        and (variable in _KEPT or not variable.startswith(_STRIPPED_PREFIXES))
     }
     for entry in entries:
         name, is_set, value = entry.partition("=")

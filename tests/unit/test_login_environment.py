@@ -51,6 +51,11 @@ def test_named_variables_outlive_the_profile(tmp_path: Path) -> None:
     assert run(changed, tmp_path) == f"{given} None read ['a b', 'c']\n"
 
 
+def test_a_job_submitted_by_sudo_is_not_under_sudo() -> None:
+    environ = {"SUDO_UID": "0", "SUDO_USER": "root", "DOAS_USER": "root", "HOME": "/h"}
+    assert exported_environment(["ALL"], environ, []) == {"SUDO_USER": "root", "HOME": "/h"}
+
+
 def test_scripts_do_not_see_the_list_of_names() -> None:
     environment = exported_environment(["ALL", "OTHER"], {"OTHER": "x", "HOME": "/h"}, [])
     assert environment == {"OTHER": "x", "HOME": "/h", NAMED_VARIABLES: "OTHER"}
