@@ -11,6 +11,7 @@ daemon that lost its place to a newer daemon can store nothing.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -789,7 +790,10 @@ class Ledger(Writer):
         with self._transaction() as connection:
             execute = connection.execute
             self._daemon_epoch = lock_epoch(connection) + 1
-            execute(update(epoch).values(number=self._daemon_epoch))
+            if self._writer_lock.may_act(execute(select(epoch.c.holder)).scalar_one()):
+                self.taken_over = time.time()
+            holder = self._writer_lock.process
+            execute(update(epoch).values(number=self._daemon_epoch, holder=holder))
             self._next_event = self._highest(event.c.id) + 1
             self._next_job = max(self._next_free_id(), self._first_id)
             highest = max(reservations.highest_id(connection), calendar.highest_id(connection))

@@ -23,7 +23,7 @@ import psutil
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from metasched.active_until import ActiveUntil
+from metasched.active_until import ACTIVE_SECONDS, ActiveUntil
 from metasched.db.instances import MARK_BACKUP
 from metasched.db.schema import metadata
 from metasched.db.store import (
@@ -50,8 +50,6 @@ STANDBY_INTERVAL = 1.0  # seconds between a standby's attempts to get the lock
 SILENT_HOLDER = 8.0
 BUSY_HOLDER = 600.0  # the same while it holds `BUSY_KEY`: it restores its state
 BUSY_KEY = LOCK_KEY + 1
-# Seconds for which a daemon that the server answered is certainly active; below `SILENT_HOLDER`
-ACTIVE_SECONDS = 6.0
 # SQLSTATE classes of errors that pass: connection, resources, intervention of an operator
 PASSING_CLASSES = ("08", "53", "57")
 # Refusals of a connection that last until the site changes something. A refusal in another
@@ -94,9 +92,8 @@ _LOCK_HOLDER = text(
     "(SELECT oid FROM pg_database WHERE datname = current_database())"
 )
 _LOCK_HELD = "metasched active"
-_SESSION_NAME = re.compile(
-    r"metasched (?P<process>process (?P<pid>\d+) on (?P<host>.+))"
-)  # application_name of metasched's sessions
+_PROCESS = re.compile(r"process (?P<pid>\d+) on (?P<host>.+)")
+_SESSION = "metasched "  # application_name of metasched's sessions; the process follows
 
 
 class _HolderExiting(StoreError):
@@ -111,7 +108,7 @@ class LockSession(WriterLock):
         self._last: tuple[int, Any] | None = None  # pid and start of the last session
         # what was last heard of another daemon's session, and monotonic seconds of that
         self._heard: tuple[Any, float] = (None, 0.0)
-        self._may_act = False  # whether the last other daemon that had the lock may still run
+        self.process = _process_name()
         self.active_until = ActiveUntil.create()
         try:
             super().__init__(engine)
@@ -133,14 +130,15 @@ class LockSession(WriterLock):
         assert self.active_until is not None
         self.active_until.extend(asked + ACTIVE_SECONDS)
 
+    def may_act(self, process: str) -> bool:
+        return process not in ("", self.process) and not _is_dead(process)
+
     def _acquire(self, connection: Connection) -> None:
         execute = connection.execute
         if not self.held:
             if not execute(text(f"SELECT pg_try_advisory_lock({LOCK_KEY})")).scalar():
                 self._raise_lock_held(connection)
             connection.info[_LOCK_HELD] = True
-            if self._may_act:
-                self._may_act, self.taken_over = False, time.time()
         own_session = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
         session = execute(text(own_session)).one()
         self._last = (session.pid, session.backend_start)
@@ -156,18 +154,12 @@ class LockSession(WriterLock):
             raise StoreError(
                 f"{self._database}: the cut session of this daemon is being ended; try again"
             )
-        holder_name = _SESSION_NAME.fullmatch(holder.application_name or "")
-        if (
-            holder_name
-            and holder_name["host"] == _short_hostname()
-            and not psutil.pid_exists(int(holder_name["pid"]))
-        ):
-            self._may_act = False  # its workers end with it
+        process = (holder.application_name or "").removeprefix(_SESSION)
+        if _is_dead(process):
             raise _HolderExiting(
                 f"{self._database}: a daemon that died still has the lock; try again"
             )
-        self._may_act = True
-        process = holder_name["process"] if holder_name else "?"
+        process = process if _PROCESS.fullmatch(process) else "?"
         raise DatabaseInUse(
             f"another daemon ({process}) is active on {self._database}; "
             "stop it, or start this one with --standby"
@@ -313,7 +305,7 @@ class Postgresql(Database):
             ) from None
         defaults = {
             "connect_timeout": CONNECT_TIMEOUT,
-            "application_name": f"metasched process {os.getpid()} on {_short_hostname()}",
+            "application_name": _SESSION + _process_name(),
             "target_session_attrs": "read-write",
             "keepalives_idle": 30,
             "keepalives_interval": 5,
@@ -476,6 +468,23 @@ def _may_pass(error: DBAPIError) -> bool:
     if sqlstate := getattr(error.orig, "sqlstate", None):
         return sqlstate[:2] in PASSING_CLASSES
     return LASTING_REFUSAL.search(str(error.orig)) is None
+
+
+def _process_name() -> str:
+    return f"process {os.getpid()} on {_short_hostname()}"
+
+
+def _is_dead(process: str) -> bool:
+    """Whether a process of this host, by its name, has ended. Its workers end with it."""
+    known = _PROCESS.fullmatch(process)
+    if known is None or known["host"] != _short_hostname():
+        return False
+    try:
+        return psutil.Process(int(known["pid"])).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False
 
 
 def _short_hostname() -> str:

@@ -35,7 +35,7 @@ from metasched.model.policy_version import PolicyChange
 from metasched.model.reservation import FINAL_STATES, ReservationState
 from metasched.model.token_scope import TokenScope
 
-REVISION = "0036"  # the newest migration, which creates exactly these tables
+REVISION = "0037"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -78,7 +78,13 @@ instance = Table(
 )
 
 # Number of daemon starts, in a single row. Transactions of older daemons are rejected.
-epoch = Table("epoch", metadata, Column("number", Int64, primary_key=True, autoincrement=False))
+epoch = Table(
+    "epoch",
+    metadata,
+    Column("number", Int64, primary_key=True, autoincrement=False),
+    # name of the process of the last active daemon; "": no other can have replaced it
+    Column("holder", Text, nullable=False, server_default=""),
+)
 
 # Scripts and environments by digest: equal texts of many jobs are stored once.
 content = Table(

@@ -64,8 +64,7 @@ class WriterLock:
 
     # until when no standby can have taken over; None: none ever does
     active_until: ActiveUntil | None = None
-    # epoch seconds when the lock was taken from a daemon that may still act; 0: from none
-    taken_over: float = 0.0
+    process: str = ""  # name of this process, for the daemon that replaces it; "": none does
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -73,6 +72,10 @@ class WriterLock:
 
     def confirm(self, asked: float) -> None:
         """Note that this daemon was active at `asked`, in seconds of `boot_time`."""
+
+    def may_act(self, process: str) -> bool:
+        """Whether the process of a former daemon may still run, and its workers with it."""
+        return False
 
     @property
     def held(self) -> bool:

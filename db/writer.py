@@ -40,6 +40,8 @@ class Writer(Queries):
         self._group: RootTransaction | None = None
         self._has_members = False  # whether the open group holds a request
         self._lost: StorageFailed | None = None  # why a group was lost since the last start
+        # epoch seconds when this daemon replaced one that may still act; 0: it replaced none
+        self.taken_over = 0.0
 
     def _note_commit(self) -> None:
         """What was written is stored."""
@@ -60,11 +62,6 @@ class Writer(Queries):
     def active_until(self) -> ActiveUntil | None:
         """Until when no standby can have taken over; None: none ever does."""
         return self._writer_lock.active_until
-
-    @property
-    def taken_over(self) -> float:
-        """Epoch seconds when this daemon replaced one that may still act; 0: it replaced none."""
-        return self._writer_lock.taken_over
 
     def commit_group(self) -> None:
         """Commit the open group, if there is one.

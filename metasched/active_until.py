@@ -10,6 +10,9 @@ import os
 import struct
 import time
 
+# Seconds for which a daemon that its database answered is certainly active. A standby waits longer,
+# see `db.postgresql.SILENT_HOLDER`; but a restarted server lets it take over at once.
+ACTIVE_SECONDS = 6.0
 CHECK_INTERVAL = 0.1  # seconds
 _TIME = struct.Struct("d")
 

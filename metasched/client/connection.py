@@ -28,6 +28,7 @@ FAILOVER_TIME = 20.0  # seconds for which one of several daemons may take over f
 READY_TIMEOUT = 3.0  # seconds for one of several daemons to say whether it serves
 SAME_DAEMON_TIMEOUT = 1.0  # the same for a daemon that seems to be replaced
 TAKEOVER_CHECK_INTERVAL = 2.0  # seconds without an answer between looks for another active daemon
+_TAKEOVER_LOOK = 0.25  # seconds between looks whether such a look has ended
 
 
 class ClientError(UserError):
@@ -213,12 +214,11 @@ class Connection:
                     answer += part
             except ConnectionResetError:
                 pass
-            except TimeoutError:
-                raise self._response_lost(f"no answer in {self.timeout:g} s", method) from None
             except OSError as error:
-                raise self._response_lost(
-                    f"the response is incomplete ({error.strerror})", method
-                ) from None
+                problem = f"the response is incomplete ({error.strerror})"
+                if _is_timeout(error):
+                    problem = f"no answer in {self.timeout:g} s"
+                raise self._response_lost(problem, method) from None
         response_head, _, content = answer.partition(b"\r\n\r\n")
         status_line, *fields = response_head.decode("latin-1").split("\r\n")
         version, _, status = status_line.partition(" ")
@@ -240,19 +240,25 @@ class Connection:
 
         DaemonReplaced if a standby has become active meanwhile: no answer will come any more.
         """
-        deadline = time.monotonic() + self.timeout
-        while len(daemons) > 1 and deadline - time.monotonic() > TAKEOVER_CHECK_INTERVAL:
-            connection.settimeout(TAKEOVER_CHECK_INTERVAL)
+        now = time.monotonic()
+        deadline, next_look, answer = now + self.timeout, now + TAKEOVER_CHECK_INTERVAL, None
+        while len(daemons) > 1 and (now := time.monotonic()) < deadline - _TAKEOVER_LOOK:
+            connection.settimeout(_TAKEOVER_LOOK)
             try:
                 return connection.recv(1 << 16)
-            except TimeoutError:
-                asked, *standbys = daemons
-                # it is asked, too: two URLs may lead to the same daemon
-                if any(each.is_ready(READY_TIMEOUT) for each in standbys) and not asked.is_ready(
-                    SAME_DAEMON_TIMEOUT
-                ):
+            except OSError as error:
+                if not _is_timeout(error):
+                    raise
+            if answer is not None and not answer.empty():
+                if answer.get():
                     problem = "another daemon took over before the answer"
-                    raise self._response_lost(problem, method, DaemonReplaced) from None
+                    raise self._response_lost(problem, method, DaemonReplaced)
+                answer, next_look = None, now + TAKEOVER_CHECK_INTERVAL
+            elif answer is None and now >= next_look:
+                from metasched.client.remote import look_for_takeover
+
+                asked, *standbys = daemons
+                answer = look_for_takeover(asked, standbys, READY_TIMEOUT, SAME_DAEMON_TIMEOUT)
         connection.settimeout(max(deadline - time.monotonic(), 0.001))
         return connection.recv(1 << 16)
 
@@ -315,6 +321,11 @@ class Connection:
         if method != "GET":
             remedy = "check with `metasched status` or `metasched reservations` whether it was done"
         return kind(f"{problem}, socket {self.path}; {remedy}")
+
+
+def _is_timeout(error: OSError) -> bool:
+    """Whether a socket gave up; before Python 3.10 its error is no TimeoutError."""
+    return type(error).__name__ in ("TimeoutError", "timeout")
 
 
 def _may_be_unknown(status: int, message: str) -> bool:

@@ -108,6 +108,30 @@ def active_daemon(
     return ready
 
 
+def look_for_takeover(
+    asked: RemoteDaemon, standbys: Sequence[RemoteDaemon], timeout: float, own_timeout: float
+) -> queue.SimpleQueue[bool]:
+    """Ask in a thread whether a standby has become active and `asked` has not; return its answer.
+
+    `asked` has `own_timeout` seconds: it is asked, too, since two URLs may lead to one daemon.
+    """
+    answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def look() -> None:
+        is_replaced = False
+        try:
+            if _first_ready(standbys, timeout) is not None:
+                is_replaced = not asked.is_ready(own_timeout)
+        finally:
+            answer.put(is_replaced)
+
+    try:
+        threading.Thread(target=look, daemon=True).start()
+    except RuntimeError:  # at a limit of processes
+        look()
+    return answer
+
+
 def _first_ready(daemons: Sequence[RemoteDaemon], timeout: float) -> RemoteDaemon | None:
     """Ask all daemons at a time, so that none waits for a host that is gone."""
     answers: queue.SimpleQueue[tuple[RemoteDaemon, bool]] = queue.SimpleQueue()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from metasched.model.arrays import MAX_TASKS
-from metasched.model.cluster import Cluster
+from metasched.model.cluster import MAX_CALL_TIMEOUT, Cluster
 from metasched.model.fair_share import DEFAULT_HALF_LIFE, MAX_WEIGHT, MIN_HALF_LIFE, MIN_WEIGHT
 from metasched.model.licence import MAX_TOKENS
 from metasched.model.limits import MAX_LIMIT
@@ -211,7 +211,7 @@ class ClusterTable(BaseModel):
     mounts: dict[str, str] = Field(default_factory=dict)
     map: dict[str, dict[str, Word]] = Field(default_factory=dict)
     poll_interval: Seconds | None = None
-    call_timeout: Seconds = 60.0
+    call_timeout: Annotated[Seconds, Field(le=MAX_CALL_TIMEOUT)] = 60.0
     calls: Annotated[int, Field(ge=1, le=32)] = 4
     queue_depth: Annotated[int, Field(ge=1, le=MAX_QUEUE_DEPTH)] | None = None
     move_after: Seconds | None = None

@@ -22,6 +22,7 @@ from metasched.core.unstarted_index import UnstartedIndex
 from metasched.core.usage_limits import UsageLimits
 from metasched.core.user_turns import UserTurns
 from metasched.core.withdrawals import Withdrawals
+from metasched.model.cluster import MAX_CALL_TIMEOUT
 from metasched.model.job import State
 from metasched.model.tags import Instances, is_claim_folder
 from metasched.model.tuning import TuningChange, TuningState
@@ -30,7 +31,7 @@ from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import Policy
 from metasched.policies.tuned_strategies import make_optimisers
 
-LONGEST_CALL = 600.0  # seconds; a call to a manager that is later than that has a wrong time
+LONGEST_CALL = MAX_CALL_TIMEOUT + 60.0  # seconds; an end that is further ahead is a wrong clock
 
 
 class Recovery:

@@ -28,6 +28,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from metasched.active_until import ACTIVE_SECONDS
 from metasched.adapters.protocol import FIRST_CURSOR
 from metasched.client.client import RETRY_TIME
 from metasched.clock import ClockStepDetector
@@ -703,11 +704,12 @@ class Daemon:
 def _former_acts_until(ledger: Ledger, settings: Settings) -> float:
     """Return until when calls of a daemon that this one replaced may still reach a manager.
 
-    Its workers begin none once a standby may have taken over; the last one ends in time.
+    Its workers begin none after `ACTIVE_SECONDS`; the last one ends in time.
     """
     if not ledger.taken_over:
         return 0.0
-    return ledger.taken_over + max((entry.call_timeout for entry in settings.clusters), default=0.0)
+    longest = max((entry.call_timeout for entry in settings.clusters), default=0.0)
+    return ledger.taken_over + ACTIVE_SECONDS + longest
 
 
 def _reason_of(failure: BaseException) -> str:

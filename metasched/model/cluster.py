@@ -13,6 +13,8 @@ from metasched.model.host_lists import cluster_hosts, compressed_hosts, find_hos
 from metasched.model.job import require_positive
 from metasched.model.stored_names import STORED_FIELDS
 
+MAX_CALL_TIMEOUT = 600.0  # seconds; longest answer of a worker that a site may wait for
+
 
 class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_only=True):
     """A cluster as the site configures it; its manager reports `ClusterInfo`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import sqlite3
 import stat
 import sys
@@ -38,8 +39,7 @@ from metasched.daemon.doctor.daemon_checks import tag_of_unknown
 from metasched.db import postgresql
 from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger, StoredJob
-from metasched.db.postgresql import LockSession, Postgresql
-from metasched.db.schema import REVISION, attempt, instance, metadata, task
+from metasched.db.schema import REVISION, attempt, epoch, instance, metadata, task
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import (
     Database,
@@ -430,7 +430,6 @@ def test_a_daemon_acts_only_while_no_standby_can_be_active(
 ) -> None:
     with served.acquire_writer() as seat:
         assert seat.active_until is not None
-        assert not seat.taken_over
         ledger = Ledger(seat.engine, seat)
         stored(booted(ledger), ledger)
         assert seat.active_until.has_passed
@@ -443,18 +442,28 @@ def test_a_daemon_acts_only_while_no_standby_can_be_active(
         assert seat.active_until.has_passed
 
 
-def test_who_replaces_a_daemon_that_may_still_run_knows_it(served: Database) -> None:
-    assert isinstance(served, Postgresql)
-    engine = served.new_engine()
-    with served.acquire_writer():
-        other = LockSession(engine, served)
-        with pytest.raises(DatabaseInUse):
-            other.acquire()
-        assert not other.taken_over
-    other.acquire()
-    assert other.taken_over
-    other.release()
-    engine.dispose()
+@pytest.mark.parametrize(
+    ("former", "may_act"),
+    [
+        ("", False),  # the first one
+        (f"process {os.getpid()} on {socket.gethostname()[:40]}", False),  # an earlier start
+        (f"process {2**22} on {socket.gethostname()[:40]}", False),  # no process has that number
+        (f"process {os.getppid()} on {socket.gethostname()[:40]}", True),
+        ("process 1 on elsewhere", True),
+    ],
+)
+def test_who_replaces_a_daemon_that_may_still_run_knows_it(
+    served: Database, former: str, may_act: bool
+) -> None:
+    with served.acquire_writer() as seat:
+        with seat.engine.begin() as connection:
+            connection.execute(update(epoch).values(holder=former))
+        ledger = Ledger(seat.engine, seat)
+        booted(ledger)
+        assert bool(ledger.taken_over) == may_act
+        taken_over = ledger.taken_over
+        booted(ledger)  # after a failure of the service
+        assert ledger.taken_over == taken_over
 
 
 def test_who_is_cut_and_comes_back_second_ends(served: Database, postgresql_server: Server) -> None:

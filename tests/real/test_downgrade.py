@@ -17,7 +17,7 @@ _USE_KEY |= {"user_group": WIDE, "user_class": WIDE}
 # A row of each table, in an order that foreign keys allow.
 ROWS: dict[str, dict[str, Any]] = {
     "instance": {"name": "0a1b2c", "created": 1.5, "first_dispatch": 0},
-    "epoch": {"number": 7},
+    "epoch": {"number": 7, "holder": WIDE},
     "content": {"digest": "d" * 64, "text": f"#!/bin/sh\necho {WIDE}\n"},
     "job": {
         "id": 1 << 40,
@@ -225,6 +225,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "expires": 9.5,
         "revoked": None,
         "scope": "user",
+        "parent": None,
     },
     "submission_key": {
         "user": WIDE,
