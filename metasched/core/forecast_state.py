@@ -74,28 +74,27 @@ def _obstacle(view: ClusterView) -> str:
         return NO_REPORT
     if max(len(info.running_jobs), len(view.live_tasks)) > MAX_LIVE:
         return TOO_MANY
-    listed = sum(map(_is_pending, view.unstarted_tasks.values()))
-    return FOREIGN if info.pending_jobs > listed else ""
+    own = sum(map(_is_listed_pending, view.unstarted_tasks.values()))
+    return FOREIGN if info.pending_jobs > own else ""
 
 
 def _pending_tasks(view: ClusterView) -> list[Task]:
     """Return the pending tasks in the order of the queue, as far as it is known."""
-    pending = (task for task in view.unstarted_tasks.values() if _is_pending(task))
+    pending = (task for task in view.unstarted_tasks.values() if _stays_pending(task))
     first = list(islice(pending, MAX_TASKS))  # in the order of their dispatches
     if view.cluster.adapter == "local":  # its queue has the order of metasched's own
         first.sort(key=attrgetter("queue_key", "task_id"))
     return first
 
 
-def _is_pending(task: Task) -> bool:
+def _is_listed_pending(task: Task) -> bool:
+    """Whether its manager last listed a task as pending; what is being withdrawn still is."""
+    return task.attempt is not None and task.attempt.state is State.PENDING
+
+
+def _stays_pending(task: Task) -> bool:
     """Whether a task waits in the queue of its manager and is to stay there."""
-    attempt = task.attempt
-    return (
-        attempt is not None
-        and attempt.state is State.PENDING
-        and attempt.intent is None
-        and not task.held
-    )
+    return _is_listed_pending(task) and task.live_attempt.intent is None and not task.held
 
 
 def _running_tasks(view: ClusterView, index: int, now: float) -> Iterable[RunningTask]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from metasched.api.explanations import describe_expectation, shown_start
-from metasched.core.events import ClusterUnreachable, JobSubmitted
+from metasched.core.events import ClusterUnreachable, JobSubmitted, UserAction, UserRequested
 from metasched.core.forecast_state import FOREIGN, NO_REPORT, ForecastState, forecast_state
 from metasched.daemon.forecaster import MIN_LEARNT, OUT_OF_TIME, Forecaster, TaskEstimate
 from metasched.daemon.manager_start_times import ExpectedStart
@@ -75,6 +75,19 @@ def test_nothing_is_forecast_among_pending_jobs_of_others() -> None:
     assert state.unknown == {"left": FOREIGN}
     assert state.clusters == ("right",)
     assert state.tasks == ()
+
+
+@pytest.mark.parametrize("action", ["cancel", "hold"])
+def test_a_task_that_is_being_withdrawn_is_no_job_of_others(action: UserAction) -> None:
+    """Otherwise whoever cancels a task would take the estimates of all others away."""
+    site = waiting_site()
+    site.step(UserRequested(NOW, action, 2))
+    state = state_of(site)
+    assert state.unknown == {}
+    assert state.tasks == (((3, 0),),)
+    rows = [site.row(State.PENDING, number) for number in (2, 3)]
+    site.seen("left", busy(3, (NOW + 90, 8)), *rows)
+    assert state_of(site).unknown == {"left": FOREIGN}  # one more than listed of ours
 
 
 def test_nothing_is_forecast_on_a_silent_cluster() -> None:
