@@ -17,7 +17,6 @@ from metasched.forecast.snapshot import ForecastCluster, Snapshot
 from metasched.policies.local.queueing import FreeResources, RunningJob, WaitingJob
 
 MAX_TESTED = 500  # tasks of a queue that a pass considers, as by bf_max_job_test of Slurm
-EVENTS_PER_CHECK = 64  # between calls of `may_continue`
 
 
 class _Event(NamedTuple):
@@ -109,20 +108,20 @@ class ForwardRun:
                 )
 
     def run(self, may_continue: Callable[[], bool] = lambda: True) -> bool:
-        """Run to the end. False if `may_continue`, asked now and then, returned False before."""
+        """Run to the end. False if `may_continue`, asked before each pass, returned False."""
         events, now = self._events, self._snapshot.now
-        self._run_policies(now, range(len(self._queues)))
-        for number in count(1):
+        changed: Iterable[int] = range(len(self._queues))
+        while True:
+            for index in changed:  # nothing that starts lets others start elsewhere
+                if not may_continue():
+                    return False
+                self._run_policy(now, index)
             if self._targets_left <= 0 or self._starts_left <= 0 or not events:
-                break
-            if number % EVENTS_PER_CHECK == 0 and not may_continue():
-                return False
-            now = max(now, events[0].time)
-            changed = set[int]()
+                return True
+            now, ended = max(now, events[0].time), set[int]()
             while events and events[0].time <= now:
-                changed.update(self._apply(heappop(events)))
-            self._run_policies(now, sorted(changed))
-        return True
+                ended.update(self._apply(heappop(events)))
+            changed = sorted(ended)
 
     def _apply(self, event: _Event) -> Iterable[int]:
         """Apply an event; return the clusters on which tasks may start now."""
@@ -149,20 +148,17 @@ class ForwardRun:
                 queue.resources[name] += sign * amount
         return shared
 
-    def _run_policies(self, now: float, clusters: Iterable[int]) -> None:
-        """Run a pass of each local policy. Nothing that starts lets others start elsewhere."""
-        for index in clusters:
-            queue = self._queues[index]
-            if not queue.waiting or queue.free_cpus <= 0:
-                continue
-            free = FreeResources(
-                queue.free_cpus,
-                {**queue.resources, **self._site_resources},
-                windows=queue.windows,
-            )
-            candidates = list(islice(self._candidates(queue), MAX_TESTED))
-            for start in queue.policy.choose_starts(now, candidates, queue.running.values(), free):
-                self._start(now, start.id, index)
+    def _run_policy(self, now: float, cluster: int) -> None:
+        """Run a pass of the local policy of a cluster."""
+        queue = self._queues[cluster]
+        if not queue.waiting or queue.free_cpus <= 0:
+            return
+        free = FreeResources(
+            queue.free_cpus, {**queue.resources, **self._site_resources}, windows=queue.windows
+        )
+        candidates = list(islice(self._candidates(queue), MAX_TESTED))
+        for start in queue.policy.choose_starts(now, candidates, queue.running.values(), free):
+            self._start(now, start.id, cluster)
 
     def _candidates(self, queue: _Queue) -> Iterator[WaitingJob]:
         """Yield waiting tasks in order; of equal tasks those that fit together, and one more."""

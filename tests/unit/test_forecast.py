@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from metasched.forecast.forward_run import ForwardRun
 from metasched.forecast.run_times import RunTimeModel
 from metasched.forecast.snapshot import ForecastCluster, RunningTask, Snapshot, WaitingTasks
 from metasched.policies.local.orders import EASY, FCFS
-from metasched.policies.local.queueing import NEVER, ReservedWindow
+from metasched.policies.local.queueing import NEVER, JobStart, ReservedWindow
 
 
 def learnt(*samples: tuple[str, str, float, float]) -> RunTimeModel:
@@ -201,6 +202,25 @@ def test_time_that_is_over_stops_a_run_of_a_million_tasks() -> None:
     assert next(answers) == 4
 
 
+def test_time_that_is_over_stops_a_run_before_the_next_pass() -> None:
+    """A pass may take long, as that of a policy that plans the whole queue."""
+    passes: list[float] = []
+
+    class CountedEASY(EASY):
+        def choose_starts(self, now: float, *rest: Any) -> list[JobStart]:
+            passes.append(now)
+            return super().choose_starts(now, *rest)
+
+    clusters = ForecastCluster(1, CountedEASY), ForecastCluster(1, CountedEASY)
+    waiting = WaitingTasks(1, {0: 10.0}, tasks=9), WaitingTasks(1, {1: 10.0}, tasks=9)
+    for allowed in range(6):
+        passes.clear()
+        answers = iter([True] * allowed)
+        run = ForwardRun(Snapshot(0.0, clusters, (), waiting), lambda _: 0.0, lambda *_: 10.0)
+        assert not run.run(partial(next, answers, False))
+        assert passes == [0.0, 0.0, 10.0, 10.0, 20.0][:allowed]
+
+
 # Many futures
 
 
@@ -245,7 +265,7 @@ def test_the_jobs_of_a_user_are_long_or_short_together() -> None:
 
 
 def test_too_few_futures_are_no_estimate() -> None:
-    snapshot = alone(1, (), WaitingTasks(1, {0: 10.0}, tasks=100))
+    snapshot = alone(1, (), WaitingTasks(1, {0: 10.0}))  # a single pass
     for allowed, draws in ((8, None), (9, 9), (100, 39)):
         answers = iter([True] * allowed)
         estimates = estimate_starts(

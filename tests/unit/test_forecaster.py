@@ -149,7 +149,6 @@ def test_a_refresh_out_of_time_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> N
     forecaster = forecaster_of(waiting_site())
     asyncio.run(forecaster.refresh(NOW))
     monkeypatch.setattr("metasched.daemon.forecaster.CPU_SECONDS", -1.0)
-    monkeypatch.setattr("metasched.forecast.forward_run.EVENTS_PER_CHECK", 1)
     asyncio.run(forecaster.refresh(NOW))
     assert forecaster.obstacle("left") == OUT_OF_TIME
     assert forecaster.estimate((2, 0), "left") is None
