@@ -9,6 +9,7 @@ part of a decision, so nothing of it is replayed.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -55,6 +56,32 @@ class TaskEstimate(NamedTuple):
     made: float
 
 
+class _Coverage:
+    """How many compared starts of a cluster were in their intervals. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._samples = deque[tuple[float, bool]]()  # (time of the comparison, whether covered)
+        self._covered = 0  # of the samples; counted on, since each row of a page asks
+
+    def add(self, now: float, covered: bool) -> None:
+        with self._lock:
+            self._samples.append((now, covered))
+            self._covered += covered
+            if len(self._samples) > MAX_SAMPLES:
+                self._drop_first()
+
+    def counts(self, now: float) -> tuple[int, int]:
+        """Return how many starts compared since `HORIZON` were covered, and their number."""
+        with self._lock:
+            while self._samples and self._samples[0][0] < now - HORIZON:
+                self._drop_first()
+            return self._covered, len(self._samples)
+
+    def _drop_first(self) -> None:
+        self._covered -= self._samples.popleft()[1]
+
+
 class Forecaster:
     """Estimates of all pending tasks. `estimate` and `obstacle` may be called from any thread."""
 
@@ -76,8 +103,7 @@ class Forecaster:
         self._estimates: Mapping[TaskId, TaskEstimate] = {}  # replaced as a whole
         self._unknown: Mapping[str, str] = {}  # reason by cluster; replaced as a whole
         self._first: dict[TaskId, TaskEstimate] = {}  # the first estimate on the present cluster
-        # by cluster: (real start, whether it was in the first interval)
-        self._compared: dict[str, deque[tuple[float, bool]]] = {}
+        self._compared: dict[str, _Coverage] = {}  # by cluster
         self._refreshes = self._learnt = 0
 
     def estimate(self, task_id: TaskId, cluster: str) -> TaskEstimate | None:
@@ -100,9 +126,8 @@ class Forecaster:
 
     def coverage(self, cluster: str) -> tuple[int, int]:
         """Return how many of the last week's starts were in their intervals, and the starts."""
-        since = time.time() - HORIZON
-        recent = [covered for at, covered in list(self._compared.get(cluster, ())) if at >= since]
-        return sum(recent), len(recent)
+        compared = self._compared.get(cluster)
+        return compared.counts(time.time()) if compared else (0, 0)
 
     async def run(self) -> None:
         """Learn from stored ends, then refresh the estimates until cancelled."""
@@ -168,8 +193,7 @@ class Forecaster:
             return
         early, _, late = first.start
         covered = early - TOLERANCE <= started <= late + TOLERANCE
-        samples = self._compared.setdefault(first.cluster, deque(maxlen=MAX_SAMPLES))
-        samples.append((started, covered))
+        self._compared.setdefault(first.cluster, _Coverage()).add(time.time(), covered)
 
 
 def _estimate(

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
+import sys
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from metasched.api.explanations import describe_expectation, shown_start
 from metasched.core.events import ClusterUnreachable, JobSubmitted, UserAction, UserRequested
 from metasched.core.forecast_state import FOREIGN, NO_REPORT, ForecastState, forecast_state
-from metasched.daemon.forecaster import MIN_LEARNT, OUT_OF_TIME, Forecaster, TaskEstimate
+from metasched.daemon.forecaster import (
+    MAX_SAMPLES,
+    MIN_LEARNT,
+    MIN_SAMPLES,
+    OUT_OF_TIME,
+    Forecaster,
+    TaskEstimate,
+)
 from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.db.store import StorageFailed
 from metasched.forecast.estimates import StartEstimate
@@ -176,9 +185,9 @@ def test_starts_are_compared_with_the_first_estimate(started: float, covered: in
         site.row(State.RUNNING, 2, started=NOW + started),
         at=NOW + 40,
     )
-    forecaster.observe(site.out)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("metasched.daemon.forecaster.time.time", lambda: NOW + 40)
+        forecaster.observe(site.out)
         assert forecaster.coverage("left") == (covered, 1)
         patch.setattr("metasched.daemon.forecaster.time.time", lambda: NOW + 8 * 86400)
         assert forecaster.coverage("left") == (0, 0)
@@ -193,14 +202,51 @@ def test_a_poor_coverage_hides_the_estimates(
     monkeypatch.setattr("metasched.daemon.forecaster.time.time", lambda: NOW)
     forecaster = forecaster_of(waiting_site())
     asyncio.run(forecaster.refresh(NOW))
+    compare(forecaster, covered, number)
+    assert (forecaster.estimate((2, 0), "left") is not None) == shown
+    reason = "" if shown else "only 12 of the last 20 starts were in their intervals"
+    assert forecaster.obstacle("left") == reason
+
+
+def compare(forecaster: Forecaster, covered: int, number: int) -> None:
+    """Compare starts of tasks on left: the first so many lie in their intervals."""
     estimate = TaskEstimate(StartEstimate(NOW, NOW, NOW), "left", NOW)
     for position in range(number):
         start = NOW if position < covered else NOW - 100
         attempt = SimpleNamespace(state=State.RUNNING, started=start, cluster="left")
         forecaster._compare(estimate, attempt)  # type: ignore[arg-type]
-    assert (forecaster.estimate((2, 0), "left") is not None) == shown
-    reason = "" if shown else "only 12 of the last 20 starts were in their intervals"
-    assert forecaster.obstacle("left") == reason
+
+
+def test_only_the_last_thousand_starts_count() -> None:
+    forecaster = forecaster_of(waiting_site())
+    compare(forecaster, 300, 1200)
+    assert forecaster.coverage("left") == (100, MAX_SAMPLES)
+
+
+def test_a_look_up_costs_the_same_beside_many_compared_starts() -> None:
+    """A page of a listing has 10,000 of them."""
+
+    def steps(compared: int) -> int:
+        """The bytecode instructions of a look-up."""
+        forecaster = forecaster_of(waiting_site())
+        asyncio.run(forecaster.refresh(NOW))
+        compare(forecaster, compared, compared)
+        count, before = 0, sys.gettrace()
+
+        def counting(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal count
+            frame.f_trace_opcodes = True
+            count += event == "opcode"
+            return counting
+
+        sys.settrace(counting)
+        try:
+            assert forecaster.estimate((2, 0), "left") is not None
+        finally:
+            sys.settrace(before)
+        return count
+
+    assert steps(MAX_SAMPLES) <= steps(MIN_SAMPLES) * 1.1
 
 
 def test_a_refresh_is_followed_by_a_pause_of_nineteen_times_its_length(
