@@ -21,10 +21,13 @@ from metasched.model.job import State
 from metasched.policies.local.queueing import LocalPolicy
 
 MAX_TASKS = 2000  # pending tasks of a cluster that are forecast: the first in its queue
-MAX_LIVE = 50_000  # running jobs and own tasks of a cluster with a forecast
+# Running jobs, or own tasks if these are more, of a cluster with a forecast, and of all these
+# clusters together: 10,000 take 30 ms of the scheduler's thread
+MAX_LIVE = 5_000
+MAX_LIVE_OF_SITE = 10_000
 
 FOREIGN = "jobs of others are pending there, and their order is unknown"
-TOO_MANY = "too many jobs are there"
+TOO_MANY = f"more than {MAX_LIVE:,} jobs are there, or too many on all clusters"
 NO_REPORT = "it does not answer, or reports no processors"
 
 
@@ -40,7 +43,7 @@ class ForecastState(NamedTuple):
 def forecast_state(
     state: SchedulerState, policies: Mapping[str, Callable[[], LocalPolicy]], now: float
 ) -> ForecastState:
-    """Return the present state. O(t log t) for t tasks, at most MAX_LIVE on each cluster.
+    """Return the present state. O(t log t) for t tasks, at most MAX_LIVE_OF_SITE.
 
     `policies`: the local policy of each cluster, as it is or as the most like it.
     """
@@ -49,10 +52,9 @@ def forecast_state(
     running: list[RunningTask] = []
     waiting: list[WaitingTasks] = []
     task_ids: list[tuple[TaskId, ...]] = []
-    unknown: dict[str, str] = {}
+    unknown = _obstacles(state.views.values())
     for view in state.views.values():
-        if reason := _obstacle(view):
-            unknown[view.name] = reason
+        if view.name in unknown:
             continue
         assert view.info is not None
         index = len(clusters)
@@ -67,12 +69,27 @@ def forecast_state(
     return ForecastState(snapshot, tuple(task_ids), tuple(names), unknown)
 
 
-def _obstacle(view: ClusterView) -> str:
+def _obstacles(views: Iterable[ClusterView]) -> dict[str, str]:
+    """Return why nothing can be forecast, by cluster. The smallest clusters go first."""
+    obstacles, left = dict[str, str](), MAX_LIVE_OF_SITE
+    for view in sorted(views, key=_size):
+        if reason := _obstacle(view, min(left, MAX_LIVE)):
+            obstacles[view.name] = reason
+        else:
+            left -= _size(view)
+    return obstacles
+
+
+def _size(view: ClusterView) -> int:
+    return max(len(view.info.running_jobs) if view.info else 0, len(view.live_tasks))
+
+
+def _obstacle(view: ClusterView, max_live: int) -> str:
     """Return why nothing can be forecast on a cluster, or ""."""
     info = view.info
     if not view.up or info is None or not info.cpus:
         return NO_REPORT
-    if max(len(info.running_jobs), len(view.live_tasks)) > MAX_LIVE:
+    if _size(view) > max_live:
         return TOO_MANY
     own = sum(map(_is_listed_pending, view.unstarted_tasks.values()))
     return FOREIGN if info.pending_jobs > own else ""

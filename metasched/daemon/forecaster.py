@@ -33,8 +33,8 @@ from metasched.policies.local.registry import DEFAULT_POLICY, make_policy
 
 INTERVAL = 30.0  # seconds between the starts of two refreshes
 IDLE_INTERVAL = 2.0  # the same after a refresh that had nothing to run forward
-# processor time of a refresh, after which no pass of a policy begins; one of `rcbo` beside
-# 2,000 running tasks takes 3 s. 9 futures of 2,000 tasks with EASY take 3 s
+# processor time of a refresh, after which no pass of a policy begins. Nine futures of 2,000 tasks
+# with EASY take 3.3 s beside 500 running tasks; one pass of `rcbo` beside 2,000 takes 3.5 s
 CPU_SECONDS = 4.0
 CORE_SHARE = 0.05  # of a core
 MAX_SAMPLES = 1000  # compared starts of a cluster

@@ -11,7 +11,13 @@ import pytest
 
 from metasched.api.explanations import describe_expectation, shown_start
 from metasched.core.events import ClusterUnreachable, JobSubmitted, UserAction, UserRequested
-from metasched.core.forecast_state import FOREIGN, NO_REPORT, ForecastState, forecast_state
+from metasched.core.forecast_state import (
+    FOREIGN,
+    NO_REPORT,
+    TOO_MANY,
+    ForecastState,
+    forecast_state,
+)
 from metasched.daemon.forecaster import (
     MAX_SAMPLES,
     MIN_LEARNT,
@@ -97,6 +103,25 @@ def test_a_task_that_is_being_withdrawn_is_no_job_of_others(action: UserAction) 
     rows = [site.row(State.PENDING, number) for number in (2, 3)]
     site.seen("left", busy(3, (NOW + 90, 8)), *rows)
     assert state_of(site).unknown == {"left": FOREIGN}  # one more than listed of ours
+
+
+def test_nothing_is_forecast_among_too_many_jobs() -> None:
+    """A snapshot takes the thread of the scheduler."""
+
+    def unknown(left: int, right: int) -> dict[str, str]:
+        """The clusters without forecast if so many jobs of others run there."""
+        site = Site()
+        for name, jobs in (("left", left), ("right", right)):
+            site.seen(name, facts(8, 0, running_jobs=((NOW + 90, 1),) * jobs))
+        return dict(state_of(site).unknown)
+
+    assert unknown(5000, 5000) == {}
+    assert unknown(5001, 5000) == {"left": TOO_MANY}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metasched.core.forecast_state.MAX_LIVE_OF_SITE", 30)
+        assert unknown(20, 10) == {}
+        assert unknown(20, 11) == {"left": TOO_MANY}  # the larger
+        assert unknown(11, 20) == {"right": TOO_MANY}
 
 
 def test_nothing_is_forecast_on_a_silent_cluster() -> None:
