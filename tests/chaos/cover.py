@@ -181,6 +181,8 @@ _BY_CHANCE: set[Step] = {
         for method in (
             *("mark_notified", "store_usage", "queue_broken_reservations", "give_up_notices"),
             *("mark_sending", "mark_delivered", "mark_tried", "mark_uncertain", "_close_notice"),
+            "queue_limit_mails",
+            "open_session",  # the sites have no pages: tests/e2e/test_web.py
         )
         for side in ("before", "after")
     ),

@@ -308,6 +308,8 @@ def test_a_daemon_takes_every_example_of_its_reference(site: Site) -> None:
         content = json.loads(example)
         if "until" in content:  # a time that would be over one day
             content["until"] = time.time() + 7 * 86400.0
+        if "expected" in content:  # the version of the policy that is in force
+            content["expected"] = call(socket, "GET", "/v1/policy").json["version"]
         target = path.format(name="left", action="hold")
         answer = call(socket, "POST", f"/v1{target}", content)
         if path in ("/reservations", "/series"):  # local clusters keep none
