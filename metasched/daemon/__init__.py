@@ -17,6 +17,7 @@ notices               audit records that no event causes
 audit_log             text and JSON lines of the log
 repeated_lines        the log, in which repeated lines are counted
 calendar_runner       runs the entries of the calendar, each once
+calendar_limits       later runs of entries that lower totals of licences, for reservations
 shared_with           accounts that share a reservation
 series                series of reservations, each occurrence reserved weeks ahead
 backups               copies of the database that the calendar makes

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +31,7 @@ from metasched.core.calendar_events import CalendarEntryRemoved, CalendarEntrySe
 from metasched.core.events import ClusterDrained, ClusterResumed, CoreEvent
 from metasched.daemon.backup_threads import BackupRun, BackupThreads
 from metasched.daemon.backups import write_backup
+from metasched.daemon.calendar_limits import describe_conflict, limits_of
 from metasched.daemon.host import SchedulerHost
 from metasched.db.store import StorageFailed, StoreError
 from metasched.model.calendar import (
@@ -43,6 +44,7 @@ from metasched.model.calendar import (
     ResumeCluster,
     RunResult,
 )
+from metasched.model.reservation import OPEN_STATES, Reservation
 from metasched.recurrence import Recurrence, parse_recurrence
 
 log = logging.getLogger("metasched")
@@ -141,8 +143,28 @@ class CalendarRunner:
 
     async def take_over_file(self) -> None:
         """Make the stored entries those of the site's file."""
-        if events := list(self._changes_of_file(time.time())):
+        now = time.time()
+        events = list(self._changes_of_file(now))
+        reservations = self._licence_holders()
+        limited = [
+            event.entry
+            for event in events
+            if isinstance(event, CalendarEntrySet) and isinstance(event.entry.act, LimitLicence)
+        ]
+        if reservations and limited:
+            conflicts = await asyncio.to_thread(_find_conflicts, limited, reservations)
+            # an entry may have run meanwhile
+            events = [_with_conflict(e, conflicts) for e in self._changes_of_file(now)]
+        if events:
             await self._host.apply_events(*events)
+
+    def _licence_holders(self) -> list[Reservation]:
+        """Return the open reservations with licences."""
+        return [
+            reservation
+            for reservation in self._host.core.reservations.by_id.values()
+            if reservation.state in OPEN_STATES and reservation.licences
+        ]
 
     async def correct_for_clock(self) -> None:
         """Let entries run sooner whose next run is later than it has to be."""
@@ -290,6 +312,23 @@ class CalendarRunner:
             result, cause = RunResult.FAILED, str(error)
         await self._host.apply_events(CalendarRun(time.time(), entry.id, due, result, cause=cause))
         self._backups.forget(run)
+
+
+def _find_conflicts(
+    entries: Iterable[CalendarEntry], reservations: Sequence[Reservation]
+) -> dict[str, str]:
+    """Return by name of an entry which reservations lose licences that they were promised."""
+    licences = {name for reservation in reservations for name in reservation.licences}
+    until = max(reservation.until for reservation in reservations)
+    limits = limits_of(entries, licences, until)
+    return {limit.name: describe_conflict(limit, reservations) for limit in limits}
+
+
+def _with_conflict(event: CoreEvent, conflicts: Mapping[str, str]) -> CoreEvent:
+    """Add the conflict with reservations to the record of an entry, if it has one."""
+    if isinstance(event, CalendarEntrySet) and (conflict := conflicts.get(event.entry.name)):
+        return structs.replace(event, cause=f"{event.cause}; {conflict}")
+    return event
 
 
 _TERMS = ("act", "rule", "zone", "grace")  # what the site's file says of an entry

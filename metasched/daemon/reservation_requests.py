@@ -16,18 +16,22 @@ from typing import NamedTuple, Protocol
 
 from msgspec import structs
 
+from metasched.core.licences.windows import later_windows
 from metasched.core.reservations.book import ReservationBook
 from metasched.core.reservations.events import ReservationRequested
+from metasched.daemon.calendar_limits import limits_of
 from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.host import SchedulerHost
 from metasched.daemon.shared_with import MAX_USERS, find_accounts
 from metasched.errors import ApiError
+from metasched.model.calendar import CalendarLimit, LimitLicence
 from metasched.model.cluster import Cluster
 from metasched.model.mail import ADDRESS, is_allowed
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 from metasched.model.reservation_request import Offer, ReservationQuota, ReservationRequest
 from metasched.units import MAX_NUMBER, iso
 
+LIMITS_MARGIN = 60.0  # seconds beyond the horizon for which limits are looked up
 START_TOLERANCE = 5.0  # seconds that a start may have passed while the request was sent
 ANSWER_TIMEOUT = 20.0  # seconds to wait for managers
 MAX_STARTS = 20  # intervals of possible starts reported per cluster
@@ -156,6 +160,7 @@ async def survey_and_check(
     _, unanswered = await asyncio.wait(surveys, timeout=ANSWER_TIMEOUT)
     for survey in unanswered:
         survey.cancel()
+    limits = await _find_calendar_limits(service, terms, quota)
     now = time.time()
     id = next_id()
     request = _build_request(terms, quota, now)
@@ -173,7 +178,20 @@ async def survey_and_check(
         licences=terms.licences,
         mail=terms.mail,
         users=sharing,
+        calendar_limits=limits,
     )
+
+
+async def _find_calendar_limits(
+    service: ReservationHost, terms: ReservationTerms, quota: ReservationQuota
+) -> tuple[CalendarLimit, ...]:
+    """Return when the calendar lowers the totals of the licences, as far as one may reserve."""
+    entries = list(service.core.calendar.entries.values())
+    if not terms.licences or not any(isinstance(entry.act, LimitLicence) for entry in entries):
+        return ()
+    let_run = quota.let_run if terms.let_run is None else terms.let_run
+    until = math.ceil(time.time() + quota.horizon + let_run) + LIMITS_MARGIN
+    return await asyncio.to_thread(limits_of, entries, terms.licences, until)
 
 
 async def sharing_accounts(
@@ -402,12 +420,16 @@ def _explain_refusal(service: ReservationHost, event: ReservationRequested) -> s
     if not event.licences or not book.offer_finder.offers(structs.replace(event, licences={})):
         return _describe_alternatives(book, alternatives)
     requested = " and ".join(f"{name}:{count}" for name, count in event.licences.items())
+    known = {name: licences.windows(name) for name in event.licences}
     conflicts = [
         f", {window.describe()} {'leaves' if window.entry else 'has'} {window.licences[name]} "
         f"of {name} from "
         f"{iso(window.start)} to {iso(window.until)}"
         for name in event.licences
-        for window in licences.windows(name)
+        for window in (
+            *known[name],
+            *later_windows(event.calendar_limits, name, known[name]),
+        )
         if event.request.ready < window.until and window.start < event.request.deadline
     ]
     problem = f"there is room, but {requested} cannot be kept for it"

@@ -51,6 +51,16 @@ class LimitLicence(msgspec.Struct, frozen=True, tag="licence"):
     duration: float  # seconds from the time of a run
 
 
+class CalendarLimit(msgspec.Struct, frozen=True):
+    """When an entry of the calendar lowers the total of a licence, its later runs as well."""
+
+    entry: int  # id
+    name: str
+    licence: str
+    total: int  # tokens that there are meanwhile
+    spans: tuple[tuple[float, float], ...]  # in order, without overlap
+
+
 class Reserve(msgspec.Struct, frozen=True, tag="reserve", kw_only=True):
     """Reserve a window from the time of the occurrence on; see `ReservationTerms`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +12,12 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
+from msgspec import structs
 
 from metasched.api.licences import _reserved_windows
 from metasched.config.reading import load_settings
 from metasched.config.settings import CalendarSettings, ConfigError
+from metasched.core.calendar_events import CalendarEntrySet
 from metasched.core.events import (
     CoreEvent,
     DaemonStarted,
@@ -34,6 +37,7 @@ from metasched.model.calendar import LimitLicence
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, State
 from metasched.model.licence import LicencePool
+from metasched.model.reservation import Reservation
 from metasched.policies.policy import Policy
 from tests.unit.core_site import Site
 
@@ -231,6 +235,37 @@ def test_a_task_that_has_not_started_gives_its_tokens_back_before() -> None:
     assert licences.core.tasks[job, 0].live_attempt.intent is None
     licences.site.seen("left", None, row, at=at("02T07:30"))
     assert licences.core.tasks[job, 0].live_attempt.intent is Intent.RECALL
+
+
+def test_the_record_of_an_entry_names_reservations_that_it_takes_tokens_from() -> None:
+    licences = Licences()
+    terms = {"user": "ada", "cluster": "left", "size": 1, "cpus": 1, "created": 0.0, "nodes": ()}
+    for id, begin, tokens in ((8, "04T07:00", 1), (9, "04T16:00", 1)):
+        window = Reservation(
+            id=id,
+            start=at(begin),
+            end=at(begin) + 7200.0,
+            licences={"matlab": tokens},
+            **cast(Any, terms),
+        )
+        licences.core.reservations.by_id[id] = window
+    events: list[CoreEvent] = []
+    apply = licences.apply_events
+
+    async def record(*given: CoreEvent) -> list[Outcome]:
+        events.extend(given)
+        return await apply(*given)
+
+    with patch.object(licences, "apply_events", record):
+        licences.look("02T05:00")  # it leaves one token, as much as each of them has
+        window = structs.replace(window, id=10)
+        licences.core.reservations.by_id[10] = window
+        licences.settings.calendar = (replace(DAY, rule="08:30"),)
+        licences.look("02T05:01")
+    causes = [event.cause for event in events if isinstance(event, CalendarEntrySet)]
+    conflict = "changed; reservations 9, 10 had the promise of 2 then, at 2030-01-04T16:00:00"
+    assert causes[0] == "new"
+    assert causes[1].startswith(conflict)
 
 
 def test_operators_see_it() -> None:

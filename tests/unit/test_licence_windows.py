@@ -34,6 +34,7 @@ from metasched.core.reservations.events import (
     SurveyReceived,
 )
 from metasched.core.scheduler import Core
+from metasched.model.calendar import CalendarEntry, CalendarLimit, LimitLicence
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, Reason, State
 from metasched.model.licence import Lease, LicencePool
@@ -299,6 +300,30 @@ def test_the_first_in_line_does_not_keep_a_window_from_its_own() -> None:
     assert line.next_ready(T + 2) == (4, 0)
     line.leave((4, 0))
     assert line.next_ready(T + 2) is None
+
+
+def test_what_the_calendar_takes_away_later_is_not_promised() -> None:
+    line = LicenceQueue()
+    line.configure([MATLAB], 0.0)
+    runs = [T + day * 1000.0 for day in range(3)]
+    act = LimitLicence("matlab", 1, 400.0)
+    entry = CalendarEntry(
+        id=1, name="day", act=act, rule="daily", zone="UTC", made=T, grace=400.0, next_run=runs[0]
+    )
+    line.limit_by_calendar(1, entry)
+    spans = tuple((start, start + 400.0) for start in runs)
+    limits = (CalendarLimit(1, "day", "matlab", 1, spans),)
+    line.keep_tokens_for_window(TokenWindow(9, T + 900.0, T + 1100.0, {"matlab": 1}))
+    find = line.lookahead.unavailable_spans
+    assert list(find({"matlab": 2}, T, 0.0, limits)) == [
+        (T, T + 400.0),
+        (T + 1000.0, T + 1100.0),
+        (T + 1100.0, T + 1400.0),
+        (T + 2000.0, T + 2400.0),
+    ]
+    later = CalendarLimit(1, "day", "matlab", 1, spans[:1])
+    assert list(find({"matlab": 4}, T, 0.0, (later,))) == list(find({"matlab": 4}, T))
+    assert list(find({"matlab": 1}, T, 0.0, limits)) == [(T + 1000.0, T + 1100.0)]
 
 
 def test_what_may_run_beyond_its_limit_has_its_licences_so_long_but_not_beyond_its_window() -> None:

@@ -16,6 +16,7 @@ from metasched.api.licences import _licence_row as licence_row
 from metasched.api.lookups import Lookups
 from metasched.api.request import CurrentCaller
 from metasched.api.reservations import create
+from metasched.core.calendar_events import CalendarEntrySet
 from metasched.core.events import CoreEvent, DaemonStarted, ListingReceived, Outcome
 from metasched.core.reservations.events import (
     ReservationBound,
@@ -28,6 +29,7 @@ from metasched.daemon.reservation_requests import ReservationTerms, _await_answe
 from metasched.daemon.series import Occurrences, SeriesTerms, make_series
 from metasched.daemon.service import SchedulerService
 from metasched.errors import ApiError
+from metasched.model.calendar import CalendarEntry, LimitLicence
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.licence import LicencePool
 from metasched.model.reservation import ReservationState
@@ -168,6 +170,28 @@ def test_a_window_has_its_licences_and_the_next_request_learns_the_holder() -> N
             "there is room, but matlab:2 cannot be kept for it, reservation 1 has 2 of matlab"
             f" from {made['start']} to {made['end']}; alpha has 1 node from {made['end']}"
         )
+
+
+def test_a_later_run_of_the_calendar_is_not_promised() -> None:
+    desk = Desk()
+    now = time.time()
+    act = LimitLicence("matlab", 2, 3600.0)  # one is kept free
+    entry = CalendarEntry(
+        id=7,
+        name="hourly",
+        act=act,
+        rule="0 * * * *",
+        zone="UTC",
+        made=now,
+        grace=3600.0,
+        next_run=now - now % 3600.0 - 3600.0,  # the runs of an hour ago, now and in an hour
+    )
+    desk.core.step(CalendarEntrySet(now, entry, cause="new"))
+    assert desk.reserve(True, matlab=1)["offers"]
+    for dry_run in (True, False):
+        with pytest.raises(ApiError, match="calendar entry hourly leaves 2 of matlab from"):
+            desk.reserve(dry_run, matlab=2)
+    assert desk.core.reservations.by_id == {}
 
 
 @pytest.mark.parametrize(

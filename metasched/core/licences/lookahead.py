@@ -6,7 +6,7 @@ Times are seconds since the epoch, durations seconds, amounts tokens (copies of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from operator import attrgetter
 
 from metasched.core.licences.groups import LeaseTerms, QueueKey, TaskGroup
@@ -15,11 +15,14 @@ from metasched.core.licences.windows import (
     TokenSlots,
     TokenWindow,
     earliest_start,
+    later_windows,
+    less_claims,
     min_tokens,
     slot_spans,
     tokens_over_time,
 )
 from metasched.core.tasks import TaskId
+from metasched.model.calendar import CalendarLimit
 
 
 class Lookahead:
@@ -238,21 +241,29 @@ class Lookahead:
         return min_tokens(self._tokens_over_time(pool, terms.reservation, True, now), now, end)
 
     def unavailable_spans(
-        self, requested: Mapping[str, int], now: float, overrun: float = 0.0
+        self,
+        requested: Mapping[str, int],
+        now: float,
+        overrun: float = 0.0,
+        calendar_limits: Collection[CalendarLimit] = (),
     ) -> Iterator[tuple[float, float]]:
         """Yield the spans in which this request cannot be reserved.
 
         Each begins a linger time early. Running jobs may hold tokens for `overrun` seconds after
-        their limits.
+        their limits. `calendar_limits` have the later runs of the calendar, too.
         """
         for name, count in requested.items():
             pool = self._state.pool(name)
             if pool.free(now) is None:
                 yield now, NEVER
                 continue
-            for start, end, free in slot_spans(
-                self._tokens_over_time(pool, None, True, now, overrun)
-            ):
+            slots = self._tokens_over_time(pool, None, True, now, overrun)
+            claims = [
+                (window, tokens)
+                for window in later_windows(calendar_limits, name, pool.windows.values())
+                if (tokens := pool.claimed_by(window)) > 0
+            ]
+            for start, end, free in slot_spans(less_claims(slots, claims) if claims else slots):
                 if free < count:
                     yield start - pool.config.linger, end
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf, nextafter
 from operator import itemgetter
 
-from metasched.model.calendar import CalendarEntry, LimitLicence
+from metasched.model.calendar import CalendarEntry, CalendarLimit, LimitLicence
 
 TokenSlots = list[tuple[float, int]]  # start, tokens
 
@@ -40,6 +40,7 @@ def windows_of_entry(entry: CalendarEntry) -> Iterator[TokenWindow]:
     """Yield the window of the last run of a calendar entry, and that of its next run.
 
     A later run matters to no lease: who holds tokens until then holds them in the next one, too.
+    It matters to reservations (`later_windows`).
     """
     act = entry.act
     if not isinstance(act, LimitLicence):
@@ -48,6 +49,25 @@ def windows_of_entry(entry: CalendarEntry) -> Iterator[TokenWindow]:
     for place, (start, following) in enumerate(pairwise([*starts, inf])):
         until = min(start + act.duration, following)
         yield TokenWindow(-2 * entry.id - place, start, until, {act.licence: act.total}, entry.name)
+
+
+def later_windows(
+    limits: Iterable[CalendarLimit], licence: str, known: Iterable[TokenWindow]
+) -> Iterator[TokenWindow]:
+    """Yield when entries lower the total of a licence after their `known` windows."""
+    known_until: dict[str, float] = {}
+    for window in known:
+        if window.entry:
+            known_until[window.entry] = max(known_until.get(window.entry, 0.0), window.until)
+    for limit in limits:
+        if limit.licence == licence:
+            begin = known_until.get(limit.name, 0.0)
+            for start, until in limit.spans:
+                if until > begin:
+                    tokens = {licence: limit.total}
+                    yield TokenWindow(
+                        -2 * limit.entry, max(start, begin), until, tokens, limit.name
+                    )
 
 
 TokenClaim = tuple[TokenWindow, int]  # a window, and its tokens not leased by its jobs
@@ -82,6 +102,22 @@ def tokens_over_time(
         remaining = free - earlier
         amounts[moment] = remaining if not later else max(remaining - later, min(remaining, own))
     return list(amounts.items())
+
+
+def less_claims(slots: TokenSlots, claims: Iterable[TokenClaim]) -> TokenSlots:
+    """Return the slots without the tokens that windows claim. O(n log n)."""
+    changes: dict[float, int] = {}
+    before = 0
+    for start, count in slots:
+        changes[start], before = count - before, count
+    now = slots[0][0]
+    for window, count in claims:
+        if window.until > now:
+            start = max(window.start, now)
+            changes[start] = changes.get(start, 0) - count
+            changes[window.until] = changes.get(window.until, 0) + count
+    moments = sorted(moment for moment in changes if moment < inf)
+    return list(zip(moments, accumulate(changes[moment] for moment in moments), strict=True))
 
 
 def slot_spans(slots: TokenSlots) -> Iterator[tuple[float, float, int]]:

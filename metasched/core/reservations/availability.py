@@ -173,7 +173,7 @@ class Availability:
             return []
         end = max(event.horizon, event.request.deadline) + event.let_run
         spans = self._licences.lookahead.unavailable_spans(
-            event.licences, event.time, overrun=survey.guard or 0.0
+            event.licences, event.time, survey.guard or 0.0, event.calendar_limits
         )
         unavailable = [(start, min(stop, end)) for start, stop in spans if start < end]
         carts_list = self.carts(cluster, event.time, together)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from metasched.model.calendar import CalendarLimit
 from metasched.model.reservation import Reservation
 from metasched.model.reservation_request import ReservationRequest
 from metasched.model.stored_names import STORED_FIELDS
@@ -41,6 +42,8 @@ class ReservationRequested(
     users: tuple[str, ...] = ()  # accounts that share it, besides the owner
     series: int | None = None  # id of the series of which it is an occurrence
     next_occurrence: float | None = None  # start of the next one of the series; None: the last
+    # until `horizon`, of the requested licences; events of earlier releases have none
+    calendar_limits: tuple[CalendarLimit, ...] = ()
 
 
 class ReservationBound(msgspec.Struct, frozen=True):
