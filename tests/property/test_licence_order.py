@@ -354,8 +354,7 @@ class Lines(RuleBasedStateMachine):
                     queue.adjust_clock(seconds)
             self.begin_step()
             self.settle()
-            windows = any(pool.windows for pool in self.queue._state.pools.values())
-            if len(self.held) > held and seconds > 0.0 and not windows:
+            if len(self.held) > held and seconds > 0.0:
                 assert due is not None
                 assert due <= self.now
                 note("a grant by time alone")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from unittest.mock import patch
 
 import pytest
 
@@ -20,6 +21,7 @@ from metasched.core.events import (
     TimerExpired,
     Withdraw,
 )
+from metasched.core.licences import lookahead
 from metasched.core.licences.queue import LicenceQueue
 from metasched.core.licences.windows import (
     TokenWindow,
@@ -300,6 +302,39 @@ def test_the_first_in_line_does_not_keep_a_window_from_its_own() -> None:
     assert line.next_ready(T + 2) == (4, 0)
     line.leave((4, 0))
     assert line.next_ready(T + 2) is None
+
+
+def test_a_window_ahead_has_the_queue_checked_when_it_matters_and_not_before() -> None:
+    line = LicenceQueue()
+    line.configure([MATLAB], 0.0)
+    line.keep_tokens_for_window(TokenWindow(1, T + 1000, T + 2000, {"matlab": 3}))
+    line.take(Lease(1, 0, 1, {"matlab": 2}, T), T + 5000, False)
+    line.join((2, 0), T, {"matlab": 2}, 512.0, False)  # the head: it might reach into the window
+    line.join((3, 0), T + 1, {"matlab": 1}, 256.0)  # it would delay the head, until that waits
+    assert line.next_ready(T + 2) is None
+    assert line.next_change == T + 488  # 512 s before the window
+    assert line.settled(T + 487)
+    assert line.next_ready(T + 488) is None
+    assert line.next_change is not None
+    assert T + 488 < line.next_change < T + 488.01
+    assert line.next_ready(line.next_change) == (3, 0)
+
+
+def test_a_task_that_ends_before_all_windows_is_not_looked_at() -> None:
+    line = LicenceQueue()
+    line.configure([MATLAB], 0.0)
+    line.keep_tokens_for_window(TokenWindow(1, T + 1000, T + 2000, {"matlab": 4}))
+    line.take(Lease(1, 0, 1, {"matlab": 1}, T), T + 100)
+    line.take(Lease(2, 0, 1, {"matlab": 1}, T), T + 1100)
+    with patch.object(lookahead, "tokens_over_time", wraps=tokens_over_time) as find:
+        assert line.lookahead.delayed_window((1, 0), {}, T) is None
+        assert find.call_count == 0
+        for _ in range(3):
+            delayed = line.lookahead.delayed_window((2, 0), {}, T)
+            assert delayed is not None
+            assert delayed.id == 1
+        assert line.lookahead.delayed_window((2, 0), {"matlab": 1}, T) is None
+        assert find.call_count == 1
 
 
 def test_what_the_calendar_takes_away_later_is_not_promised() -> None:

@@ -6,7 +6,7 @@ Times are seconds since the epoch, durations seconds, amounts tokens (copies of 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import attrgetter
 
 from metasched.core.licences.groups import LeaseTerms, QueueKey, TaskGroup
@@ -23,6 +23,8 @@ from metasched.core.licences.windows import (
 )
 from metasched.core.tasks import TaskId
 from metasched.model.calendar import CalendarLimit
+
+_ROUNDING = 0.001  # seconds: more than times since the epoch are rounded by
 
 
 class Lookahead:
@@ -145,7 +147,7 @@ class Lookahead:
         """
         cache_key = (self._state.version, now)
         if pool.slots_cache_key != cache_key:
-            pool.slots_cache_key, pool.slots = cache_key, {}
+            pool.slots_cache_key, pool.slots, pool.short_slots = cache_key, {}, None
         slots_key = (reservation if reservation in pool.windows else None, enforced_only, overrun)
         if slots_key not in pool.slots:
             returns = self._expected_returns(pool, *slots_key)
@@ -221,18 +223,36 @@ class Lookahead:
         That is when one more lease is past its expected end, so that the first task of the pool
         leaves more extra tokens, when the count of a server is too old, so that this task can have
         no reservation, or when another task comes before it, since its user has waited for longer.
-        `now`: at any later time, since a reservation window is near.
+        Near windows it is also when a window ends, or when the first task no longer ends before it.
         """
         head = self.head_group(pool)
         pools = [pool, *(self._state.pools[name] for name in (head.requested if head else ()))]
-        if any(other.windows for other in pools):
-            return now
         shadow_time, _ = self.head_reservation(pool, now)
-        returns = self._expected_returns(pool, None, False)
+        reservation = head.terms.reservation if head and pool.windows else None
+        returns = self._expected_returns(pool, reservation, False)
         changes = [end for end, _ in returns if end > shadow_time]
         for other in pools:
             changes += other.known_until, self._state.order.next_rise(other.groups)
-        return min(changes)
+        if any(other.windows for other in pools):
+            changes += shadow_time, *self._window_changes(pools, head)
+        return min((change for change in changes if change > now), default=NEVER)
+
+    def _window_changes(
+        self, pools: Iterable[PoolState], head: TaskGroup | None
+    ) -> Iterator[float]:
+        """Yield when windows may keep fewer tokens from a task than before.
+
+        A window that is over keeps none. A first task that could have begun until its lease would
+        reach into a window waits for the end of it, and lets others overtake it.
+        """
+        for pool in pools:
+            for window in pool.windows.values():
+                for moment in (window.start, window.until, window.until + pool.config.linger):
+                    yield moment
+                    if head is not None:
+                        latest = moment - head.terms.duration
+                        # the sum of a time and a duration is rounded
+                        yield from (latest, latest + _ROUNDING)
 
     def free_beside_windows(self, pool: PoolState, terms: LeaseTerms, now: float) -> int:
         """Return the free tokens not claimed by any window during a lease that begins now."""
@@ -301,15 +321,28 @@ class Lookahead:
             return None
         for name in self._state.leases[task_id].tokens:
             pool = self._state.pools[name]
-            if not pool.windows or pool.free(now) is None:
+            end = self._state.lease_ends[task_id] + pool.config.linger
+            begin = min((window.start for window in pool.windows.values()), default=NEVER)
+            if begin >= end or pool.free(now) is None:
                 continue
-            for start, _, count in slot_spans(self._tokens_over_time(pool, None, True, now)):
-                covering = [
-                    window
-                    for window in pool.windows.values()
-                    if window.start <= start < window.until
-                ]
-                end = self._state.lease_ends[task_id] + pool.config.linger
-                if covering and start < end and count + freed.get(name, 0) < 0:
+            for start, count in self._short_slots(pool, now):
+                if start >= end:
+                    break
+                if count + freed.get(name, 0) < 0:
+                    covering = (w for w in pool.windows.values() if w.start <= start < w.until)
                     return max(covering, key=attrgetter("id"))
         return None
+
+    def _short_slots(self, pool: PoolState, now: float) -> TokenSlots:
+        """Return the slots within windows that are short of tokens, by enforced limits.
+
+        O(n log n) in the leases, or O(1) while nothing has changed since.
+        """
+        slots = self._tokens_over_time(pool, None, True, now)  # it keeps the cache up to date
+        if pool.short_slots is None:
+            pool.short_slots = [
+                (start, count)
+                for start, count in slots
+                if count < 0 and any(w.start <= start < w.until for w in pool.windows.values())
+            ]
+        return pool.short_slots

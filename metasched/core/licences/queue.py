@@ -22,8 +22,9 @@ requests then fill the gaps that large requests leave (first fit decreasing; Joh
 Tasks with the same request and about the same duration form one group: if its first task cannot go,
 no other can. The rule is plain: after each change the groups are checked in the order of their
 first tasks, and the first of them that may take all its tokens goes. Time alone lets a task go when
-a lease is past its expected end, and near windows of reservations; then the groups are checked
-again, too. A group has a line for each user; `QueueOrder` finds the first of them.
+a lease is past its expected end, when a window is over, and when the first task could no longer end
+before a window; then the groups are checked again, too. A group has a line for each user;
+`QueueOrder` finds the first of them.
 """
 
 from __future__ import annotations
