@@ -22,6 +22,8 @@ from metasched.errors import ParseError, quote_for_error
 MAX_RULE_LENGTH = 200  # characters
 MAX_ZONE_LENGTH = 64  # characters
 YEARS_AHEAD = 8  # a rule without a time within these never comes again (29 February: eight years)
+MAX_GAPS = 400  # runs whose distances are looked at: more than a year of daily ones
+_YEAR = 367 * 86400.0  # seconds
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CRON_DAYS = ("sun", *_DAYS)  # cron counts from Sunday, which is also 7; APScheduler from Monday
 _TIME = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
@@ -55,6 +57,21 @@ class Recurrence:
                 return float(moment)
             start = datetime.fromtimestamp(int(moment) + 1, self.zone)
         return None
+
+    def longest_gap(self, lasts: float) -> float | None:
+        """Return the most seconds between a run that lasts for `lasts` seconds and the next.
+
+        None: unknown, since the next `MAX_GAPS` runs take less than a year, or there are fewer.
+        """
+        begin = moment = datetime(2024, 1, 1, tzinfo=self.zone).timestamp()
+        gaps = list[float]()
+        for _ in range(MAX_GAPS):
+            following = self.next_after(moment)
+            if following is None:
+                return None
+            gaps.append(following - moment - lasts)
+            moment = following
+        return None if moment - begin < _YEAR else max(*gaps[1:], 0.0)
 
     def last_until(self, first: float, moment: float) -> float:
         """Return the last time up to `moment`; `first` is one of them."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec import structs
+
 from metasched.config.mistakes import suggestion
 from metasched.config.settings import CalendarSettings, ConfigError
 from metasched.config.tables import MAX_CALENDAR_ENTRIES, CalendarTable, ConfigFile
@@ -69,6 +71,8 @@ def _read_entry(
     except ParseError as error:
         raise ConfigError(f"{error.problem}, {location}; {error.fix}") from None
     act = _read_act(table, config, base, location)
+    if isinstance(act, LimitLicence):
+        act = structs.replace(act, longest_gap=rule.longest_gap(act.duration))
     return CalendarSettings(
         name=table.name,
         act=act,

@@ -124,6 +124,17 @@ class LicenceLeasing:
                 reason = Reason.LICENCE_UNKNOWN
         return reason
 
+    def calendar_refusal(self, job: Job) -> str | None:
+        """Return why the calendar never lets a job have any of its alternatives, or None."""
+        if not self.enabled or job.reservation is not None:
+            return None
+        duration, limited = job.time_limit or job.estimated, job.time_limit is not None
+        refusals = [
+            self.licences.calendar_refusal(requested, duration, limited)
+            for requested in job.licence_requests
+        ]
+        return refusals[0] if all(refusals) else None
+
     def licence_obstacle(self, task: Task, now: float) -> Ineligibility | None:
         """Return why a task waits for licences, or None."""
         requests = [request for request in request_ids(task) if request in self.licences]
@@ -145,6 +156,8 @@ class LicenceLeasing:
     ) -> str:
         requested = self.licences.requested(request)[shortage.licence]
         free, lookahead = shortage.free or 0, self.licences.lookahead
+        if (refusal := self.calendar_refusal(task.job)) is not None:
+            return f"it never starts: {refusal}"
         window = lookahead.blocking_window(request, shortage.licence, now)
         if window is not None:
             free += shortage.reserved

@@ -168,6 +168,8 @@ class Placement:
         for requested in job.licence_requests if self._leasing.enabled else ():
             if (licence_problem := licences.refusal(requested)) is not None:
                 return licence_problem
+        if (licence_problem := self._leasing.calendar_refusal(job)) is not None:
+            return licence_problem
         choices = range(len(job.licence_requests))
         variants = [Task(job.with_licences(choice), 0, 1, 0.0) for choice in choices]
         limit_problems = [self._limits.permanent_refusal(variant.job) for variant in variants]

@@ -49,6 +49,7 @@ class LimitLicence(msgspec.Struct, frozen=True, tag="licence"):
     licence: str
     total: int  # tokens that there are meanwhile, at the most
     duration: float  # seconds from the time of a run
+    longest_gap: float | None = None  # seconds between the end of a run and the next; None: unknown
 
 
 class CalendarLimit(msgspec.Struct, frozen=True):

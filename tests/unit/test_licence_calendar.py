@@ -39,6 +39,7 @@ from metasched.model.job import Job, State
 from metasched.model.licence import LicencePool
 from metasched.model.reservation import Reservation
 from metasched.policies.policy import Policy
+from metasched.recurrence import parse_recurrence
 from tests.unit.core_site import Site
 
 CONFIG = """
@@ -70,7 +71,8 @@ def read(folder: Path, changes: Mapping[str, str]) -> tuple[CalendarSettings, ..
 
 
 def test_the_file(tmp_path: Path) -> None:
-    assert read(tmp_path, {}) == (DAY,)
+    known = structs.replace(cast(LimitLicence, DAY.act), longest_gap=50400.0)
+    assert read(tmp_path, {}) == (replace(DAY, act=known),)
 
 
 @pytest.mark.parametrize(
@@ -266,6 +268,61 @@ def test_the_record_of_an_entry_names_reservations_that_it_takes_tokens_from() -
     conflict = "changed; reservations 9, 10 had the promise of 2 then, at 2030-01-04T16:00:00"
     assert causes[0] == "new"
     assert causes[1].startswith(conflict)
+
+
+@pytest.mark.parametrize(
+    ("rule", "gap"),
+    [
+        ("08:00", 14 * 3600.0),
+        ("mon-fri 08:00", (14 + 48) * 3600.0),
+        ("0 8 1 * *", (31 * 24 - 10) * 3600.0),
+        ("*/5 8-17 * * mon-fri", None),  # the first 400 runs would not show the week-end
+        ("0 * * * *", None),
+    ],
+)
+def test_the_longest_gap_is_never_taken_for_shorter(rule: str, gap: float | None) -> None:
+    assert parse_recurrence(rule, "UTC").longest_gap(36000.0) == gap
+
+
+def with_gap(gap: float) -> CalendarSettings:
+    return replace(DAY, act=structs.replace(cast(LimitLicence, DAY.act), longest_gap=gap))
+
+
+def test_what_no_gap_of_the_calendar_has_room_for_is_refused() -> None:
+    licences = Licences(with_gap(14 * 3600.0))
+    licences.look("02T05:00")
+    hint = "ask for at most 1 or give a time limit of at most 32768 s"
+    leaves = f"but calendar entry day leaves 1, every time after 50400 s at most; {hint}"
+    for tokens, limit, problem in (
+        (2, 15 * 3600.0, f"2 of licence matlab for 54000 s, {leaves}"),
+        (2, None, f"2 of licence matlab without a time limit, {leaves}"),
+        (2, 32768.0, None),
+        (1, 15 * 3600.0, None),
+    ):
+        job = Job(
+            id=9,
+            submitted=at("02T05:00"),
+            estimated=limit or 60.0,
+            cpus=1,
+            time_limit=limit,
+            licences={"matlab": tokens},
+        )
+        assert licences.core.rejection_reason(job) == problem
+        other = structs.replace(job, licences={}, licence_choices=())
+        assert licences.core.rejection_reason(other) is None
+
+
+def test_a_task_that_never_starts_keeps_no_tokens_from_others() -> None:
+    licences = Licences(with_gap(14 * 3600.0))
+    licences.settings.calendar = ()
+    running = licences.submit("02T18:00", 3, hours=5)
+    never = licences.submit("02T18:00", 4, hours=15)
+    licences.settings.calendar = (with_gap(14 * 3600.0),)
+    licences.look("02T18:01")
+    assert licences.obstacle(never, "02T18:01").endswith("at most 32768 s")
+    assert "it never starts" in licences.obstacle(never, "02T18:01")
+    second = licences.submit("02T18:02", 1, hours=20)
+    assert licences.started == [running, second]
 
 
 def test_operators_see_it() -> None:

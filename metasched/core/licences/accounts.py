@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import difflib
 import heapq
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from metasched.core.licences.groups import LeaseTerms, round_up_duration
 from metasched.core.licences.lookahead import Lookahead
 from metasched.core.licences.pool import (
     NEVER,
@@ -164,6 +166,8 @@ class LicenceAccounts:
             self.remove_window(window_id)
         for window in () if entry is None else windows_of_entry(entry):
             self.keep_tokens_for_window(window)
+        for pool in self._state.pools.values():
+            pool.head_key = None  # other tasks may be barred now
 
     def _calendar_ends(self) -> Iterator[float]:
         """Yield when totals rise that the calendar has lowered."""
@@ -252,6 +256,32 @@ class LicenceAccounts:
                 if available > 0:
                     hint = f"ask for at most {available}"
                 return f"{count} of licence {name}, there are {pool.total}{headroom}; {hint}"
+        return None
+
+    def calendar_refusal(
+        self, requested: Mapping[str, int], duration: float, enforced: bool
+    ) -> str | None:
+        """Return why the calendar never lets a task of no reservation go, with a hint; or None.
+
+        It would hold the tokens for `duration` seconds; `enforced`: it is killed then.
+        """
+        terms = LeaseTerms(round_up_duration(duration), enforced, None)
+        for name, count in requested.items():
+            pool = self._state.pool(name)
+            window = self.lookahead.barring_window(pool, count, terms)
+            if window is None or window.longest_gap is None:
+                continue
+            left = max(window.licences[name] - pool.config.headroom, 0)
+            hints = [f"ask for at most {left}"] if left else []
+            if (longest := window.longest_gap - pool.config.linger) > 1.0:
+                allowed = 2.0 ** (math.ceil(math.log2(longest)) - 1)  # the longest group
+                hints.append(f"give a time limit of at most {allowed:.0f} s")
+            held = f"for {duration:.0f} s" if enforced else "without a time limit"
+            return (
+                f"{count} of licence {name} {held}, but {window.describe()} leaves {left}, every "
+                f"time after {window.longest_gap:.0f} s at most; "
+                f"{' or '.join(hints) or 'ask for another licence'}"
+            )
         return None
 
     def first_unusable(self, names: Iterable[str], cluster: str) -> str | None:

@@ -6,6 +6,7 @@ Times are seconds since the epoch, durations seconds, amounts tokens (copies of 
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,6 +26,11 @@ class QueueOwner(NamedTuple):
     user: str = ""
     priority: int = 1
     account: str | None = None
+
+
+def round_up_duration(seconds: float) -> float:
+    """Return the duration of the group in which a task waits: a power of two."""
+    return float(2.0 ** math.ceil(math.log2(seconds)))
 
 
 class LeaseTerms(NamedTuple):

@@ -93,11 +93,38 @@ class Lookahead:
         return None if first is None else self._state.line_of[first[3:]].group
 
     def first_key(self, pool: PoolState) -> QueueKey | None:
-        """Return the key of the first task queued for a licence; None: none is."""
+        """Return the key of the first task queued for a licence; None: none is.
+
+        Tasks that the calendar never lets go are not first: others would wait for them.
+        """
         order = self._state.order
         if pool.groups and (pool.head_key is None or pool.head_ranking != order.ranking):
-            pool.head_key, pool.head_ranking = min(map(order.rank, pool.groups))[2], order.ranking
+            ranks = (order.rank(group) for group in pool.groups if not self._is_barred(group))
+            first = min(ranks, default=None)
+            pool.head_key = None if first is None else first[2]
+            pool.head_ranking = order.ranking
         return pool.head_key
+
+    def _is_barred(self, group: TaskGroup) -> bool:
+        """Return whether the calendar never lets the tasks of a group go."""
+        return any(
+            self.barring_window(self._state.pool(name), count, group.terms) is not None
+            for name, count in group.requested.items()
+        )
+
+    def barring_window(self, pool: PoolState, count: int, terms: LeaseTerms) -> TokenWindow | None:
+        """Return a limit of the calendar that never leaves so many tokens for so long, or None.
+
+        The lease would reach into its next run, whenever it began.
+        """
+        if terms.reservation is not None:
+            return None  # it ends with that at the latest
+        held_for = terms.duration + pool.config.linger if terms.enforced else NEVER
+        for window in pool.windows.values():
+            left = window.licences[pool.config.name] - pool.config.headroom
+            if window.longest_gap is not None and count > left and held_for >= window.longest_gap:
+                return window
+        return None
 
     def _time_available(self, pool: PoolState, needed: int, now: float) -> float:
         """Return when so many tokens will be free, by the time limits of their holders."""

@@ -29,7 +29,6 @@ before a window; then the groups are checked again, too. A group has a line for 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
@@ -42,6 +41,7 @@ from metasched.core.licences.groups import (
     QueueOwner,
     RequestedTokens,
     TaskGroup,
+    round_up_duration,
 )
 from metasched.core.licences.order import QueueOrder
 from metasched.core.licences.pool import NEVER, PoolState
@@ -178,7 +178,7 @@ class LicenceQueue(LicenceAccounts):
         """
         if task_id in self._state.line_of:
             return
-        terms = LeaseTerms(2.0 ** math.ceil(math.log2(duration)), enforced, reservation)
+        terms = LeaseTerms(round_up_duration(duration), enforced, reservation)
         request = tuple(sorted(requested.items()))
         if request not in self._groups:
             self._groups[request] = {}

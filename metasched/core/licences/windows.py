@@ -31,6 +31,7 @@ class TokenWindow:
     until: float
     licences: Mapping[str, int]  # tokens by licence; of a calendar entry, those that remain
     entry: str = ""  # name of the calendar entry; "": a reservation
+    longest_gap: float | None = None  # as `LimitLicence.longest_gap`
 
     def describe(self) -> str:
         return f"calendar entry {self.entry}" if self.entry else f"reservation {self.id}"
@@ -48,7 +49,14 @@ def windows_of_entry(entry: CalendarEntry) -> Iterator[TokenWindow]:
     starts = [*entry.ran[-1:], *(() if entry.next_run is None else (entry.next_run,))]
     for place, (start, following) in enumerate(pairwise([*starts, inf])):
         until = min(start + act.duration, following)
-        yield TokenWindow(-2 * entry.id - place, start, until, {act.licence: act.total}, entry.name)
+        yield TokenWindow(
+            id=-2 * entry.id - place,
+            start=start,
+            until=until,
+            licences={act.licence: act.total},
+            entry=entry.name,
+            longest_gap=act.longest_gap,
+        )
 
 
 def later_windows(
