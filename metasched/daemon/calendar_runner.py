@@ -8,7 +8,8 @@ The core stores which run an entry waits for. This module computes times and act
 - Of runs that were missed the last one happens, late, if it is not later than `grace`. The others
   are recorded as skipped.
 - A limit of a licence lasts: one that has begun takes effect as soon as the daemon knows of it.
-- If the clock was set back, an entry waits for the next run that has not happened yet.
+- If the clock was set back, an entry waits for the next run that has not happened yet. Limits of
+  licences of the days between hold again.
 """
 
 from __future__ import annotations
@@ -93,10 +94,16 @@ def plan_runs(entry: CalendarEntry, now: float) -> RunPlan:
 
 
 def next_unrepeated(entry: CalendarEntry, now: float) -> float | None:
-    """Return the first time after now at which the entry has not run yet; None: never. Pure."""
+    """Return the first time after now at which the entry has not run yet; None: never. Pure.
+
+    Of a limit, that of now counts as well, unless it has begun.
+    """
     rule, ran = recurrence_of(entry.rule, entry.zone), entry.ran
-    # of earlier runs it is not known whether they happened
-    begin = max(now, ran[0]) if len(ran) == MAX_REMEMBERED_RUNS else now
+    begin = now
+    if isinstance(entry.act, LimitLicence):
+        begin = max(now - entry.act.duration, *(moment for moment in ran if moment <= now), 0.0)
+    if len(ran) == MAX_REMEMBERED_RUNS:
+        begin = max(begin, ran[0])  # of earlier runs it is not known whether they happened
     moment = rule.next_after(begin)
     while moment is not None and (moment in ran or moment == entry.running):
         moment = rule.next_after(moment)
@@ -212,17 +219,21 @@ class CalendarRunner:
                 after = structs.replace(
                     before, **{name: getattr(settings, name) for name in _TERMS}
                 )
-                if (before.rule, before.zone) != (settings.rule, settings.zone):
-                    after = structs.replace(after, next_run=next_unrepeated(after, now))
-                if type(before.act) is not type(settings.act):
+                is_other_act = type(before.act) is not type(settings.act)
+                if is_other_act:
                     after = structs.replace(after, running=None, ran=())
+                is_limit = isinstance(settings.act, LimitLicence)
+                is_other_rule = (before.rule, before.zone) != (settings.rule, settings.zone)
+                if is_other_rule and is_limit:  # limits of the old rule have ended
+                    after = structs.replace(after, ran=_runs_of_rule(after))
+                if is_other_rule or (is_other_act and is_limit):
+                    after = structs.replace(after, next_run=next_unrepeated(after, now))
                 yield CalendarEntrySet(now, after, cause="changed")
         for entry in stored.values():
             yield CalendarEntryRemoved(now, entry.id, cause="removed")
 
     def _new_entry(self, settings: CalendarSettings, now: float) -> CalendarEntry:
-        lasts = settings.act.duration if isinstance(settings.act, LimitLicence) else 0.0
-        return CalendarEntry(
+        entry = CalendarEntry(
             id=self._host.ledger.next_reservation(),
             name=settings.name,
             act=settings.act,
@@ -230,16 +241,19 @@ class CalendarRunner:
             zone=settings.zone,
             made=now,
             grace=settings.grace,
-            next_run=recurrence_of(settings.rule, settings.zone).next_after(now - lasts),
         )
+        return structs.replace(entry, next_run=next_unrepeated(entry, now))
 
     def _corrections(self, now: float) -> Iterator[CoreEvent]:
         """Yield the entries that may run sooner, since the clock was set back."""
         for entry in self._entries():
-            sooner = next_unrepeated(entry, now)
+            known = entry
+            if isinstance(entry.act, LimitLicence):  # of these the core knows the last run only
+                known = structs.replace(entry, ran=tuple(run for run in entry.ran if run <= now))
+            sooner = next_unrepeated(known, now)
             if sooner is None or (entry.next_run is not None and entry.next_run <= sooner):
                 continue
-            after = structs.replace(entry, next_run=sooner)
+            after = structs.replace(known, next_run=sooner)
             yield CalendarEntrySet(now, after, cause="the clock was set back")
 
     def _events_of(self, entry: CalendarEntry, plan: RunPlan, now: float) -> list[CoreEvent]:
@@ -312,6 +326,12 @@ class CalendarRunner:
             result, cause = RunResult.FAILED, str(error)
         await self._host.apply_events(CalendarRun(time.time(), entry.id, due, result, cause=cause))
         self._backups.forget(run)
+
+
+def _runs_of_rule(entry: CalendarEntry) -> tuple[float, ...]:
+    """Return the last runs that its present rule has, too."""
+    rule = recurrence_of(entry.rule, entry.zone)
+    return tuple(moment for moment in entry.ran if rule.next_after(moment - 1.0) == moment)
 
 
 def _find_conflicts(

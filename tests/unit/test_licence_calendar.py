@@ -194,6 +194,48 @@ def test_an_entry_that_is_new_or_late_holds_for_the_rest_of_its_time() -> None:
         assert licences.started == [job]
 
 
+def test_a_changed_rule_holds_today_and_the_old_one_no_longer() -> None:
+    licences = Licences(replace(DAY, rule="01:00"))
+    licences.look("02T05:00")
+    licences.settings.calendar = (DAY,)
+    licences.look("02T12:00")
+    job = licences.submit("02T12:00", 2, hours=1)
+    assert licences.started == []
+    [entry] = licences.core.calendar.entries.values()
+    assert (entry.ran, entry.next_run) == ((at("02T08:00"),), at("03T08:00"))
+    licences.settings.calendar = (replace(DAY, rule="wed,thu 08:00"),)  # the 2nd is a Wednesday
+    licences.look("02T12:30")
+    [entry] = licences.core.calendar.entries.values()
+    assert (entry.ran, entry.next_run) == ((at("02T08:00"),), at("03T08:00"))  # not again
+    assert licences.started == []
+    licences.settings.calendar = (replace(DAY, rule="20:00"),)
+    licences.look("02T13:00")
+    assert licences.started == [job]
+
+
+def test_after_the_clock_was_set_back_the_limit_of_that_day_holds() -> None:
+    licences = Licences()
+    for day in ("04", "05"):  # by mistake
+        licences.look(f"{day}T09:00")
+    runner = CalendarRunner(cast(Any, licences), cast(Any, None), cast(Any, None))
+    with patch("time.time", lambda: at("02T09:00")):
+        asyncio.run(runner.correct_for_clock())
+    licences.look("02T09:00")
+    licences.submit("02T09:00", 2, hours=1)
+    assert licences.started == []
+    [entry] = licences.core.calendar.entries.values()
+    assert entry.next_run == at("03T08:00")
+    with patch("time.time", lambda: at("02T09:30")):
+        asyncio.run(runner.correct_for_clock())  # changes nothing further
+    assert licences.core.calendar.entries[entry.id] is entry
+    licences.look("02T18:00")
+    assert licences.started == [1]
+    for day in ("04", "05"):
+        licences.look(f"{day}T08:00")
+        [status] = licences.core.licences.statuses(at(f"{day}T09:00"))
+        assert status.reserved == 3
+
+
 def test_the_limit_follows_the_total_and_ends_with_the_entry() -> None:
     licences = Licences()
     licences.look("02T09:00")
