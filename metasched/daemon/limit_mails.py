@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from metasched.core.events import Outcome
@@ -22,7 +23,52 @@ from metasched.model.mail_types import SHARES_OF_LIMIT
 
 INTERVAL = 10.0  # seconds between looks
 LATEST = 3600.0  # seconds since it was due
-MOST_AT_ONCE = 100  # tasks of a look; the others follow in the next
+MAILS_AT_ONCE = 100  # stored in a look; users take turns, and the others follow in the next
+TASKS_AT_ONCE = 1000  # looked at in a look: of most there may be nothing to mail
+SPARE = 64  # entries of a heap that may be void without regard to its tasks
+
+
+class DueTimes:
+    """Tasks of a user by the time at which the next mail about each is due, in epoch seconds.
+
+    Its size follows the number of tasks: entries of ended tasks do not stay until they are due.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[TaskId, float] = {}
+        self._heap: list[tuple[float, TaskId]] = []  # an entry that differs from `_due` is void
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def set(self, task_id: TaskId, due: float) -> None:
+        """Set or change the time of a task."""
+        if self._due.get(task_id) != due:
+            self._due[task_id] = due
+            heapq.heappush(self._heap, (due, task_id))
+            self._drop_void()
+
+    def remove(self, task_id: TaskId) -> None:
+        """Forget a task; it may be unknown."""
+        if self._due.pop(task_id, None) is not None:
+            self._drop_void()
+
+    def is_due(self, now: float) -> bool:
+        """Return whether a task is due."""
+        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return bool(self._heap) and self._heap[0][0] <= now
+
+    def take_first(self) -> TaskId:
+        """Remove the task that is due first and return it; `is_due` was True."""
+        task_id = heapq.heappop(self._heap)[1]
+        del self._due[task_id]
+        return task_id
+
+    def _drop_void(self) -> None:
+        if len(self._heap) > 2 * len(self._due) + SPARE:
+            self._heap = [(due, task_id) for task_id, due in self._due.items()]
+            heapq.heapify(self._heap)
 
 
 class LimitMails:
@@ -31,7 +77,7 @@ class LimitMails:
     def __init__(self, host: SchedulerHost, commit: Callable[[], Awaitable[None]]) -> None:
         """`commit` waits until the open group of the ledger is stored."""
         self._host, self._commit = host, commit
-        self._due: list[tuple[float, TaskId]] = []  # heap; an entry may be out of date
+        self._due: dict[str, DueTimes] = {}  # by user, who had a turn last comes last
         # (start, percent) by task; of an array that has one mail for all tasks, by (job, -1)
         self._sent: dict[TaskId, set[tuple[float, int]]] = {}
         self.watch(host.core.tasks.values())
@@ -46,10 +92,17 @@ class LimitMails:
                     self._sent.pop(_subject(task), None)
 
     def watch(self, tasks: Iterable[Task]) -> None:
-        """Watch those of the tasks about which there may be such a mail."""
+        """Watch those of the tasks about which there may be such a mail; forget the others."""
         for task in tasks:
-            if task.job.mail is not None and (due := self._next_due(task)) is not None:
-                heapq.heappush(self._due, (due, task.task_id))
+            if task.job.mail is None:
+                continue
+            user, due = task.job.user, self._next_due(task)
+            if due is not None:
+                self._due.setdefault(user, DueTimes()).set(task.task_id, due)
+            elif (times := self._due.get(user)) is not None:
+                times.remove(task.task_id)
+                if not times:
+                    del self._due[user]
 
     async def run(self) -> None:
         """Store mails until cancelled. StorageFailed ends the service."""
@@ -59,24 +112,36 @@ class LimitMails:
             await asyncio.sleep(INTERVAL)
 
     def look(self, now: float) -> bool:
-        """Add the mails that are due to the open group of the ledger; return whether any are."""
-        mails = []
-        for _ in range(MOST_AT_ONCE):
-            if not self._due or self._due[0][0] > now:
+        """Add the mails that are due to the open group of the ledger; return whether any are.
+
+        Users with mails that are due take turns of a task each.
+        """
+        mails: list[Mail] = []
+        waiting = deque(user for user, times in self._due.items() if times.is_due(now))
+        for _ in range(TASKS_AT_ONCE):
+            if not waiting or len(mails) >= MAILS_AT_ONCE:
                 break
-            task_id = heapq.heappop(self._due)[1]
-            task = self._host.core.tasks.get(task_id)
-            if task is None or not _runs(task):
-                continue
-            for due, started, percent in list(self._shares(task)):
-                if due <= now:
-                    self._sent.setdefault(_subject(task), set()).add((started, percent))
-                    if now - due <= LATEST:
-                        mails.append(_mail(task, percent, now))
-            self.watch([task])
+            user = waiting.popleft()
+            times = self._due.pop(user)
+            task = self._host.core.tasks.get(times.take_first())
+            if times:
+                self._due[user] = times
+            if task is not None:
+                mails += self._mails_due(task, now)
+                self.watch([task])
+            if user in self._due and self._due[user].is_due(now):
+                waiting.append(user)
         if mails:
             self._host.ledger.queue_limit_mails(mails)
         return bool(mails)
+
+    def _mails_due(self, task: Task, now: float) -> Iterator[Mail]:
+        """Yield the mails about a task that are due; they count as sent, and so do late ones."""
+        for due, started, percent in list(self._shares(task)):
+            if due <= now:
+                self._sent.setdefault(_subject(task), set()).add((started, percent))
+                if now - due <= LATEST:
+                    yield _mail(task, percent, now)
 
     def _next_due(self, task: Task) -> float | None:
         return min((due for due, _, _ in self._shares(task)), default=None)
