@@ -14,6 +14,7 @@
     audit        who did what, and what happened                 append-only; id grows with the time
     daily_use    what ended tasks used, by day and user           primary key: the day and whose use
     outbox       mails and events of webhooks                     checks: state; `ended` iff over
+    limit_mail   shares of time limits that were mailed           primary key: the run and share
     cluster      last lasting information of each cluster         primary key
     drain        clusters that operators keep closed              primary key
     calendar     acts that recur, and the next run of each        one entry of a name

@@ -18,12 +18,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import structs
-from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, select, update
 
 from metasched.core import notifications
 from metasched.core.events import CoreEvent, Outcome
 from metasched.core.notifications import Beginning, JobChanges
-from metasched.db.schema import attempt, calendar, job, outbox, reservation, task, task_run
+from metasched.db.schema import (
+    attempt,
+    calendar,
+    job,
+    limit_mail,
+    outbox,
+    reservation,
+    task,
+    task_run,
+)
 from metasched.model.audit import OPERATORS_ONLY, AuditKind, AuditRecord, cleaned
 from metasched.model.calendar import CalendarAct, Reserve
 from metasched.model.job import Job
@@ -336,8 +345,8 @@ class Outbox:
         return row
 
     def add_limit_mails(self, connection: Connection, mails: Iterable[Mail]) -> bool:
-        """Store mails about shares of time limits, but for those that are stored already."""
-        return self.add_mails(connection, [m for m in mails if not _is_stored(connection, m)])
+        """Store mails about shares of time limits, each once for a run, whatever became of it."""
+        return self.add_mails(connection, [m for m in mails if _is_first(connection, m)])
 
     def add_mails(self, connection: Connection, mails: Sequence[Mail]) -> bool:
         """Store mails up to the limit of an hour, and count the others in a digest.
@@ -425,16 +434,21 @@ def _portions(
         yield portion
 
 
-def _is_stored(connection: Connection, mail: Mail) -> bool:
-    """Return whether there is a mail of this kind about the same run of a job or task."""
+def _is_first(connection: Connection, mail: Mail) -> bool:
+    """Store that a mail was made about a share of a run; return whether there was none before."""
     notice = mail.notice
-    query = select(outbox.c.data).where(outbox.c.receiver == MAIL, outbox.c.job == notice.job)
-    for data in connection.execute(query.where(outbox.c.kind == notice.kind)).scalars():
-        [stored] = msgspec.json.decode(data, type=_Content).notices
-        is_whole_array = notice.array is not None and notice.task is None
-        if stored.task == notice.task and (is_whole_array or stored.started == notice.started):
-            return True
-    return False
+    is_whole_array = notice.array is not None and notice.task is None
+    key = {
+        "job": notice.job,
+        "task_index": -1 if is_whole_array else notice.task or 0,
+        "started": 0.0 if is_whole_array else notice.started,
+        "kind": notice.kind,
+    }
+    is_known = and_(*(limit_mail.c[name] == value for name, value in key.items()))
+    if connection.execute(select(exists().where(is_known))).scalar():
+        return False
+    connection.execute(insert(limit_mail), [key])
+    return True
 
 
 def _mail_about_occurrence(connection: Connection, record: AuditRecord) -> Mail | None:

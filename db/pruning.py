@@ -28,6 +28,7 @@ from metasched.db.schema import (
     event,
     job,
     lease,
+    limit_mail,
     task,
     task_run,
 )
@@ -250,6 +251,7 @@ def _delete_jobs(connection: Connection, rows: Sequence[Any]) -> None:
         (change, change.c.job),
         (dependency, dependency.c.job),
         (lease, lease.c.job),
+        (limit_mail, limit_mail.c.job),
         (attempt, attempt.c.job),
         (task, task.c.job),
         (task_run, task_run.c.job),
@@ -280,5 +282,5 @@ def _delete_part(connection: Connection, job_id: int, tasks: int, changes: int) 
         connection.execute(delete(change).where(change.c.job == job_id, change.c.id <= first[-1]))
         return
     last = _first_tasks(connection, job_id, tasks)[-1]
-    for table in (lease, attempt, task):
+    for table in (lease, limit_mail, attempt, task):
         connection.execute(delete(table).where(table.c.job == job_id, table.c.task_index <= last))

@@ -639,6 +639,17 @@ Index(
     postgresql_where=_IS_UNDELIVERED,
 )
 
+# Mails about shares of time limits that were stored or counted in a digest. Unlike their rows in
+# the outbox, these stay as long as the job. `task_index` -1, `started` 0: one mail of an array.
+limit_mail = Table(
+    "limit_mail",
+    metadata,
+    Column("job", Int64, ForeignKey("job.id"), primary_key=True),
+    Column("task_index", Int64, primary_key=True),
+    Column("started", Float, primary_key=True),  # of the run, which its manager may repeat
+    Column("kind", SafeText, primary_key=True),  # of the notice, so the share
+)
+
 # What was last recorded of a subject, such as "unreachable" of a cluster: see `AuditTrail`.
 audit_condition = Table(
     "audit_condition",

@@ -1,8 +1,8 @@
 """Mails about running jobs that have used 50, 80 or 90% of their time limits.
 
 Nothing of this is stored before it is due: the times follow from starts and limits, which may
-change. The outbox knows which mails it has, so a restart repeats none. What became due while no
-daemon ran is sent late, but not after `LATEST`.
+change. The database remembers which were stored, so a restart repeats none. What became due while
+no daemon ran is sent late, but not after `LATEST`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, insert, select
 from sqlalchemy import event as sql_events
 
 from metasched.core.dependency_status import TargetSummary
@@ -34,7 +34,17 @@ from metasched.db.integrity import CheckResult, check_database
 from metasched.db.job_pages import TaskFilter
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.pruning import PruningPass, prune
-from metasched.db.schema import attempt, change, checkpoint, content, event, job, metadata, task
+from metasched.db.schema import (
+    attempt,
+    change,
+    checkpoint,
+    content,
+    event,
+    job,
+    limit_mail,
+    metadata,
+    task,
+)
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database, StoreError
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
@@ -222,6 +232,7 @@ def test_a_large_array_is_forgotten_in_portions_and_a_kept_job_examined_once(
     life.submit(7, NOW + 40)
     life.run(7, NOW + 50)
     life.submit(8, NOW + 60)
+    remember_limit_mails(database, (6, -1), *((6, index) for index in range(10)))
     engine = database.open_existing()
     one_pass, sizes = PruningPass(NOW + 100), []
     while one_pass.prune_portion(engine):
@@ -230,7 +241,7 @@ def test_a_large_array_is_forgotten_in_portions_and_a_kept_job_examined_once(
     engine.dispose()
     assert one_pass.deleted == {"jobs": 2, "reservations": 0, "events": 0}
     left = counts(database)
-    assert (left["job"], left["task"]) == (6, 6)
+    assert (left["job"], left["task"], left["limit_mail"]) == (6, 6, 0)
     assert max(earlier - later for earlier, later in pairwise([16, *sizes])) <= 3
     assert {f.check for f in check_database(database) if not f.ok} == set()
 
@@ -406,11 +417,22 @@ def test_use_of_ended_tasks_is_stored_once_and_passes_the_checks(
     assert [check.check for check in check_database(database) if not check.ok] == []
 
 
+def remember_limit_mails(database: Database, *tasks: tuple[int, int]) -> None:
+    """Store that a share of the time limit of tasks (job, index) was mailed."""
+    engine = database.open_existing()
+    with engine.begin() as connection:
+        for id, index in tasks:
+            row = {"job": id, "task_index": index, "started": NOW, "kind": "job_time_limit_50"}
+            connection.execute(insert(limit_mail), [row])
+    engine.dispose()
+
+
 def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, database: Database) -> None:
     for id in (1, 2, 3, 4):
         life.submit(id, NOW + id, deadline=NOW + 1000 if id == 2 else None)
     for id in (1, 2, 3):
         life.run(id, NOW + 100 * id)
+    remember_limit_mails(database, (1, 0), (3, 0))
     assert pruned(database, NOW + 250) == {"jobs": 1, "reservations": 0, "events": 0}
     engine = database.open_existing()
     with engine.connect() as connection:
@@ -418,6 +440,7 @@ def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, database:
             ids = connection.execute(select(column).select_from(table).distinct()).scalars()
             # job 2 has a deadline: priorities of later jobs depend on it
             assert set(ids) == {2, 3, 4}, table.name
+        assert list(connection.execute(select(limit_mail.c.job)).scalars()) == [3]
         assert 1 not in set(connection.execute(select(change.c.job)).scalars())
         texts = set(connection.execute(select(content.c.digest)).scalars())
     engine.dispose()

@@ -288,6 +288,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "ended": None,
         "data": "{}",
     },
+    "limit_mail": {"job": 1 << 40, "task_index": -1, "started": 0.0, "kind": "job_time_limit_50"},
     "audit_condition": {"subject": "cluster alpha", "value": "unreachable"},
     "checkpoint": {"event": 1, "time": 1.5, "data": b"\x00\xff", "decisions": 2},
 }

@@ -392,6 +392,52 @@ def test_shares_of_a_time_limit_are_mailed_once(ledger: Ledger) -> None:
     assert look(watcher, 1000) == []
 
 
+def test_a_share_is_mailed_once_whatever_became_of_its_mail(ledger: Ledger) -> None:
+    """Of a task in a digest, and of an array whose mail was deleted; neither reads other rows."""
+    life = Life(ledger, replace(MAILS, mails_per_hour=1))
+    life.submit(1, "TIME_LIMIT_50", time_limit=100.0, array="0-3")
+    life.submit(2, "TIME_LIMIT_50", "ARRAY_TASKS", time_limit=100.0, array="0-3")
+    started = life.now - 5
+    for id in (1, 2):
+        life.listed(*(life.row(State.RUNNING, id, n, started=started) for n in range(4)))
+    statements: list[str] = []
+
+    def note(*arguments: Any) -> None:
+        statements.append(arguments[2])
+
+    def look(now: float) -> None:
+        LimitMails(cast(Any, life), cast(Any, None)).look(now)
+        ledger.commit_group()
+
+    look(started + 50)
+    [first, digest] = life.notices()
+    assert (first.job, digest.kind) == (1, DIGEST)
+    assert digest.counts == {"job_time_limit_50": 4}
+    listen(ledger._engine, "before_cursor_execute", note)
+    look(started + 60)  # after a restart
+    remove(ledger._engine, "before_cursor_execute", note)
+    assert statements
+    assert not [text for text in statements if "FROM outbox" in text]
+    assert life.notices() == [first, digest]
+    ledger.give_up_notices(MAIL, life.now + 100, life.now)
+    prune(ledger, life.now + KEPT_FOR + 100)
+    assert life.rows() == []
+    look(started + 70)
+    assert life.rows() == []
+
+
+def test_a_run_that_its_manager_repeats_has_its_mails_again(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS)
+    life.submit(1, "TIME_LIMIT_50", time_limit=100.0)
+    for _ in range(2):
+        life.now += 1000
+        life.listed(life.row(State.RUNNING), full=True)
+        for seconds in (60, 70):
+            LimitMails(cast(Any, life), cast(Any, None)).look(life.now + seconds)
+            ledger.commit_group()
+    assert len(life.rows()) == 2
+
+
 def test_a_share_that_was_reached_long_ago_is_not_mailed(ledger: Ledger) -> None:
     life = Life(ledger, MAILS)
     life.submit(1, "TIME_LIMIT_50", time_limit=100.0)
