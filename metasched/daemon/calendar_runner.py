@@ -35,6 +35,7 @@ from metasched.daemon.backups import write_backup
 from metasched.daemon.calendar_limits import describe_conflict, limits_of
 from metasched.daemon.host import SchedulerHost
 from metasched.db.store import StorageFailed, StoreError
+from metasched.model.audit import AuditKind, AuditRecord
 from metasched.model.calendar import (
     MAX_COUNTED,
     MAX_REMEMBERED_RUNS,
@@ -51,6 +52,7 @@ from metasched.recurrence import Recurrence, parse_recurrence
 log = logging.getLogger("metasched")
 
 MAX_SLEEP = 10.0  # seconds between looks at the clock, which may be set
+SLOW_AFTER = 3600.0  # seconds after which a run that has not ended is reported
 PUNCTUAL = 60.0  # seconds; a run that is later has a remark
 
 
@@ -119,7 +121,7 @@ class CalendarRunner:
         """`prune` deletes old rows and returns what it did."""
         self._host, self._prune, self._backups = host, prune, backups
         self._changed, self._begun = asyncio.Event(), asyncio.Event()
-        self._clock = ClockStepDetector()
+        self._clock, self._pruning = ClockStepDetector(), asyncio.Lock()
 
     def wake(self) -> None:
         """Look at the entries again, which have changed."""
@@ -142,11 +144,28 @@ class CalendarRunner:
                 await self.correct_for_clock()
 
     async def run_outside(self) -> None:
-        """Do and finish the runs that have begun outside of the core, until cancelled."""
-        while True:
-            self._begun.clear()
-            await self.finish_begun_runs()
-            await self._begun.wait()
+        """Do and finish the runs that have begun outside of the core, until cancelled.
+
+        Each run has a task of its own: the folder of a copy may hang. StorageFailed if a result
+        cannot be stored.
+        """
+        tasks: dict[BackupRun, asyncio.Task[None]] = {}
+        try:
+            while True:
+                self._begun.clear()
+                for run in [run for run, task in tasks.items() if task.done()]:
+                    tasks.pop(run).result()
+                for entry in self._entries():
+                    if entry.running is not None:
+                        run = BackupRun(entry.id, entry.running)
+                        if run not in tasks:
+                            tasks[run] = asyncio.create_task(self.finish_run(entry))
+                            tasks[run].add_done_callback(lambda _: self._begun.set())
+                await self._begun.wait()
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     async def take_over_file(self) -> None:
         """Make the stored entries those of the site's file."""
@@ -196,12 +215,6 @@ class CalendarRunner:
         for plan, entry in planned:
             if self._host.core.calendar.entries.get(entry.id) is entry:
                 await self._host.apply_events(*self._events_of(entry, plan, now))
-
-    async def finish_begun_runs(self) -> None:
-        """Do the runs that have begun, and record their results."""
-        for entry in self._entries():
-            if entry.running is not None:
-                await self._finish(entry)
 
     def _entries(self) -> list[CalendarEntry]:
         """Return the entries of the site."""
@@ -308,11 +321,12 @@ class CalendarRunner:
                 remarks.append(f"it stays {drain}")
         return [CalendarRun(now, entry.id, due, result, next_run, "; ".join(remarks)), *acts]
 
-    async def _finish(self, entry: CalendarEntry) -> None:
-        """Do what has begun, and record the result."""
+    async def finish_run(self, entry: CalendarEntry) -> None:
+        """Do the run of an entry that has begun, and record the result."""
         due, result = entry.running, RunResult.DONE
         assert due is not None
         run = BackupRun(entry.id, due)
+        slow = asyncio.get_running_loop().call_later(SLOW_AFTER, self._note_slow, entry, due)
         try:
             if isinstance(entry.act, BackUpDatabase):
                 database, act = self._host.settings.database, entry.act
@@ -321,11 +335,24 @@ class CalendarRunner:
                     lambda: write_backup(database, Path(act.folder), entry.name, due, act.copies),
                 )
             else:
-                cause = await self._prune()
+                async with self._pruning:
+                    cause = await self._prune()
         except (StoreError, StorageFailed) as error:
             result, cause = RunResult.FAILED, str(error)
+        finally:
+            slow.cancel()
         await self._host.apply_events(CalendarRun(time.time(), entry.id, due, result, cause=cause))
         self._backups.forget(run)
+
+    def _note_slow(self, entry: CalendarEntry, due: float) -> None:
+        """Record, once for a run, that it has not ended for long."""
+        record = AuditRecord(
+            time=time.time(),
+            kind=AuditKind.CALENDAR_SLOW,
+            cause=f"{entry.describe()}: not done after {SLOW_AFTER:.0f} s; later runs wait for it",
+            details={"entry": entry.name, "due": due},
+        )
+        self._host.note_condition(record, f"calendar {entry.name}", f"slow {due:.0f}")
 
 
 def _runs_of_rule(entry: CalendarEntry) -> tuple[float, ...]:

@@ -52,6 +52,7 @@ class AuditKind(StrEnum):
     CALENDAR_RAN = "calendar_ran"
     CALENDAR_SKIPPED = "calendar_skipped"
     CALENDAR_FAILED = "calendar_failed"
+    CALENDAR_SLOW = "calendar_slow"
     JOB_CANCELLED = "job_cancelled"
     JOB_HELD = "job_held"
     JOB_RELEASED = "job_released"
@@ -132,6 +133,9 @@ KINDS: Mapping[AuditKind, KindInfo] = {
         "warning", "all", "The daemon was down for longer than the grace of the entry."
     ),
     K.CALENDAR_FAILED: KindInfo("error", "all", "A run of the calendar failed."),
+    K.CALENDAR_SLOW: KindInfo(
+        "warning", "all", "A run of the calendar has not ended after an hour."
+    ),
     K.JOB_CANCELLED: KindInfo("info", "owner", "Another user asked to cancel tasks."),
     K.JOB_HELD: KindInfo("info", "owner", "Another user asked to hold tasks."),
     K.JOB_RELEASED: KindInfo("info", "owner", "Another user asked to release tasks."),

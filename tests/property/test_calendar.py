@@ -98,8 +98,13 @@ class Calendars(KilledDaemon, RuleBasedStateMachine):
         ):
             yield
 
+    async def finish_begun_runs(self) -> None:
+        for entry in list(self.core.calendar.entries.values()):
+            if entry.running is not None:
+                await self.runner.finish_run(entry)
+
     def look(self) -> None:
-        parts = (self.runner.start_due_runs, self.runner.finish_begun_runs)
+        parts = (self.runner.start_due_runs, self.finish_begun_runs)
         self.run(*parts, *parts)  # what was under way before a crash delays the next
 
     # What happens

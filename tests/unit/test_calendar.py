@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -30,11 +31,13 @@ from metasched.daemon.calendar_runner import (
 )
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import StorageFailed, StoreError
+from metasched.model.audit import AuditKind, AuditRecord
 from metasched.model.calendar import (
     MAX_REMEMBERED_RUNS,
     BackUpDatabase,
     CalendarEntry,
     DrainCluster,
+    PruneDatabase,
     ResumeCluster,
 )
 from tests.unit.core_site import Site
@@ -181,7 +184,11 @@ class Host:
         self.settings = SimpleNamespace(calendar=entries, database=None)
         self.ledger = SimpleNamespace(next_reservation=self.next_id)
         self.events: list[CoreEvent] = []
+        self.conditions: list[tuple[str, AuditRecord]] = []
         self._id = 0
+
+    def note_condition(self, record: AuditRecord, subject: str, _: str) -> None:
+        self.conditions.append((subject, record))
 
     def next_id(self) -> int:
         self._id += 1
@@ -372,14 +379,14 @@ def test_services_that_end_and_start_share_the_copy_that_is_written() -> None:
     async def services() -> None:
         for _ in range(3):
             runner = CalendarRunner(cast(Any, host), cast(Any, None), copies)
-            service = asyncio.create_task(runner.finish_begun_runs())
+            service = asyncio.create_task(runner.finish_run(entry))
             while not calls:
                 await asyncio.sleep(0.001)
             await asyncio.sleep(0.01)
             service.cancel()  # as after an outage of the database
             await asyncio.gather(service, return_exceptions=True)
         may_end.set()
-        await CalendarRunner(cast(Any, host), cast(Any, None), copies).finish_begun_runs()
+        await CalendarRunner(cast(Any, host), cast(Any, None), copies).finish_run(entry)
 
     with patch.object(calendar_runner, "write_backup", write):
         asyncio.run(services())
@@ -394,7 +401,7 @@ def test_a_copy_that_failed_is_not_begun_again_at_each_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host, copies, calls = Host(COPY), BackupThreads(), 0
-    begun_copy(host)
+    entry = begun_copy(host)
 
     def write(*_: Any) -> str:
         nonlocal calls
@@ -408,7 +415,7 @@ def test_a_copy_that_failed_is_not_begun_again_at_each_start(
 
     def start() -> asyncio.Future[None]:
         runner = CalendarRunner(cast(Any, host), cast(Any, None), copies)
-        return asyncio.ensure_future(runner.finish_begun_runs())
+        return asyncio.ensure_future(runner.finish_run(entry))
 
     async def services() -> None:
         with patch.object(host, "apply_events", lost), pytest.raises(StorageFailed):
@@ -429,6 +436,80 @@ def test_a_copy_that_failed_is_not_begun_again_at_each_start(
         asyncio.run(services())
     assert calls == 3
     assert host.remarks()[-1] == "/b/1"
+
+
+HANGING = CalendarSettings("hanging", BackUpDatabase("/dead", 3), "daily 02:30", "UTC", HOUR)
+PRUNE = CalendarSettings("prune", PruneDatabase(), "daily 02:30", "UTC", HOUR)
+
+
+def test_a_folder_that_hangs_stops_no_other_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calendar_runner, "SLOW_AFTER", 0.01)
+    host, may_end, written = Host(HANGING, COPY, PRUNE), threading.Event(), list[str]()
+    host.look("2030-01-02T02:00")
+    host.look("2030-01-02T02:30")
+
+    def write(_: Any, folder: Path, name: str, *others: Any) -> str:
+        written.append(name)
+        if name == "hanging":
+            may_end.wait(60)
+        return f"{folder}/1"
+
+    async def prune() -> str:
+        return "2 jobs"
+
+    def running() -> list[str]:
+        return [e.name for e in host.core.calendar.entries.values() if e.running is not None]
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    async def service() -> None:
+        runner = CalendarRunner(cast(Any, host), prune, BackupThreads())
+        outside = asyncio.create_task(runner.run_outside())
+        await until(lambda: running() == ["hanging"] and bool(host.conditions))
+        for _ in range(3):
+            runner.wake()
+            await asyncio.sleep(0.001)
+        may_end.set()
+        await until(lambda: not running())
+        outside.cancel()
+        await asyncio.gather(outside, return_exceptions=True)
+
+    with patch.object(calendar_runner, "write_backup", write):
+        asyncio.run(service())
+    assert sorted(written) == ["copy", "hanging"]
+    assert {"/b/1", "/dead/1", "2 jobs"} <= set(host.remarks())
+    slow = {subject: record for subject, record in host.conditions if "hanging" in subject}
+    assert slow["calendar hanging"].kind is AuditKind.CALENDAR_SLOW
+    assert slow["calendar hanging"].details["entry"] == "hanging"
+
+
+def test_a_result_that_cannot_be_stored_ends_the_service() -> None:
+    host, may_end = Host(HANGING, COPY), threading.Event()
+    host.look("2030-01-02T02:00")
+    host.look("2030-01-02T02:30")
+
+    def write(_: Any, folder: Path, name: str, *others: Any) -> str:
+        return str(name == "hanging" and may_end.wait(60))
+
+    async def lost(*_: Any) -> Any:
+        raise StorageFailed("the database is away")
+
+    async def service() -> int:
+        runner = CalendarRunner(cast(Any, host), cast(Any, None), BackupThreads())
+        with pytest.raises(StorageFailed):
+            async with asyncio.timeout(30):
+                await runner.run_outside()
+        return len(asyncio.all_tasks())
+
+    with (
+        patch.object(calendar_runner, "write_backup", write),
+        patch.object(host, "apply_events", lost),
+    ):
+        assert asyncio.run(service()) == 1
+    may_end.set()
 
 
 @pytest.fixture
