@@ -727,7 +727,7 @@ class Ledger(Writer):
         self._close_notice(id, DeliveryState.UNCERTAIN, cause, now)
 
     def mark_failed(self, id: int, cause: str, now: float) -> None:
-        """Add to the open group that a mail cannot be sent."""
+        """Add to the open group that a row of the outbox can never be delivered."""
         self._close_notice(id, DeliveryState.FAILED, cause, now)
 
     def _close_notice(self, id: int, state: DeliveryState, cause: str, now: float) -> None:

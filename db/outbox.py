@@ -59,6 +59,8 @@ DELIVERED_KEPT_FOR = 86400.0  # seconds for which delivered rows are listed
 LATEST_DUE = 2 * HOUR  # seconds from now; later only if the clock was set back
 KEPT_FOR = 7 * 86400.0  # seconds for which failed and uncertain rows are listed
 
+UNREADABLE = "its content in the database cannot be read"  # why a row is given up
+
 _IS_OPEN = outbox.c.ended.is_(None)
 _IS_PENDING = outbox.c.state == DeliveryState.PENDING
 _RECIPIENT = func.coalesce(outbox.c.user, outbox.c.address)  # see `OutboxRow.recipient`
@@ -91,8 +93,8 @@ class OutboxRow:
     created: float
     due: float
     tries: int
-    source: str  # instance that created it
-    notices: tuple[Notice, ...]
+    source: str  # instance that created it; "": it cannot be read
+    notices: tuple[Notice, ...]  # empty: they cannot be read
 
     @property
     def recipient(self) -> str:
@@ -114,6 +116,7 @@ class _EncodedContent(msgspec.Struct, frozen=True):
     notices: tuple[msgspec.Raw, ...]
 
 
+_UNREADABLE = _Content("", ())
 _END = "]}"  # of an encoded content: its notices are the last field
 
 
@@ -385,11 +388,13 @@ class Outbox:
             .limit(1)
         ).first()
         if open_digest is not None:
-            [digest] = msgspec.json.decode(open_digest.data, type=_Content).notices
-            digest = structs.replace(digest, counts=counts + Counter(digest.counts))
-            statement = update(outbox).where(outbox.c.id == open_digest.id)
-            connection.execute(statement.values(data=self._encode((digest,))))
-            return
+            is_row = outbox.c.id == open_digest.id
+            for digest in _content_of(open_digest.data).notices:
+                digest = structs.replace(digest, counts=counts + Counter(digest.counts))
+                _update(connection, is_row, data=self._encode((digest,)))
+                return
+            failed = {"state": DeliveryState.FAILED.value, "ended": first.notice.time}
+            _update(connection, is_row, **failed, error=UNREADABLE)
         digest = Notice(kind=DIGEST, time=first.notice.time, user=first.user, counts=counts)
         row = self._row(MAIL, self._encode((digest,)), DIGEST, digest.time)
         row |= {"user": first.user, "address": first.address, "due": digest.time + HOUR}
@@ -556,9 +561,17 @@ def open_rows(connection: Connection) -> dict[str, tuple[int, float]]:
     return {receiver: (count, oldest) for receiver, count, oldest in rows}
 
 
+def _content_of(data: str) -> _Content:
+    """Return the content of a row; without notices if it is damaged, or of another release."""
+    try:
+        return msgspec.json.decode(data, type=_Content)
+    except (msgspec.MsgspecError, ValueError):
+        return _UNREADABLE
+
+
 def _decoded(connection: Connection, query: Any) -> Iterator[OutboxRow]:
     for row in connection.execute(query):
-        content = msgspec.json.decode(row.data, type=_Content)
+        content = _content_of(row.data)
         yield OutboxRow(
             row.id,
             row.user,
@@ -575,14 +588,15 @@ def _decoded(connection: Connection, query: Any) -> Iterator[OutboxRow]:
 def mark_sending(connection: Connection, id: int) -> tuple[Notice, ...]:
     """Store that a mail is about to be given to the mail program; return what it reports.
 
-    Empty: it is not pending any more. A digest counts no further mails from now on.
+    Empty: it is not pending any more, or cannot be read. A digest counts no further mails from now
+    on.
     """
     is_row = (outbox.c.id == id) & _IS_PENDING
     data = connection.execute(select(outbox.c.data).where(is_row)).scalar()
-    if data is None:
-        return ()
-    _update(connection, is_row, state=DeliveryState.SENDING.value)
-    return msgspec.json.decode(data, type=_Content).notices
+    notices = () if data is None else _content_of(data).notices
+    if notices:
+        _update(connection, is_row, state=DeliveryState.SENDING.value)
+    return notices
 
 
 def mark_delivered(connection: Connection, id: int, now: float) -> None:

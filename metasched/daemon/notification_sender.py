@@ -224,7 +224,15 @@ class NotificationSender:
         moments = (due, None if end is None else now + end)
         return min((moment for moment in moments if moment is not None), default=None)
 
+    async def _give_up_unreadable(self, row: OutboxRow, receiver: str) -> None:
+        log.error("%s: row %d: %s", receiver, row.id, outbox.UNREADABLE)
+        self._ledger.mark_failed(row.id, outbox.UNREADABLE, time.time())
+        await self._commit()
+
     async def _mail(self, mail: MailSettings, row: OutboxRow) -> None:
+        if not row.notices:
+            await self._give_up_unreadable(row, MAIL)
+            return
         reservation = await self._reservation_of(row.notices[0])
         notices = self._ledger.mark_sending(row.id)
         if not notices:
@@ -323,6 +331,9 @@ class NotificationSender:
             thread.stop()
 
     async def _deliver(self, hook: WebhookSettings, row: OutboxRow, thread: DeliveryThread) -> None:
+        if not row.notices:
+            await self._give_up_unreadable(row, hook.name)
+            return
         try:
             await self._deliver_events(hook, row, thread)
         except DeliveryFailed as error:

@@ -20,7 +20,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from sqlalchemy import create_engine, insert, select
+from sqlalchemy import create_engine, func, insert, select, update
 from sqlalchemy.pool import StaticPool
 
 from metasched.config.reading import load_settings
@@ -463,6 +463,28 @@ def test_each_name_makes_a_mail_in_which_it_is_literal(name: str, path: str) -> 
     shown, literal = message["Subject"], subject.replace("=?", "= ?")
     assert "".join(shown.split()) == "".join(literal.split())
     assert message.get_content() == text
+
+
+@pytest.mark.parametrize("data", ['{"sou', '{"source": "cafe", "notices": []}', '{"source": 1}'])
+def test_a_row_that_cannot_be_read_stops_no_other(data: str) -> None:
+    world = World([], [])
+    world.add()
+    world.add()
+    with world.ledger._write_transaction() as connection:
+        first = select(func.min(outbox.c.id)).group_by(outbox.c.receiver)
+        connection.execute(update(outbox).where(outbox.c.id.in_(first)).values(data=data))
+    with (
+        patch.object(notification_sender, "send_mail", world.send_mail),
+        patch.object(notification_sender, "deliver", world.deliver),
+    ):
+        assert len(world.ledger.due_notices(MAIL, NOW + 1e9, 20)) == 2
+        while world.send():
+            pass
+    for receiver in (MAIL, HOOK.name):
+        states = [row.state for row in rows_of(world) if row.receiver == receiver]
+        assert states == ["failed", "delivered"]
+    assert len(world.taken) == len(world.received) == 1
+    world.ledger.close()
 
 
 @pytest.mark.parametrize("where", ["command_for", "send_mail"])

@@ -261,6 +261,20 @@ def test_a_flood_is_one_digest(ledger: Ledger) -> None:
     assert life.rows()[-1].kind == JOB_ENDED
 
 
+def test_a_digest_that_cannot_be_read_is_replaced(ledger: Ledger) -> None:
+    life = Life(ledger, replace(MAILS, mails_per_hour=1))
+    for id in (1, 2, 3):
+        life.submit(id, "END")
+        life.listed(life.row(State.COMPLETED, id))
+        if id == 2:
+            with ledger._write_transaction() as connection:
+                damage = update(outbox).where(outbox.c.kind == DIGEST)
+                connection.execute(damage.values(data="{"))
+    assert states(life) == ["pending", "failed", "pending"]
+    assert [row.kind for row in life.rows()] == [JOB_ENDED, DIGEST, DIGEST]
+    assert ledger.mark_sending(life.rows()[2].id)[0].counts == {JOB_ENDED: 1}
+
+
 def test_webhooks_get_whole_jobs_and_alerts_in_groups(ledger: Ledger) -> None:
     life = Life(ledger, HOOKS)
     for id in range(1, 9):
