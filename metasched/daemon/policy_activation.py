@@ -87,9 +87,10 @@ def _expected_version(daemon: Daemon, expected: int | None) -> PolicyVersion:
     current = daemon.settings.policy_version
     assert current is not None  # a service runs
     if expected is not None and current.number != expected:
+        author = f", by {current.by}" if current.by else ""
         raise ReloadRefused(
-            f"policy version {current.number} is in force, not {expected} ({current.describe()}, "
-            f"by {current.by}); compare it by `metasched policy diff live FILE`, and repeat"
+            f"policy version {current.number} is in force, not {expected} ({current.describe()}"
+            f"{author}); compare it by `metasched policy diff live FILE`, and repeat"
         )
     return current
 
