@@ -209,6 +209,7 @@ class Listener:
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Listener, Listener]]:
     """An active daemon that does not answer, and its standby; no credential is looked for."""
     monkeypatch.setattr("metasched.client.connection.TAKEOVER_CHECK_INTERVAL", 0.1)
+    monkeypatch.setattr("metasched.client.connection._TAKEOVER_LOOK", 0.05)
     monkeypatch.setattr("metasched.client.connection.READY_TIMEOUT", 0.5)
     monkeypatch.setattr("metasched.client.connection.SAME_DAEMON_TIMEOUT", 0.2)
     monkeypatch.setattr("metasched.client.remote.credentials", lambda *_: ["Bearer x"])
