@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import heapq
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 from fastapi.responses import Response, StreamingResponse
@@ -76,6 +77,23 @@ class ChangedStates:
                 self.cancelled[job_id].append(range(first, last + 1, step))
 
 
+class AppliedChange(NamedTuple):
+    """What a request has changed: the selected tasks by job, with a note each."""
+
+    selected: Sequence[SelectedTasks]
+    notes: Sequence[str]
+    changed: ChangedStates
+
+
+class ChangeCount(NamedTuple):
+    """How many tasks a request took from a state to another, or left there, for a reason."""
+
+    before: State
+    after: State
+    note: str
+    tasks: int
+
+
 class _Ranges:
     """Whether an index is in any of thousands of ranges: O(log n) if few of them overlap."""
 
@@ -117,6 +135,18 @@ async def change_answer(
     groups.append(bytes(group + b"]}"))
     length = {"Content-Length": str(sum(map(len, groups)))}
     return StreamingResponse(_each(groups), headers=length, media_type="application/json")
+
+
+async def count_changes(
+    core: Core, selected: Sequence[SelectedTasks], notes: Sequence[str], changed: ChangedStates
+) -> list[ChangeCount]:
+    """Return the changes of `change_answer` in short: equal ones are counted."""
+    counts: Counter[tuple[State, State, str]] = Counter()
+    for position, lines in enumerate(_all_lines(core, selected, notes, changed)):
+        counts[lines.tasks.state, lines.state, lines.note] += len(lines.indices)
+        if position % (PORTION // LINE_COST) == 0:
+            await asyncio.sleep(0)
+    return [ChangeCount(*change, tasks) for change, tasks in counts.items()]
 
 
 async def _each(groups: Iterable[bytes]) -> AsyncIterator[bytes]:

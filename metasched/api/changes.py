@@ -12,7 +12,7 @@ from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
 from metasched.api.answers import ChangedTasks
-from metasched.api.change_answers import ChangedStates, change_answer
+from metasched.api.change_answers import AppliedChange, ChangedStates, change_answer
 from metasched.api.identity import Caller
 from metasched.api.modifications import (
     METASCHED_FIELDS,
@@ -21,7 +21,7 @@ from metasched.api.modifications import (
     describe_changes,
     needs_new_dispatch,
 )
-from metasched.api.readers import CurrentReaders
+from metasched.api.readers import CurrentReaders, Readers
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.selection import JobSelection, SelectedTasks, parse_states, select_tasks
 from metasched.api.submissions import deadline_warnings, default_time_limit, dependency_targets
@@ -65,6 +65,19 @@ async def modify(
     changes: Annotated[JobChanges, Body()],
 ) -> Response:
     """Modify every selected job; no job at all if a job named by id cannot be modified."""
+    applied = await modify_jobs(request, caller, service, readers, selection, changes)
+    return await change_answer(service.core, *applied)
+
+
+async def modify_jobs(
+    request: Request,
+    caller: Caller,
+    service: SchedulerService,
+    readers: Readers,
+    selection: JobSelection,
+    changes: JobChanges,
+) -> AppliedChange:
+    """Modify selected jobs for a caller. ApiError, or ForbiddenError: nothing has changed."""
     if not changes.model_fields_set:
         raise ApiError(422, "nothing to change; give --time, --deadline or another option")
     for reference in selection.jobs:
@@ -130,7 +143,7 @@ async def modify(
             raise ApiError(403, f"job {job_id}: {notes[job_id]}")
     outcomes = await service.apply_events(*events) if events else []
     notes_by_task = [notes[tasks.job] for tasks in selected]
-    return await change_answer(service.core, selected, notes_by_task, ChangedStates(outcomes))
+    return AppliedChange(selected, notes_by_task, ChangedStates(outcomes))
 
 
 @router.post("/jobs/{action}", response_model=ChangedTasks)
@@ -143,6 +156,22 @@ async def request_action(
     selection: Annotated[ActionRequest, Body()],
 ) -> Response:
     """Apply an action to every selected task, in portions; nothing changes if an id is unknown."""
+    applied = await act_on_jobs(request, caller, service, readers, action, selection)
+    return await change_answer(service.core, *applied)
+
+
+async def act_on_jobs(
+    request: Request,
+    caller: Caller,
+    service: SchedulerService,
+    readers: Readers,
+    action: UserAction,
+    selection: ActionRequest,
+) -> AppliedChange:
+    """Apply an action to selected tasks for a caller. ForbiddenError: nothing has changed.
+
+    ApiError, too, unless it says that the database failed when some tasks were changed.
+    """
     if action in ("lost", "ran"):
         caller.require_operator("resolve jobs")
         if not (selection.jobs or selection.state):
@@ -164,7 +193,7 @@ async def request_action(
         changed = await _apply_in_portions(
             service, action, selected, states, caller, selection.exit_code
         )
-    return await change_answer(service.core, selected, notes, changed)
+    return AppliedChange(selected, notes, changed)
 
 
 async def _requeue(

@@ -64,6 +64,7 @@ class AuditKind(StrEnum):
     JOB_KNOWN = "job_known"
     TOKEN_CREATED = "token_created"
     TOKEN_REVOKED = "token_revoked"
+    SESSION_ACTED = "session_acted"
     CREDENTIAL_REFUSED = "credential_refused"
     NOTIFICATION_FAILED = "notification_failed"
     NOTIFICATION_UNCERTAIN = "notification_uncertain"
@@ -147,6 +148,7 @@ KINDS: Mapping[AuditKind, KindInfo] = {
     K.JOB_KNOWN: KindInfo("info", "owner", "Unknown tasks have a state again, or ended."),
     K.TOKEN_CREATED: KindInfo("info", "owner", "A user created a token."),
     K.TOKEN_REVOKED: KindInfo("info", "owner", "The actor revoked a token."),
+    K.SESSION_ACTED: KindInfo("info", "owner", "A user asked for an act by a page of the web."),
     K.CREDENTIAL_REFUSED: KindInfo(
         "warning", "operators", "A caller showed no valid credential, or may not call."
     ),

@@ -7,6 +7,9 @@ rendering  templates and their filters
 api_calls  calls of the API's routes, and their answers
 charts     bars as SVG
 site, queue, job, licences, events   the views
+acts       what all acts have in common
+job_acts   cancel, hold, release, requeue, modify, resolve
+results    what an act did, told by the next page
 output     the last lines of a task
 live       the event stream that tells an open page to fetch itself again
 templates/ and static/   HTML, style and script

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,19 +22,23 @@ class Answer:
     next_cursor: str | None  # None: there is no next page
 
 
-async def answer_of(request: Request, call: Awaitable[Response]) -> Answer:
-    """Await a route that was called with `request`, and decode its answer.
-
-    The turn of the caller ends with that: a page that reads twice never holds two turns.
-    """
+@contextlib.asynccontextmanager
+async def turn_of(request: Request) -> AsyncIterator[None]:
+    """End the caller's turn after the block: a page that reads twice never holds two turns."""
     whole_request = request.state.until_answered
     async with contextlib.AsyncExitStack() as stack:
         request.state.until_answered = stack
         try:
-            response = await call
-            content = msgspec.json.decode(await _body_of(response))
+            yield
         finally:
             request.state.until_answered = whole_request
+
+
+async def answer_of(request: Request, call: Awaitable[Response]) -> Answer:
+    """Await a route that was called with `request`, and decode its answer, in a turn of its own."""
+    async with turn_of(request):
+        response = await call
+        content = msgspec.json.decode(await _body_of(response))
     return Answer(content, response.headers.get(NEXT_CURSOR_HEADER))
 
 

@@ -18,6 +18,7 @@ from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.errors import ApiError
 from metasched.web.api_calls import answer_of
+from metasched.web.job_acts import offered_acts
 from metasched.web.output import Tail, read_tail
 from metasched.web.rendering import page
 
@@ -84,6 +85,7 @@ async def show_job(
         cursor=cursor,
         next_cursor=next_cursor,
         tails=tails,
+        acts=offered_acts(tasks.content, caller),
         is_site=daemon.settings.site is not None,
     )
 

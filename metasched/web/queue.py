@@ -12,6 +12,7 @@ from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.model.job import MANAGER_REASON, Reason, State
 from metasched.web.api_calls import answer_of
+from metasched.web.job_acts import ACTS
 from metasched.web.rendering import page
 
 ROWS = 100  # of a page
@@ -71,6 +72,7 @@ async def show_queue(
         reasons=[*Reason, MANAGER_REASON],
         clusters=[known.name for known in service.core.clusters],
         licences=[pool.name for pool in service.settings.licences],
+        acts=[(name, act.label) for name, act in ACTS.items() if not act.for_operators],
         cursor=cursor,
         next_cursor=tasks.next_cursor,
     )

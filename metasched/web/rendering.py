@@ -18,6 +18,7 @@ from metasched.api.browsers import PAGES
 from metasched.api.identity import Caller
 from metasched.web import charts
 from metasched.web.forms import TOKEN_FIELD, form_token
+from metasched.web.results import result_of
 
 TEMPLATES = Path(__file__).with_name("templates")
 _JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"  # scripts and emoji need them
@@ -123,6 +124,7 @@ def page(request: Request, template: str, status: int = 200, /, **values: Any) -
         caller=caller,
         path=request.scope["path"],
         form_token=form_token(request),
+        told=result_of(request),
         **values,
     )
     return HTMLResponse(text.encode(errors="backslashreplace"), status)

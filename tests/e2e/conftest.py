@@ -35,7 +35,7 @@ COMMAND = Path(sys.executable).parent / "metasched"
 KINDS_WITHOUT_EVENT = {
     *("breaker_open", "breaker_closed", "defect", "credential_refused"),
     *("licence_server_silent", "licence_server_answers", "token_created", "token_revoked"),
-    *("notification_failed", "notification_uncertain", "calendar_slow"),
+    *("notification_failed", "notification_uncertain", "calendar_slow", "session_acted"),
 }
 ENDED = {"completed", "failed", "timeout", "cancelled", "rejected"}
 FOLDER = "metasched.clusters"  # the default with SQLite, beside its file

@@ -37,11 +37,13 @@ function replaceRegions(text) {
     if (!selection.isCollapsed && region.contains(selection.anchorNode)) continue
     const focused = region.contains(document.activeElement) ? keyOf(document.activeElement) : null
     const scrolled = new Map([...region.querySelectorAll(".scroll, pre")].map((box, i) => [i, [box.scrollLeft, box.scrollTop]]))
+    const ticked = new Set([...region.querySelectorAll("input:checked")].map((box) => box.value))
     const opened = new Set([...region.querySelectorAll("details[open]")].map((box) => box.id))
     shown.set(region.id, update.innerHTML)
     region.replaceChildren(...update.childNodes)
     localTimes(region)
     region.querySelectorAll("details").forEach((box) => { box.open ||= opened.has(box.id) })
+    region.querySelectorAll("input[type=checkbox]").forEach((box) => { box.checked ||= ticked.has(box.value) })
     region.querySelectorAll(".scroll, pre").forEach((box, i) => {
       if (scrolled.has(i)) [box.scrollLeft, box.scrollTop] = scrolled.get(i)
     })

@@ -1,0 +1,313 @@
+"""Acts by pages: what each says before and after, who may, and what other sites cannot do."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.conftest import require
+from tests.e2e.multi_user_site import MultiUserSite, running_site
+from tests.e2e.test_web import LEFT, PROGRAMS, SCRIPT, Reply, Visitor, secret_of, tables
+from tests.harness import browser
+from tests.harness.accounts import OPERATOR, A, B
+from tests.harness.ports import free_port
+
+pytestmark = pytest.mark.root
+LATER = ("--begin", "+2h", "-t", "9", "-o", "/dev/null", "--wrap", "true")
+
+
+@dataclass
+class Session:
+    """An account that is signed in, and fills in forms as a browser does."""
+
+    site: MultiUserSite  # by the account
+    visitor: Visitor
+    cookie: str
+
+    def get(self, path: str, **query: object) -> Reply:
+        address = f"{path}?{urlencode(query, doseq=True)}" if query else path
+        return self.visitor.get(address, Cookie=self.cookie)
+
+    def form(self, path: str, **query: object) -> tuple[str, dict[str, str]]:
+        """Return the address and the hidden fields of the form that confirms an act."""
+        reply = self.get(path, **query)
+        assert reply.status == 200, reply
+        [(action, body)] = re.findall(r'<form method="post" action="(/web/acts[^"]*)">(.*?)</form>',
+                                      reply.text, re.DOTALL)  # fmt: skip
+        fields = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', body)
+        return html.unescape(action), {name: html.unescape(value) for name, value in fields}
+
+    def post(self, action: str, fields: dict[str, str], **headers: str) -> Reply:
+        return self.visitor.post(action, fields, **({"Cookie": self.cookie} | headers))
+
+    def act(self, path: str, query: dict[str, object], **more: str) -> str:
+        """Confirm an act, and return what the next page tells."""
+        action, fields = self.form(path, **query)
+        return self.told(self.post(action, fields | more))
+
+    def told(self, reply: Reply) -> str:
+        assert reply.status == 303, reply
+        location = reply.headers["location"]
+        [text] = parse_qs(urlsplit(location).query)["told"]
+        shown = self.visitor.get(location, Cookie=self.cookie).text
+        assert 'class="told"' in shown
+        return text
+
+    def state(self, job: int) -> str:
+        return str(self.site.row(job)["state"])
+
+
+@pytest.fixture(scope="module")
+def site(common_folder: Path) -> Iterator[tuple[MultiUserSite, Visitor]]:
+    port = free_port()
+    with running_site(common_folder / "web-acts", tables(port) + LEFT, PROGRAMS) as running:
+        yield running, Visitor(port)
+
+
+@pytest.fixture(scope="module")
+def session(site: tuple[MultiUserSite, Visitor]) -> Callable[[str], Session]:
+    """Return the session of an account; each has one."""
+    running, visitor = site
+    known: dict[str, Session] = {}
+
+    def of(account: str) -> Session:
+        if account not in known:
+            view = running.by(account)
+            known[account] = Session(
+                view, visitor, visitor.sign_in(secret_of(view.run("web").stdout))
+            )
+        return known[account]
+
+    return of
+
+
+Sessions = Callable[[str], Session]
+
+
+def test_an_owner_acts_on_jobs(session: Sessions) -> None:
+    owner = session(A)
+    job = owner.site.submit("-J", SCRIPT, *LATER)
+    steps = (
+        ("hold", "queued", "held", "was queued and is now held"),
+        ("hold", "held", "held", "only jobs that have not started|is held until"),
+        ("release", "held", "queued", "was held and is now queued"),
+        ("cancel", "queued", "cancelled", "was queued and is now cancelled"),
+        ("cancel", "cancelled", "cancelled", "it has ended (cancelled); nothing to cancel"),
+        ("requeue", "cancelled", "queued", "was cancelled and is now queued"),
+    )
+    for act, before, after, told in steps:
+        page = owner.get(f"/web/acts/jobs/{act}", job=job)
+        assert (page.status, SCRIPT in page.text) == (200, False)
+        assert owner.state(job) == before, act  # a page changes nothing
+        text = owner.act(f"/web/acts/jobs/{act}", {"job": job})
+        assert any(part in text for part in told.split("|")), (act, text)
+        assert owner.state(job) == after, act
+    events = owner.site.json("events", "--kind", "session_acted")
+    assert [row["cause"] for row in events if row["job"] == job] == [
+        f"{act} job {job}, by web session" for act, *_ in steps
+    ]
+
+
+def test_a_job_is_modified_as_the_page_says(session: Sessions) -> None:
+    owner, operator = session(A), session(OPERATOR)
+    job = owner.site.submit("-J", "old", *LATER)
+    path, values = "/web/acts/jobs/modify", {"job": job, "time_limit": "20", "name": "new"}
+    page = owner.get(path, **values)
+    assert "time limit 9:00 → 20:00" in page.text
+    assert owner.site.row(job)["name"] == "old"
+    text = owner.act(path, values)
+    assert text == f"Modified job {job}: time limit 9:00 → 20:00; name old → new."
+    assert owner.site.row(job)["name"] == "new"
+    for name, value, problem in (
+        ("time_limit", "soon", "Time limit"),
+        ("deadline", "yesterday or so", "Deadline"),
+        ("urgency", "x", "Urgency"),
+    ):
+        reply = owner.get(path, job=job, **{name: value})
+        assert (reply.status, problem in reply.text) == (422, True)
+    action, fields = owner.form(path, job=job, urgency="7")
+    assert owner.post(action, fields).status == 422
+    assert owner.get(path, job=job, priority="9").status == 403
+    token = owner.form(path, job=job, name="mine")[1]["form_token"]
+    action, fields = operator.form(path, job=job, priority="9")
+    assert owner.post(action, fields | {"form_token": token}).status == 403
+    assert "priority" in operator.act(path, {"job": job, "priority": "9"})
+    assert owner.site.row(job)["priority"] == 9
+
+
+def test_several_jobs_at_once(session: Sessions) -> None:
+    owner = session(A)
+    jobs = [owner.site.submit(*LATER) for _ in range(3)]
+    owner.site.run("cancel", str(jobs[2]))
+    text = owner.act("/web/acts/jobs/cancel", {"job": jobs})
+    assert "2 tasks were queued and are now cancelled." in text
+    assert "1 task: it has ended (cancelled); nothing to cancel." in text
+    array = owner.site.submit("--array", "1-12", *LATER)
+    assert "12 tasks were queued and are now held" in owner.act(
+        "/web/acts/jobs/hold", {"job": array}
+    )
+    for references in ([], ["x"], [""], ["1"] * 101, ["9" * 65]):
+        assert owner.get("/web/acts/jobs/cancel", job=references).status == 422
+    assert owner.get("/web/acts/jobs/explode", job=array).status == 404
+
+
+def test_only_owners_and_operators_act(session: Sessions) -> None:
+    owner, stranger, operator = session(A), session(B), session(OPERATOR)
+    job = owner.site.submit(*LATER)
+    form_token = stranger.form("/web/acts/jobs/hold", job=stranger.site.submit(*LATER))[1]
+    for act in ("cancel", "hold", "release", "requeue", "modify"):
+        assert stranger.get(f"/web/acts/jobs/{act}", job=job).status == 404
+        action, fields = owner.form(f"/web/acts/jobs/{act}", job=job, name="x")
+        own_token = {"form_token": form_token["form_token"]}
+        assert stranger.post(action, fields | own_token).status == 404
+        assert stranger.post(action, fields).status == 403  # the token of another session
+    for act in ("lost", "ran"):
+        assert owner.get(f"/web/acts/jobs/{act}", job=job).status == 403
+        action, fields = owner.form("/web/acts/jobs/hold", job=job)
+        assert owner.post(f"/web/acts/jobs/{act}", fields).status == 403
+    assert owner.state(job) == "queued"
+    assert "Cancel" not in stranger.get(f"/web/jobs/{job}").text
+    assert "only unknown jobs can be resolved" in operator.act(
+        "/web/acts/jobs/ran", {"job": job}, exit_code="1"
+    )
+    assert "is now cancelled" in operator.act("/web/acts/jobs/cancel", {"job": job})
+    [row] = [row for row in owner.site.json("events") if row["kind"] == "job_cancelled"
+             and row["job"] == job]  # fmt: skip
+    assert row["actor"] == OPERATOR
+
+
+def test_other_sites_and_other_sessions_cause_nothing(session: Sessions) -> None:
+    owner, other = session(A), session(B)
+    job = owner.site.submit(*LATER)
+    action, fields = owner.form("/web/acts/jobs/cancel", job=job)
+    foreign = other.form("/web/acts/jobs/cancel", job=other.site.submit(*LATER))[1]
+    no_token = {name: value for name, value in fields.items() if name != "form_token"}
+    for hostile, headers in (
+        (fields, {"Sec-Fetch-Site": "cross-site"}),
+        (fields, {"Sec-Fetch-Site": "same-site"}),
+        (fields, {"Origin": "https://evil.example"}),
+        (fields, {"Origin": "null"}),
+        (no_token, {}),
+        (fields | {"form_token": foreign["form_token"]}, {}),
+    ):
+        assert owner.post(action, hostile, **headers).status == 403, headers
+    reply = owner.get(action, **fields)  # a form sent as a link
+    assert reply.status in (200, 422)
+    assert owner.state(job) == "queued"
+    # nor does a link of theirs say something
+    said = owner.get(f"/web/jobs/{job}", told="all is lost", told_by="0" * 64)
+    assert "all is lost" not in said.text
+    location = owner.post(action, fields).headers["location"]
+    assert "all is lost" not in owner.get(f"{location.replace('Cancel', 'all+is+lost')}").text
+
+
+def test_of_two_browsers_one_wins_and_the_other_is_told(session: Sessions) -> None:
+    owner, operator = session(A), session(OPERATOR)
+    job = owner.site.submit("-J", "first", *LATER)
+    path = "/web/acts/jobs/modify"
+    forms = [
+        (by, *by.form(path, job=job, name=name))
+        for by, name in ((owner, "second"), (operator, "third"))
+    ]
+    with ThreadPoolExecutor() as threads:
+        replies = list(threads.map(lambda form: form[0].post(*form[1:]), forms))
+    assert sorted(reply.status for reply in replies) == [303, 409]
+    [refused] = [reply for reply in replies if reply.status == 409]
+    assert "has changed since this page was opened" in refused.text
+    winner = replies.index(next(reply for reply in replies if reply.status == 303))
+    assert owner.site.row(job)["name"] == ("second", "third")[winner]
+    # a page that is old: the job ended meanwhile
+    action, fields = owner.form("/web/acts/jobs/hold", job=job)
+    owner.site.run("cancel", str(job))
+    text = owner.told(owner.post(action, fields))
+    assert "it has ended (cancelled); nothing to hold" in text
+    assert f"Since the page was opened, {job} was queued and became cancelled." in text
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    if (reason := browser.missing()) is not None:
+        require("chromium", reason)
+    with browser.chromium() as running:
+        yield running
+
+
+Signed = Callable[[str], Page]
+
+
+@pytest.fixture
+def signed(chromium: Browser, site: tuple[MultiUserSite, Visitor]) -> Iterator[Signed]:
+    """Open a page in a browser of an account."""
+    running, visitor = site
+    opened = []
+
+    def of(account: str) -> Page:
+        context = chromium.new_context(base_url=f"http://{visitor.authority}")
+        opened.append(context)
+        page = context.new_page()
+        page.goto(running.by(account).run("web").stdout.strip())
+        page.get_by_role("button", name="Sign in as").click()
+        expect(page.get_by_role("heading", name="Site", exact=True)).to_be_visible()
+        return page
+
+    yield of
+    for context in opened:
+        context.close()
+
+
+def check(page: Page, name: str) -> None:
+    """Axe finds nothing, and nothing is wider than the window."""
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for width in (1440, 360):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert browser.barriers(page) == [], (name, scheme, width)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (name, width)
+            browser.draw(page, f"web-{name}-{scheme}-{width}")
+    page.set_viewport_size({"width": 1440, "height": 900})
+
+
+def test_a_browser_ticks_tasks_and_confirms(signed: Signed, session: Sessions) -> None:
+    owner = session(A)
+    jobs = [owner.site.submit("-J", f"tick-{SCRIPT}", *LATER) for _ in range(2)]
+    page = signed(A)
+    page.goto("/web/queue")
+    for job in jobs:
+        page.get_by_role("checkbox", name=f"Tick {job}", exact=True).check()
+    check(page, "queue-acts")
+    # ticks outlive the update of the page
+    last = owner.site.submit("-J", "meanwhile", *LATER)
+    expect(page.get_by_role("checkbox", name=f"Tick {last}", exact=True)).to_be_visible(
+        timeout=60_000
+    )
+    page.get_by_role("button", name="Hold").click()
+    expect(page.get_by_role("heading")).to_have_text(f"Hold jobs {jobs[0]}, {jobs[1]}?")
+    check(page, "act-hold")
+    assert [owner.state(job) for job in jobs] == ["queued", "queued"]
+    page.get_by_role("button", name="Hold 2 jobs").click()
+    expect(page.get_by_role("status")).to_contain_text("2 tasks were queued and are now held.")
+    assert [owner.state(job) for job in [*jobs, last]] == ["held", "held", "queued"]
+    page.goto(f"/web/jobs/{jobs[0]}")
+    page.get_by_role("link", name="Modify").click()
+    check(page, "act-modify")
+    page.get_by_label("Time limit").fill("30")
+    page.get_by_role("button", name="Next").click()
+    expect(page.get_by_role("listitem").filter(has_text="time limit")).to_have_text(
+        "time limit 9:00 → 30:00"
+    )
+    check(page, "act-modify-confirm")
+    page.get_by_role("button", name="Modify job").click()
+    expect(page.get_by_role("status")).to_contain_text("time limit 9:00 → 30:00")
+    check(page, "job-told")
+    stranger = signed(B)
+    stranger.goto("/web/queue")
+    for job in jobs:
+        assert stranger.get_by_role("checkbox", name=f"Tick {job}", exact=True).count() == 0
