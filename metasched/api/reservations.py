@@ -35,6 +35,7 @@ from metasched.daemon.reservation_requests import (
     reserve,
 )
 from metasched.daemon.series import Occurrences, SeriesTerms, cancel_series, make_series
+from metasched.daemon.service import SchedulerService
 from metasched.errors import ApiError
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 from metasched.model.reservation_request import Offer
@@ -94,16 +95,22 @@ async def create(
 @router.post("/reservations/{id}/cancel")
 async def cancel(caller: CurrentCaller, service: CurrentService, id: int) -> ReservationRow:
     """Cancel a reservation that is open; a closed reservation stays unchanged."""
-    reservation = find_reservation(service, id)
-    if reservation.user != caller.user and not caller.operator:
-        message = f"reservation {id} is {reservation.user}'s, and you are {caller.user}"
-        raise ForbiddenError(f"{message}; ask its owner or an operator")
+    reservation = own_reservation(service, caller, id)
     current = service.core.reservations.by_id.get(id)
     if current is not None and current.state in OPEN_STATES:
         cancelled = ReservationCancelled(time.time(), id, caller.user)
         [outcome] = await service.apply_events(cancelled)
         reservation = outcome.reservations.get(id, current)
     return _reservation_row(reservation)
+
+
+def own_reservation(service: SchedulerService, caller: Caller, id: int) -> Reservation:
+    """Return a reservation that the caller may cancel. ApiError, or ForbiddenError."""
+    reservation = find_reservation(service, id)
+    if reservation.user != caller.user and not caller.operator:
+        message = f"reservation {id} is {reservation.user}'s, and you are {caller.user}"
+        raise ForbiddenError(f"{message}; ask its owner or an operator")
+    return reservation
 
 
 @router.post("/series")

@@ -9,6 +9,7 @@ charts     bars as SVG
 site, queue, job, licences, events   the views
 acts       what all acts have in common
 job_acts   cancel, hold, release, requeue, modify, resolve
+site_acts  drain, resume, totals of licences, reservations
 results    what an act did, told by the next page
 output     the last lines of a task
 live       the event stream that tells an open page to fetch itself again

@@ -232,6 +232,60 @@ def test_of_two_browsers_one_wins_and_the_other_is_told(session: Sessions) -> No
     assert f"Since the page was opened, {job} was queued and became cancelled." in text
 
 
+def test_operators_act_on_the_site(session: Sessions) -> None:
+    """Users get 403 for each page and form; of two operators' forms the later is told."""
+    owner, operator = session(A), session(OPERATOR)
+    token = owner.form("/web/acts/jobs/hold", job=owner.site.submit(*LATER))[1]["form_token"]
+
+    def cluster_state() -> str:
+        return str(operator.site.json("clusters")[0]["state"])
+
+    def total() -> int:
+        return int(operator.site.json("licences")[0]["total"])
+
+    def refused(path: str, **query: object) -> tuple[str, dict[str, str]]:
+        assert owner.get(path, **query).status == 403
+        action, fields = operator.form(path, **query)
+        assert owner.post(action, fields | {"form_token": token}).status == 403
+        for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}):
+            assert operator.post(action, fields, **headers).status == 403
+        assert operator.post(action, fields | {"form_token": "x"}).status == 403
+        operator.get(action, **fields)  # a form sent as a link
+        return action, fields
+
+    action, fields = refused("/web/acts/drain", cluster="left")
+    assert cluster_state() == "up"
+    told = operator.told(operator.post(action, fields | {"reason": SCRIPT}))
+    assert told == f"Cluster left is drained by {OPERATOR}: {SCRIPT}."
+    assert cluster_state().startswith("drained by")
+    late = operator.post(action, fields | {"reason": "mine"})
+    assert (late.status, "has changed since this page" in late.text) == (409, True)
+    action, fields = refused("/web/acts/resume", cluster="left")
+    assert operator.told(operator.post(action, fields)) == "Cluster left is up."
+    assert operator.post(action, fields).status == 409
+    assert operator.get("/web/acts/resume", cluster="left").status == 409
+
+    action, fields = refused("/web/acts/licence-total", licence="matlab")
+    assert total() == 2
+    assert operator.post(action, fields | {"total": "-1"}).status == 422
+    assert "total of 5 tokens." in operator.told(operator.post(action, fields | {"total": "5"}))
+    assert total() == 5
+    assert operator.post(action, fields | {"total": "7"}).status == 409
+    path, query = "/web/acts/licence-total", {"licence": "matlab"}
+    assert "2 tokens as configured" in operator.act(path, dict(query), total="")
+    assert total() == 2
+    for path, query in (
+        ("/web/acts/drain", {"cluster": "none"}),
+        ("/web/acts/licence-total", {"licence": "none"}),
+        ("/web/acts/cancel-reservation", {"reservation": "7"}),
+    ):
+        assert operator.get(path, **query).status == 404
+    assert operator.get("/web/acts/cancel-reservation", reservation="x").status == 422
+    [record] = operator.site.json("events", "--kind", "session_acted", "--cluster", "left")[:1]
+    assert (record["actor"], record["cause"]) == (OPERATOR, "drain, by web session")
+    assert owner.site.json("events", "--kind", "session_acted", "--cluster", "left") == []
+
+
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     if (reason := browser.missing()) is not None:
@@ -311,3 +365,18 @@ def test_a_browser_ticks_tasks_and_confirms(signed: Signed, session: Sessions) -
     stranger.goto("/web/queue")
     for job in jobs:
         assert stranger.get_by_role("checkbox", name=f"Tick {job}", exact=True).count() == 0
+
+
+def test_the_pages_of_operators_are_for_everybody(signed: Signed) -> None:
+    page = signed(OPERATOR)
+    check(page, "site-operator")
+    page.get_by_role("link", name="Drain left").click()
+    check(page, "act-drain")
+    page.get_by_role("button", name="Drain cluster left").click()
+    expect(page.get_by_role("status")).to_contain_text("Cluster left is drained by")
+    page.get_by_role("link", name="Resume left").click()
+    page.get_by_role("button", name="Resume cluster left").click()
+    expect(page.get_by_role("status")).to_have_text("Cluster left is up.")
+    page.goto("/web/licences")
+    page.get_by_role("link", name="Set the total of matlab").click()
+    check(page, "act-total")
