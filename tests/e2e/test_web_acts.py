@@ -380,3 +380,14 @@ def test_the_pages_of_operators_are_for_everybody(signed: Signed) -> None:
     page.goto("/web/licences")
     page.get_by_role("link", name="Set the total of matlab").click()
     check(page, "act-total")
+
+
+def test_the_policy_is_explained_to_everybody(signed: Signed, session: Sessions) -> None:
+    page, shown = signed(OPERATOR), session(OPERATOR).site.json("policy", "show", "--explain")
+    page.goto("/web/policy")
+    check(page, "policy")
+    expect(page.locator("tbody th")).to_have_text(list(shown["values"]))
+    row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="max_priority"))
+    [effect] = [key["effect"] for key in shown["keys"] if key["name"] == "max_priority"]
+    expect(row).to_contain_text(effect)
+    assert session(A).get("/web/policy").status == 200
