@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from metasched.cli.show import printable
+from metasched.web.reservation_boxes import (
+    ReservationRow,
+    epoch_seconds,
+    open_rows,
+    stack_boxes,
+)
 
-OPEN_STATES = ("requested", "confirmed", "bound", "active")
 MIN_CHART_WIDTH = 20  # columns
 CHARACTER_WIDTH = 1 / 120  # fraction of the width of a picture
-ReservationRow = Mapping[str, Any]
-Box = tuple[float, float, int, int]  # start, end, lowest processor, processors
-
-
-def open_rows(rows: Sequence[ReservationRow]) -> list[ReservationRow]:
-    """Return the open rows of `reservations --json`, ordered by cluster and start."""
-    return sorted(
-        (row for row in rows if row["state"] in OPEN_STATES),
-        key=lambda row: (row["cluster"], row["start"], row["reservation"]),
-    )
 
 
 def render_chart(
@@ -40,11 +34,11 @@ def render_chart(
     chart_width = width - label_width
     if not open_reservations or chart_width < MIN_CHART_WIDTH:
         return []
-    latest_end = max(_epoch_seconds(row["end"]) for row in open_reservations)
+    latest_end = max(epoch_seconds(row["end"]) for row in open_reservations)
     seconds_per_column = max(latest_end - now, 1.0) / chart_width
     lines = []
     for label, row in zip(labels, open_reservations, strict=True):
-        start_offset, end_offset = (_epoch_seconds(row[key]) - now for key in ("start", "end"))
+        start_offset, end_offset = (epoch_seconds(row[key]) - now for key in ("start", "end"))
         bar_start = min(max(int(start_offset / seconds_per_column), 0), chart_width - 1)
         bar_length = max(min(round(end_offset / seconds_per_column), chart_width) - bar_start, 1)
         lines.append(f"{label:{label_width}}{'.' * bar_start}{bar_character * bar_length}".rstrip())
@@ -62,7 +56,7 @@ def draw_picture(rows: Sequence[ReservationRow], path: Path) -> None:
     from metasched.experiments.plots import save_figure
 
     open_reservations = open_rows(rows)
-    times = [_epoch_seconds(row[key]) for row in open_reservations for key in ("start", "end")]
+    times = [epoch_seconds(row[key]) for row in open_reservations for key in ("start", "end")]
     span = max(times, default=0.0) - min(times, default=0.0)
     cluster_names = sorted({str(row["cluster"]) for row in open_reservations}) or [""]
     figure = Figure(figsize=(11, 1 + 2 * len(cluster_names)), layout="constrained")
@@ -88,27 +82,3 @@ def draw_picture(rows: Sequence[ReservationRow], path: Path) -> None:
                 label.set_rotation(90)
         axis.set(ylabel=f"{name}\nprocessors", ylim=(0, None))
     save_figure(figure, path)
-
-
-def stack_boxes(rows: Sequence[ReservationRow]) -> list[Box]:
-    """Arrange the reservations of a cluster in boxes without overlap, each as low as possible."""
-    boxes: list[Box] = []
-    for row in rows:
-        start, end = _epoch_seconds(row["start"]), _epoch_seconds(row["end"])
-        size = int(row["size"])
-        overlapping = sorted(
-            (low, low + height)
-            for begin, stop, low, height in boxes
-            if begin < end and start < stop
-        )
-        lowest = 0
-        for low, high in overlapping:
-            if lowest + size <= low:
-                break
-            lowest = max(lowest, high)
-        boxes.append((start, end, lowest, size))
-    return boxes
-
-
-def _epoch_seconds(timestamp: str) -> float:
-    return datetime.fromisoformat(timestamp).timestamp()

@@ -6,7 +6,7 @@ forms      bodies of POST requests, safe against other sites
 rendering  templates and their filters
 api_calls  calls of the API's routes, and their answers
 charts     bars as SVG
-site, queue, job, licences, policy, events   the views
+site, queue, job, licences, gantt, policy, events   the views
 acts       what all acts have in common
 job_acts   cancel, hold, release, requeue, modify, resolve
 site_acts  drain, resume, totals of licences, reservations

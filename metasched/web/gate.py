@@ -27,7 +27,18 @@ from metasched.api.browsers import (
 )
 from metasched.api.lookups import Lookups
 from metasched.daemon.service import Daemon
-from metasched.web import events, job, job_acts, licences, live, policy, queue, site, site_acts
+from metasched.web import (
+    events,
+    gantt,
+    job,
+    job_acts,
+    licences,
+    live,
+    policy,
+    queue,
+    site,
+    site_acts,
+)
 from metasched.web.forms import CheckedForm
 from metasched.web.rendering import page
 from metasched.web.sign_in import SIGN_IN, public_pages
@@ -49,7 +60,7 @@ _HEADERS = {
 def add_pages(app: FastAPI, daemon: Daemon) -> None:
     """Add the pages to the application of the API."""
     app.state.change_clock = live.ChangeClock(daemon)
-    for module in (site, queue, job, job_acts, site_acts, licences, policy, events, live):
+    for module in (site, queue, job, job_acts, site_acts, licences, gantt, policy, events, live):
         app.include_router(module.router, prefix=PAGES, include_in_schema=False)
     app.add_api_route(f"{PAGES}/sign-out", _sign_out, methods=["POST"], include_in_schema=False)
     app.add_middleware(Gate, daemon=daemon, pages=app)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from metasched.cli.gantt import draw_picture, render_chart, stack_boxes
+from metasched.cli.gantt import draw_picture, render_chart
+from metasched.web.reservation_boxes import Shortage, shortages, stack_boxes
 
 NOW = 1_900_000_000.0
 
@@ -76,3 +77,11 @@ def test_pictures_with_and_without_open_reservations(tmp_path: Path) -> None:
     for rows in ([row(1, 0, 10, user="$a$"), row(2, 5, 90, cluster="beta")], []):
         draw_picture(rows, tmp_path / "out.png")
         assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_shortages_are_the_times_with_more_than_there_is() -> None:
+    boxes = [(0.0, 10.0, 0, 4), (5.0, 8.0, 4, 2), (7.0, 20.0, 6, 3), (20.0, 30.0, 0, 8)]
+    assert shortages(boxes, 8) == [Shortage(7.0, 8.0, 9)]
+    assert shortages(boxes, 5) == [Shortage(5.0, 10.0, 9), Shortage(20.0, 30.0, 8)]
+    assert shortages(boxes, 9) == []
+    assert shortages([], 0) == []
