@@ -51,6 +51,14 @@ def is_proxied(request: Request) -> bool:
     return connections.is_proxy
 
 
+def require_sessions(request: Request, settings: Settings) -> None:
+    """ForbiddenError if no session counts on this listener: a session is a token."""
+    if not is_proxied(request) and (settings.tcp is None or not settings.tcp.tokens):
+        raise ForbiddenError(
+            "this address takes no tokens, so it serves no pages; use the site's reverse proxy"
+        )
+
+
 async def authenticate_browser(
     request: Request, settings: Settings, callers: Callers, get_ledger: Callable[[], Ledger]
 ) -> Caller:
@@ -68,6 +76,7 @@ async def authenticate_browser(
         raise ForbiddenError(
             "this socket serves no pages; open the link that `metasched web` prints"
         )
+    require_sessions(request, settings)
     secret = session_secret(request, web)
     token = None
     if 0 < len(secret) <= MAX_SECRET:

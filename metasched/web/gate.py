@@ -23,8 +23,10 @@ from metasched.api.browsers import (
     is_page,
     is_proxied,
     new_secret,
+    require_sessions,
     session_secret,
 )
+from metasched.api.identity import ForbiddenError
 from metasched.api.lookups import Lookups
 from metasched.daemon.service import Daemon
 from metasched.web import (
@@ -102,6 +104,10 @@ class Gate:
         assert web is not None
         if not _is_for_browsers(scope):
             return self._app  # it refuses the caller
+        try:
+            require_sessions(request, self._daemon.settings)
+        except ForbiddenError as error:
+            return error_response(403, str(error))
         if not await has_valid_host(request, self._daemon, self._host_lookups):
             return error_response(
                 421, "this daemon has another name, header Host; use the link of `metasched web`"

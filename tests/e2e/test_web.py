@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import http.client
 import json
 import re
@@ -216,6 +217,33 @@ def test_every_page_has_its_policy_and_errors_are_pages(web: tuple[Site, Visitor
         assert visitor.get("/web/", **headers).status == 303
     socket = site.folder / "ms.sock"
     assert call(socket, "GET", "/web/", headers={"X-Remote-User": "root"}).status == 403
+
+
+def test_sessions_count_only_where_tokens_do(tmp_path: Path) -> None:
+    """Without tokens the listener serves no page, whatever the socket of a proxy serves."""
+    site, visitor, own = Site(tmp_path), Visitor(free_port()), getpass.getuser()
+
+    def start(tokens: str) -> None:
+        web = f'[web]\nproxy_socket = "{proxy}"\nproxy_user = "{own}"\n'
+        tcp = f'[tcp]\nlisten = "127.0.0.1:{visitor.port}"\nmunge = true\ntokens = {tokens}\n'
+        site.configure(TWO_LOCAL, tcp + web)
+        site.start()
+
+    proxy = tmp_path / "web.sock"
+    try:
+        start("true")
+        token = site.json("token", "create", "--expires", "3600")["token"]
+        link, cookie = secret_of(site.run("web").stdout), visitor.sign_in(token)
+        assert visitor.get("/web/", Cookie=cookie).status == 200
+        site.stop()
+        start("false")
+        for path in ("/web/", "/web/queue", "/web/sign-in", f"/web/sign-in?link={link}", "/web"):
+            assert visitor.get(path, Cookie=cookie).status == 403, path
+        for secret in (token, link):
+            assert visitor.post("/web/sign-in", {"secret": secret}).status == 403
+        assert call(proxy, "GET", "/web/", headers={"X-Remote-User": own}).status == 200
+    finally:
+        site.close()
 
 
 @pytest.fixture(scope="module")
