@@ -31,10 +31,18 @@ def require_same_origin(request: Request) -> None:
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     host = request.headers.get("host", "").lower()
     is_own = site == "same-origin" if site is not None else origin is not None
-    if origin is not None and urlsplit(origin).netloc.lower() != host:
+    if origin is not None and _authority(origin) != host:
         is_own = False
     if not is_own:
         raise ForbiddenError("the form was sent by another site; open the page here and try again")
+
+
+def _authority(origin: str) -> str | None:
+    """Return the host and port of an origin; None if it is no URL."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:  # as for http://[
+        return None
 
 
 async def read_form(request: Request) -> dict[str, str]:
