@@ -50,6 +50,7 @@ from metasched.db import (
     policy_versions,
     recovery,
     reservations,
+    sessions,
     share_uses,
     submission_keys,
     task_runs,
@@ -620,7 +621,8 @@ class Ledger(Writer):
         """Store the hash of a new session of a browser; return its user.
 
         `opener` is the secret of a one-time link, which is used up by that, or of a user's token.
-        None, and nothing is stored, unless it is valid at `now` (epoch seconds).
+        None, and nothing is stored, unless it is valid at `now` (epoch seconds). TooManySignIns if
+        the user signs in too often. Of too many sessions the oldest end.
         """
         with self._write_transaction() as connection:
             valid = select(token).where(
@@ -630,6 +632,8 @@ class Ledger(Writer):
             scope = opened_by and OPENED_SESSIONS.get(TokenScope(opened_by.scope))
             if opened_by is None or scope is None:
                 return None
+            user: str = opened_by.user
+            sessions.check_pace(connection, user, scope.value, now)
             is_link = scope is TokenScope.SESSION
             expires = now + lifetime if is_link else min(now + lifetime, opened_by.expires)
             if is_link:
@@ -637,7 +641,7 @@ class Ledger(Writer):
                 connection.execute(used.values(revoked=now))
             session = {
                 "id": self._highest(token.c.id) + 1,
-                "user": opened_by.user,
+                "user": user,
                 "digest": digest(secret),
                 "created": now,
                 "expires": expires,
@@ -645,9 +649,12 @@ class Ledger(Writer):
                 "parent": None if is_link else opened_by.id,
             }
             connection.execute(insert(token).values(**session))
-            record = (session["id"], opened_by.user, opened_by.user, now)
-            self._audit(connection, [_token_record(AuditKind.TOKEN_CREATED, *record)])
-        return str(opened_by.user)
+            ended = sessions.end_oldest(connection, user, scope.value, now)
+            kinds = [(AuditKind.TOKEN_CREATED, session["id"])]
+            kinds += [(AuditKind.TOKEN_REVOKED, id) for id in ended]
+            records = [_token_record(kind, id, user, user, now) for kind, id in kinds]
+            self._audit(connection, records)
+        return user
 
     def close_session(self, secret: str, now: float) -> None:
         """Revoke the session of a browser that signs out."""

@@ -1,9 +1,9 @@
 """Deletion of old rows in short transactions, beside a daemon that writes.
 
-A pass walks the index of ended tasks, then reservations, keys, audit records, notifications and
-events, each by a cursor: a row that is kept is examined once in a pass. So its cost grows with the
-rows that have become old, and neither with their square nor with the whole history. `PortionSize`
-bounds for how long others wait.
+A pass walks the index of ended tasks, then reservations, keys, audit records, notifications,
+tokens and events, each by a cursor: a row that is kept is examined once in a pass. So its cost
+grows with the rows that have become old, and with tokens, and neither with their square nor with
+the whole history. `PortionSize` bounds for how long others wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, and_, delete, func, select, tuple_
 from sqlalchemy.exc import DBAPIError
 
-from metasched.db import audit, outbox, reservations, submission_keys, task_runs
+from metasched.db import audit, outbox, reservations, sessions, submission_keys, task_runs
 from metasched.db.job_pages import PLAN_BY_INDEX
 from metasched.db.portion_size import PortionSize
 from metasched.db.schema import (
@@ -39,7 +39,7 @@ TASKS_PER_PORTION = 200  # examined, and deleted
 CHANGES_PER_PORTION = 2000  # of a larger job
 EVENTS_PER_PORTION = 2000
 RESERVATIONS_PER_PORTION = 100
-RECORDS_PER_PORTION = 2000  # of the audit, or of the outbox
+RECORDS_PER_PORTION = 2000  # of the audit, of the outbox, or tokens
 PRUNED_KINDS = ("jobs", "reservations", "events")
 PAUSE = 0.01  # seconds between transactions, for others to write
 MARGINS_KEPT = 1000  # recent jobs with a deadline are kept: later priorities depend on them
@@ -87,21 +87,23 @@ class PruningPass:
         before: float,
         keys_before: float | None = None,
         audit_before: float | None = None,
-        outbox_now: float | None = None,
+        now: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Times are epoch seconds; None: what it is for is not deleted.
 
-        `keys_before`: creation of submission keys. `audit_before`: audit records. `outbox_now`: the
-        present time, for notifications that were delivered or given up. `clock` returns seconds.
+        `keys_before`: creation of submission keys. `audit_before`: audit records. `now`: the
+        present time, for tokens that ended, and notifications that were delivered or given up.
+        `clock` returns seconds.
         """
         self._clock = clock
         self._size = PortionSize()
         self._before, self._keys_before = before, keys_before
-        self._audit_before, self._outbox_now = audit_before, outbox_now
+        self._audit_before, self._now = audit_before, now
         self.deleted = dict.fromkeys(PRUNED_KINDS, 0)
         self._last_task = (0.0, 0)  # end and job of the last task examined
         self._last_reservation = 0  # the last one examined
+        self._last_token = 0  # the last one examined
         self._last_event = -1  # the last event examined
         self._newest_job: int | None = None  # at the first portion
         self._oldest_margin = 0  # the oldest job that is kept for its deadline, 0: all are
@@ -111,6 +113,7 @@ class PruningPass:
             self._prune_keys,
             self._prune_audit,
             self._prune_outbox,
+            self._prune_tokens,
             self._prune_events,
         ]
 
@@ -213,10 +216,18 @@ class PruningPass:
         return audit.prune_batch(connection, self._audit_before, most) > 0
 
     def _prune_outbox(self, connection: Connection) -> bool:
-        if self._outbox_now is None:
+        if self._now is None:
             return False
         most = self._size.rows(RECORDS_PER_PORTION)
-        return outbox.prune_batch(connection, self._outbox_now, most) > 0
+        return outbox.prune_batch(connection, self._now, most) > 0
+
+    def _prune_tokens(self, connection: Connection) -> bool:
+        if self._now is None:
+            return False
+        most = self._size.rows(RECORDS_PER_PORTION)
+        last = sessions.prune_batch(connection, self._now, self._last_token, most)
+        self._last_token = last or self._last_token
+        return last is not None
 
     def _prune_events(self, connection: Connection) -> bool:
         """Delete events without changes before the last checkpoint that is old enough."""

@@ -526,6 +526,7 @@ token = Table(
     Column("scope", SafeText, nullable=False, server_default=TokenScope.USER.value),
     Column("parent", Int64),  # id of the token that opened this session, and ends it
     Index("ix_token_user", "user", "id"),
+    Index("ix_token_parent", "parent"),
 )
 
 # Keys of recent submissions, by which a repetition is recognised.

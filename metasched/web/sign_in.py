@@ -20,6 +20,7 @@ from metasched.api.browsers import (
 from metasched.api.identity import ForbiddenError
 from metasched.api.lookups import Lookups
 from metasched.daemon.service import Daemon
+from metasched.db.sessions import TooManySignIns
 from metasched.db.store import StorageFailed, StorageUncertain
 from metasched.errors import ApiError
 from metasched.web.forms import read_form, require_same_origin
@@ -74,6 +75,8 @@ async def _sign_in(request: Request) -> Response:
     if await _find_user(request, opener) is not None:
         try:
             secret = open_session(request, daemon, opener)
+        except TooManySignIns:
+            raise ApiError(429, "too many sign-ins of this account; try again in an hour") from None
         except (StorageFailed, StorageUncertain):
             raise _away() from None
     if secret is None:

@@ -674,7 +674,7 @@ def test_mails_to_recipients_that_are_paused_are_not_due(ledger: Ledger) -> None
 
 
 def prune(ledger: Ledger, now: float) -> None:
-    pruning = PruningPass(0.0, outbox_now=now)
+    pruning = PruningPass(0.0, now=now)
     while ledger.prune_portion(pruning):
         pass
 

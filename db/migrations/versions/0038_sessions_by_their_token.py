@@ -1,0 +1,14 @@
+"""An index by which the sessions that a token has opened are found"""
+
+from alembic import op
+
+revision = "0038"
+down_revision = "0036"
+
+
+def upgrade() -> None:
+    op.create_index("ix_token_parent", "token", ["parent"])
+
+
+def downgrade() -> None:
+    op.drop_index("ix_token_parent", "token")
