@@ -639,8 +639,9 @@ class Ledger(Writer):
             if is_link:
                 used = update(token).where(token.c.id == opened_by.id)
                 connection.execute(used.values(revoked=now))
+            session_id = self._highest(token.c.id) + 1
             session = {
-                "id": self._highest(token.c.id) + 1,
+                "id": session_id,
                 "user": user,
                 "digest": digest(secret),
                 "created": now,
@@ -650,7 +651,7 @@ class Ledger(Writer):
             }
             connection.execute(insert(token).values(**session))
             ended = sessions.end_oldest(connection, user, scope.value, now)
-            kinds = [(AuditKind.TOKEN_CREATED, session["id"])]
+            kinds = [(AuditKind.TOKEN_CREATED, session_id)]
             kinds += [(AuditKind.TOKEN_REVOKED, id) for id in ended]
             records = [_token_record(kind, id, user, user, now) for kind, id in kinds]
             self._audit(connection, records)
