@@ -6,7 +6,9 @@ import pwd
 import re
 import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from metasched.client.credentials import is_loopback
 from metasched.config.settings import ConfigError, WebSettings
 from metasched.config.tables import TcpTable, WebTable
 from metasched.paths import MAX_SOCKET_PATH_BYTES
@@ -25,8 +27,8 @@ def read_web(
         raise ConfigError(
             f"nobody can sign in, {place}; write [tcp] with tokens = true, or proxy_socket"
         )
-    if table.url is not None and not _URL.fullmatch(table.url):
-        raise ConfigError(f'url = "{table.url}", {place}; write "https://host:port"')
+    if table.url is not None:
+        _check_url(table.url, place)
     if (table.proxy_socket is None) != (table.proxy_user is None):
         raise ConfigError(f"proxy_socket and proxy_user, {place}; give both or neither")
     proxy_socket = proxy_uid = None
@@ -44,14 +46,32 @@ def read_web(
             ) from None
     url = ""
     if by_session and tcp is not None:
-        url = (table.url or _default_url(tcp)).rstrip("/")
+        url = (table.url or _default_url(tcp, place)).rstrip("/")
     return WebSettings(url, proxy_socket, proxy_uid, table.user_header)
 
 
-def _default_url(tcp: TcpTable) -> str:
-    """Return the address by which browsers reach the listener, or the proxy before it."""
+def _check_url(url: str, place: str) -> None:
+    """ConfigError for no URL, or one by which others could read the secret of a session."""
+    remedy = f'url = "{url}", {place}; write "https://host:port"'
+    if not _URL.fullmatch(url):
+        raise ConfigError(remedy)
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        raise ConfigError(remedy) from None
+    if url.startswith("http:") and not is_loopback(host):
+        raise ConfigError(f"{remedy}, since http is for 127.0.0.1 and localhost alone")
+
+
+def _default_url(tcp: TcpTable, place: str) -> str:
+    """Return the address by which browsers reach the listener, or the proxy before it.
+
+    ConfigError if there are several: a standby would send browsers to the other daemon.
+    """
     if tcp.url is not None:
-        return tcp.url.split(",")[0]
+        if "," in tcp.url:
+            raise ConfigError(f"url is missing, {place}; write one of those in url of [tcp]")
+        return tcp.url
     host, _, port = tcp.listen.rpartition(":")
     if host.strip("[]") in _ANY_ADDRESS:
         host = socket.getfqdn()

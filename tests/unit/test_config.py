@@ -377,6 +377,41 @@ def test_invalid_tables_of_tcp(tmp_path: Path, table: str, message: str) -> None
         load_settings(path)
 
 
+@pytest.mark.parametrize(
+    ("tcp", "url", "pages"),
+    [
+        ("", "https://pages.example", "https://pages.example"),
+        ("", "http://pages.example:6450", None),
+        ("", "http://127.0.0.1.example", None),
+        ("", "http://10.0.0.1:6450", None),
+        ("", "http://localhost:6450/", "http://localhost:6450"),
+        ("", "http://127.0.0.1:7410", "http://127.0.0.1:7410"),
+        ("", "http://[::1]:7410", "http://[::1]:7410"),
+        ("", "https://[", None),
+        ("", None, "http://127.0.0.1:7410"),
+        ("https://a.example", None, "https://a.example"),
+        ("https://a.example,https://b.example", None, None),
+        ("https://a.example,https://b.example", "https://c.example", "https://c.example"),
+    ],
+)
+def test_browsers_reach_the_pages_by_tls_or_on_this_host(
+    tmp_path: Path, tcp: str, url: str | None, pages: str | None
+) -> None:
+    """None: it is a mistake. Over http to another host each reader of the network signs in."""
+    path = tmp_path / "metasched.toml"
+    table = f'url = "{tcp}"\n' if tcp else ""
+    table += "[web]\n" + (f'url = "{url}"\n' if url else "")
+    cluster = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\n'
+    path.write_text(f'[tcp]\nlisten = "127.0.0.1:7410"\n{table}{cluster}')
+    if pages is None:
+        with pytest.raises(ConfigError, match=r"\[web\]; write "):
+            load_settings(path)
+    else:
+        settings = load_settings(path)
+        assert settings.web is not None
+        assert settings.web.url == pages
+
+
 def test_jobs_learn_the_url_of_the_daemon(tmp_path: Path) -> None:
     path = tmp_path / "metasched.toml"
     cluster = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\n'
