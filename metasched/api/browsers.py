@@ -134,13 +134,33 @@ def _with_port(authority: str, is_private: bool) -> str:
 
 
 def cookie_name(request: Request, web: WebSettings) -> str:
-    """Return the name of the cookie: browsers send it to all ports of a host."""
-    return f"metasched-{authority_of(request, web).rpartition(':')[2]}"
+    """Return the name of the cookie: browsers send it to all ports of a host.
+
+    By TLS they take a name in `__Host-` from this host alone, and none from its neighbours.
+    """
+    prefix = "__Host-" if _is_of_host(request, web) else ""
+    return f"{prefix}metasched-{authority_of(request, web).rpartition(':')[2]}"
+
+
+def cookie_path(request: Request, web: WebSettings) -> str:
+    """Return the path of the cookie: that of names in `__Host-`, or of the pages alone."""
+    return "/" if _is_of_host(request, web) else PAGES
+
+
+def _is_of_host(request: Request, web: WebSettings) -> bool:
+    return web.is_private and not is_proxied(request)
 
 
 def session_secret(request: Request, web: WebSettings) -> str:
-    """Return the secret in the cookie of a browser; "" without one."""
-    return request.cookies.get(cookie_name(request, web), "")
+    """Return the secret in the cookie of a browser; "" without one.
+
+    Also if there are two: one of them may be a neighbour's, which signs in as somebody else.
+    """
+    name = cookie_name(request, web)
+    pairs = [pair for header in request.headers.getlist("cookie") for pair in header.split(";")]
+    if sum(pair.partition("=")[0].strip() == name for pair in pairs) != 1:
+        return ""
+    return request.cookies.get(name, "")
 
 
 def session_key(secret: str, request: Request, web: WebSettings) -> str:

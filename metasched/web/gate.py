@@ -19,6 +19,7 @@ from metasched.api.browsers import (
     PAGES,
     close_session,
     cookie_name,
+    cookie_path,
     has_valid_host,
     is_page,
     is_proxied,
@@ -71,10 +72,13 @@ def add_pages(app: FastAPI, daemon: Daemon) -> None:
 async def _sign_out(request: Request, _: CheckedForm) -> Response:
     """End the session, and forget its cookie."""
     daemon: Daemon = request.app.state.daemon
-    assert daemon.settings.web is not None
+    web = daemon.settings.web
+    assert web is not None
     close_session(request, daemon)
     response = RedirectResponse(SIGN_IN, 303)
-    response.delete_cookie(cookie_name(request, daemon.settings.web), path=PAGES)
+    response.delete_cookie(
+        cookie_name(request, web), path=cookie_path(request, web), secure=web.is_private
+    )
     return response
 
 

@@ -14,6 +14,7 @@ from metasched.api.browsers import (
     PAGES,
     SESSION_SECONDS,
     cookie_name,
+    cookie_path,
     find_opener,
     open_session,
 )
@@ -94,7 +95,7 @@ async def _sign_in(request: Request) -> Response:
         cookie_name(request, web),
         secret,
         max_age=int(SESSION_SECONDS),
-        path=PAGES,
+        path=cookie_path(request, web),
         secure=web.is_private,
         httponly=True,
         samesite="strict",
