@@ -173,6 +173,8 @@ def _read_query(
     since = time.time() - RECENTLY_ENDED if query.ended_since is None else query.ended_since
     if not 0 <= since < MAX_EPOCH:
         raise ApiError(422, "ended_since is out of range; give epoch seconds")
+    if "\0" in (query.licence or ""):
+        raise ApiError(422, "licence has a NUL; give the name of a licence")
     listed_since, after = math.floor(since * 1000), BEFORE_ALL
     if query.cursor is not None:
         listed_since, *position = decode_cursor(query.cursor, 3)

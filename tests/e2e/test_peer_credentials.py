@@ -110,6 +110,7 @@ def test_another_account_is_refused_even_if_it_can_connect(running: Site) -> Non
         ("POST", "/jobs/cancel", {"jobs": ["1"], "force": True}, 422, "force"),
         ("POST", "/jobs/burn", {"jobs": ["1"]}, 422, "action"),
         ("GET", "/jobs?state=lost", None, 422, "unknown state"),
+        ("GET", "/jobs/details?licence=%00", None, 422, "NUL"),  # PostgreSQL refuses its query
         ("GET", "/jobs/wait?job=4", None, 404, "no job 4"),
     ],
 )
