@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
+from metasched.db.sessions import MAX_SIGN_INS
 from tests.conftest import require
 from tests.e2e.conftest import TWO_LOCAL, Site
 from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite, running_site
@@ -220,7 +221,7 @@ def test_every_page_has_its_policy_and_errors_are_pages(web: tuple[Site, Visitor
 
 
 def test_sessions_count_only_where_tokens_do(tmp_path: Path) -> None:
-    """Without tokens the listener serves no page, whatever the socket of a proxy serves."""
+    """An account has few of them. Without tokens only the socket of a proxy serves pages."""
     site, visitor, own = Site(tmp_path), Visitor(free_port()), getpass.getuser()
 
     def start(tokens: str) -> None:
@@ -233,7 +234,13 @@ def test_sessions_count_only_where_tokens_do(tmp_path: Path) -> None:
     try:
         start("true")
         token = site.json("token", "create", "--expires", "3600")["token"]
-        link, cookie = secret_of(site.run("web").stdout), visitor.sign_in(token)
+        first = visitor.sign_in(token)
+        assert visitor.get("/web/", Cookie=first).status == 200
+        again = [visitor.post("/web/sign-in", {"secret": token}) for _ in range(MAX_SIGN_INS)]
+        assert [reply.status for reply in again] == [303] * (MAX_SIGN_INS - 1) + [429]
+        assert visitor.get("/web/", Cookie=first).status == 303  # the oldest has ended
+        cookie = visitor.sign_in(secret_of(site.run("web").stdout))
+        link = secret_of(site.run("web").stdout)
         assert visitor.get("/web/", Cookie=cookie).status == 200
         site.stop()
         start("false")
