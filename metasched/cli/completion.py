@@ -13,8 +13,8 @@ from typing import Any
 
 import typer
 
+from metasched.cli.connect import daemon_address
 from metasched.cli.job_ids import format_task_id
-from metasched.client.address import find_daemon
 from metasched.client.client import Client
 from metasched.client.connection import Connection
 
@@ -78,7 +78,7 @@ def _after_list(incomplete: str, names: Iterable[str]) -> list[str]:
 def _quietly(read: Callable[[str], Iterable[str]]) -> list[str]:
     """Return the distinct words that `read` gets from the daemon; none if that fails."""
     try:
-        words = read(find_daemon())
+        words = read(daemon_address())
         return [word for word in dict.fromkeys(words) if word.isprintable() and " " not in word]
     except Exception:  # whatever it is: a message would garble the line of the shell
         return []

@@ -6,9 +6,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from metasched.cli.connect import connect
 from metasched.cli.messages import warn
-from metasched.client.address import find_daemon
-from metasched.client.client import Client
 from metasched.client.job_request import prepare_submission
 from metasched.client.options import InvalidSubmission
 
@@ -21,7 +20,7 @@ def submit(options: Mapping[str, object], command: Sequence[str]) -> int:
     for message in warnings:
         warn(message)
     config = options.get("config")
-    client = Client(find_daemon(None if config is None else str(config)))
+    client = connect(None if config is None else str(config))
     [answer] = client.submit(submission)
     for message in answer.get("warnings") or ():
         warn(str(message))

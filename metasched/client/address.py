@@ -7,7 +7,9 @@ exists, the site's daemon. METASCHED_SOCKET is the quickest, since no configurat
 from __future__ import annotations
 
 import os
+import stat
 
+from metasched.client.sudo import check_config, is_under_sudo, may_be_changed
 from metasched.errors import UserError
 from metasched.paths import SITE_CONFIG, SITE_SOCKET, is_url, personal_config, personal_socket
 
@@ -19,12 +21,18 @@ class DaemonAddressError(UserError):
 def find_daemon(config: str | None = None) -> str:
     """Return the address of the daemon. DaemonAddressError if a configuration cannot be read.
 
-    `config` is the path of a configuration, an option of the command.
+    `config` is the path of a configuration, an option of the command. UserError under sudo if
+    others may change a configuration that the environment names.
     """
-    if config_path := config or os.environ.get("METASCHED_CONFIG"):
-        return configured_address(config_path) or personal_socket()
+    if config:
+        return configured_address(config) or personal_socket()
+    if named := os.environ.get("METASCHED_CONFIG"):
+        check_config(named)
+        return configured_address(named) or personal_socket()
     if address := os.environ.get("METASCHED_SOCKET"):
         return address
+    if os.path.lexists(personal_config()):
+        check_config(personal_config())
     personal = _default_address(personal_config(), _present_personal_socket())
     if _is_present(personal):
         return personal
@@ -68,6 +76,28 @@ def configured_address(config: str) -> str | None:
     return address if is_url(address) else os.path.join(os.path.dirname(config), address)
 
 
+def check_daemon(address: str) -> None:
+    """Raise UserError if the account that called sudo may have named this daemon, or runs it.
+
+    Of a socket that does not exist, the folder counts in which it may be made.
+    """
+    if not is_under_sudo():
+        return
+    if is_url(address):
+        is_safe = address == site_address()
+        problem = f"daemon {address} is not that of {SITE_CONFIG}"
+    else:
+        path, type = address, stat.S_IFSOCK
+        while not os.path.lexists(path):
+            path, type = os.path.dirname(path.rstrip("/")) or ".", stat.S_IFDIR
+        is_safe = not may_be_changed(path, type) or (
+            _is_of_site(address) and not may_be_changed(path, type, of_site=True)
+        )
+        problem = f"socket {address} is in a place that others may change"
+    if not is_safe:
+        raise UserError(f"{problem}; use sudo without -E")
+
+
 def _present_personal_socket() -> str:
     """Return the personal socket, also if a tool has removed XDG_RUNTIME_DIR."""
     socket = personal_socket()
@@ -87,3 +117,9 @@ def _default_address(config: str, socket: str) -> str:
     A site hides a file that has a password of its database: then users find the usual socket.
     """
     return (configured_address(config) if os.access(config, os.R_OK) else None) or socket
+
+
+def _is_of_site(socket: str) -> bool:
+    path = os.path.realpath(socket)
+    # the usual place needs no configuration, which older Pythons cannot read
+    return path == os.path.realpath(SITE_SOCKET) or path == os.path.realpath(site_address())

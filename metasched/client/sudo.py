@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import stat
 
-from metasched.client.address import site_address
 from metasched.errors import UserError
-from metasched.paths import SITE_CONFIG, SITE_SOCKET, is_url
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
@@ -158,25 +156,3 @@ def _check_variable(name: str, type: int) -> str:
     if path and may_be_changed(path, type):
         raise UserError(f"{name} is {path}, which others may change; unset it under sudo")
     return path
-
-
-def check_daemon(address: str) -> None:
-    """Raise UserError if the account that called sudo may have named this daemon, or runs it."""
-    if not is_under_sudo():
-        return
-    if is_url(address):
-        is_safe = address == site_address()
-        problem = f"daemon {address} is not that of {SITE_CONFIG}"
-    else:
-        is_safe = not may_be_changed(address, stat.S_IFSOCK) or (
-            _is_of_site(address) and not may_be_changed(address, stat.S_IFSOCK, of_site=True)
-        )
-        problem = f"socket {address} is in a place that others may change"
-    if not is_safe:
-        raise UserError(f"{problem}; use sudo without -E")
-
-
-def _is_of_site(socket: str) -> bool:
-    path = os.path.realpath(socket)
-    # the usual place needs no configuration, which older Pythons cannot read
-    return path == os.path.realpath(SITE_SOCKET) or path == os.path.realpath(site_address())

@@ -7,9 +7,9 @@ import sys
 from importlib import import_module
 from io import TextIOWrapper
 
-from metasched.client.address import find_daemon
+from metasched.client.address import check_daemon, find_daemon
 from metasched.client.connection import ClientError, Connection, DaemonUnreachable, ResponseLost
-from metasched.client.sudo import check_daemon, check_environment, programs
+from metasched.client.sudo import check_environment, programs
 from metasched.errors import UserError
 from metasched.paths import NEXT_CURSOR_HEADER
 

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from metasched.client.address import check_daemon
 from metasched.client.job_daemon import job_variables
-from metasched.client.sudo import check_daemon, may_be_changed
+from metasched.client.sudo import may_be_changed
 from metasched.errors import UserError
 from metasched.paths import drop_in_folder
 from tests.e2e.test_tcp import make_certificate
@@ -173,6 +174,24 @@ def test_nor_through_a_chain_of_sudo_or_doas(trap: Trap, way: str, account: str)
             assert message.format("squeue") in done.stderr, done
 
 
+@pytest.mark.parametrize("way", ["socket", "config", "home", "url"])
+def test_metasched_asks_no_daemon_of_the_calling_account(trap: Trap, way: str) -> None:
+    """Its answer names the file that `output` prints."""
+    variables = {name: value.format(trap.folder) for name, value in WAYS[way][0].items()}
+    for marks in ({}, {"SUDO_UID": str(trap.account.pw_uid)}):
+        done = subprocess.run(
+            [sys.executable, "-m", "metasched", "output", "17"],
+            env={"PATH": "/usr/bin", "HOME": f"{trap.folder}/home", **variables, **marks},
+            **as_("root"),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert trap.was_entered() is (not marks and way != "url"), done
+        assert ("use sudo without -E" in done.stderr) is bool(marks), done
+
+
 def test_root_reads_no_configuration_that_the_environment_of_another_names(trap: Trap) -> None:
     """It names programs, and doctor runs some of them."""
     uid = str(trap.account.pw_uid)
@@ -261,13 +280,13 @@ def test_the_daemon_of_the_site_has_an_account(
             return "use sudo without -E" in str(error)
         return False
 
-    monkeypatch.setattr("metasched.client.sudo.site_address", lambda: "/run/other.sock")
+    monkeypatch.setattr("metasched.client.address.site_address", lambda: "/run/other.sock")
     assert is_refused()
-    monkeypatch.setattr("metasched.client.sudo.site_address", lambda: str(path))
+    monkeypatch.setattr("metasched.client.address.site_address", lambda: str(path))
     assert not is_refused()
     with monkeypatch.context() as usual:  # no configuration is read for the usual place
-        usual.setattr("metasched.client.sudo.SITE_SOCKET", str(path))
-        usual.delattr("metasched.client.sudo.site_address")
+        usual.setattr("metasched.client.address.SITE_SOCKET", str(path))
+        usual.delattr("metasched.client.address.site_address")
         assert not is_refused()
     os.chown(path, pwd.getpwnam(OPERATOR).pw_uid, -1)
     assert is_refused()  # a second account
@@ -305,7 +324,7 @@ def call_site(url: str, trap: Trap, **variables: str) -> subprocess.CompletedPro
         import sys
         import metasched.client.sudo
         from metasched.drop_in.command import run
-        metasched.client.sudo.site_address = lambda: {url!r}
+        metasched.client.address.site_address = lambda: {url!r}
         sys.argv = ["scancel", "-M", "trap", "17"]
         sys.exit(run("scancel"))
     """

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from metasched.cli.connect import daemon_address
 from metasched.client import sudo
+from metasched.client.address import check_daemon
 from metasched.client.credentials import NoCredential, credentials
 from metasched.errors import UserError
 
@@ -180,11 +182,58 @@ def test_the_sites_daemon_is_one_whose_place_root_has_made(
         monkeypatch.chdir(tmp_path)
         daemon.bind("ms.sock")
     address = str(tmp_path / "ms.sock")
-    monkeypatch.setattr(sudo, "site_address", lambda: "http://daemon:7410")
-    sudo.check_daemon(address)
-    sudo.check_daemon("http://daemon:7410")
+    monkeypatch.setattr("metasched.client.address.site_address", lambda: "http://daemon:7410")
+    check_daemon(address)
+    check_daemon("http://daemon:7410")
     with pytest.raises(UserError, match="is not that of /etc/metasched"):
-        sudo.check_daemon("http://daemon:7411")
+        check_daemon("http://daemon:7411")
     tmp_path.chmod(0o777)
     with pytest.raises(UserError, match="use sudo without -E"):
-        sudo.check_daemon(address)
+        check_daemon(address)
+
+
+def test_no_command_asks_a_daemon_that_the_environment_of_another_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "metasched"
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(folder / "metasched.sock"))
+    config, silent = folder / "metasched.toml", folder / "silent.toml"
+    config.write_text('[daemon]\nsocket = "metasched.sock"\n')
+    silent.touch()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for name in ("METASCHED_CONFIG", "METASCHED_SOCKET"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "HOME"):
+        monkeypatch.setenv(name, str(empty))
+    for name, value in {
+        "METASCHED_CONFIG": str(config),
+        "METASCHED_SOCKET": str(folder / "metasched.sock"),
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "XDG_RUNTIME_DIR": str(tmp_path),
+    }.items():
+        with monkeypatch.context() as way:
+            way.setenv(name, value)
+            folder.chmod(0o755)
+            assert daemon_address() == str(folder / "metasched.sock"), name
+            folder.chmod(0o777)
+            with pytest.raises(UserError, match="use sudo without -E"):
+                daemon_address()
+            way.delenv("SUDO_UID")
+            assert daemon_address() == str(folder / "metasched.sock"), name
+    assert daemon_address(str(config)) == str(folder / "metasched.sock")  # sudo permitted it
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(UserError, match="use sudo without -E"):
+        daemon_address(str(silent))  # so the environment names the daemon
+
+
+def test_of_a_missing_socket_the_folder_counts(tmp_path: Path) -> None:
+    """A daemon that starts is waited for, if nobody else may take its place."""
+    for address in (tmp_path / "ms.sock", tmp_path / "missing/folder/ms.sock"):
+        check_daemon(str(address))
+    tmp_path.chmod(0o1777)
+    for address in (tmp_path / "ms.sock", tmp_path / "missing/folder/ms.sock"):
+        with pytest.raises(UserError, match="use sudo without -E"):
+            check_daemon(str(address))
