@@ -79,7 +79,10 @@ async def _reload(daemon: Daemon, by: str) -> ReloadResult:
         settings = replace(settings, policy_version=running.policy_version)
     service = running_service(daemon)
     if not changes:
-        daemon.settings = replace(running, files=settings.files)
+        # a policy that is activated from now on replaces this file
+        daemon.settings = replace(
+            running, files=settings.files, policy_origin=settings.policy_origin
+        )
     elif not _changes_decisions(running, settings):
         service.store_act(
             AuditRecord(

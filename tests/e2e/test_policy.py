@@ -74,6 +74,15 @@ def test_an_activated_policy_stays_over_restarts_until_the_file_changes(tried: S
     assert {row["ok"] for row in tried.json("db", "check")} == {True}
 
 
+def test_a_file_that_says_the_same_in_other_words_is_replaced_too(tried: Site) -> None:
+    (tried.folder / "policy.toml").write_text(f"# a remark\n{FIRST}")
+    assert tried.json("reload")["changes"] == []
+    tried.run("policy", "activate", "other.toml")
+    assert tried.stop() == 0
+    tried.start()
+    assert in_force(tried) == (2, 4 * 3600, 9)
+
+
 def test_a_policy_with_a_mistake_or_of_the_past_changes_nothing(tried: Site) -> None:
     wrong = tried.folder / "wrong.toml"
     wrong.write_text("pul = 3\n")
