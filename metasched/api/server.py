@@ -32,7 +32,8 @@ from metasched.config.tables import TcpTable
 from metasched.daemon.audit_log import FORMATTERS
 from metasched.daemon.descriptors import connection_limit
 from metasched.daemon.doctor.folder_checks import socket_folder_remedy
-from metasched.daemon.reload import check_reservation_units, reload
+from metasched.daemon.late_settings import check_reservation_units
+from metasched.daemon.reload import reload
 from metasched.daemon.repeated_lines import RepeatHandler
 from metasched.daemon.service import Daemon
 from metasched.db.ledger import Ledger
@@ -125,7 +126,7 @@ def serve(settings: Settings, *, standby: bool = False, add_pages: AddPages | No
     try:
         with contextlib.ExitStack() as lock_stack, contextlib.ExitStack() as stack:
             daemon = Daemon(settings, partial(_open_ledger, settings, standby, lock_stack))
-            daemon.try_open()  # before it listens: another daemon may be active
+            daemon.try_open(waits=standby)  # before it listens: another daemon may be active
             listeners = _open_listeners(settings, stack)
             asyncio.run(_serve_until_stopped(daemon, listeners, manager, add_pages))
     except OSError as error:

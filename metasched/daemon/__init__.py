@@ -29,5 +29,6 @@ mail_pauses           pauses of mails after failures
 webhook               signs and sends a request to a webhook
 circuit_breaker       delays calls that keep failing
 reload                takes a changed configuration over into the running daemon
+late_settings         the settings of a daemon that has waited for its database
 doctor                checks of the installation (a package)
 """

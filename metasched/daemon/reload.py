@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 
 from metasched.config.reading import reload_settings
 from metasched.config.restart_keys import describe_changes
-from metasched.config.settings import ClusterSettings, ConfigError, Settings
+from metasched.config.settings import ClusterSettings, Settings
 from metasched.daemon.doctor.checks import check_settings
 from metasched.daemon.doctor.findings import Finding
+from metasched.daemon.late_settings import check_reservation_units
 from metasched.daemon.policy_versions import with_policy_in_force
 from metasched.daemon.service import Daemon, ReloadRefused, SchedulerService
-from metasched.db.ledger import Ledger
 from metasched.errors import UserError
 from metasched.model.audit import OPERATORS_ONLY, AuditKind, AuditRecord
-from metasched.model.reservation import OPEN_STATES, ReservationState
+from metasched.model.reservation import OPEN_STATES
 
 log = logging.getLogger("metasched")
 
@@ -174,24 +174,3 @@ def _manager_of(entry: ClusterSettings) -> tuple[object, ...]:
     keys = ("config", "library", "profile", "tag_field")
     variables = {k: v for k, v in entry.environment.items() if k.startswith(("SGE_", "SLURM_"))}
     return (entry.cluster.adapter, *(entry.options.get(key) for key in keys), variables)
-
-
-def check_reservation_units(settings: Settings, ledger: Ledger) -> None:
-    """ConfigError if an open reservation has another unit than its cluster.
-
-    Its size would be interpreted in the new unit.
-    """
-    settings_by_name = {entry.cluster.name: entry for entry in settings.clusters}
-    for reservation in ledger.reservations_open_since(time.time()):
-        entry = settings_by_name.get(reservation.cluster)
-        if entry is None or reservation.state not in OPEN_STATES:
-            continue
-        confirmed = reservation.state is ReservationState.CONFIRMED
-        nodes_pending = entry.cluster.binds_late and confirmed
-        if entry.names_nodes != bool(reservation.nodes or nodes_pending):
-            unit = "nodes" if reservation.nodes else "processors, or of nodes to be chosen late"
-            raise ConfigError(
-                f"reservation {reservation.id} is of {unit}, {settings.config_path}, "
-                f'cluster "{reservation.cluster}"; '
-                "put its reservation_unit and binding back until it is over"
-            )

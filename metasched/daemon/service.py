@@ -49,6 +49,7 @@ from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.commit_group import CommitGroup
 from metasched.daemon.database_probe import DatabaseProbe
 from metasched.daemon.forecaster import Forecaster, TaskEstimate
+from metasched.daemon.late_settings import settings_after_wait
 from metasched.daemon.licence_monitor import LicenceMonitor
 from metasched.daemon.limit_mails import LimitMails
 from metasched.daemon.manager_start_times import ExpectedStart
@@ -508,15 +509,22 @@ class Daemon:
             raise StorageFailed(self._outage)
         return self._ledger
 
-    def try_open(self) -> bool:
-        """Open the ledger; return False if the database is away. StoreError for other faults."""
+    def try_open(self, waits: bool) -> bool:
+        """Open the ledger; return False if the database is away. StoreError for other faults.
+
+        `waits`: time may have passed since the files were read.
+        """
         try:
-            self._ledger = self._open_ledger()
-            self._ledger.on_audit = self._audit_stored
-            self._ledger.on_notices = self._notices_stored
+            ledger = self._open_ledger()
         except DatabaseUnreachable as error:
             self._note_outage(error)
-        return self._ledger is not None
+            return False
+        if waits:
+            self.settings = settings_after_wait(self.settings, ledger)
+        ledger.on_audit = self._audit_stored
+        ledger.on_notices = self._notices_stored
+        self._ledger = ledger
+        return True
 
     @property
     def honours_keys(self) -> bool:
@@ -580,7 +588,7 @@ class Daemon:
         """Run until cancelled. DatabaseInUse if another daemon has taken over the database."""
         delay = RESTART_DELAY
         # in a thread: the API must answer while a database server does not
-        while self._ledger is None and not await asyncio.to_thread(self.try_open):
+        while self._ledger is None and not await asyncio.to_thread(self.try_open, True):
             await asyncio.sleep(RESTART_DELAY)
         while True:
             await self._await_database()

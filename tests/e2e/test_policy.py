@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -81,6 +82,23 @@ def test_a_file_that_says_the_same_in_other_words_is_replaced_too(tried: Site) -
     assert tried.stop() == 0
     tried.start()
     assert in_force(tried) == (2, 4 * 3600, 9)
+
+
+def test_a_standby_takes_over_the_policy_in_force(tried: Site) -> None:
+    """The file that it read when it started is older than the policy."""
+    standby = subprocess.Popen([COMMAND, "serve", "--standby"], env=tried.environment)
+    caught = re.compile(r"^SigCgt:\s+[0-9a-f]*[13579bdf]$", re.MULTILINE)  # it has read the file
+    try:
+        tried.until(lambda: caught.search(Path(f"/proc/{standby.pid}/status").read_text()))
+        (tried.folder / "policy.toml").write_text("age = 300\n")
+        assert tried.json("reload")["changes"] == ["policy"]
+        tried.run("policy", "activate", "other.toml")
+        assert tried.stop() == 0
+        tried.until(lambda: in_force(tried))
+        assert in_force(tried) == (3, 4 * 3600, 9)
+    finally:
+        standby.kill()
+        standby.wait()
 
 
 def test_a_policy_with_a_mistake_or_of_the_past_changes_nothing(tried: Site) -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, func, select
 from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.exc import OperationalError
 
+from metasched.config.reading import load_settings
 from metasched.core.events import DaemonStarted
 from metasched.core.scheduler import Core
+from metasched.daemon.late_settings import settings_after_wait
+from metasched.daemon.policy_versions import settle_policy
 from metasched.db import policy_versions
 from metasched.db.ledger import Ledger
 from metasched.db.schema import event, policy_version
 from metasched.db.store import Database, StorageFailed
 from metasched.model.cluster import Cluster
-from metasched.model.policy_version import PolicyChange, PolicyVersion
+from metasched.model.policy_version import PolicyChange, PolicyVersion, text_digest
 from metasched.policies.policy import Policy
 
 NOW = 1_000_000.0
@@ -75,6 +79,30 @@ def test_old_versions_are_deleted(ledger: Ledger, monkeypatch: pytest.MonkeyPatc
         start(ledger, version(number))
     assert [each.number for each in ledger.policy_versions()] == [5, 4, 3]
     assert ledger.policy_history().version_at(2) is None
+
+
+def test_a_standby_that_cannot_read_its_files_keeps_the_newest_version(
+    ledger: Ledger, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tmp_path / "metasched.toml"
+    config.write_text(
+        '[policy]\nfile = "policy.toml"\n[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 1\n'
+    )
+    policy = tmp_path / "policy.toml"
+    policy.write_text("age = 100\n")
+    settings = load_settings(config)
+    changed = "age = 200\n"
+    start(ledger, version(1, change=PolicyChange.FILE, site_digest=text_digest(changed)))
+    start(ledger, version(2, site_digest=text_digest(changed)))
+    for text in (changed, "age = \n"):  # as another daemon has read it, and with a mistake
+        policy.write_text(text)
+        late = settle_policy(settings_after_wait(settings, ledger), ledger.policy_in_force())
+        assert late.policy_version == version(2, site_digest=text_digest(changed))
+        assert late.policy.age == 2
+    assert "the configuration that was read at the start stays in force" in caplog.text
+    policy.write_text("age = 300\n")  # since then: a restart takes it, too
+    late = settle_policy(settings_after_wait(settings, ledger), ledger.policy_in_force())
+    assert late.policy.age == 300
 
 
 @pytest.fixture

@@ -138,6 +138,9 @@ def test_a_service_that_cannot_run_leaves_the_former_settings(
         def policy_in_force(self) -> None:
             pass
 
+        def reservations_open_since(self, time: float) -> tuple[()]:
+            return ()
+
     monkeypatch.setattr(service, "SchedulerService", FakeService)
     monkeypatch.setattr(service, "RESTART_DELAY", 0.01)
     FakeService.made = []
