@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import hashlib
 import json
+import re
 import tomllib
 from datetime import date
 from datetime import time as datetime_time
@@ -16,6 +17,12 @@ from pydantic import ValidationError
 from metasched.config.mistakes import describe_all, describe_toml_error
 from metasched.config.settings import ConfigError
 from metasched.config.tables import TableT
+
+MAX_DOTS = 20  # between names of a key, in one line
+# each matches in linear time: a closing quote may be missing
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*+"?|\'[^\']*\'?|#.*')
+_AROUND_DOT = re.compile(r"(?<!\s)\s*\.\s*")
+_BETWEEN_KEYS = re.compile(r"\.\.+|[\s,=\[{\]}]")
 
 
 def read_toml(path: Path, files: dict[Path, str] | None = None) -> dict[str, Any]:
@@ -47,14 +54,25 @@ def read_text(path: Path, files: dict[Path, str] | None = None, most: int = -1) 
 
 def parse_toml(text: str, place: object) -> dict[str, Any]:
     """Return the tables of a text, which was read at `place`."""
+    deep = f"lists or tables are nested too deeply, {place}; flatten them"
+    # tomllib takes time by the square of the depth
+    if any(_dots_in_key(line) > MAX_DOTS for line in text.splitlines()):
+        raise ConfigError(deep)
     try:
         tables = tomllib.loads(text)
+        _refuse_dates(tables, place)
+        json.dumps(tables)  # as `examined` does
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(describe_toml_error(text, error, place)) from None
     except RecursionError:
-        raise ConfigError(f"lists or tables are nested too deeply, {place}; flatten them") from None
-    _refuse_dates(tables, place)
+        raise ConfigError(deep) from None
     return tables
+
+
+def _dots_in_key(line: str) -> int:
+    """Return the most dots of a key. Texts of several lines are read as if they were keys."""
+    words = _BETWEEN_KEYS.split(_AROUND_DOT.sub(".", _QUOTED.sub("q", line)))
+    return max(word.count(".") for word in words)
 
 
 def _refuse_dates(value: object, place: object, key: str = "") -> None:

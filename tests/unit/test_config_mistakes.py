@@ -25,6 +25,7 @@ from metasched.adapters.registry import adapter_class
 from metasched.config.reading import load_settings
 from metasched.config.settings import ConfigError
 from metasched.config.tables import ConfigFile, PolicyFile
+from metasched.config.toml_files import parse_toml
 from metasched.licence_servers.base import licence_server_class
 
 # a valid file with every table
@@ -401,3 +402,25 @@ def test_a_value_is_shown_as_in_the_file_and_in_one_line(files: Files) -> None:
     assert message.startswith('environment = "a\\x1b[1mbbb')
     assert len(message) < 400
     assert message.endswith('write "submit" or "login"')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a." * 900 + "b = 1\n",
+        "[" + "a." * 900 + "b]\n",
+        "[" + '"a".' * 900 + "b]\n",
+        "x = {" + "a . " * 900 + "b = 1}\n",
+        "x = " + "[" * 900 + "]" * 900,
+    ],
+)
+def test_deep_keys_are_one_mistake(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"nested too deeply, x\.toml; flatten them"):
+        parse_toml(text, "x.toml")
+
+
+def test_dots_of_values_and_remarks_are_no_depth() -> None:
+    dots = "." * 50
+    numbers = ", ".join(["1.5"] * 50)
+    text = f"a = \"{dots}\" # {dots}\nb = [{numbers}]\nc = '{dots}'\n"
+    assert parse_toml(text, "x.toml")["b"] == [1.5] * 50
