@@ -17,6 +17,7 @@ from metasched.db import (
     daily_use,
     leases,
     limit_uses,
+    policy_versions,
     reservations,
     share_uses,
     task_runs,
@@ -105,6 +106,7 @@ def _check_counters(connection: Connection) -> tuple[list[str], str]:
     problems += leases.find_mismatches(connection)
     problems += limit_uses.find_mismatches(connection)
     problems += reservations.find_conflicts(connection)
+    problems += policy_versions.find_mismatches(connection)
     problems += daily_use.find_mismatches(connection)
     return problems, f"{len(tasks)} tasks agree with their attempts, licences with their leases"
 

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection, Row, delete, func, insert, select
 
-from metasched.db.schema import change, job, policy_version
-from metasched.model.policy_version import PolicyChange, PolicyVersion
+from metasched.db.recovery import EVENT_TYPES
+from metasched.db.schema import change, event, job, policy_version
+from metasched.model.policy_version import PolicyChange, PolicyVersion, text_digest
 
 MAX_VERSIONS = 1000  # rows; older ones are deleted
 
@@ -32,11 +34,11 @@ class PolicyHistory:
         return self._numbers[position - 1] if position else None
 
 
-def store(connection: Connection, version: PolicyVersion, event: int) -> None:
+def store(connection: Connection, version: PolicyVersion, event_id: int) -> None:
     """Store a version that comes into force with an event; nothing if it is stored already."""
     highest = connection.execute(select(func.max(policy_version.c.number))).scalar() or 0
     if version.number > highest:
-        connection.execute(insert(policy_version).values(**asdict(version), event=event))
+        connection.execute(insert(policy_version).values(**asdict(version), event=event_id))
         oldest = version.number - MAX_VERSIONS
         connection.execute(delete(policy_version).where(policy_version.c.number <= oldest))
 
@@ -78,6 +80,27 @@ def versions_of_task(connection: Connection, id: int, index: int) -> tuple[int |
         .limit(1)
     ).scalar()
     return priority, None if sent is None else read_history(connection).version_at(sent)
+
+
+def find_mismatches(connection: Connection) -> list[str]:
+    """Return what disagrees with the events, of those that are still stored, and with the jobs."""
+    problems = []
+    rows = connection.execute(
+        select(policy_version, event.c.kind, event.c.data)
+        .join_from(policy_version, event, event.c.id == policy_version.c.event)
+        .order_by(policy_version.c.number)
+    )
+    for row in rows:
+        started = msgspec.json.decode(row.data, type=EVENT_TYPES[row.kind])
+        digest = text_digest(row.text) if row.file else ""
+        stored = (getattr(started, "policy_version", 0), getattr(started, "policy_digest", ""))
+        if stored != (row.number, digest):
+            problems.append(f"policy version {row.number} is not that of event {row.event}")
+    newest = connection.execute(select(func.max(policy_version.c.number))).scalar() or 0
+    later = connection.execute(select(func.max(job.c.policy))).scalar() or 0
+    if later > newest:
+        problems.append(f"jobs have policy version {later}, the newest is {newest}")
+    return problems
 
 
 def _version(row: Row[Any]) -> PolicyVersion:

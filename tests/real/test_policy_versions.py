@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, select, update
 from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.exc import OperationalError
 
@@ -47,9 +47,11 @@ def start(ledger: Ledger, policy: PolicyVersion | None) -> None:
     """Start a daemon with a policy, as the scheduler service does."""
     core = Core()
     ledger.restore(core, 100)
-    number = 0 if policy is None else policy.number
+    number, digest = (0, "") if policy is None else (policy.number, policy.digest)
     clusters = (Cluster(name="left", adapter="local"),)
-    started = DaemonStarted(NOW, "cafe", Policy(), clusters, policy_version=number)
+    started = DaemonStarted(
+        *(NOW, "cafe", Policy(), clusters), policy_version=number, policy_digest=digest
+    )
     ledger.record_start(started, core.step(started), policy)
 
 
@@ -71,6 +73,21 @@ def test_versions_are_read_as_they_were_stored(ledger: Ledger) -> None:
     assert ledger.policy_version(7) is None
     history = ledger.policy_history()
     assert [history.version_at(id) for id in (0, 1, 2, 3, 4)] == [None, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("column", [{"text": "age = 9\n"}, {"event": 1}])
+def test_a_version_that_is_not_that_of_its_event_is_damage(
+    ledger: Ledger, column: dict[str, object]
+) -> None:
+    start(ledger, version(1, change=PolicyChange.FILE, file="", text=""))
+    start(ledger, version(2))
+    with ledger._engine.connect() as connection:
+        assert policy_versions.find_mismatches(connection) == []
+        changed = update(policy_version).where(policy_version.c.number == 2).values(column)
+        connection.execute(changed)
+        [problem] = policy_versions.find_mismatches(connection)
+        assert problem.startswith("policy version 2 is not that of event ")
+        connection.rollback()
 
 
 def test_old_versions_are_deleted(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
