@@ -88,10 +88,13 @@ class Sacct:
             row["state"] = re.sub(r" by \d+$", "", row["state"])  # who cancelled it: not kept
             for key in ("start", "end", "elapsed"):
                 row[key] = re.sub(r"\d", "0", row[key])
+            if row["state"] == "CANCELLED" and row["exitcode"] == "143:0":
+                row["exitcode"] = "0:15"  # the shell saw the signal of its command first
             if name in ("held", "dropped"):
                 # no cluster has it yet; releases differ on what it is given then
                 del row["cluster"], row["alloccpus"], row["ncpus"]
-        return rows
+        # slurmdbd lists the tasks of an array as it heard of them
+        return sorted(rows, key=lambda row: row["exitcode"]) if name == "arr" else rows
 
     def cancel_and_wait(self) -> None:
         """Cancel `stopped` once it runs, and `dropped`; wait for the ends of all others."""
