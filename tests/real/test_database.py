@@ -9,7 +9,7 @@ import sqlite3
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -443,18 +443,19 @@ def test_a_daemon_acts_only_while_no_standby_can_be_active(
 
 
 @pytest.mark.parametrize(
-    ("former", "may_act"),
+    ("pid", "host", "may_act"),
     [
-        ("", False),  # the first one
-        (f"process {os.getpid()} on {socket.gethostname()[:40]}", False),  # an earlier start
-        (f"process {2**22} on {socket.gethostname()[:40]}", False),  # no process has that number
-        (f"process {os.getppid()} on {socket.gethostname()[:40]}", True),
-        ("process 1 on elsewhere", True),
+        (os.getpid, "", False),  # an earlier start
+        (lambda: 2**22, "", False),  # no process has that number
+        (os.getppid, "", True),
+        (os.getpid, "elsewhere", True),
     ],
+    ids=["itself", "dead", "alive", "elsewhere"],
 )
 def test_who_replaces_a_daemon_that_may_still_run_knows_it(
-    served: Database, former: str, may_act: bool
+    served: Database, pid: Callable[[], int], host: str, may_act: bool
 ) -> None:
+    former = f"process {pid()} on {host or socket.gethostname()[:40]}"
     with served.acquire_writer() as seat:
         with seat.engine.begin() as connection:
             connection.execute(update(epoch).values(holder=former))
