@@ -141,11 +141,11 @@ def describe_policies(versions: Mapping[str, int | None]) -> str:
     if priority is not None and priority == placement:
         return f"Policy version {priority} decided priority and placement."
     parts = [
-        f"version {number} the {what}"
+        f"version {number} decided the {what}"
         for number, what in ((priority, "priority"), (placement, "placement"))
         if number is not None
     ]
-    return f"Policy: {', '.join(parts)}." if parts else ""
+    return f"Policy {', '.join(parts)}." if parts else ""
 
 
 def describe_tuning(change: Mapping[str, Any]) -> str:
