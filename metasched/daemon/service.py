@@ -616,6 +616,9 @@ class Daemon:
                 self.service.state_changed.set()
             self.service = None
             self.service_runs.clear()
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise asyncio.CancelledError  # a task group that fails at that moment drops it
             if self._replacement is None:
                 log.error("%s; starting again from the database", self._stopped_reason)
                 await asyncio.sleep(delay)
