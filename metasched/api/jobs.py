@@ -63,18 +63,18 @@ router = APIRouter()
 class ListedJobs(NamedTuple):
     """Query of a listing of jobs."""
 
-    job: list[str]  # (): any
-    user: str | None
-    state: str | None
-    since: float | None  # epoch seconds
-    ended_since: float | None  # epoch seconds; None: the last hour
-    all: bool
-    skip_missing: bool  # leave out jobs that do not exist for the caller
-    cluster: str | None  # of the present or last attempt
-    reason: str | None  # of the state; `manager:` stands for all reasons of managers
-    licence: str | None  # that is requested, also as an alternative
-    limit: int | None
-    cursor: str | None
+    job: list[str]  # []: any
+    user: str | None = None
+    state: str | None = None
+    since: float | None = None  # epoch seconds
+    ended_since: float | None = None  # epoch seconds; None: the last hour
+    all: bool = False
+    skip_missing: bool = False  # leave out jobs that do not exist for the caller
+    cluster: str | None = None  # of the present or last attempt
+    reason: str | None = None  # of the state; `manager:` stands for all reasons of managers
+    licence: str | None = None  # that is requested, also as an alternative
+    limit: int | None = None
+    cursor: str | None = None
 
 
 async def _listed_jobs(

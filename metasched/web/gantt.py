@@ -64,15 +64,7 @@ async def show_reservations(
         job=[],
         user=None if caller.sees_all else caller.user,
         state="running",
-        since=None,
-        ended_since=None,
-        all=False,
-        skip_missing=False,
-        cluster=None,
-        reason=None,
-        licence=None,
         limit=MAX_JOBS,
-        cursor=None,
     )
     running = await answer_of(request, details(request, daemon, caller, readers, query))
     now, reserved = time.time(), open_rows(listed.content)

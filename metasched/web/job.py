@@ -43,17 +43,7 @@ async def show_job(
     """`cursor`: of the page of the story."""
     query = ListedJobs(
         job=[job],
-        user=None,
-        state=None,
-        since=None,
-        ended_since=None,
-        all=False,
-        skip_missing=False,
-        cluster=None,
-        reason=None,
-        licence=None,
         limit=TASKS,
-        cursor=None,
     )
     tasks = await answer_of(request, details(request, daemon, caller, readers, query))
     explanation: dict[str, Any] | None = None

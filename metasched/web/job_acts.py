@@ -256,17 +256,7 @@ async def _tasks(
     """Return the first tasks of jobs, and whether there are more. ForbiddenError for a stranger."""
     query = ListedJobs(
         job=list(references),
-        user=None,
-        state=None,
-        since=None,
-        ended_since=None,
-        all=False,
-        skip_missing=False,
-        cluster=None,
-        reason=None,
-        licence=None,
         limit=SHOWN,
-        cursor=None,
     )
     listed = await answer_of(request, details(request, daemon, caller, readers, query))
     caller.require_owner(row["user"] for row in listed.content)
