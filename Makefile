@@ -3,6 +3,9 @@
 
 PYTHON := .venv/bin/python
 
+# images of containers set it: each daemon and command of a test would compile what it imports
+unexport PYTHONDONTWRITEBYTECODE
+
 demo: .venv/stamp
 	.venv/bin/metasched demo
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import resource
 import subprocess
@@ -24,6 +25,12 @@ CALLS, ROUNDS, LOOPS, SUBMISSIONS = 40, 3, 10, 30
 LOOP = (
     'i=0; while [ $i -lt "$1" ]; do "$2" -H -Q -o /dev/null --wrap true || exit; i=$((i+1)); done'
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bytecode() -> None:
+    """An installation has the bytecode of its modules; a checkout may lack it."""
+    compileall.compile_dir(Path(metasched.__file__).parent, quiet=1)
 
 
 def cpu_milliseconds(site: Site, command: Sequence[str | Path]) -> float:
