@@ -110,11 +110,12 @@ def test_a_job_that_an_operator_reruns_goes_back_to_the_queue(test: Restarts, ki
     test.cell.run("qmod", "-rj", native)
     if kill:
         test.site.start()
-    test.site.until(lambda: len(test.records.runs(job)) == 2)
+    test.site.until(lambda: len(test.records.runs(job)) >= 2)
     test.records.let_end()
     [row] = test.site.until_ended(job)
     assert row["state"] == "completed"
-    assert test.records.runs(job) == ["cell", row["cluster"]]
+    # the cell may start it once more after the listing and before the request that takes it back
+    assert test.records.runs(job) in (["cell", row["cluster"]], ["cell", "cell", "here"])
     # a daemon that was absent may find it running again
     assert (row["native_id"] == native) <= kill
     assert test.events(job).count("restart") == 1
