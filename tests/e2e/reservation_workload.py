@@ -91,7 +91,9 @@ class Promises:
             claimed = f'fence_dir = "{claims}"\n'
             tables.append(cell.table(python, f"poll_interval = 1\nsettle = 1\n{claimed}"))
         site.configure("".join(tables))
+        begun = time.monotonic()
         site.start()
+        self.start_seconds = time.monotonic() - begun  # of the daemon: how busy the host is
         self.client = Client(site.folder / "ms.sock", timeout=120)
         self.stays: dict[tuple[str, str], Stay] = {}
         self._over = threading.Event()
