@@ -152,8 +152,13 @@ def test_the_previous_release_runs_its_own_modules_and_entry_points(
     }
 
 
+# each manager once: how the daemon ends is no matter of the manager
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("manager", "number"),
+    [("local", signal.SIGTERM), ("slurm", signal.SIGKILL), ("gridengine", signal.SIGTERM)],
+    indirect=["manager"],
+)
 def test_jobs_outlive_the_upgrade_and_run_exactly_once(
     site: UpgradedSite, manager: Manager, number: signal.Signals
 ) -> None:
