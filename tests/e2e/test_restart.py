@@ -41,11 +41,11 @@ def test_jobs_outlive_the_daemon_and_give_their_true_exit_code(
 
 @pytest.mark.slow
 def test_killed_at_random_while_jobs_are_submitted(running: Site) -> None:
-    """Twelve kills: every accepted job starts exactly once."""
+    """Six kills: every accepted job starts exactly once."""
     draw = random.Random(7)
     run_log = running.folder / "ran"
     accepted = []
-    for _ in range(12):
+    for _ in range(6):
         for _ in range(draw.randrange(3, 8)):
             accepted.append(running.submit("--wrap", f"echo $METASCHED_JOB_ID >> '{run_log}'"))
         time.sleep(draw.random() * 0.3)
