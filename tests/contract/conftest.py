@@ -33,6 +33,7 @@ from metasched.model.tags import tag_of
 from tests.conftest import require
 from tests.harness import gridengine as ge
 from tests.harness import processes, pyslurm
+from tests.harness.looks import looks
 from tests.harness.slurm import ALPHA, BIN_DIR, SlurmSite, missing
 
 Connect = Callable[[str], Adapter]
@@ -190,13 +191,11 @@ class Manager:
 
     def wait(self, condition: Callable[[Listing], bool], patience: float = PATIENCE) -> Listing:
         """Return the first listing for which `what` is true; fail after `patience` seconds."""
-        until = time.monotonic() + patience
-        while True:
+        for _ in looks(patience, longest=0.5):
             listing = self.adapter.poll()
             if condition(listing):
                 return listing
-            assert time.monotonic() < until, f"still, after {patience:g} s: {listing}"
-            time.sleep(0.02)
+        raise AssertionError(f"still, after {patience:g} s: {listing}")
 
     def wait_state(
         self, order: Submission, *states: State, patience: float = PATIENCE

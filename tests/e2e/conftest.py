@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger
 from tests.conftest import require
 from tests.e2e.reservable_clusters import BOOTS, ReservableCluster
+from tests.harness.looks import looks
 from tests.harness.previous_release import PreviousRelease, PreviousReleaseError, unpacked
 from tests.harness.slurm import SlurmSite
 
@@ -230,18 +230,14 @@ class Site:
 
     def until(self, condition: Callable[[], Any], patience: float = 180.0) -> Any:
         """Poll `condition` and return its first true value; retry if what it reads is not there."""
-        deadline = time.monotonic() + patience
-        while True:
+        for _ in looks(patience, shortest=0.05):
             missing: Exception | None = None
             try:
                 if value := condition():
                     return value
             except (AssertionError, ClientError, LookupError, ValueError, OSError) as error:
                 missing = error
-            assert time.monotonic() < deadline, (
-                f"not within {patience:g} s ({missing!r}); {self.log_tail()}"
-            )
-            time.sleep(0.05)
+        raise AssertionError(f"not within {patience:g} s ({missing!r}); {self.log_tail()}")
 
     def until_ended(self, *jobs: int, patience: float = 240.0) -> list[dict[str, Any]]:
         """Wait until the jobs (default: all) have ended; return their rows."""

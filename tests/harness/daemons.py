@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.harness.looks import looks
 from tests.harness.reaper import Reaper, dying_with
 
 _AS_USER = ("--user", "--map-current-user", "--keep-caps")  # not for root, which needs its groups
@@ -128,8 +128,5 @@ def wait_until(
     condition: Callable[[], bool], seconds: float, subject: str, details: Callable[[], str]
 ) -> None:
     """Poll `condition`. Raises BootError with `details` if it is not met within `seconds`."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise BootError(f"{subject}: not so within {seconds:g} s\n{details()}")
-        time.sleep(0.02)
+    if not any(condition() for _ in looks(seconds)):
+        raise BootError(f"{subject}: not so within {seconds:g} s\n{details()}")

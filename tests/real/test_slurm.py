@@ -25,6 +25,7 @@ from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus, Listing
 from metasched.model.tags import tag_of
 from tests.conftest import require
+from tests.harness.looks import looks
 from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing
 
 ROOT = Path(__file__).parents[2]
@@ -84,13 +85,11 @@ class Client:
         return next(row for row in listing.rows if row.tag == order.tag)
 
     def wait(self, condition: Callable[[Listing], bool], seconds: float = 120.0) -> Listing:
-        end = time.monotonic() + seconds
-        while True:
+        for _ in looks(seconds):
             listing = self.adapter.poll()
             if condition(listing):
                 return listing
-            assert time.monotonic() < end, listing
-            time.sleep(0.05)
+        raise AssertionError(listing)
 
 
 def batch(cluster: SlurmCluster, *options: str) -> str:
