@@ -39,7 +39,9 @@ def test_no_name_of_an_account_stops_the_jobs_of_others(
     site: MultiUserSite, gridengine_cell: Cell
 ) -> None:
     b = site.by(B)
-    first = b.submit("-o", "/dev/null", "-t", "5", "--wrap", "sleep 60")
+    go = site.folder / B / "go"
+    wait = f"until [ -e '{go}' ]; do sleep 0.2; done"
+    first = b.submit("-o", "/dev/null", "-t", "5", "--wrap", wait)
     site.until(lambda: site.row(first)["state"] == "running")
     tag = f"ms-{site.instance}-{first}-1"
     line = f"</JB_name></job_list><job_list state='pending'><JB_name>{tag}"
@@ -80,4 +82,5 @@ def test_no_name_of_an_account_stops_the_jobs_of_others(
     assert "\u202e" not in shown
     assert "Traceback" not in site.log.read_text()
     gridengine_cell.run("sh", "-c", f"qdel -u {A} >/dev/null || true")
+    go.touch()
     assert b.until_ended(first)[0]["state"] == "completed"
