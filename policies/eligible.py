@@ -64,9 +64,9 @@ def translate_job(job: Job, cluster: Cluster, info: ClusterInfo | None) -> Job:
     ):
         return job
     cluster_partitions = {p.name for p in info.partitions} if info else set()
-    cluster_features = (
-        {f for p in info.partitions for n in p.nodes for f in n.features} if info else set()
-    )
+    cluster_features: set[str] = set()
+    if info and job.constraint is not None:
+        cluster_features = {f for p in info.partitions for n in p.nodes for f in n.features}
 
     def map_name(category: str, name: str | None, cluster_names: Iterable[str] = ()) -> str | None:
         if name is None:
@@ -283,14 +283,14 @@ def fits_partition(
     remaining_tasks, max_nodes = job.tasks, partition.max_nodes
     remaining_nodes = job.nodes if job.nodes is not None else max_nodes
     constraint, needs_up, cpus = job.constraint, only_up or only_free, job.cpus_per_task
-    usable = [
+    usable = (
         nodes
         for nodes in partition.nodes
         if (nodes.free_cpus if only_free else nodes.cpus) >= cpus
         and (nodes.up or not needs_up)
         and (constraint is None or satisfies_constraint(nodes, constraint))
-    ]
-    if remaining_nodes is None:  # no limit on nodes: their order does not matter
+    )
+    if remaining_nodes is None:  # no limit on nodes: their order does not matter, some suffice
         for nodes in usable:
             remaining_tasks -= count_tasks(job, nodes, only_free) * nodes.count
             if remaining_tasks <= 0:

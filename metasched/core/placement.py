@@ -73,6 +73,7 @@ class Placement:
         # obstacles of tasks without eligible cluster in this pass, by requirements: within a pass
         # no cluster becomes eligible
         self._obstacles: dict[Hashable, list[Ineligibility]] = {}
+        self._loads_observed = False  # in this pass; a task that is moved needs no choice
 
     # Eligible clusters
 
@@ -239,10 +240,8 @@ class Placement:
         """Dispatch ready tasks in order of their keys, and queued tasks that get their licences."""
         state, leasing, licences = self._state, self._leasing, self._leasing.licences
         now = state.now
+        self._loads_observed = False
         waiting, of_groups = self._gates.take_candidates()
-        # else loads do not matter
-        if len(state.views) > 1 and (licences.has_waiting or self._gates.has_ready):
-            state.observe_loads()
         self._open_dispatches, self._obstacles, self._licence_waiters = {}, {}, {}
         # most steps place a single task
         ordered = self._in_order(waiting, of_groups) if of_groups or len(waiting) > 1 else waiting
@@ -491,17 +490,19 @@ class Placement:
         elif len(eligible) == 1:
             cluster = eligible[0]
         else:
+            if not self._loads_observed:
+                state.observe_loads()
+                self._loads_observed = True
             candidates = eligible if len(eligible) < len(state.views) else None
             cluster = state.load_ordering.choose(task.job, task.priority, candidates)
         return self._defer(task, obstacles) if cluster is None else self._dispatch(task, cluster)
 
     def _observe_dispatch(self, change: StateChange) -> None:
         """Let the next choice of a cluster consider a task that was dispatched."""
-        views = self._state.views
         if change.event is not TaskEvent.SEND or change.attempt is None:
             return
-        view = views[change.attempt.cluster]
-        if len(views) > 1:
+        view = self._state.views[change.attempt.cluster]
+        if self._loads_observed:
             self._state.observe_load(view)
         if view.scope_limits and not self._some_cluster_full:
             self.clear_cache()

@@ -237,18 +237,16 @@ class PromisingGroups:
             if not group.tasks:
                 continue
             seconds = group.shortest
-            if not capacity.leaves_head_cpus(group.job, seconds):
+            outlasts = plan is not None and capacity.now + seconds > plan.start
+            if plan is not None and outlasts and later is None:
+                later = _Limits.of(plan.partitions, plan.licences)
+            # most groups exceed what the head leaves: found in O(1), before their nodes are sought
+            if not capacity.leaves_head_cpus(group.job, seconds) or (
+                later is not None and outlasts and not later.may_hold(group)
+            ):
                 delaying[group] = None
             elif capacity.fits_now(group.job):
-                delays = False
-                if plan is not None and capacity.now + seconds > plan.start:
-                    # most groups exceed what the head leaves: found in O(1)
-                    if later is None:
-                        later = _Limits.of(plan.partitions, plan.licences)
-                    delays = not later.may_hold(group) or not capacity.delays_no_head(
-                        group.job, seconds
-                    )
-                if delays:
+                if outlasts and not capacity.delays_no_head(group.job, seconds):
                     delaying[group] = None
                 else:
                     promising.append(group)
