@@ -27,7 +27,8 @@ test-matrix: .venv/stamp
 
 # workflow tools and libraries, from the package index, through the drop-in commands
 test-clients: .venv/stamp
-	python3 -m venv .clients && .clients/bin/pip install -q -r tests/clients/requirements.txt
+	# by the interpreter of .venv, which other accounts can run
+	$(PYTHON) -m venv .clients && .clients/bin/pip install -q -r tests/clients/requirements.txt
 	METASCHED_CLIENTS=$(CURDIR)/.clients/bin/python $(PYTHON) -m pytest tests/clients -q $(PYTEST_ARGS)
 
 # ruff does not follow links, mypy does

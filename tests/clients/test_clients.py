@@ -369,7 +369,7 @@ def test_a_head_of_snakemake_is_a_job_on_another_host(on_slurm: NodeSite, python
     """It calls the daemon by the token of its job."""
     user, home = on_slurm.site.by(A), on_slurm.site.folder / A
     if subprocess.run([*accounts.become(A), "test", "-x", python], check=False).returncode != 0:
-        pytest.skip(f"{A} cannot run {python}; make .clients with /usr/bin/python3")
+        pytest.skip(f"{A} cannot run {python}")
     (home / "Snakefile").write_text(SNAKEFILE)
     (home / "head").write_text(
         f"#!/bin/sh\nexport HOME=$PWD PATH={COMMANDS}:{python.parent}:/usr/bin:/bin\n"

@@ -225,6 +225,51 @@ def test_steps_of_a_job(over_both: Site, clusters: SlurmSite, cluster: str) -> N
     assert lines["scratch"] == ("1" if own else "0")
 
 
+# a program of Open MPI without a compiler: it adds up the ranks
+MPI_SUM = """
+import ctypes, os
+mpi = ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)
+def address(name):
+    return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, name)))
+world = address("ompi_mpi_comm_world")
+mpi.MPI_Init(None, None)
+rank, total = ctypes.c_int(), ctypes.c_int()
+mpi.MPI_Comm_rank(world, ctypes.byref(rank))
+operation = address("ompi_mpi_int"), address("ompi_mpi_op_sum")
+mpi.MPI_Allreduce(ctypes.byref(rank), ctypes.byref(total), 1, *operation, world)
+node = os.environ["SLURMD_NODENAME"]
+print(f"rank{rank.value}={total.value} {node} {os.environ['SLURM_JOB_ID']}", flush=True)
+mpi.MPI_Finalize()
+"""
+MPI_JOB = """#!/bin/bash -l
+echo SLURM_JOB_ID=$SLURM_JOB_ID
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+mpirun /usr/bin/python3 {program} 2> errors
+echo mpirun=$?
+"""
+
+
+@pytest.mark.parametrize("cluster", ["own", "native"])
+def test_mpirun_in_a_job_of_two_nodes(over_both: Site, cluster: str) -> None:
+    """It starts its daemons by the drop-in srun, which gives Slurm its own id."""
+    if shutil.which("mpirun") is None:
+        require("openmpi", "mpirun not found; apt-get install openmpi-bin")
+    site = over_both
+    (site.folder / "sum.py").write_text(MPI_SUM)
+    # a login shell may set the PATH anew
+    snippet = site.run("drop-in", "slurm", "--profile").stdout
+    (site.folder / ".bash_profile").write_text("PATH=/usr/local/bin:/usr/bin:/bin\n" + snippet)
+    script = MPI_JOB.format(program=site.folder / "sum.py")
+    options = ("-N2", "-n4", "--chdir", str(site.folder), "--export", f"ALL,HOME={site.folder}")
+    [(name, lines)] = outputs(site, cluster, script, *options).items()
+    job = lines["SLURM_JOB_ID"]
+    assert job == (name if cluster == "own" else lines["listed"])
+    assert lines["mpirun"] == "0", (site.folder / "errors").read_text()
+    printed = [lines[f"rank{rank}"].split() for rank in range(4)]
+    assert {(total, shown) for total, _, shown in printed} == {("6", job)}
+    assert {node for _, node, _ in printed} == {f"{cluster[0]}1", f"{cluster[0]}2"}
+
+
 def test_scripts_of_slurm_see_ids_without_first_id(site: Site, gridengine_cell: Cell) -> None:
     """A script with #SBATCH lines has a folder of its own on clusters without Slurm."""
     gridengine_cell.empty()
