@@ -129,8 +129,13 @@ class StaleAttempts:
         job, index, dispatch_id = key
         ended_task, is_live = self._state.ended_tasks[job, index], stale_attempt.row.state in LIVE
         past_attempt = ended_task.past_attempts[dispatch_id]
-        if past_attempt.has_started and not is_live:
+        was_known = past_attempt.has_started
+        if was_known and not is_live:
             return
+        if started and not was_known:
+            # its end must not be taken for that of a new attempt, if the task is requeued
+            past_attempt.has_started = True
+            self._state.outcome.past_attempts[key] = past_attempt
         description = f"dispatch {dispatch_id} on {view.name}"
         view.stale_attempts[key] = stale_attempt
         if stale_attempt.row.state is State.PENDING:
@@ -142,13 +147,11 @@ class StaleAttempts:
         elif is_live and past_attempt.requeued:
             withdrawal = WithdrawalMode.FORCE
             cause = f"{description} is listed again: {_REQUEUED}"
-        elif past_attempt.has_started:
+        elif was_known:
             return
         else:
             withdrawal = WithdrawalMode.NONE
             cause = f"DUPLICATE: {description} has started, too"
-            past_attempt.has_started = True
-            self._state.outcome.past_attempts[key] = past_attempt
             self._state.outcome.warnings.append(f"job {job}: {cause}")
         if withdrawal is not WithdrawalMode.NONE and withdrawal is stale_attempt.withdrawal:
             return

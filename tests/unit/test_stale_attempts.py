@@ -188,6 +188,23 @@ def test_a_cancel_that_the_manager_forgot_is_repeated(state: State) -> None:
     assert [(c.before, c.after) for c in site.out.changes] == [(State.CANCELLED, State.CANCELLED)]
 
 
+def test_the_end_that_a_repeated_cancel_makes_does_not_undo_a_requeue() -> None:
+    site = Site(pull=False)
+    site.step(JobSubmitted(NOW, job(clusters=("left",))))
+    site.sent()
+    site.step(UserRequested(NOW, "cancel", 1))
+    site.seen("left", None, site.row(State.CANCELLED, ended=NOW))
+    # a killed controller forgot the cancel, and started the job
+    assert site.seen("left", None, site.row(State.RUNNING, started=NOW)) == END
+    again = (RequeuedTask(0, State.CANCELLED, 1),)
+    site.step(JobRequeued(NOW + 9, job(clusters=("right",)), 1, 1, again, "ada"))
+    assert site.out.actions == [Dispatch(1, 2, "right", (0,))]
+    site.seen("left", None, site.row(State.CANCELLED, started=NOW, ended=NOW + 9))
+    assert causes(site) == []
+    site.sent(cluster="right", sending=2, native="8")
+    assert (site.state(), site.out.actions) == (State.PENDING, [])
+
+
 def test_an_unknown_tag_causes_only_a_warning() -> None:
     site = Site()
     row = JobStatus(tag_of("cafe", 99, 1), 0, "4", State.RUNNING, started=NOW)
