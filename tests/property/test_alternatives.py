@@ -14,13 +14,13 @@ from metasched.core.alternatives import owner_id, request_ids
 from metasched.core.events import DaemonStarted, TimerExpired, UserRequested
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Task
-from metasched.model.job import Job, State
+from metasched.model.job import Job, Reason, State
 from metasched.model.limits import LimitSettings, LimitTable
 from tests.harness.examples import examples
 from tests.property.core_model import EITHER
 from tests.property.test_core import World
 from tests.property.test_ineligible_tasks import Compared
-from tests.property.test_usage_limits import LimitedRestored, WithLimits
+from tests.property.test_usage_limits import LimitedRestored, WithLimits, recount
 
 ACTIONS = ("cancel", "hold", "release")
 # invariants of the models
@@ -29,6 +29,7 @@ CHECKS = (
     *("licences_are_with_those_who_may_run", "no_more_licences_are_used_than_there_are"),
     "nobody_in_line_could_go",
 )
+LIMIT_REASONS = (Reason.LIMIT_USER, Reason.LIMIT_CLASS)
 MAX_STEPS = 50  # that follow each other at once; each places or examines hundreds of tasks
 LIMITS = (
     LimitSettings(for_all=LimitTable(licences={"a": 1}), each_user=LimitTable(licences={"b": 1})),
@@ -76,8 +77,24 @@ class WithAlternatives(WithLimits, World):
             self.step(UserRequested(self.now, action, job, by="ada"))  # type: ignore[arg-type]
 
     def stuck(self, task: Task) -> bool:
-        """Whether a task cannot go on, as under limits that have changed since its submission."""
-        return super().stuck(task) or self.core.rejection_reason(task.job) is not None
+        """Whether a task cannot go on, as under limits that have changed since its submission.
+
+        It also waits for ever if unknown tasks take all that a limit allows.
+        """
+        if super().stuck(task) or self.core.rejection_reason(task.job) is not None:
+            return True
+        if task.state is not State.QUEUED or task.reason not in LIMIT_REASONS:
+            return False
+        lost = [other for other in self.core.tasks.values() if other.state is State.UNKNOWN]
+        shortage = self.core.limits.shortage(task.job)
+        return (
+            shortage is not None
+            and all(map(super().stuck, lost))
+            and (
+                recount(lost)[shortage.use.scope, shortage.resource]
+                == shortage.use.used[shortage.resource]
+            )
+        )
 
     def go_on(self) -> None:
         """Let the core do at once what it put off; it must come to an end."""
@@ -203,3 +220,7 @@ def test_alternatives(machine: Any, number: int) -> None:
         world.teardown()  # every task ends, or is barred for ever
 
     follow()
+
+
+TestAlternativesCompared = AlternativesCompared.TestCase  # with the rules of all other tests, too
+TestAlternativesCompared.settings = examples(30, steps=40)

@@ -23,6 +23,9 @@ from tests.property.core_model import POOLS, SIZES
 from tests.property.core_scenarios import Scenarios
 from tests.property.managers import Place, place_of
 
+# of tasks that keep a slot of their array while they wait
+WAITS_WITH_SLOT = (Reason.LICENCE_BUSY, Reason.LIMIT_USER, Reason.LIMIT_CLASS)
+
 
 class World(Scenarios):
     """Invariants of every step, and the required outcome of every job. All arrays are ranges."""
@@ -242,14 +245,16 @@ class World(Scenarios):
             return not self.has_come(task.job, task.index) and self.core.next_due is None
         if task.reason == Reason.LICENCE_BUSY:
             return bool(self.held)  # by an unknown task
+        limit = task.job.parsed_array.limit if task.job.parsed_array else None
+        if task.reason != Reason.LIMIT_ARRAY or limit is None:
+            return False
         with_slot = [
             t
             for t in self.core.tasks_of(task.job.id)
             if (t.state is State.UNKNOWN and not (t.attempt and t.attempt.lease_expired))
-            or (t.reason == Reason.LICENCE_BUSY and self.stuck(t))
+            or (t.reason in WAITS_WITH_SLOT and self.stuck(t))
         ]
-        limit = task.job.parsed_array.limit if task.job.parsed_array else None
-        return task.reason == Reason.LIMIT_ARRAY and limit is not None and len(with_slot) >= limit
+        return len(with_slot) >= limit
 
 
 TestWorld = World.TestCase

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import pytest
@@ -66,7 +67,22 @@ class Compared(Deeds):
         assert states == {
             key: (task.state, task.attempts) for key, task in self.plain.tasks.items()
         }
+        share_turns(self.core, self.plain)
         return outcome
+
+
+def share_turns(core: Core, plain: Core) -> None:
+    """Give a core without groups the turns that users have had in a core with groups.
+
+    Turns count only while several users compete. A core that examines all tasks also finds users
+    there whose tasks no cluster takes. No turn is stored.
+    """
+    turns, copied = core._gates.dispatch_turns, copy.copy(core._gates.dispatch_turns)
+    plain_turns = plain._gates.dispatch_turns
+    copied._shares = plain_turns._shares
+    for name in ("_next_turns", "_clocks", "_served_at", "_last_turns"):
+        setattr(copied, name, dict(getattr(turns, name)))
+    vars(plain_turns).update(vars(copied))
 
 
 TestCompared = Compared.TestCase
