@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from metasched.client.client import Client
 
 FOLLOW_INTERVAL = 0.2  # seconds between reads of a growing file
+MAX_CODE = 3  # letters of the code of a state, such as R
 MAX_OUTAGE = 300.0  # seconds without a response after which `wait` fails
 POLL_INTERVAL = 1.0  # seconds between queries of the state of a job
 WATCH_INTERVAL = 5.0  # seconds between two listings
@@ -119,14 +120,18 @@ def _report_missing(ids: Sequence[str], rows: Sequence[dict[str, Any]]) -> int:
 
 
 def own_states(text: str | None) -> str | None:
-    """Return states in metasched's words; Slurm's (PENDING, R) are translated."""
-    if text is None or text.islower():
+    """Return states in metasched's words; Slurm's are translated: PENDING, and R or r.
+
+    A full name in lower case is metasched's: its `pending` is only a part of Slurm's.
+    """
+    if text is None or (text.islower() and min(map(len, text.split(","))) > MAX_CODE):
         return text
     from metasched.drop_in.job import STATES
 
     states: dict[str, None] = {}
     for word in text.split(","):
-        slurm = [own for own, words in STATES.items() if word in words]
+        slurm_word = word.upper() if len(word) <= MAX_CODE else word
+        slurm = [own for own, words in STATES.items() if slurm_word in words]
         states.update(dict.fromkeys(slurm or [word.lower()]))
     return ",".join(states)
 

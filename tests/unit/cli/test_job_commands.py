@@ -135,6 +135,9 @@ def test_status_of_own_jobs_by_slurm_words(daemon: FakeDaemon, run: Run) -> None
     assert (query["user"], query["state"]) == (["ada"], ["running,queued,held,dispatching,pending"])
     run("status", "--state", "pending,R")
     assert daemon.requests[-1][2]["state"] == ["pending,running"]
+    run("status", "--state", "pd,f,timeout")  # codes in any case, as in squeue
+    expected = "queued,held,dispatching,pending,failed,rejected,timeout"
+    assert daemon.requests[-1][2]["state"] == [expected]
     both = run("status", "--me", "--user", "bob")
     assert (both.code, both.err) == (
         2,
