@@ -12,6 +12,7 @@ from metasched.config.settings import CalendarSettings, ConfigError
 from metasched.config.tables import MAX_CALENDAR_ENTRIES, CalendarTable, ConfigFile
 from metasched.errors import ParseError
 from metasched.model.calendar import (
+    ActivatePolicy,
     BackUpDatabase,
     CalendarAct,
     DrainCluster,
@@ -28,10 +29,11 @@ _KEYS_OF_ACTS = {
     "keep_pending": ("drain",),
     "folder": ("backup",),
     "copies": ("backup",),
+    "file": ("policy",),
     "licence": ("licence",),
     "total": ("licence",),
     "lasts": ("licence",),
-    "grace": ("drain", "resume", "backup", "prune"),  # of a licence it is `lasts`
+    "grace": ("drain", "resume", "backup", "prune", "policy"),  # of a licence it is `lasts`
 }
 
 
@@ -88,6 +90,10 @@ def _read_act(table: CalendarTable, config: ConfigFile, base: Path, location: st
         return _read_licence(table, [licence.name for licence in config.licence], location)
     if table.do == "prune":
         return PruneDatabase()
+    if table.do == "policy":
+        if not table.file:
+            raise ConfigError(f"no file, {location}; name the policy file to put in force")
+        return ActivatePolicy(str(base / table.file))
     if table.do == "backup":
         if not table.folder:
             raise ConfigError(f"no folder, {location}; name one for the copies")

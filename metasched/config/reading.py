@@ -20,7 +20,7 @@ from metasched.config.fair_share import read_fair_share
 from metasched.config.limits import read_limits
 from metasched.config.mistakes import describe_first, suggestion
 from metasched.config.notifications import read_mail, read_webhooks
-from metasched.config.policy_file import parse_policy, read_policy_text
+from metasched.config.policy_file import parse_policy, read_policy, read_policy_text
 from metasched.config.restart_keys import keep_restart_keys
 from metasched.config.settings import (
     ClusterSettings,
@@ -45,6 +45,7 @@ from metasched.db.backends import database_from_url
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database, StoreError
 from metasched.licence_servers.base import LICENCE_SERVER_GROUP, licence_server_class
+from metasched.model.calendar import ActivatePolicy
 from metasched.model.cluster import Cluster
 from metasched.model.licence import LicencePool
 from metasched.model.reservation_request import ReservationQuota
@@ -130,6 +131,10 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
     database = _ledger_database(config, base, path)
     daemon, site = config.daemon, config.site
     zone = read_zone(config, path)
+    calendar = read_calendar(config, zone, base, path)
+    for entry in calendar:
+        if isinstance(entry.act, ActivatePolicy):
+            _check_scheduled_policy(entry.name, Path(entry.act.file), config, path)
     socket = _daemon_socket(config, base, path)
     tcp = None if config.tcp is None else checked_tcp(config.tcp, base, path)
     if site is not None:
@@ -163,7 +168,7 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
         fair_share=None
         if config.fair_share is None
         else read_fair_share(config.fair_share, [table.name for table in config.cluster], path),
-        calendar=read_calendar(config, zone, base, path),
+        calendar=calendar,
         zone=zone,
         series_ahead=config.reservations.ahead,
         mail=read_mail(config, base, path),
@@ -181,6 +186,14 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
 def with_policy(settings: Settings, policy: Policy) -> Settings:
     """Return settings with another policy. ConfigError if the configuration needs more of it."""
     return replace(settings, **_policy_settings(settings.tables, policy, settings.config_path))
+
+
+def _check_scheduled_policy(entry: str, file: Path, config: ConfigFile, path: Path | None) -> None:
+    """ConfigError if a policy of the calendar cannot be put in force: told now, not at night."""
+    try:
+        _policy_settings(config, read_policy(file), path)
+    except ConfigError as error:
+        raise ConfigError(f'{error} (calendar "{entry}")') from None
 
 
 def _policy_settings(config: ConfigFile, policy: Policy, path: Path | None) -> dict[str, Any]:

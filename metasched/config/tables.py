@@ -259,12 +259,13 @@ class CalendarTable(_Table):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
     at: str
-    do: Literal["drain", "resume", "backup", "prune", "licence"]
+    do: Literal["drain", "resume", "backup", "prune", "licence", "policy"]
     cluster: str = ""
     reason: Annotated[str, AfterValidator(_require_line)] = ""
     keep_pending: bool = False
     folder: str = ""
     copies: Annotated[int, Field(ge=1, le=1000)] = 7
+    file: str = ""
     licence: str = ""
     total: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     lasts: Annotated[Seconds, Field(ge=60)] | None = None

@@ -22,6 +22,9 @@ shared_with           accounts that share a reservation
 series                series of reservations, each occurrence reserved weeks ahead
 backups               copies of the database that the calendar makes
 backup_threads        threads that write these copies, longer than a service runs
+scheduled_policies    policies that the calendar puts in force, longer than a service runs
+policy_versions       which policy is in force: the site's file, or what was activated since
+policy_activation     puts another policy in force, or the one before
 notification_sender   delivers the outbox: mails, and events of webhooks
 notification_texts    texts of mails, bodies of webhooks
 mail                  runs the mail program

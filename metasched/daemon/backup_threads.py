@@ -17,8 +17,8 @@ from typing import NamedTuple
 RETRY_PAUSE = 300.0  # seconds after a copy that failed in which no other is begun for its run
 
 
-class BackupRun(NamedTuple):
-    """A run of an entry of the calendar."""
+class EntryRun(NamedTuple):
+    """A run of an entry of the calendar, outside of the core."""
 
     entry: int  # id
     due: float  # nominal time, epoch seconds
@@ -52,9 +52,9 @@ class BackupThreads:
     """The copies that are written, and results that no service has recorded yet."""
 
     def __init__(self) -> None:
-        self._copies: dict[BackupRun, _Copy] = {}
+        self._copies: dict[EntryRun, _Copy] = {}
 
-    async def write(self, run: BackupRun, work: Callable[[], str]) -> str:
+    async def write(self, run: EntryRun, work: Callable[[], str]) -> str:
         """Return what `work` returns, or raise its error; a copy that was begun is awaited.
 
         After the end of the daemon, what is not finished is done again by the next one. A copy that
@@ -69,6 +69,6 @@ class BackupThreads:
             copy.write(work)
         return await asyncio.wrap_future(copy.result)
 
-    def forget(self, run: BackupRun) -> None:
+    def forget(self, run: EntryRun) -> None:
         """Forget a run whose result is stored."""
         self._copies.pop(run, None)

@@ -2,9 +2,9 @@
 
 The core stores which run an entry waits for. This module computes times and acts:
 - A drain or resume is stored in the transaction that records its run. So there are both, or none.
-- A backup or a removal of old rows happens outside of the core. That it has begun is stored first
-  (`CalendarEntry.running`). After a crash it is done again, which changes nothing further: a copy
-  has the name of its run.
+- A backup, a removal of old rows or a change of the policy happens outside of the core. That it has
+  begun is stored first (`CalendarEntry.running`). After a crash it is done again, which changes
+  nothing further: a copy has the name of its run.
 - Of runs that were missed the last one happens, late, if it is not later than `grace`. The others
   are recorded as skipped.
 - A limit of a licence lasts: one that has begun takes effect as soon as the daemon knows of it.
@@ -30,15 +30,17 @@ from metasched.clock import ClockStepDetector
 from metasched.config.settings import CalendarSettings
 from metasched.core.calendar_events import CalendarEntryRemoved, CalendarEntrySet, CalendarRun
 from metasched.core.events import ClusterDrained, ClusterResumed, CoreEvent
-from metasched.daemon.backup_threads import BackupRun, BackupThreads
+from metasched.daemon.backup_threads import BackupThreads, EntryRun
 from metasched.daemon.backups import write_backup
 from metasched.daemon.calendar_limits import describe_conflict, limits_of
 from metasched.daemon.host import SchedulerHost
+from metasched.daemon.scheduled_policies import PolicyNotActivated, ScheduledPolicies
 from metasched.db.store import StorageFailed, StoreError
 from metasched.model.audit import AuditKind, AuditRecord
 from metasched.model.calendar import (
     MAX_COUNTED,
     MAX_REMEMBERED_RUNS,
+    ActivatePolicy,
     BackUpDatabase,
     CalendarEntry,
     DrainCluster,
@@ -112,14 +114,26 @@ def next_unrepeated(entry: CalendarEntry, now: float) -> float | None:
     return moment
 
 
+class RunsOutside(NamedTuple):
+    """Runs outside of the core, which outlive the service that began them."""
+
+    backups: BackupThreads
+    policies: ScheduledPolicies
+
+    def forget(self, run: EntryRun) -> None:
+        """Forget a run whose result is stored."""
+        self.backups.forget(run)
+        self.policies.forget(run)
+
+
 class CalendarRunner:
     """Keeps the entries of the site's file in step with the ledger, and runs them."""
 
     def __init__(
-        self, host: SchedulerHost, prune: Callable[[], Awaitable[str]], backups: BackupThreads
+        self, host: SchedulerHost, prune: Callable[[], Awaitable[str]], outside: RunsOutside
     ) -> None:
         """`prune` deletes old rows and returns what it did."""
-        self._host, self._prune, self._backups = host, prune, backups
+        self._host, self._prune, self._outside = host, prune, outside
         self._changed, self._begun = asyncio.Event(), asyncio.Event()
         self._clock, self._pruning = ClockStepDetector(), asyncio.Lock()
 
@@ -149,7 +163,7 @@ class CalendarRunner:
         Each run has a task of its own: the folder of a copy may hang. StorageFailed if a result
         cannot be stored.
         """
-        tasks: dict[BackupRun, asyncio.Task[None]] = {}
+        tasks: dict[EntryRun, asyncio.Task[None]] = {}
         try:
             while True:
                 self._begun.clear()
@@ -157,7 +171,7 @@ class CalendarRunner:
                     tasks.pop(run).result()
                 for entry in self._entries():
                     if entry.running is not None:
-                        run = BackupRun(entry.id, entry.running)
+                        run = EntryRun(entry.id, entry.running)
                         if run not in tasks:
                             tasks[run] = asyncio.create_task(self.finish_run(entry))
                             tasks[run].add_done_callback(lambda _: self._begun.set())
@@ -325,24 +339,28 @@ class CalendarRunner:
         """Do the run of an entry that has begun, and record the result."""
         due, result = entry.running, RunResult.DONE
         assert due is not None
-        run = BackupRun(entry.id, due)
+        run = EntryRun(entry.id, due)
         slow = asyncio.get_running_loop().call_later(SLOW_AFTER, self._note_slow, entry, due)
         try:
             if isinstance(entry.act, BackUpDatabase):
                 database, act = self._host.settings.database, entry.act
-                cause = await self._backups.write(
+                cause = await self._outside.backups.write(
                     run,
                     lambda: write_backup(database, Path(act.folder), entry.name, due, act.copies),
+                )
+            elif isinstance(entry.act, ActivatePolicy):
+                cause = await self._outside.policies.put_in_force(
+                    run, entry.act.file, entry.name, due + entry.grace
                 )
             else:
                 async with self._pruning:
                     cause = await self._prune()
-        except (StoreError, StorageFailed) as error:
+        except (StoreError, StorageFailed, PolicyNotActivated) as error:
             result, cause = RunResult.FAILED, str(error)
         finally:
             slow.cancel()
         await self._host.apply_events(CalendarRun(time.time(), entry.id, due, result, cause=cause))
-        self._backups.forget(run)
+        self._outside.forget(run)
 
     def _note_slow(self, entry: CalendarEntry, due: float) -> None:
         """Record, once for a run, that it has not ended for long."""

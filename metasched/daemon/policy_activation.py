@@ -1,4 +1,4 @@
-"""Puts another policy in force for an operator: one that he sends, or the one before.
+"""Puts another policy in force: of an operator or the calendar, or the one before.
 
 The service is replaced as by a reload (`daemon.reload`). Two operators at once are served in turn,
 and the second is refused if he named the version that he looked at.
@@ -49,6 +49,11 @@ async def activate(
         return version
 
 
+async def activate_scheduled(daemon: Daemon, text: str, file: str, reason: str) -> PolicyVersion:
+    """Put the policy of a text in force for the calendar, whichever is in force. As `activate`."""
+    return await activate(daemon, text, file, reason, by="", expected=None)
+
+
 async def undo(daemon: Daemon, reason: str, by: str, expected: int | None) -> PolicyVersion:
     """Put the policy before the one in force in force again, as a new version; return that.
 
@@ -87,10 +92,10 @@ def _expected_version(daemon: Daemon, expected: int | None) -> PolicyVersion:
     current = daemon.settings.policy_version
     assert current is not None  # a service runs
     if expected is not None and current.number != expected:
-        author = f", by {current.by}" if current.by else ""
         raise ReloadRefused(
-            f"policy version {current.number} is in force, not {expected} ({current.describe()}"
-            f"{author}); compare it by `metasched policy diff live FILE`, and repeat"
+            f"policy version {current.number} is in force, not {expected} "
+            f"({current.describe_fully()}); compare it by `metasched policy diff live FILE`, "
+            "and repeat"
         )
     return current
 
@@ -101,7 +106,7 @@ async def _put_in_force(daemon: Daemon, version: PolicyVersion) -> None:
     await make_replaceable(service, settings)
     del service  # else its state would stay in memory beside that of the next
     await daemon.replace_service(settings, version.by, ())
-    log.info("policy version %d: %s, by %s", version.number, version.describe(), version.by)
+    log.info("policy version %d: %s", version.number, version.describe_fully())
 
 
 def _settings_with(settings: Settings, version: PolicyVersion) -> Settings:

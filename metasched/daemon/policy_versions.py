@@ -1,4 +1,4 @@
-"""Which policy is in force: the site's own file, or what an operator activated since.
+"""Which policy is in force: the site's own file, or what was activated since.
 
 The last act counts. An activated policy, or an undone one, stays in force over restarts until the
 contents of the site's file change. Then the file is in force, as the next version. So neither
@@ -42,8 +42,7 @@ def with_policy_in_force(
         if newest.change is PolicyChange.FILE:
             raise
         raise ConfigError(
-            f"{error} (policy version {newest.number} is in force: {newest.describe()}, "
-            f"by {newest.by})"
+            f"{error} (policy version {newest.number} is in force: {newest.describe_fully()})"
         ) from None
     return replace(settings, policy_version=newest)
 
@@ -64,13 +63,13 @@ def settle_policy(settings: Settings, newest: PolicyVersion | None) -> Settings:
     assert version is not None
     if newest is not None and version is not newest and newest.change is not PolicyChange.FILE:
         log.warning(
-            "the policy file has changed: it replaces version %d (%s, by %s)",
-            *(newest.number, newest.describe(), newest.by),
+            "the policy file has changed: it replaces version %d (%s)",
+            *(newest.number, newest.describe_fully()),
         )
     elif version.change is not PolicyChange.FILE:
         log.info(
-            "policy version %d is in force (%s, by %s), in place of %s",
-            *(version.number, version.describe(), version.by),
+            "policy version %d is in force (%s), in place of %s",
+            *(version.number, version.describe_fully()),
             settings.policy_origin.path or DEFAULTS,
         )
     return settled

@@ -44,7 +44,7 @@ from metasched.core.scheduler import Core
 from metasched.core.tasks import TaskId
 from metasched.daemon.audit_log import log_record
 from metasched.daemon.backup_threads import BackupThreads
-from metasched.daemon.calendar_runner import CalendarRunner
+from metasched.daemon.calendar_runner import CalendarRunner, RunsOutside
 from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.commit_group import CommitGroup
 from metasched.daemon.database_probe import DatabaseProbe
@@ -58,6 +58,7 @@ from metasched.daemon.notification_sender import NotificationSender
 from metasched.daemon.policy_versions import policy_cause, settle_policy
 from metasched.daemon.progress import Progress
 from metasched.daemon.quarantine import Quarantine, first_error
+from metasched.daemon.scheduled_policies import ScheduledPolicies
 from metasched.daemon.series import SeriesPlanner
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.pruning import PruningPass
@@ -97,6 +98,10 @@ class ServiceReplaced(StorageFailed):
         return "the daemon takes over its changed configuration"
 
 
+# Puts a policy in force in a daemon: text, path, reason; see `ScheduledPolicies`
+ActivateText = Callable[["Daemon", str, str, str], Awaitable[PolicyVersion]]
+
+
 @dataclass(frozen=True)
 class _Replacement:
     """Settings for the next service, in place of one that ends for them."""
@@ -122,7 +127,7 @@ class SchedulerService:
         quarantine: Quarantine,
         metrics: Metrics,
         progress: Progress,
-        backups: BackupThreads,
+        runs_outside: RunsOutside,
         reloaded_by: str = "",
         config_changes: tuple[str, ...] = (),
     ) -> None:
@@ -149,7 +154,7 @@ class SchedulerService:
             for server in settings.licence_servers
         ]
         self.notifications = NotificationSender(settings, ledger, self._store_soon)
-        self._calendar_runner = CalendarRunner(self, self._prune, backups)
+        self._calendar_runner = CalendarRunner(self, self._prune, runs_outside)
         self._series_planner = SeriesPlanner(self)
         self.forecaster = Forecaster(
             self.core, settings.clusters, lambda: self.state_changed, ledger.recent_runs
@@ -463,14 +468,21 @@ class SchedulerService:
 class Daemon:
     """The scheduler service, restarted after a failed write, as the API accesses it."""
 
-    def __init__(self, settings: Settings, open_ledger: Callable[[], Ledger]) -> None:
-        """`open_ledger` connects to the database; it may take long and raises StoreError."""
+    def __init__(
+        self, settings: Settings, open_ledger: Callable[[], Ledger], activate_text: ActivateText
+    ) -> None:
+        """`open_ledger` connects to the database; it may take long and raises StoreError.
+
+        `activate_text` puts the policy of a text in force in this daemon.
+        """
         self.settings, self.started = settings, time.time()
         self._open_ledger = open_ledger
         self._ledger: Ledger | None = None  # None until the database answered
         self.service: SchedulerService | None = None
         self.quarantine = Quarantine()
-        self._backups = BackupThreads()
+        self._runs_outside = RunsOutside(
+            BackupThreads(), ScheduledPolicies(partial(activate_text, self))
+        )
         self.metrics = Metrics()
         self.progress = Progress()
         self.audit_added = asyncio.Event()  # set, and replaced, when audit records are stored
@@ -640,7 +652,7 @@ class Daemon:
                 self.quarantine,
                 self.metrics,
                 self.progress,
-                self._backups,
+                self._runs_outside,
                 reloaded_by="" if failed is None else failed.by,
                 config_changes=tuple(f"taken back: {change}" for change in changes),
             )
@@ -654,7 +666,7 @@ class Daemon:
                 self.quarantine,
                 self.metrics,
                 self.progress,
-                self._backups,
+                self._runs_outside,
                 reloaded_by=replacement.by,
                 config_changes=replacement.changes,
             )

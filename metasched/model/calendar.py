@@ -43,6 +43,12 @@ class PruneDatabase(msgspec.Struct, frozen=True, tag="prune"):
     """Delete jobs and events that are older than the site keeps them."""
 
 
+class ActivatePolicy(msgspec.Struct, frozen=True, tag="policy"):
+    """Put the policy of a file in force, whichever is."""
+
+    file: str  # absolute path; it is read at the time of the run
+
+
 class LimitLicence(msgspec.Struct, frozen=True, tag="licence"):
     """Lower the total of a licence for some time, without an act of an operator."""
 
@@ -77,7 +83,15 @@ class Reserve(msgspec.Struct, frozen=True, tag="reserve", kw_only=True):
     groups: tuple[str, ...] = ()  # their members share it
 
 
-CalendarAct = DrainCluster | ResumeCluster | BackUpDatabase | PruneDatabase | LimitLicence | Reserve
+CalendarAct = (
+    DrainCluster
+    | ResumeCluster
+    | BackUpDatabase
+    | PruneDatabase
+    | ActivatePolicy
+    | LimitLicence
+    | Reserve
+)
 
 
 class CalendarEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +134,8 @@ class CalendarEntry(msgspec.Struct, frozen=True, kw_only=True):
                 return "back up the database"
             case PruneDatabase():
                 return "prune the database"
+            case ActivatePolicy():
+                return f"put {self.act.file} in force"
             case LimitLicence():
                 total, licence = self.act.total, self.act.licence
                 return f"have {total} of licence {licence} for {self.act.duration:g} s"

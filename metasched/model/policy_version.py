@@ -13,7 +13,7 @@ class PolicyChange(StrEnum):
     """How a version came into force. Stored: do not rename a value."""
 
     FILE = "file"  # the site's own file was read, or changed
-    ACTIVATED = "activated"  # an operator sent it
+    ACTIVATED = "activated"  # an operator sent it, or the calendar read it
     UNDONE = "undone"  # an operator took the version before back
 
 
@@ -24,7 +24,7 @@ class PolicyVersion:
     number: int  # from 1, in the order in which they came into force
     time: float  # epoch seconds
     change: PolicyChange
-    by: str  # operator, or owner of the file
+    by: str  # operator, or owner of the file; "": the calendar
     reason: str  # "": none was given
     file: str  # path where its author has it; "": the defaults
     text: str  # contents of the file
@@ -36,6 +36,10 @@ class PolicyVersion:
     def digest(self) -> str:
         """SHA-256 of the file; "" for the defaults."""
         return text_digest(self.text) if self.file else ""
+
+    def describe_fully(self) -> str:
+        """Describe how it came into force, why, and by whom, if that is an account."""
+        return f"{self.describe()}, by {self.by}" if self.by else self.describe()
 
     def describe(self) -> str:
         """Describe how it came into force, and why."""

@@ -160,14 +160,16 @@ def test_each_run_happens_once_over_crashes_and_steps_of_the_clock(clocked: Cloc
     clocked.replayed()
 
 
-def test_a_licence_total_by_time_of_day(clocked: ClockedSite) -> None:
+def test_a_licence_total_and_a_policy_by_time_of_day(clocked: ClockedSite) -> None:
     pool = '[[licence]]\nname = "solver"\ntotal = 4\n'
     day = 'name = "day"\nat = "08:00"\ndo = "licence"\nlicence = "solver"\n'
     day = f'[[calendar]]\n{day}total = 1\nlasts = "10h"\n'
-    clocked.configure(TWO_LOCAL + pool + day, extra='zone = "UTC"\n')
+    night = '[[calendar]]\nname = "night"\nat = "18:00"\ndo = "policy"\nfile = "night.toml"\n'
+    (clocked.folder / "night.toml").write_text("pull = false\n")
+    clocked.configure(TWO_LOCAL + pool + day + night, extra='zone = "UTC"\n')
     clocked.set_clock("2030-01-10T05:00:00")
     clocked.start()
-    clocked.until(lambda: len(clocked.calendar()) == 1)
+    clocked.until(lambda: len(clocked.calendar()) == 2)
     short = clocked.submit("-L", "solver:3", "-t", "01:00:00", "--wrap", "true")
     long = clocked.submit("-L", "solver:3", "-t", "08:00:00", "--wrap", "true")
     assert clocked.until_ended(short)[0]["state"] == "completed"
@@ -183,6 +185,35 @@ def test_a_licence_total_by_time_of_day(clocked: ClockedSite) -> None:
     assert clocked.rows(long)[0]["state"] == "queued"
     clocked.set_clock("2030-01-10T18:00:01")
     assert clocked.until_ended(long)[0]["state"] == "completed"
+
+    clocked.until(lambda: len(clocked.recorded("calendar_ran")) == 2)
+    file = clocked.folder / "night.toml"
+    assert clocked.recorded("calendar_ran")[1] == (
+        "night",
+        1,
+        f"put {file} in force: policy version 2",
+    )
+    clocked.stop(signal.SIGKILL)
+    clocked.start()
+    newest, first = clocked.json("policy", "history")
+    assert (newest["file"], newest["by"], newest["reason"]) == (
+        str(file),
+        "",
+        "calendar entry night",
+    )
+    assert newest["previous"] == first["version"] == 1
+    assert clocked.json("policy", "show")["values"]["pull"] is False
+    # the next day the file has a mistake: the policy in force stays, and the record names it
+    file.write_text("pull = 3\n")
+    clocked.set_clock("2030-01-11T18:00:01")
+    clocked.until(lambda: len(clocked.recorded("calendar_failed")) == 1)
+    [(entry, _, cause)] = clocked.recorded("calendar_failed")
+    assert entry == "night"
+    assert f"{file}" in cause
+    assert "pull" in cause
+    assert len(clocked.json("policy", "history")) == 2
+    assert clocked.error("reload", code=1).endswith('(calendar "night")')
+    file.write_text("pull = false\n")
     clocked.stop()
     assert {row["ok"] for row in clocked.json("db", "check")} == {True}
     clocked.replayed()

@@ -22,7 +22,8 @@ from metasched.core.calendar_events import CalendarRun
 from metasched.core.events import ClusterDrained, ClusterResumed, CoreEvent
 from metasched.daemon import calendar_runner
 from metasched.daemon.backup_threads import BackupThreads
-from metasched.daemon.calendar_runner import CalendarRunner, recurrence_of
+from metasched.daemon.calendar_runner import CalendarRunner, RunsOutside, recurrence_of
+from metasched.daemon.scheduled_policies import ScheduledPolicies
 from metasched.model.calendar import (
     BackUpDatabase,
     CalendarEntry,
@@ -65,7 +66,11 @@ class Calendars(KilledDaemon, RuleBasedStateMachine):
     def restart(self) -> None:
         """Start a daemon on what is stored."""
         self.replay(Cluster(name="left", adapter="local"))
-        self.runner = CalendarRunner(cast(Any, self), self.prune, BackupThreads())
+        self.runner = CalendarRunner(
+            cast(Any, self),
+            self.prune,
+            RunsOutside(BackupThreads(), ScheduledPolicies(cast(Any, None))),
+        )
         self.run(self.runner.take_over_file, self.runner.correct_for_clock)
 
     @property

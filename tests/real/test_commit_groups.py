@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import Engine
@@ -19,7 +19,6 @@ from metasched.config.reading import load_settings
 from metasched.core.events import ClusterDrained, CoreEvent, JobSubmitted, Outcome
 from metasched.core.scheduler import Core, replay
 from metasched.daemon import commit_group
-from metasched.daemon.backup_threads import BackupThreads
 from metasched.daemon.metrics import Metrics
 from metasched.daemon.progress import Progress
 from metasched.daemon.quarantine import Quarantine
@@ -87,7 +86,7 @@ def run(
         async def run_in_loop() -> None:
             await test(
                 SchedulerService(
-                    settings, ledger, Quarantine(), Metrics(), Progress(), BackupThreads()
+                    settings, ledger, Quarantine(), Metrics(), Progress(), cast(Any, None)
                 )
             )
 
@@ -263,7 +262,7 @@ def test_a_failed_commit_stores_none_of_the_group(
             ledger.add_token("ada", "s", NOW, NOW + 60)
         ledger.acquire_lock()
         again = SchedulerService(
-            service.settings, ledger, Quarantine(), Metrics(), Progress(), BackupThreads()
+            service.settings, ledger, Quarantine(), Metrics(), Progress(), cast(Any, None)
         )
         assert await submit(again) == 1
 

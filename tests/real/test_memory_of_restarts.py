@@ -25,6 +25,7 @@ from metasched.core.events import (
     TimerExpired,
 )
 from metasched.core.scheduler import Core
+from metasched.daemon.policy_activation import activate_scheduled
 from metasched.daemon.service import Daemon, SchedulerService
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.schema import checkpoint
@@ -121,7 +122,7 @@ def test_a_failed_service_is_freed_before_the_next_whose_state_no_collection_exa
 
     async def fail_repeatedly() -> None:
         ledger = FailingLedger(settings.database.open())
-        daemon = Daemon(settings, lambda: ledger)
+        daemon = Daemon(settings, lambda: ledger, activate_scheduled)
         running = asyncio.create_task(daemon.run())
         for _ in range(3):
             await restored.wait()

@@ -22,13 +22,15 @@ from metasched.config.settings import CalendarSettings, ConfigError
 from metasched.core.calendar_events import CalendarRun
 from metasched.core.events import ClusterDrained, ClusterResumed, CoreEvent, Outcome
 from metasched.daemon import backup_threads, calendar_runner
-from metasched.daemon.backup_threads import BackupRun, BackupThreads
+from metasched.daemon.backup_threads import BackupThreads, EntryRun
 from metasched.daemon.backups import write_backup
 from metasched.daemon.calendar_runner import (
     CalendarRunner,
+    RunsOutside,
     next_unrepeated,
     plan_runs,
 )
+from metasched.daemon.scheduled_policies import ScheduledPolicies
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import StorageFailed, StoreError
 from metasched.model.audit import AuditKind, AuditRecord
@@ -44,6 +46,7 @@ from tests.unit.core_site import Site
 
 CLUSTER = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\n'
 DAY, HOUR = 86400.0, 3600.0
+NO_POLICIES = ScheduledPolicies(cast(Any, None))
 
 
 def at(text: str) -> float:
@@ -111,10 +114,15 @@ def test_the_file(tmp_path: Path) -> None:
         ('at = "08:00"\ndo = "backup"', "no folder"),
         ('at = "08:00"\ndo = "prune"\ncopies = 3', 'copies beside do = "prune"'),
         ('at = "08:00"\ndo = "reboot"', "do"),
+        ('at = "08:00"\ndo = "policy"', "no file, "),
+        ('at = "08:00"\ndo = "policy"\nfile = "gone.toml"', "gone.toml; create it"),
+        ('at = "08:00"\ndo = "policy"\nfile = "bad.toml"', "pull"),
+        ('at = "08:00"\ndo = "prune"\nfile = "bad.toml"', "leave it out"),
         ('at = "08:00"\ndo = "prune"\ngrace = 1', "grace"),
     ],
 )
 def test_mistakes_in_the_file_are_one_line(tmp_path: Path, keys: str, problem: str) -> None:
+    (tmp_path / "bad.toml").write_text("pull = 3\n")
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, f'[[calendar]]\nname = "x"\n{keys}\n')
     assert problem in str(refused.value)
@@ -200,7 +208,9 @@ class Host:
 
     def look(self, now: str) -> None:
         """Let the runner look at the clock."""
-        runner = CalendarRunner(cast(Any, self), cast(Any, None), BackupThreads())
+        runner = CalendarRunner(
+            cast(Any, self), cast(Any, None), RunsOutside(BackupThreads(), NO_POLICIES)
+        )
 
         async def parts() -> None:
             await runner.take_over_file()
@@ -325,7 +335,7 @@ def test_a_report_of_another_run_changes_nothing() -> None:
 # Copies
 
 
-RUN = BackupRun(1, at("2030-01-02T02:30"))
+RUN = EntryRun(1, at("2030-01-02T02:30"))
 
 
 def test_the_daemon_ends_while_a_copy_hangs() -> None:
@@ -378,7 +388,9 @@ def test_services_that_end_and_start_share_the_copy_that_is_written() -> None:
 
     async def services() -> None:
         for _ in range(3):
-            runner = CalendarRunner(cast(Any, host), cast(Any, None), copies)
+            runner = CalendarRunner(
+                cast(Any, host), cast(Any, None), RunsOutside(copies, NO_POLICIES)
+            )
             service = asyncio.create_task(runner.finish_run(entry))
             while not calls:
                 await asyncio.sleep(0.001)
@@ -386,7 +398,9 @@ def test_services_that_end_and_start_share_the_copy_that_is_written() -> None:
             service.cancel()  # as after an outage of the database
             await asyncio.gather(service, return_exceptions=True)
         may_end.set()
-        await CalendarRunner(cast(Any, host), cast(Any, None), copies).finish_run(entry)
+        await CalendarRunner(
+            cast(Any, host), cast(Any, None), RunsOutside(copies, NO_POLICIES)
+        ).finish_run(entry)
 
     with patch.object(calendar_runner, "write_backup", write):
         asyncio.run(services())
@@ -414,7 +428,7 @@ def test_a_copy_that_failed_is_not_begun_again_at_each_start(
         raise StorageFailed("the result cannot be stored: the service ends")
 
     def start() -> asyncio.Future[None]:
-        runner = CalendarRunner(cast(Any, host), cast(Any, None), copies)
+        runner = CalendarRunner(cast(Any, host), cast(Any, None), RunsOutside(copies, NO_POLICIES))
         return asyncio.ensure_future(runner.finish_run(entry))
 
     async def services() -> None:
@@ -466,16 +480,16 @@ def test_a_folder_that_hangs_stops_no_other_run(monkeypatch: pytest.MonkeyPatch)
                 await asyncio.sleep(0.001)
 
     async def service() -> None:
-        runner = CalendarRunner(cast(Any, host), prune, BackupThreads())
-        outside = asyncio.create_task(runner.run_outside())
+        runner = CalendarRunner(cast(Any, host), prune, RunsOutside(BackupThreads(), NO_POLICIES))
+        running_outside = asyncio.create_task(runner.run_outside())
         await until(lambda: running() == ["hanging"] and bool(host.conditions))
         for _ in range(3):
             runner.wake()
             await asyncio.sleep(0.001)
         may_end.set()
         await until(lambda: not running())
-        outside.cancel()
-        await asyncio.gather(outside, return_exceptions=True)
+        running_outside.cancel()
+        await asyncio.gather(running_outside, return_exceptions=True)
 
     with patch.object(calendar_runner, "write_backup", write):
         asyncio.run(service())
@@ -498,7 +512,9 @@ def test_a_result_that_cannot_be_stored_ends_the_service() -> None:
         raise StorageFailed("the database is away")
 
     async def service() -> int:
-        runner = CalendarRunner(cast(Any, host), cast(Any, None), BackupThreads())
+        runner = CalendarRunner(
+            cast(Any, host), cast(Any, None), RunsOutside(BackupThreads(), NO_POLICIES)
+        )
         with pytest.raises(StorageFailed):
             async with asyncio.timeout(30):
                 await runner.run_outside()

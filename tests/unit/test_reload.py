@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +13,7 @@ from metasched.config.restart_keys import RESTART_KEYS, describe_changes, keep_r
 from metasched.config.settings import ConfigError, Settings
 from metasched.config.tables import ConfigFile, DaemonTable
 from metasched.daemon import service
+from metasched.daemon.policy_activation import activate_scheduled
 from metasched.daemon.service import Daemon, ReloadRefused, ServiceReplaced
 from metasched.db.store import StorageFailed
 
@@ -147,7 +148,7 @@ def test_a_service_that_cannot_run_leaves_the_former_settings(
 
     async def play() -> tuple[int, str]:
         before = settings_with(4)
-        daemon = Daemon(before, Ledger)  # type: ignore[arg-type]
+        daemon = Daemon(before, cast(Any, Ledger), activate_scheduled)
         running = asyncio.create_task(daemon.run())
         await daemon.service_runs.wait()
         former: Any = daemon.service

@@ -9,6 +9,7 @@ import pytest
 
 from metasched.client.client import RETRY_TIME
 from metasched.config.reading import load_settings
+from metasched.daemon.policy_activation import activate_scheduled
 from metasched.daemon.service import Daemon
 
 
@@ -20,5 +21,5 @@ def test_keys_count_once_no_request_of_the_earlier_daemon_is_repeated(
     (tmp_path / "metasched.toml").write_text(f'[daemon]\ndatabase = "sqlite:///ms.db"\n{cluster}')
     settings = load_settings(tmp_path / "metasched.toml")
     settings.database.upgraded_at = None if age is None else time.monotonic() - age
-    daemon = Daemon(settings, lambda: pytest.fail("the ledger is not needed"))
+    daemon = Daemon(settings, lambda: pytest.fail("the ledger is not needed"), activate_scheduled)
     assert daemon.honours_keys is honoured

@@ -1,0 +1,75 @@
+"""Puts policies in force at the times of the calendar.
+
+Each such run replaces the service that began it. So it belongs to the daemon, and the next service
+awaits it and records the result. After a crash it is done again: a policy that is in force already
+makes no further version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from metasched.config.policy_file import read_policy_text
+from metasched.config.settings import ConfigError
+from metasched.daemon.backup_threads import EntryRun
+from metasched.db.store import StorageFailed
+from metasched.errors import UserError
+from metasched.model.policy_version import PolicyVersion
+
+log = logging.getLogger("metasched")
+
+RETRY_PAUSE = 20.0  # seconds between two tries of a run
+MAX_TRIES = 3  # of a run: each may replace the service
+
+
+class PolicyNotActivated(UserError):
+    """A run of the calendar did not put its policy in force."""
+
+
+# Puts a policy in force: text, path, reason. ConfigError for a mistake in it; another UserError or
+# StorageFailed if it cannot be put in force now.
+ActivateText = Callable[[str, str, str], Awaitable[PolicyVersion]]
+
+
+class ScheduledPolicies:
+    """Activations that have begun, and results that no service has recorded yet."""
+
+    def __init__(self, activate: ActivateText) -> None:
+        self._activate = activate
+        self._tasks: dict[EntryRun, asyncio.Task[str]] = {}
+
+    async def put_in_force(self, run: EntryRun, file: str, entry: str, until: float) -> str:
+        """Put the policy of a file in force for an entry; return which version that is.
+
+        `until` is when the last try may begin, in epoch seconds. A run that has begun is awaited.
+        PolicyNotActivated for the mistake in the file, or for the last obstacle.
+        """
+        task = self._tasks.get(run)
+        if task is None:
+            task = asyncio.create_task(self._try(Path(file), entry, until), name=f"policy {entry}")
+            self._tasks[run] = task
+        return await asyncio.shield(task)
+
+    def forget(self, run: EntryRun) -> None:
+        """Forget a run whose result is stored."""
+        self._tasks.pop(run, None)
+
+    async def _try(self, file: Path, entry: str, until: float) -> str:
+        for tries_left in range(MAX_TRIES - 1, -1, -1):
+            try:
+                text = await asyncio.to_thread(read_policy_text, file)
+                version = await self._activate(text, str(file), f"calendar entry {entry}")
+            except ConfigError as error:
+                raise PolicyNotActivated(str(error)) from error
+            except (UserError, StorageFailed) as error:
+                if not tries_left or time.time() + RETRY_PAUSE > until:
+                    raise PolicyNotActivated(str(error)) from error
+                log.warning("calendar entry %s: %s; trying again", entry, error)
+                await asyncio.sleep(RETRY_PAUSE)
+            else:
+                return f"policy version {version.number}"
+        raise AssertionError("the last try returns or raises")

@@ -1,0 +1,90 @@
+"""Policies of the calendar: one activation for a run, a few tries, mistakes told at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from metasched.config.settings import ConfigError
+from metasched.daemon import scheduled_policies
+from metasched.daemon.backup_threads import EntryRun
+from metasched.daemon.scheduled_policies import MAX_TRIES, PolicyNotActivated, ScheduledPolicies
+from metasched.db.store import StorageFailed
+from metasched.errors import UserError
+from metasched.model.policy_version import PolicyVersion
+
+RUN = EntryRun(3, 100.0)
+VERSION = cast(PolicyVersion, type("Version", (), {"number": 7}))
+LATER = time.time() + 3600.0
+
+
+class Activations:
+    """Stands for the daemon: raises the errors in turn, then puts policies in force."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors, self.calls = list(errors), list[tuple[str, str, str]]()
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+
+    async def activate(self, *call: str) -> PolicyVersion:
+        self.calls.append(cast(Any, call))
+        await self.may_end.wait()
+        if self.errors:
+            raise self.errors.pop(0)
+        return VERSION
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(scheduled_policies, "RETRY_PAUSE", 0.001)
+    (tmp_path / "night.toml").write_text("pull = false\n")
+    return str(tmp_path / "night.toml")
+
+
+def test_services_that_end_and_start_share_the_activation_that_replaces_them(file: str) -> None:
+    async def services() -> None:
+        daemon = Activations()
+        daemon.may_end.clear()
+        policies = ScheduledPolicies(daemon.activate)
+        for _ in range(3):
+            service = asyncio.create_task(policies.put_in_force(RUN, file, "night", LATER))
+            while not daemon.calls:
+                await asyncio.sleep(0.001)
+            service.cancel()
+            await asyncio.gather(service, return_exceptions=True)
+        daemon.may_end.set()
+        assert await policies.put_in_force(RUN, file, "night", LATER) == "policy version 7"
+        assert daemon.calls == [("pull = false\n", file, "calendar entry night")]
+        policies.forget(RUN)
+        await policies.put_in_force(RUN, file, "night", LATER)
+        assert len(daemon.calls) == 2
+
+    asyncio.run(services())
+
+
+def test_an_obstacle_is_tried_again_a_mistake_is_not(file: str) -> None:
+    async def tries(errors: list[Exception], until: float = LATER) -> int:
+        daemon = Activations(*errors)
+        run = ScheduledPolicies(daemon.activate).put_in_force(RUN, file, "night", until)
+        [result] = await asyncio.gather(run, return_exceptions=True)
+        if result == "policy version 7":
+            return len(daemon.calls)
+        assert isinstance(result, PolicyNotActivated)
+        assert str(result) == str(errors[len(daemon.calls) - 1])
+        return -len(daemon.calls)
+
+    busy, away = UserError("another reload"), StorageFailed("the database is away")
+    assert asyncio.run(tries([busy, away])) == 3
+    assert asyncio.run(tries([busy] * MAX_TRIES)) == -MAX_TRIES
+    assert asyncio.run(tries([busy], until=0.0)) == -1
+    assert asyncio.run(tries([ConfigError("pull = 3")])) == -1
+
+
+def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    daemon = ScheduledPolicies(cast(Any, None))
+    with pytest.raises(PolicyNotActivated, match=r"no file .*gone.toml"):
+        asyncio.run(daemon.put_in_force(RUN, str(tmp_path / "gone.toml"), "night", LATER))
