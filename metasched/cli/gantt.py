@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from metasched.cli.show import printable
-from metasched.web.reservation_boxes import (
+from metasched.client.reservation_boxes import (
     ReservationRow,
     epoch_seconds,
     open_rows,

@@ -2,10 +2,10 @@
 
 import json as json_format
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -15,98 +15,20 @@ from metasched.cli.connect import connect
 from metasched.cli.messages import warn
 from metasched.cli.show import print_table, printable
 from metasched.errors import UserError
+from metasched.model.report_figures import (
+    COLUMNS,
+    KEYS,
+    KINDS,
+    PLOTS,
+    TIME_KEYS,
+    Column,
+    stacked_over_time,
+)
 from metasched.units import ParseError, parse_duration, parse_names, quote_for_error
 
 Rows = list[dict[str, Any]]
-KINDS = ("use", "waits", "deadlines", "licences")
-KEYS = ("user", "group", "account", "class", "cluster", "month", "day")
-TIME_KEYS = ("month", "day")
 _DEFAULT_KEYS = {"use": ["user"], "waits": ["cluster"], "deadlines": ["cluster"]}
 _UNKNOWN = "-"
-
-
-class Column(NamedTuple):
-    """A figure: its name in JSON and CSV, its heading, and its text in a table."""
-
-    name: str
-    heading: str
-    text: Callable[[Any], str]
-
-
-def _count(value: Any) -> str:
-    return f"{value:d}"
-
-
-def _hours(value: Any) -> str:
-    return f"{value / 3600:.1f}"
-
-
-def _percent(value: Any) -> str:
-    return f"{100 * value:.1f}"
-
-
-def _number(value: Any) -> str:
-    return f"{value:.1f}"
-
-
-def _duration(value: Any) -> str:
-    return (
-        f"{value:.0f}s" if value < 120 else f"{value / 60:.0f}m" if value < 7200 else _long(value)
-    )
-
-
-def _long(value: Any) -> str:
-    return f"{value / 3600:.1f}h"
-
-
-COLUMNS = {
-    "use": (
-        Column("jobs", "JOBS", _count),
-        Column("completed", "COMPLETED", _count),
-        Column("failed", "FAILED", _count),
-        Column("timed_out", "TIMEOUT", _count),
-        Column("cancelled", "CANCELLED", _count),
-        Column("elapsed", "HOURS", _hours),
-        Column("cpu_seconds", "CPU_HOURS", _hours),
-        Column("share", "SHARE_%", _percent),
-        Column("cpu_seconds_used", "CPU_USED", _hours),
-        Column("efficiency", "EFFICIENCY_%", _percent),
-        Column("node_seconds", "NODE_HOURS", _hours),
-        Column("gpu_seconds", "GPU_HOURS", _hours),
-        Column("cpu_seconds_outside", "OTHER_CPU", _hours),
-    ),
-    "waits": (
-        Column("jobs", "JOBS", _count),
-        Column("mean_wait", "MEAN", _duration),
-        Column("median_wait", "MEDIAN", _duration),
-        Column("p90_wait", "P90", _duration),
-        Column("max_wait", "LONGEST", _duration),
-        Column("mean_bounded_slowdown", "SLOWDOWN", _number),
-    ),
-    "deadlines": (
-        Column("jobs", "JOBS", _count),
-        Column("met", "MET", _count),
-        Column("missed", "MISSED", _count),
-        Column("missed_deadlines", "MISSED_%", _percent),
-        Column("mean_tardiness", "LATE_MEAN", _duration),
-        Column("max_tardiness", "LATE_MOST", _duration),
-    ),
-    "licences": (
-        Column("leases", "LEASES", _count),
-        Column("token_seconds", "TOKEN_HOURS", _hours),
-        Column("mean_wait", "WAIT_MEAN", _duration),
-        Column("max_wait", "WAIT_MOST", _duration),
-        Column("peak", "PEAK", _count),
-        Column("total", "TOTAL", _count),
-    ),
-}
-# by kind: figures that are plotted, with a heading, and the unit of their seconds or counts
-_PLOTS = {
-    "use": ("CPU hours", {"CPU hours": "cpu_seconds"}, 3600.0),
-    "waits": ("hours of wait", {"median": "median_wait", "90% wait less": "p90_wait"}, 3600.0),
-    "deadlines": ("jobs", {"met": "met", "missed": "missed"}, 1.0),
-    "licences": ("token hours", {"token hours": "token_seconds"}, 3600.0),
-}
 
 
 def _complete_kinds() -> list[str]:
@@ -265,7 +187,10 @@ def _table(
 ) -> tuple[list[str], list[list[str]]]:
     """Return headings and cells; the last row is the total."""
     columns = [column for column in COLUMNS[kind] if _is_known(column, answer["rows"])]
-    headings = [*map(str.upper, names), *(column.heading for column in columns)]
+    headings = [
+        *map(str.upper, names),
+        *(column.heading.upper().replace(" ", "_") for column in columns),
+    ]
     rows = [
         [*(printable(row[name] or _UNKNOWN) for name in names), *_texts(columns, row)]
         for row in answer["rows"]
@@ -316,13 +241,13 @@ def _page(kind: str, names: Sequence[str], answer: dict[str, Any]) -> str:
     rows: Rows = answer["rows"]
     parts = []
     if rows:
-        unit, series, divisor = _PLOTS[kind]
+        unit, series, divisor = PLOTS[kind]
         times = [name for name in names if name in TIME_KEYS]
         labels = [[printable(row[name] or _UNKNOWN) for name in names] for row in rows]
         if times and len(series) == 1:
             [figure] = series.values()
             values = [row[figure] / divisor for row in rows]
-            picture = plots.plot_over_time(*_over_time(names, labels, values), unit)
+            picture = plots.plot_over_time(*stacked_over_time(names, labels, values), unit)
         else:
             picture = plots.plot_bars(
                 [" ".join(label) or "all" for label in labels],
@@ -341,28 +266,3 @@ def _page(kind: str, names: Sequence[str], answer: dict[str, Any]) -> str:
         "time zone": answer["time_zone"],
     }
     return page(f"metasched: {kind}", about, parts)
-
-
-MAX_PARTS = 8  # of a bar; the smaller ones share one part
-
-
-def _over_time(
-    names: Sequence[str], labels: Sequence[Sequence[str]], values: Sequence[float]
-) -> tuple[list[str], dict[str, list[float]]]:
-    """Return the times, and the values at each by the other names of the rows."""
-    positions = [position for position, name in enumerate(names) if name in TIME_KEYS]
-    moments, parts = [], []
-    for label in labels:
-        moments.append(max((label[position] for position in positions), key=len))
-        other = [word for position, word in enumerate(label) if position not in positions]
-        parts.append(" ".join(other) or "all")
-    sums: dict[str, float] = {}
-    for part, value in zip(parts, values, strict=True):
-        sums[part] = sums.get(part, 0.0) + value
-    largest = sorted(sums, key=lambda part: -sums[part])[:MAX_PARTS]
-    times = sorted(set(moments))
-    shown = [*largest, *(["others"] if len(sums) > MAX_PARTS else [])]
-    stacked = {part: [0.0] * len(times) for part in shown}
-    for moment, part, value in zip(moments, parts, values, strict=True):
-        stacked[part if part in largest else "others"][times.index(moment)] += value
-    return times, stacked

@@ -12,4 +12,5 @@ options       the options of `submit`: names, values, help
 directives    #SBATCH, #$, #PBS and #MS lines of a job script
 job_request   the request that a command line, its script and the environment make
 schemas       the bodies that `submit` sends
+reservation_boxes   listed reservations and jobs as boxes of a chart
 """

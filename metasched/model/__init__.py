@@ -14,6 +14,7 @@ fair_share            the tree of shares, and reported use
 reservation           advance reservations and their states
 daily_use             what ended tasks used, summed up by day
 job_usage             use of ended tasks, asked of accounting
+report_figures        figures of reports: headings, texts, plots
 survey                nodes and reservations as managers list them
 reservation_request   requests for reservations, and the offers of a cluster
 calendar              acts that recur

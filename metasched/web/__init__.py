@@ -4,9 +4,10 @@ gate       the middleware around pages: host, headers, sign-in, errors
 sign_in    pages without a caller: sign-in and static files
 forms      bodies of POST requests, safe against other sites
 rendering  templates and their filters
+visible    hidden and reordering characters as escapes
 api_calls  calls of the API's routes, and their answers
-charts     bars as SVG
-site, queue, job, licences, gantt, policy, events   the views
+charts     bars and plots as SVG
+site, queue, job, licences, gantt, use, policy, events   the views
 acts       what all acts have in common
 job_acts   cancel, hold, release, requeue, modify, resolve
 site_acts  drain, resume, totals of licences, reservations

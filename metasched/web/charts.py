@@ -1,4 +1,4 @@
-"""Small charts as SVG. Sizes are attributes: the pages' policy allows no inline style."""
+"""Charts as SVG. Sizes are attributes: the pages' policy allows no inline style."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from metasched.web.visible import visible
+
 _COLUMN, _GAP, _HEIGHT = 7, 1, 24  # units of a column chart
+_TALL = 100  # units of a plot over time
 
 
 def bar(used: float, total: float, label: str, outside: float = 0) -> Markup:
@@ -40,3 +43,42 @@ def columns(values: Sequence[float], highest: float, label: str) -> Markup:
     return Markup(
         '<svg class="columns" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
     ).format(width, _HEIGHT, label, Markup().join(parts))
+
+
+def stacked(
+    slots: Sequence[str],
+    parts: Sequence[str],
+    heights: Sequence[Sequence[float]],
+    highest: float,
+    label: str,
+) -> Markup:
+    """Return a column for each slot of time, of stacked parts; `heights` are by part and slot.
+
+    Each part has a colour of the style, `part-0` and so on, and a title for a pointer.
+    """
+    scale = _TALL / highest if highest > 0 else 0.0
+    rectangles = []
+    for place, slot in enumerate(slots):
+        top = float(_TALL)
+        for colour, part in enumerate(parts):
+            height = heights[colour][place] * scale
+            if height <= 0:
+                continue
+            top -= height
+            rectangles.append(
+                Markup(
+                    '<rect class="part-{}" x="{}" y="{:.2f}" width="{}" height="{:.2f}">'
+                    "<title>{}</title></rect>"
+                ).format(
+                    colour,
+                    place * (_COLUMN + _GAP),
+                    top,
+                    _COLUMN,
+                    height,
+                    visible(f"{slot}, {part}: {heights[colour][place]:.4g}"),
+                )
+            )
+    return Markup(
+        '<svg class="plot" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" '
+        'aria-label="{}">{}</svg>'
+    ).format(len(slots) * (_COLUMN + _GAP) - _GAP, _TALL, label, Markup().join(rectangles))

@@ -17,10 +17,7 @@ from metasched.api.pages import IdPage
 from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.api.reservations import reservations
-from metasched.units import iso
-from metasched.web.api_calls import answer_of
-from metasched.web.rendering import duration_text, page, visible
-from metasched.web.reservation_boxes import (
+from metasched.client.reservation_boxes import (
     Box,
     ReservationRow,
     Shortage,
@@ -29,6 +26,10 @@ from metasched.web.reservation_boxes import (
     shortages,
     stack_boxes,
 )
+from metasched.units import iso
+from metasched.web.api_calls import answer_of
+from metasched.web.rendering import duration_text, page
+from metasched.web.visible import visible
 
 ROWS = 200  # reservations, entries of the calendar, clusters; stacking takes O(n²)
 MAX_JOBS = 200  # running tasks of all clusters

@@ -41,6 +41,7 @@ from metasched.web import (
     queue,
     site,
     site_acts,
+    use,
 )
 from metasched.web.forms import CheckedForm
 from metasched.web.rendering import page
@@ -63,7 +64,9 @@ _HEADERS = {
 def add_pages(app: FastAPI, daemon: Daemon) -> None:
     """Add the pages to the application of the API."""
     app.state.change_clock = live.ChangeClock(daemon)
-    for module in (site, queue, job, job_acts, site_acts, licences, gantt, policy, events, live):
+    for module in (
+        *(site, queue, job, job_acts, site_acts, licences, gantt, use, policy, events, live),
+    ):
         app.include_router(module.router, prefix=PAGES, include_in_schema=False)
     app.add_api_route(f"{PAGES}/sign-out", _sign_out, methods=["POST"], include_in_schema=False)
     app.add_middleware(Gate, daemon=daemon, pages=app)

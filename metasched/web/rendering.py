@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,26 +18,10 @@ from metasched.api.identity import Caller
 from metasched.web import charts
 from metasched.web.forms import TOKEN_FIELD, form_token
 from metasched.web.results import result_of
+from metasched.web.visible import visible
 
 TEMPLATES = Path(__file__).with_name("templates")
-_JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"  # scripts and emoji need them
 _ISO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?\+00:00", re.ASCII)
-_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-
-
-def visible(value: object) -> object:
-    """Return a text with characters that are not seen, or reorder others, as escapes."""
-    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
-        return value
-    return "".join(map(_visible_character, value))
-
-
-def _visible_character(character: str) -> str:
-    if character in _JOINERS or unicodedata.category(character) not in _INVISIBLE:
-        return character
-    if character == "\n":
-        return "\n"  # the style shows line breaks of messages
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def time_element(value: str | None, missing: str = "–") -> Markup:

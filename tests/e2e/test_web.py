@@ -31,7 +31,10 @@ SCRIPT = "<script>document.title = 'harmed'</script>"
 BACKWARDS = "gpj.\u202etxt.exe"  # shown as exe.txt.jpg by what obeys it
 ARABIC = "محاكاة"
 PRINTS = r"printf '<b>\033[31m\n'; sleep 600"
-VIEWS = ("/web/", "/web/queue", "/web/licences", "/web/events", "/web/jobs/1", "/web/jobs/2")
+VIEWS = (
+    *("/web/", "/web/queue", "/web/licences", "/web/events", "/web/use", "/web/use?kind=licences"),
+    *("/web/jobs/1", "/web/jobs/2"),
+)
 
 
 @dataclass(frozen=True)
@@ -297,7 +300,29 @@ def test_views_are_for_everybody(context: BrowserContext) -> None:
                 assert wide <= width, (path, width)
                 name = path.strip("/").replace("/", "-")
                 browser.draw(page, f"{name}-{scheme}-{width}")
+        page.set_viewport_size({"width": 2560, "height": 1440})
+        for path in VIEWS:
+            page.goto(path)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 2560, path
     assert [text for text in complaints if "404" not in text] == []
+
+
+def test_use_is_plotted_as_reported(context: BrowserContext, web: tuple[Site, Visitor]) -> None:
+    site, visitor = web
+    job = site.submit("-t", "1", "-o", "/dev/null", "--wrap", "true")
+    site.until_ended(job)
+    page, complaints = watched(context)
+    page.goto("/web/use")
+    page.get_by_label("Rows by").select_option("class")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("svg.plot title")).to_contain_text([", regular: "])
+    row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="regular"))
+    [reported] = site.json("report", "use", "--by", "class", "--since", "2d")["rows"]
+    expect(row.locator("td").nth(1)).to_have_text(str(reported["jobs"]))
+    assert complaints == []
+    cookie = visitor.sign_in(secret_of(site.run("web").stdout))
+    for query in ("kind=x", "by=x", "since=x", "since=2026-03-02&until=2026-03-01", "user=a%0ab"):
+        assert visitor.get(f"/web/use?{query}", Cookie=cookie).status == 422, query
 
 
 def test_hostile_names_show_as_text(context: BrowserContext) -> None:
@@ -399,17 +424,22 @@ def test_users_see_what_the_api_lets_them_see(shared_web: tuple[MultiUserSite, V
         )
     )
     owner.until(lambda: owner.row(job)["state"] == "running")
+    owner.until_ended(owner.submit("-t", "1", "-o", "/dev/null", "--wrap", "true"))
     pages = {}
     for account in (A, B, OPERATOR):
         cookie = visitor.sign_in(secret_of(site.by(account).run("web").stdout))
-        paths = ("/web/", "/web/queue", "/web/licences", "/web/events", f"/web/jobs/{job}")
+        views = ("/web/", "/web/queue", "/web/licences", "/web/events", "/web/use")
+        paths = (*views, f"/web/jobs/{job}")
         pages[account] = [visitor.get(path, Cookie=cookie) for path in paths]
     for account in (A, OPERATOR):
-        _, queue, licences, _, details = pages[account]
+        _, queue, licences, _, use, details = pages[account]
+        assert A in use.text.partition("<main")[2]
         assert "secret-name" in queue.text
         assert f"/web/jobs/{job}" in licences.text
         assert (details.status, "secret-name" in details.text) == (200, True)
-    assert [reply.status for reply in pages[B]] == [200, 200, 200, 200, 404]
+    assert [reply.status for reply in pages[B]] == [200, 200, 200, 200, 200, 404]
+    cookie = visitor.sign_in(secret_of(site.by(B).run("web").stdout))
+    assert visitor.get(f"/web/use?user={A}", Cookie=cookie).status == 403
     for reply in pages[B]:
         assert "secret-name" not in reply.text
         assert A not in reply.text

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from metasched.cli.gantt import draw_picture, render_chart
-from metasched.web.reservation_boxes import Shortage, shortages, stack_boxes
+from metasched.client.reservation_boxes import Shortage, shortages, stack_boxes
 
 NOW = 1_900_000_000.0
 
