@@ -163,6 +163,15 @@ class LauncherClient:
         with self._send(_message(user, "enter", (), directory, 0o022)) as connection:
             _read_reply(connection, remaining_seconds(REPLY_TIMEOUT))
 
+    def tail(self, user: str, path: str, timeout: float, directory: str = "/") -> tuple[str, bool]:
+        """Return the last 16 KiB of a regular file, read as `user`, and whether it has more.
+
+        Raises Refused with the cause if the user cannot read it, Unreachable after `timeout`
+        seconds.
+        """
+        result = self.run(user, "tail", [path], timeout, directory=directory)
+        return result.stdout, result.exit_code == 1
+
     def check_cluster(self, verbs: Sequence[str]) -> None:
         """Raise SiteFault unless launcher.toml has usable programs of these verbs for the cluster.
 

@@ -15,6 +15,9 @@ file. The launcher never reads from them, and involves no shell. For each messag
 3. in the child, enters the directory and executes the program configured for cluster and verb. Its
    environment contains nothing from the message, and no other descriptor is open.
 
+The verb "tail" executes nothing: as the owner, it writes the last bytes of a regular file, named by
+its argument, to descriptor 1. Code 1: the file has more.
+
 The message {"protocol", "cluster", "verb": "check", "arguments"} executes nothing: its arguments
 are the verbs that the daemon needs on the cluster. The answer is a JSON line with "protocol" and
 
@@ -60,6 +63,8 @@ MAX_MESSAGE_BYTES = 1 << 20
 MAX_ARGUMENTS = 10_000
 READ_TIMEOUT = 10.0  # seconds for a whole message
 RUN_TIMEOUT = 120.0  # seconds for a command
+TAIL_TIMEOUT = 5.0  # seconds to read the end of a file, whose filesystem may hang
+TAIL_BYTES = 16 << 10  # from the end of a file
 ERROR_PAUSE = 0.1  # seconds after a system error
 MAX_SYMLINKS = 20
 MAX_CONNECTIONS = 64  # at a time; further ones wait in the kernel's queue
@@ -79,6 +84,7 @@ _USERS_EXEC_ERRORS = (errno.EACCES, errno.EPERM, errno.E2BIG, errno.EAGAIN, errn
 _PASSING_ERRORS = (errno.EAGAIN, errno.ENOMEM)  # the same request may succeed later
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
 _JOB_IDS = re.compile(r"[0-9][0-9_,.:%\[\]-]*")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -91,6 +97,8 @@ class Verb:
     allows: Callable[[str], bool]  # whether an argument is permitted
     detached: bool = False  # the command continues after the answer
     for_denied: bool = False  # also for members of `deny_groups`, whose jobs may run already
+    has_program: bool = True  # which launcher.toml names
+    timeout: float = RUN_TIMEOUT  # seconds
 
 
 def _allow_any(_: str) -> bool:
@@ -107,6 +115,7 @@ def _allow_none(_: str) -> bool:
 
 
 ENTER = "enter"  # executes nothing: checks that the owner may enter a directory
+TAIL = "tail"  # executes nothing: reads the end of a file
 CHECK = "check"  # executes nothing: checks the configuration of a cluster, for no owner
 VERBS = {
     "submit": Verb(_allow_any),
@@ -114,8 +123,10 @@ VERBS = {
     "hold": Verb(_allow_job_ids, for_denied=True),
     "release": Verb(_allow_job_ids, for_denied=True),
     "supervise": Verb(_allow_none, detached=True),
-    ENTER: Verb(_allow_none),
+    ENTER: Verb(_allow_none, has_program=False),
+    TAIL: Verb(_allow_any, has_program=False, timeout=TAIL_TIMEOUT),
 }
+PROGRAM_VERBS = tuple(name for name, verb in VERBS.items() if verb.has_program)
 
 
 class LauncherError(Exception):
@@ -284,12 +295,12 @@ def load_policy(path: str) -> LauncherPolicy:
             elif key == "no_new_privs":
                 if not _require_type(value, bool, where):
                     gains_privileges.add(name)
-            elif key in VERBS and key != ENTER:
+            elif key in PROGRAM_VERBS:
                 programs[name, key] = _require_program(_require_strings(value, where), where)
             else:
                 raise SiteFault(
                     f"unknown key {where}; there are environment, no_new_privs, "
-                    f"{', '.join(verb for verb in VERBS if verb != ENTER)}"
+                    f"{', '.join(PROGRAM_VERBS)}"
                 )
     try:
         account = pwd.getpwnam(_require_type(table.pop("account", None), str, "account")).pw_uid
@@ -414,7 +425,7 @@ class LauncherRequest:
     owner: pwd.struct_passwd
     cluster: str
     verb: str
-    command: tuple[str, ...]  # empty: only enter the directory
+    command: tuple[str, ...]  # of TAIL the path; empty: only enter the directory
     directory: str
     umask: int
     environment: Mapping[str, str]
@@ -466,7 +477,10 @@ def parse_request(message: dict[str, Any], policy: LauncherPolicy) -> LauncherRe
     )
     arguments = _require_request_strings(message["arguments"], "arguments")
     owner = policy.owner(uid, may_be_denied=verb in VERBS and VERBS[verb].for_denied)
-    program = () if verb == ENTER else policy.program(cluster, verb)
+    has_no_program = verb in VERBS and not VERBS[verb].has_program
+    program = () if has_no_program else policy.program(cluster, verb)
+    if verb == TAIL and len(arguments) != 1:
+        raise LauncherError(f"{TAIL} has a path as its only argument")
     if len(arguments) > MAX_ARGUMENTS:
         raise LauncherError(f"more than {MAX_ARGUMENTS} arguments")
     for text in (*arguments, directory):
@@ -568,6 +582,9 @@ def run_as_owner(
         os.setresuid(owner.pw_uid, owner.pw_uid, owner.pw_uid)
         if 0 in (*os.getresuid(), *os.getresgid(), *os.getgroups()):
             raise PermissionError(0, "it has the group of root")
+        # no process of the owner may trace this one, which still has the memory of the launcher
+        if _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+            raise PermissionError(0, "the kernel does not protect it")
         if request.no_new_privs and _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
             raise PermissionError(0, "the kernel refuses no_new_privs")
         if not VERBS[request.verb].detached:
@@ -582,6 +599,9 @@ def run_as_owner(
             os._exit(0)
         subject = request.command[0]
         _install_descriptors(descriptors, failure_pipe)
+        if request.verb == TAIL:
+            subject = "file"
+            os._exit(int(_write_tail(request.command[0])))
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -602,6 +622,23 @@ def run_as_owner(
         _write_failure(failure_pipe, {"refused": reason, "retryable": False})
     finally:
         os._exit(1)
+
+
+def _write_tail(path: str) -> bool:
+    """Write the end of a regular file to descriptor 1; return whether it has more. OSError.
+
+    It never waits for a FIFO, a device or a lease, and reads no more than the size of the file: so
+    it reads nothing of /proc.
+    """
+    source = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    status = os.fstat(source)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    begin = max(status.st_size - TAIL_BYTES, 0)
+    content = memoryview(os.pread(source, status.st_size - begin, begin))
+    while content:
+        content = content[os.write(1, content) :]
+    return begin > 0
 
 
 def _may_be_unmounted(directory: str) -> bool:
@@ -658,7 +695,8 @@ def execute(
     for descriptor in descriptors:
         os.close(descriptor)
     with open(read_end, "rb") as reader:
-        _wait_until_readable(read_end, pid, connection)  # the filesystem of the directory may hang
+        # the filesystem of the directory may hang
+        _wait_until_readable(read_end, pid, connection, VERBS[request.verb].timeout)
         failure_text = reader.read()  # ends with the child's exec, or with the child
     if failure_text:
         os.waitpid(pid, 0)
@@ -666,21 +704,23 @@ def execute(
         return failure
     if VERBS[request.verb].detached:
         return {"pid": pid}
-    return _wait_for_exit(pid, connection)
+    return _wait_for_exit(pid, connection, VERBS[request.verb].timeout)
 
 
-def _wait_for_exit(pid: int, connection: socket.socket) -> dict[str, Any]:
+def _wait_for_exit(pid: int, connection: socket.socket, timeout: float) -> dict[str, Any]:
     """Wait for the end of the command; return the answer."""
-    _wait_until_readable(os.pidfd_open(pid), pid, connection)
+    _wait_until_readable(os.pidfd_open(pid), pid, connection, timeout)
     _, status = os.waitpid(pid, 0)
     if os.WIFSIGNALED(status):
         return {"signal": os.WTERMSIG(status)}
     return {"code": os.WEXITSTATUS(status)}
 
 
-def _wait_until_readable(descriptor: int, pid: int, connection: socket.socket) -> None:
-    """Wait until readable; kill the child after RUN_TIMEOUT or when the peer disconnects."""
-    ready, _, _ = select.select([descriptor, connection.fileno()], [], [], RUN_TIMEOUT)
+def _wait_until_readable(
+    descriptor: int, pid: int, connection: socket.socket, timeout: float
+) -> None:
+    """Wait until readable; kill the child after `timeout` s or when the peer disconnects."""
+    ready, _, _ = select.select([descriptor, connection.fileno()], [], [], timeout)
     if descriptor not in ready:
         os.kill(
             pid, signal.SIGKILL
@@ -698,6 +738,9 @@ def serve_connection(connection: socket.socket, policy_file: LauncherPolicyFile)
         body, descriptors = receive_message(connection)
         message = parse_message(body)
         request = parse_request(message, policy_file.current_policy())
+        if request is not None and request.verb == TAIL:
+            # a child in a hung filesystem cannot be killed: it must keep no connection
+            signal.alarm(int(2 * TAIL_TIMEOUT))
         answer = {"code": 0} if request is None else execute(request, descriptors, connection)
     except SiteFault as error:
         answer = {"fault": str(error)}

@@ -44,6 +44,7 @@ from metasched.web import (
     use,
 )
 from metasched.web.forms import CheckedForm
+from metasched.web.output import OutputReader
 from metasched.web.rendering import page
 from metasched.web.sign_in import SIGN_IN, public_pages
 
@@ -64,6 +65,7 @@ _HEADERS = {
 def add_pages(app: FastAPI, daemon: Daemon) -> None:
     """Add the pages to the application of the API."""
     app.state.change_clock = live.ChangeClock(daemon)
+    app.state.output_reader = OutputReader()
     for module in (
         *(site, queue, job, job_acts, site_acts, licences, gantt, use, policy, events, live),
     ):

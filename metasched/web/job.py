@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,22 +9,19 @@ from fastapi.responses import Response
 
 from metasched.api.explanations import explain
 from metasched.api.jobs import ListedJobs, details, output, story
-from metasched.api.lookups import Lookups
 from metasched.api.pages import PageCursor
 from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.errors import ApiError
 from metasched.web.api_calls import answer_of
 from metasched.web.job_acts import offered_acts
-from metasched.web.output import Tail, read_tail
+from metasched.web.output import OutputReader, Tail
 from metasched.web.rendering import page
 
 TASKS = 50  # of an array
 EVENTS = 200  # of a story
-READ_SECONDS = 2.0  # for which a page waits for a file system
 
 router = APIRouter()
-_files = Lookups("output")
 
 
 @router.get("/jobs/{job}")
@@ -61,7 +55,8 @@ async def show_job(
         events, next_cursor = told.content["events"], told.next_cursor
     task = _task_of(tasks.content, explanation)
     tails: list[Tail] = []
-    if daemon.settings.site is None and (task["started"] or task["ended"]):
+    is_readable = daemon.settings.site is None or task["user"] == caller.user
+    if is_readable and (task["started"] or task["ended"]):
         tails = await _tails(request, daemon, caller, readers, task)
     return page(
         request,
@@ -76,7 +71,7 @@ async def show_job(
         next_cursor=next_cursor,
         tails=tails,
         acts=offered_acts(tasks.content, caller),
-        is_site=daemon.settings.site is not None,
+        is_readable=is_readable,
     )
 
 
@@ -96,7 +91,7 @@ async def _tails(
     readers: CurrentReaders,
     task: dict[str, Any],
 ) -> list[Tail]:
-    """Return the ends of a task's output and errors. A personal daemon reads its own files."""
+    """Return the ends of a task's output and errors."""
     reference = str(task["job"])
     if task["task"] is not None:
         reference += f"_{task['task']}"
@@ -104,13 +99,9 @@ async def _tails(
         paths = await output(request, daemon, caller, readers, reference)
     except ApiError:
         return []
-    folder = Path(task["directory"])
-    names = [name for name in (paths["output"], paths["error"]) if name]
-    tails = []
-    for path in (folder / name for name in names):
-        try:
-            async with asyncio.timeout(READ_SECONDS):
-                tails.append(await _files.run(path, partial(read_tail, path)))
-        except TimeoutError:
-            tails.append(Tail(str(path), [], False, "its file system does not answer"))
-    return tails
+    reader: OutputReader = request.app.state.output_reader
+    return [
+        await reader.read(daemon.settings.launcher, task["user"], task["directory"], path)
+        for path in (paths["output"], paths["error"])
+        if path
+    ]

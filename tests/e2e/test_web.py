@@ -5,10 +5,12 @@ from __future__ import annotations
 import getpass
 import http.client
 import json
+import os
 import re
 import signal
 import sqlite3
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -409,20 +411,8 @@ def shared_web(common_folder: Path) -> Iterator[tuple[MultiUserSite, Visitor]]:
 def test_users_see_what_the_api_lets_them_see(shared_web: tuple[MultiUserSite, Visitor]) -> None:
     site, visitor = shared_web
     owner = site.by(A)
-    job = owner.submit(
-        *(
-            "-J",
-            "secret-name",
-            "-L",
-            "matlab:2",
-            "-t",
-            "9",
-            "-o",
-            "/dev/null",
-            "--wrap",
-            "sleep 600",
-        )
-    )
+    name = ("-J", "secret-name", "-L", "matlab:2", "-t", "9")
+    job = owner.submit(*name, "-o", "out-%j", "--wrap", "echo secret-line; sleep 600")
     owner.until(lambda: owner.row(job)["state"] == "running")
     owner.until_ended(owner.submit("-t", "1", "-o", "/dev/null", "--wrap", "true"))
     pages = {}
@@ -431,6 +421,8 @@ def test_users_see_what_the_api_lets_them_see(shared_web: tuple[MultiUserSite, V
         views = ("/web/", "/web/queue", "/web/licences", "/web/events", "/web/use")
         paths = (*views, f"/web/jobs/{job}")
         pages[account] = [visitor.get(path, Cookie=cookie) for path in paths]
+    # the launcher reads output as its owner, and for the owner alone
+    assert ["secret-line" in pages[by][-1].text for by in (A, OPERATOR)] == [True, False]
     for account in (A, OPERATOR):
         _, queue, licences, _, use, details = pages[account]
         assert A in use.text.partition("<main")[2]
@@ -451,6 +443,43 @@ def test_users_see_what_the_api_lets_them_see(shared_web: tuple[MultiUserSite, V
     assert "secret-name" not in by_token.text
     refused = visitor.get(f"/web/queue?user={A}", Cookie=visitor.sign_in(token))
     assert refused.status == 403
+
+
+@pytest.mark.root
+def test_nobody_reads_files_of_others_as_output(shared_web: tuple[MultiUserSite, Visitor]) -> None:
+    """An owner may replace his output by a link, a FIFO or a device; he sees no more by that."""
+    site, visitor = shared_web
+    owner, thief = site.by(A), site.by(B)
+    secret, out = owner.folder / A / "secret", thief.folder / B / "out"
+    secret.write_text("of-the-other")
+    secret.chmod(0o600)
+    job = thief.submit("-t", "1", "-o", "out", "--wrap", "echo of-mine")
+    thief.until_ended(job)
+    cookie = visitor.sign_in(secret_of(thief.run("web").stdout))
+
+    def shown() -> str:
+        page = visitor.get(f"/web/jobs/{job}", Cookie=cookie)
+        assert page.status == 200
+        return page.text
+
+    assert "of-mine" in shown()
+    for target, problem in (
+        (secret, "Permission denied"),
+        (Path("/etc/shadow"), "Permission denied"),
+        (site.database, "Permission denied"),
+        (Path("/dev/zero"), "it is no regular file"),
+        (None, "it is no regular file"),
+    ):
+        out.unlink()
+        if target is None:
+            os.mkfifo(out, 0o666)
+        else:
+            out.symlink_to(target)
+        deadline = time.monotonic() + 60  # what was read serves for some seconds
+        while problem not in (text := shown()):
+            assert time.monotonic() < deadline, text
+            time.sleep(0.5)
+        assert "of-the-other" not in text
 
 
 @pytest.mark.root

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +261,16 @@ ATTACKS: dict[str, tuple[dict[str, object], str]] = {
     "a directory without a root": ({"directory": "tmp"}, "not absolute"),
     "a directory with a NUL": ({"directory": "/\0"}, "no text"),
     "a file for a directory": ({"directory": "/etc/passwd"}, "Not a directory"),
+    "two files": ({"verb": "tail", "arguments": ["a", "b"]}, "as its only argument"),
+    "no file": ({"verb": "tail", "arguments": []}, "as its only argument"),
+    "a file of root's": (
+        {"verb": "tail", "arguments": ["/etc/shadow"]},
+        "file: Permission denied",
+    ),
+    "a device": ({"verb": "tail", "arguments": ["/dev/zero"]}, "it is no regular file"),
+    "a folder": ({"verb": "tail", "arguments": ["/tmp"]}, "it is no regular file"),
+    "a file of a denied account": ({"verb": "tail", "uid": "B"}, f"user {B} may not"),
+    "a file as root": ({"verb": "tail", "uid": 0}, "user id 0 may not"),
     "a directory of root's": ({"directory": "/root"}, "directory /root: Permission denied"),
     "a umask of another world": ({"umask": 0o1777}, "makes no sense"),
     "an environment": ({"environment": {"LD_PRELOAD": "/tmp/evil.so"}}, "must have"),
@@ -405,6 +415,60 @@ def test_a_changing_symlink_gives_no_access_to_other_folders(
         str(running_launcher.user_folder),
         f"directory {link}: Permission denied",
     }, outcomes
+
+
+def test_the_end_of_a_file_is_read_as_its_owner(running_launcher: RunningLauncher) -> None:
+    """A link or FIFO of a user reveals nothing of others, and delays nobody."""
+    folder = running_launcher.user_folder
+    closed = running_launcher.folder / "closed/secret"
+    closed.write_text("of root")
+    (folder / "whole").write_text("äb\n")
+    (folder / "long").write_text("x" * launcher.TAIL_BYTES + "end")
+    (folder / "trick").symlink_to(closed)
+    os.mkfifo(folder / "fifo")
+    os.chmod(folder / "fifo", 0o666)
+    (folder / "loop").symlink_to("loop")
+    client = running_launcher.client("")
+
+    def tail(path: str) -> tuple[str, bool]:
+        with acting(KEEPER):
+            return client.tail(A, path, 10, str(folder))
+
+    assert tail("whole") == ("äb\n", False)
+    assert tail(str(folder / "whole")) == ("äb\n", False)
+    assert tail("long") == ("x" * (launcher.TAIL_BYTES - 3) + "end", True)
+    for path in ("/proc/self/environ", "/proc/self/mem", "/proc/self/maps", "/proc/self/fd/1"):
+        with suppress(Refused):
+            assert tail(path) == ("", False), path
+    for path, cause in (
+        ("trick", "file: Permission denied"),
+        ("fifo", "it is no regular file"),
+        ("loop", "Too many levels of symbolic links"),
+        ("none", "file: No such file or directory"),
+        ("", "No such file or directory"),
+        ("x" * 5000, "File name too long"),
+        ("a\0b", "no text"),
+    ):
+        with pytest.raises(Refused, match=cause):
+            tail(path)
+
+
+def test_a_file_that_hangs_ends_with_the_daemons_patience(
+    running_launcher: RunningLauncher,
+) -> None:
+    """A reader that never reads stands for a filesystem that never answers."""
+    folder = running_launcher.user_folder
+    (folder / "much").write_bytes(bytes(launcher.TAIL_BYTES))
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    with suppress(BlockingIOError):
+        while os.write(writes, bytes(1 << 12)):
+            pass
+    os.set_blocking(writes, True)
+    body = message(verb="tail", arguments=["much"], directory=str(folder))
+    assert running_launcher.ask(body, fds=[writes, writes])["signal"] == 9
+    os.close(reads)
+    os.close(writes)
 
 
 def test_a_command_ends_with_its_connection_and_with_the_launcher(common_folder: Path) -> None:
