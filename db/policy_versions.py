@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +18,7 @@ from metasched.db.schema import change, event, job, policy_version
 from metasched.model.policy_version import PolicyChange, PolicyVersion, text_digest
 
 MAX_VERSIONS = 1000  # rows; older ones are deleted
+_PORTION = 16  # rows that are read at a time
 
 
 class PolicyHistory:
@@ -57,10 +58,11 @@ def read_version(connection: Connection, number: int) -> PolicyVersion | None:
     return None if row is None else _version(row)
 
 
-def read_all(connection: Connection) -> list[PolicyVersion]:
-    """Return all versions, the newest first."""
-    query = select(policy_version).order_by(policy_version.c.number.desc())
-    return [_version(row) for row in connection.execute(query)]
+def read_newest_first(connection: Connection, limit: int) -> Iterator[PolicyVersion]:
+    """Yield versions, a few in memory at a time: a text may have 64 KiB."""
+    query = select(policy_version).order_by(policy_version.c.number.desc()).limit(limit)
+    rows = connection.execution_options(yield_per=_PORTION).execute(query)
+    yield from map(_version, rows)
 
 
 def read_history(connection: Connection) -> PolicyHistory:

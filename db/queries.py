@@ -331,10 +331,12 @@ class Queries:
         with self._connect() as connection:
             return policy_versions.read_version(connection, number)
 
-    def policy_versions(self) -> list[PolicyVersion]:
-        """Return all versions of the policy, the newest first."""
+    def policy_versions(
+        self, use: Callable[[PolicyVersion], Value], limit: int = policy_versions.MAX_VERSIONS
+    ) -> list[Value]:
+        """Return what `use` makes of versions of the policy, the newest first."""
         with self._connect() as connection:
-            return policy_versions.read_all(connection)
+            return [use(row) for row in policy_versions.read_newest_first(connection, limit)]
 
     def policy_history(self) -> PolicyHistory:
         """Return from which event on each version of the policy was in force."""

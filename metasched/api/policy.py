@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +15,7 @@ from metasched.api.site_answers import PolicyRow, PolicyVersionRow
 from metasched.config.policy_file import MAX_POLICY_BYTES
 from metasched.config.policy_words import values_of
 from metasched.daemon.policy_activation import activate, undo
+from metasched.db.policy_versions import MAX_VERSIONS
 from metasched.errors import ApiError, UserError
 from metasched.model.audit import MAX_CAUSE_LENGTH, MAX_NAME_LENGTH
 from metasched.model.policy_version import PolicyVersion
@@ -66,13 +67,17 @@ async def policy(caller: CurrentCaller, service: CurrentService) -> PolicyRow:
 
 @router.get("/policy/versions", response_model=list[PolicyVersionRow])
 async def versions(
-    request: Request, caller: CurrentCaller, daemon: CurrentDaemon, readers: CurrentReaders
+    request: Request,
+    caller: CurrentCaller,
+    daemon: CurrentDaemon,
+    readers: CurrentReaders,
+    limit: Annotated[int, Query(ge=1, le=MAX_VERSIONS)] = MAX_VERSIONS,
 ) -> Response:
     """List the versions of the policy, the newest first. For operators."""
     caller.require_operator("see the versions of the policy")
 
     def read() -> Response:
-        return encoded([_version_row(version) for version in daemon.ledger.policy_versions()])
+        return encoded(daemon.ledger.policy_versions(_version_row, limit))
 
     return await readers.run(request, ReadingKind.LISTING, read)
 

@@ -37,6 +37,7 @@ from metasched.daemon.reservation_requests import (
 from metasched.daemon.series import Occurrences, SeriesTerms, cancel_series, make_series
 from metasched.daemon.service import SchedulerService
 from metasched.errors import ApiError
+from metasched.model.calendar import CalendarEntry
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 from metasched.model.reservation_request import Offer
 from metasched.units import iso
@@ -138,14 +139,20 @@ async def cancel_whole_series(
     caller: CurrentCaller, service: CurrentService, id: int
 ) -> CalendarRow:
     """Cancel a series with its open reservations."""
+    entry = own_series(service, caller, id)
+    await cancel_series(service, entry, caller.user)
+    return {**calendar_row(entry, 1, is_operator=False), "next": []}
+
+
+def own_series(service: SchedulerService, caller: Caller, id: int) -> CalendarEntry:
+    """Return a series that the caller may cancel. ApiError, or ForbiddenError."""
     entry = service.core.calendar.entries.get(id)
     if entry is None or not entry.is_series:
         raise ApiError(404, f"no series {id}; see `metasched calendar`")
     if entry.owner != caller.user and not caller.operator:
         message = f"series {id} is {entry.owner}'s, and you are {caller.user}"
         raise ForbiddenError(f"{message}; ask its owner or an operator")
-    await cancel_series(service, entry, caller.user)
-    return {**calendar_row(entry, 1, is_operator=False), "next": []}
+    return entry
 
 
 async def _owner(caller: Caller, accounts: Lookups, user: str | None) -> str:

@@ -10,7 +10,9 @@ charts     bars and plots as SVG
 site, queue, job, licences, gantt, use, policy, events   the views
 acts       what all acts have in common
 job_acts   cancel, hold, release, requeue, modify, resolve
-site_acts  drain, resume, totals of licences, reservations
+site_acts  drain, resume, totals of licences, cancelled reservations and series
+reserve    new reservations
+policy_acts   activated and undone versions of the policy
 results    what an act did, told by the next page
 output     the last lines of a task
 live       the event stream that tells an open page to fetch itself again

@@ -38,7 +38,9 @@ from metasched.web import (
     licences,
     live,
     policy,
+    policy_acts,
     queue,
+    reserve,
     site,
     site_acts,
     use,
@@ -67,7 +69,8 @@ def add_pages(app: FastAPI, daemon: Daemon) -> None:
     app.state.change_clock = live.ChangeClock(daemon)
     app.state.output_reader = OutputReader()
     for module in (
-        *(site, queue, job, job_acts, site_acts, licences, gantt, use, policy, events, live),
+        *(site, queue, job, licences, gantt, use, policy, events, live),
+        *(job_acts, site_acts, reserve, policy_acts),
     ):
         app.include_router(module.router, prefix=PAGES, include_in_schema=False)
     app.add_api_route(f"{PAGES}/sign-out", _sign_out, methods=["POST"], include_in_schema=False)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from metasched.api.policy import policy
-from metasched.api.request import CurrentCaller, CurrentService
+from metasched.api.policy import policy, versions
+from metasched.api.readers import CurrentReaders
+from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.config.policy_words import documented_name, key_reference, values_of, written
 from metasched.policies.policy import Policy
+from metasched.web.api_calls import answer_of
+from metasched.web.policy_acts import VERSIONS
 from metasched.web.rendering import page
 
 router = APIRouter()
 
 
 @router.get("/policy")
-async def show_policy(request: Request, caller: CurrentCaller, service: CurrentService) -> Response:
+async def show_policy(
+    request: Request,
+    caller: CurrentCaller,
+    daemon: CurrentDaemon,
+    service: CurrentService,
+    readers: CurrentReaders,
+) -> Response:
     answer = await policy(caller, service)
     defaults = values_of(Policy())
     reference = {key.name: key for key in key_reference()}
@@ -24,4 +35,8 @@ async def show_policy(request: Request, caller: CurrentCaller, service: CurrentS
         key, text = reference[documented_name(name)], written(name, value)
         default = written(name, defaults[name]) if name in defaults else key.default
         keys.append({"name": name, "value": text, "default": default, "key": key})
-    return page(request, "policy.html", policy=answer, keys=keys)
+    history: list[dict[str, Any]] = []
+    if caller.operator:
+        listed = await answer_of(request, versions(request, caller, daemon, readers, VERSIONS))
+        history = listed.content
+    return page(request, "policy.html", policy=answer, keys=keys, versions=history)

@@ -1,4 +1,5 @@
-"""Acts on the site: drain and resume clusters, set totals of licences, cancel reservations."""
+"""Acts on the site: drain and resume clusters, set totals of licences, cancel reservations and
+series."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from fastapi.responses import Response
 from metasched.api.clusters import DrainOptions, drain, resume
 from metasched.api.licences import LicenceTotal, set_licence
 from metasched.api.request import CurrentCaller, CurrentService
-from metasched.api.reservations import cancel, own_reservation
+from metasched.api.reservations import (
+    cancel,
+    cancel_whole_series,
+    own_reservation,
+    own_series,
+)
 from metasched.api.selection import find_cluster
 from metasched.daemon.service import SchedulerService
 from metasched.errors import ApiError, ParseError, quote_for_error
@@ -31,7 +37,7 @@ Name = Annotated[str, Query(max_length=200)]
 
 def _page(request: Request, back: str, title: str, meaning: list[str], **values: Any) -> Response:
     """Ask for a confirmation. `fields` are hidden, `inputs` the names of those to fill in."""
-    shown = {"fields": {}, "inputs": (), "is_severe": False} | values
+    shown = {"fields": {}, "inputs": (), "is_severe": False, "differences": ()} | values
     return page(request, "act_site.html", back=back, title=title, meaning=meaning, **shown)
 
 
@@ -176,6 +182,8 @@ async def confirm_cancel(
         f"to {iso(found.end)}, is {found.state}.",
         "Its nodes and tokens become free for all. Jobs that name it lose its promise.",
     ]
+    if found.series is not None:
+        meaning.append(f"It is an occurrence of series {found.series}; the others stay.")
     fields = {"reservation": str(reservation)}
     title = f"Cancel reservation {reservation}"
     return _page(request, link("/reservations"), title, meaning, fields=fields, is_severe=True)
@@ -185,10 +193,7 @@ async def confirm_cancel(
 async def cancel_reservation(
     request: Request, form: CheckedForm, caller: CurrentCaller, service: CurrentService
 ) -> Response:
-    try:
-        number = parse_count(form.get("reservation", ""))
-    except ParseError as error:
-        raise ApiError(422, f"{error.problem}, reservation; {error.fix}") from None
+    number = _number(form, "reservation")
     own_reservation(service, caller, number)
     async with alone([f"reservation {number}"]):
         found = own_reservation(service, caller, number)
@@ -201,3 +206,49 @@ async def cancel_reservation(
         record(service, caller, "cancel", reservation=number)
         row = await cancel(caller, service, number)
     return lead_to(request, link("/reservations"), f"Reservation {number} is {row['state']}.")
+
+
+@router.get("/acts/cancel-series")
+async def confirm_cancel_series(
+    request: Request, caller: CurrentCaller, service: CurrentService, series: int
+) -> Response:
+    entry = own_series(service, caller, series)
+    count = _open_occurrences(service, series)
+    meaning = [
+        f"Series {series} of {entry.owner}, {entry.rule} {entry.zone}, ends: it reserves no more.",
+        f"Its open reservations are cancelled, too: {count}. Jobs that name them lose their "
+        "promise.",
+        "To skip an occurrence, cancel its reservation alone.",
+    ]
+    fields = {"series": str(series)}
+    title = f"Cancel series {series}"
+    return _page(request, link("/reservations"), title, meaning, fields=fields, is_severe=True)
+
+
+@router.post("/acts/cancel-series")
+async def cancel_series(
+    request: Request, form: CheckedForm, caller: CurrentCaller, service: CurrentService
+) -> Response:
+    number = _number(form, "series")
+    own_series(service, caller, number)
+    async with alone([f"series {number}"]):
+        own_series(service, caller, number)  # 404 if another page has cancelled it
+        count = _open_occurrences(service, number)
+        record(service, caller, f"cancel series {number}")
+        await cancel_whole_series(caller, service, number)
+    text = f"Series {number} is cancelled, with {count} open reservations."
+    return lead_to(request, link("/reservations"), text)
+
+
+def _open_occurrences(service: SchedulerService, series: int) -> int:
+    return sum(
+        reservation.series == series and reservation.state in OPEN_STATES
+        for reservation in service.core.reservations.by_id.values()
+    )
+
+
+def _number(form: dict[str, str], name: str) -> int:
+    try:
+        return parse_count(form.get(name, ""))
+    except ParseError as error:
+        raise ApiError(422, f"{error.problem}, {name}; {error.fix}") from None

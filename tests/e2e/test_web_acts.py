@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.conftest import require
+from tests.e2e.conftest import Site
 from tests.e2e.multi_user_site import MultiUserSite, running_site
 from tests.e2e.test_web import LEFT, PROGRAMS, SCRIPT, Reply, Visitor, secret_of, tables
 from tests.harness import browser
@@ -28,7 +30,7 @@ LATER = ("--begin", "+2h", "-t", "9", "-o", "/dev/null", "--wrap", "true")
 class Session:
     """An account that is signed in, and fills in forms as a browser does."""
 
-    site: MultiUserSite  # by the account
+    site: Site  # by the account
     visitor: Visitor
     cookie: str
 
@@ -286,6 +288,68 @@ def test_operators_act_on_the_site(session: Sessions) -> None:
     assert owner.site.json("events", "--kind", "session_acted", "--cluster", "left") == []
 
 
+def test_operators_change_the_policy(session: Sessions) -> None:
+    """The page of an act shows the keys that change; of two operators' forms the later is told."""
+    owner, operator = session(A), session(OPERATOR)
+    site = operator.site
+    folder = site.folder / OPERATOR
+    for seconds in (60, 120):
+        file = folder / f"age-{seconds}.toml"
+        file.write_text(f"age = {seconds}\n")
+        site.run("policy", "activate", file, "--reason", SCRIPT)
+
+    def age() -> Any:
+        return site.json("policy", "show")["values"]["age"]
+
+    assert age() == 120
+    action, fields = operator.form("/web/acts/policy-undo")
+    page = operator.get("/web/acts/policy-undo").text
+    keys = re.findall(r'<th scope="row" class="code">(\w+)</th>', page)
+    assert keys == ["age"]
+    token = owner.form("/web/acts/jobs/hold", job=owner.site.submit(*LATER))[1]["form_token"]
+    for path, query in (
+        ("/web/acts/policy-undo", {}),
+        ("/web/acts/policy-activate", {"version": 1}),
+    ):
+        assert owner.get(path, **query).status == 403
+        assert owner.post(path, fields | {"form_token": token}).status == 403
+        assert operator.post(path, fields | {"form_token": token}).status == 403
+        assert operator.post(path, fields, Origin="https://evil.example").status == 403
+    assert age() == 120
+    assert "in force, as version 2." in operator.told(operator.post(action, fields))
+    assert age() == 60
+    late = operator.post(action, fields)
+    assert (late.status, "has changed since this page" in late.text) == (409, True)
+    activate = {"version": 3}
+    text = operator.act("/web/acts/policy-activate", dict(activate), reason="again")
+    assert text == "Policy version 5 is in force."
+    assert age() == 120
+    same = operator.get("/web/acts/policy-activate", **activate)
+    assert (same.status, "there is nothing to change" in same.text) == (409, True)
+    assert operator.get("/web/acts/policy-activate", version=99).status == 404
+    assert operator.get("/web/acts/policy-activate", version="x").status == 422
+    acts = [row["cause"] for row in site.json("events", "--kind", "session_acted")]
+    assert "undo policy version 3, by web session" in acts
+    assert "activate policy version 3, by web session" in acts
+    listed = operator.get("/web/policy").text
+    assert SCRIPT not in listed
+    assert "Undo<span" in listed
+    assert "Undo<span" not in owner.get("/web/policy").text
+
+
+def test_nobody_reserves_for_others_or_ends_their_series(session: Sessions) -> None:
+    owner, operator = session(A), session(OPERATOR)
+    terms = {"size": "1", "duration": "1h", "owner": B, "start": "+1h"}
+    assert owner.get("/web/acts/reserve", **terms).status == 403
+    token = owner.form("/web/acts/jobs/hold", job=owner.site.submit(*LATER))[1]["form_token"]
+    assert owner.post("/web/acts/reserve", {**terms, "form_token": token}).status == 403
+    assert owner.post("/web/acts/reserve", {"size": "1"}).status == 403
+    assert "For <input" not in owner.get("/web/acts/reserve").text
+    assert "For <input" in operator.get("/web/acts/reserve").text
+    for by in (owner, operator):
+        assert by.get("/web/acts/cancel-series", series=7).status == 404
+
+
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     if (reason := browser.missing()) is not None:
@@ -386,8 +450,12 @@ def test_the_policy_is_explained_to_everybody(signed: Signed, session: Sessions)
     page, shown = signed(OPERATOR), session(OPERATOR).site.json("policy", "show", "--explain")
     page.goto("/web/policy")
     check(page, "policy")
-    expect(page.locator("tbody th")).to_have_text(list(shown["values"]))
+    expect(page.locator("#policy tbody th")).to_have_text(list(shown["values"]))
     row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="max_priority"))
     [effect] = [key["effect"] for key in shown["keys"] if key["name"] == "max_priority"]
     expect(row).to_contain_text(effect)
     assert session(A).get("/web/policy").status == 200
+    page.goto("/web/acts/policy-activate?version=1")
+    check(page, "act-policy")
+    page.goto("/web/acts/reserve")
+    check(page, "act-reserve")

@@ -68,7 +68,7 @@ def test_versions_are_read_as_they_were_stored(ledger: Ledger) -> None:
     start(ledger, version(2, reason="é\n", text='# "é"\n'))
     start(ledger, version(2, by="eve"))  # of a restart: nothing changes
     assert ledger.policy_in_force() == version(2, reason="é\n", text='# "é"\n')
-    assert [each.number for each in ledger.policy_versions()] == [2, 1]
+    assert ledger.policy_versions(lambda version: version.number) == [2, 1]
     assert ledger.policy_version(1) == version(1, change=PolicyChange.FILE, file="", text="")
     assert ledger.policy_version(7) is None
     history = ledger.policy_history()
@@ -94,7 +94,7 @@ def test_old_versions_are_deleted(ledger: Ledger, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(policy_versions, "MAX_VERSIONS", 3)
     for number in range(1, 6):
         start(ledger, version(number))
-    assert [each.number for each in ledger.policy_versions()] == [5, 4, 3]
+    assert ledger.policy_versions(lambda version: version.number) == [5, 4, 3]
     assert ledger.policy_history().version_at(2) is None
 
 

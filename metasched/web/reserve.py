@@ -1,0 +1,180 @@
+"""The act that reserves: its fields, then the windows that are free, then one of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from metasched.api.identity import Caller
+from metasched.api.lookups import AccountLookups
+from metasched.api.request import CurrentCaller, CurrentService
+from metasched.api.reservations import create
+from metasched.daemon.reservation_requests import ReservationTerms
+from metasched.daemon.service import SchedulerService
+from metasched.errors import ApiError, ParseError, quote_for_error
+from metasched.model.reservation import OPEN_STATES
+from metasched.units import (
+    parse_count,
+    parse_duration,
+    parse_licences,
+    parse_moment,
+    parse_names,
+)
+from metasched.web.acts import alone, record, require_same
+from metasched.web.forms import CheckedForm
+from metasched.web.rendering import link, page
+from metasched.web.results import lead_to
+
+MAX_TEXT = 255  # characters of a field
+PATIENCE = 600.0  # seconds after which a window that began when it was shown is gone
+
+router = APIRouter()
+
+
+class Field(NamedTuple):
+    """A field of the form."""
+
+    label: str
+    hint: str
+    parse: Callable[[str], Any]  # ParseError
+    for_operators: bool = False
+
+
+def _moment(text: str) -> float:
+    return parse_moment(text, time.time())
+
+
+FIELDS: Mapping[str, Field] = {
+    "size": Field("Size", "processors; nodes if that is ticked below", parse_count),
+    "duration": Field("Duration", "4h or 1:30:00", parse_duration),
+    "start": Field("Start", "+2h or 2030-01-31T17:30; empty: the earliest", _moment),
+    "deadline": Field("End at the latest", "of a reservation without a start", _moment),
+    "cluster": Field("Clusters", "names with commas between; empty: all", parse_names),
+    "licences": Field("Licences", "matlab:2", parse_licences),
+    "users": Field("Shared with", "accounts with commas between", parse_names),
+    "owner": Field("For", "another account; empty: yourself", str, for_operators=True),
+}
+
+
+@router.get("/acts/reserve")
+async def offer(
+    request: Request, caller: CurrentCaller, service: CurrentService, accounts: AccountLookups
+) -> Response:
+    """Ask for the terms; with terms, show the windows that are free."""
+    given = _given(request.query_params)
+    offers: list[dict[str, Any]] = []
+    if given:
+        answer: Any = await create(caller, service, accounts, _terms(given, is_dry_run=True))
+        offers = [
+            {
+                **row,
+                "fields": {
+                    **{name: given[name] for name in given if name not in ("start", "deadline")},
+                    "cluster": row["cluster"],
+                    "start": row["start"],
+                    "seen": _open_ids(service, given.get("owner") or caller.user),
+                },
+            }
+            for row in answer["offers"]
+        ]
+    return page(
+        request,
+        "act_reserve.html",
+        given=given,
+        offers=offers,
+        fields={
+            name: field
+            for name, field in FIELDS.items()
+            if caller.operator or not field.for_operators
+        },
+        zone=datetime.now().astimezone().tzname(),
+    )
+
+
+@router.post("/acts/reserve")
+async def reserve(
+    request: Request,
+    form: CheckedForm,
+    caller: CurrentCaller,
+    service: CurrentService,
+    accounts: AccountLookups,
+) -> Response:
+    given = _given(form)
+    terms = _terms(given, is_dry_run=False)
+    if "start" not in given:
+        raise ApiError(422, "no start; choose one of the windows that the page shows")
+    owner = given.get("owner") or caller.user
+    _require_owner(caller, owner)
+    async with alone([f"reservations of {owner}"]):
+        # a form that is sent twice reserves once
+        require_same(form.get("seen", ""), _open_ids(service, owner), f"what {owner} has reserved")
+        record(service, caller, f"reserve for {owner}")
+        row: Any = await create(caller, service, accounts, terms)
+    size = f"{row['size']} processors on {row['cluster']}"
+    text = f"Reservation {row['reservation']} of {size} from {row['start']} is {row['state']}."
+    return lead_to(request, link("/reservations"), text)
+
+
+def _require_owner(caller: Caller, owner: str) -> None:
+    if owner != caller.user:
+        caller.require_operator("reserve for others")
+
+
+def _given(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields that are filled in. ApiError if one is too long."""
+    given = {name: values.get(name, "").strip() for name in (*FIELDS, "by_node")}
+    for name, text in given.items():
+        if len(text) > MAX_TEXT:
+            label = FIELDS[name].label if name in FIELDS else "nodes"
+            raise ApiError(422, f"over {MAX_TEXT} characters, {label}; write less")
+    return {name: text for name, text in given.items() if text}
+
+
+def _terms(given: Mapping[str, str], is_dry_run: bool) -> ReservationTerms:
+    """Return the request of a form. ApiError for a field that is missing or no value."""
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        if name == "by_node":
+            continue
+        try:
+            values[name] = FIELDS[name].parse(text)
+        except ParseError as error:
+            raise ApiError(422, f"{error.problem}, {FIELDS[name].label}; {error.fix}") from None
+    for name in ("size", "duration"):
+        if name not in values:
+            raise ApiError(422, f"no {FIELDS[name].label.lower()}; fill it in")
+    start, duration = values.get("start"), values["duration"]
+    if start is not None and not is_dry_run and 0 < time.time() - start < PATIENCE:
+        start = time.time()  # the window was free from then on
+    if start is not None and "deadline" in values:
+        problem = f"{quote_for_error(given['deadline'])} beside a start"
+        raise ApiError(422, f"{problem}, {FIELDS['deadline'].label}; leave out one of them")
+    return ReservationTerms(
+        least=values["size"],
+        most=values["size"],
+        shortest=duration,
+        longest=duration,
+        ready=start,
+        deadline=values.get("deadline") if start is None else start + duration,
+        by_node="by_node" in given,
+        clusters=values.get("cluster", ()),
+        licences=values.get("licences", {}),
+        dry_run=is_dry_run,
+        user=values.get("owner"),
+        users=values.get("users", ()),
+    )
+
+
+def _open_ids(service: SchedulerService, owner: str) -> str:
+    """Return the open reservations of an owner, which a new one changes."""
+    ids = sorted(
+        id
+        for id, reservation in service.core.reservations.by_id.items()
+        if reservation.user == owner and reservation.state in OPEN_STATES
+    )
+    return f"reservation {ids[-1]} and {len(ids) - 1} more" if ids else ""
