@@ -28,7 +28,7 @@ from metasched.model.report_figures import (
     stacked_over_time,
 )
 from metasched.web.api_calls import answer_of
-from metasched.web.charts import stacked
+from metasched.web.charts import columns, stacked
 from metasched.web.rendering import page
 
 ROWS = 200  # of the table
@@ -36,6 +36,7 @@ DAYS = 30  # of the period, if none is chosen
 PERIODS = {"7 days": 7, "30 days": 30, "1 year": 365}
 MOST_DAYS = 92  # of a period that is plotted by day; longer ones by month
 MAX_SLOTS = 400  # columns of a plot
+MAX_LICENCES = 50  # whose tokens are plotted
 _UNKNOWN = "–"
 _DEFAULT_KEYS = {"use": "user", "waits": "cluster", "deadlines": "cluster", "licences": ""}
 _MAIN_FIGURES = {
@@ -49,6 +50,15 @@ router = APIRouter()
 
 Filter = Annotated[str, Query(max_length=200)]
 Row = Mapping[str, Any]
+
+
+class TokenPlot(NamedTuple):
+    """The tokens of a licence over time."""
+
+    licence: str
+    picture: Markup  # most tokens leased at a time
+    peak: int  # of the period
+    total: int  # the most that there were
 
 
 class Plot(NamedTuple):
@@ -123,7 +133,7 @@ async def show_use(
     names = [*(["licence"] if kind == "licences" else []), *map(str, keys)]
     main = _MAIN_FIGURES[kind]
     rows = table["rows"]
-    columns = [column for column in COLUMNS[kind] if _is_known(column, rows)]
+    shown = [column for column in COLUMNS[kind] if _is_known(column, rows)]
     return page(
         request,
         "use.html",
@@ -144,18 +154,19 @@ async def show_use(
         clusters=[known.name for known in service.core.clusters],
         licences=[pool.name for pool in service.settings.licences],
         plot=_plot(kind, over_time, slot, _slots(slot, first, end)),
+        tokens=_token_plots(over_time, slot, _slots(slot, first, end)),
         time_zone=table["time_zone"],
         names=names,
-        columns=columns,
+        columns=shown,
         rows=[
             {
                 "names": [row[name] or _UNKNOWN for name in names],
-                "figures": _texts(columns, row),
+                "figures": _texts(shown, row),
                 "main": row[main] or 0,
             }
             for row in rows[:ROWS]
         ],
-        total=_texts(columns, table["total"]) if len(rows) > 1 else None,
+        total=_texts(shown, table["total"]) if len(rows) > 1 else None,
         main_heading=next(column.heading for column in COLUMNS[kind] if column.name == main),
         highest=max((row[main] or 0 for row in rows), default=0),
         row_count=len(rows),
@@ -226,6 +237,22 @@ def _plot(kind: str, answer: Row, slot: ReportKey, slots: Sequence[str]) -> Plot
     label = f"{unit} by {slot}, from {slots[0]} to {slots[-1]}, at most {highest:.4g}"
     picture = stacked(slots, list(parts), heights, highest, label)
     return Plot(picture, unit, highest, (slots[0], slots[len(slots) // 2], slots[-1]), list(parts))
+
+
+def _token_plots(answer: Row, slot: ReportKey, slots: Sequence[str]) -> list[TokenPlot]:
+    """Draw the most tokens leased at a time; empty in reports that do not tell it."""
+    by_licence: dict[str, list[Row]] = {}
+    for row in answer["rows"]:
+        if row.get("peak") is not None and row.get("total") is not None:
+            by_licence.setdefault(row["licence"], []).append(row)
+    plots = []
+    for licence, rows in sorted(by_licence.items())[:MAX_LICENCES]:
+        peaks = {row[slot.value]: row["peak"] for row in rows}
+        peak, total = max(peaks.values()), max(row["total"] for row in rows)
+        label = f"Most tokens of {licence} leased at a time, by {slot}: at most {peak} of {total}"
+        values = [peaks.get(time, 0) for time in slots]
+        plots.append(TokenPlot(licence, columns(values, max(peak, total), label), peak, total))
+    return plots
 
 
 def _is_known(column: Column, rows: Sequence[Row]) -> bool:

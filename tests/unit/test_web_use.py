@@ -10,7 +10,7 @@ import pytest
 from metasched.db.reports import ReportKey
 from metasched.model.report_figures import COLUMNS, PLOTS, stacked_over_time
 from metasched.web.charts import stacked
-from metasched.web.use import MAX_SLOTS, _plot, _slots
+from metasched.web.use import MAX_SLOTS, _plot, _slots, _token_plots
 
 DAYS = ["2026-02-27", "2026-02-28", "2026-03-01"]
 
@@ -77,3 +77,16 @@ def test_small_parts_share_one() -> None:
 def test_plotted_figures_are_those_of_tables() -> None:
     for kind, plot in PLOTS.items():
         assert set(plot.figures.values()) <= {column.name for column in COLUMNS[kind]}
+
+
+def test_tokens_are_plotted_where_the_report_tells_them() -> None:
+    rows = [
+        {"day": DAYS[0], "licence": "matlab", "peak": 1, "total": 4},
+        {"day": DAYS[2], "licence": "matlab", "peak": 3, "total": 6},
+        {"day": DAYS[2], "licence": "ansys", "peak": None, "total": None},
+    ]
+    [plot] = _token_plots({"rows": rows}, ReportKey.DAY, DAYS)
+    assert (plot.licence, plot.peak, plot.total) == ("matlab", 3, 6)
+    of_columns = r'class="used" x="\d+" y="[\d.]+" width="7" height="([\d.]+)"'
+    assert re.findall(of_columns, plot.picture) == ["4.00", "0.00", "12.00"]  # of 24
+    assert _token_plots({"rows": [{"day": DAYS[0], "user": "ann"}]}, ReportKey.DAY, DAYS) == []

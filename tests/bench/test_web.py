@@ -1,0 +1,143 @@
+"""Pages for browsers: their cost to the daemon with many jobs, beside that of plain API calls."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from sqlalchemy import text
+
+from metasched.db.backends import database_from_url
+from metasched.db.daily_use import count_history
+from tests.bench.conftest import Record
+from tests.bench.test_reports import FILL
+from tests.conftest import require
+from tests.e2e.conftest import TWO_LOCAL, Site
+from tests.e2e.test_web import Visitor, secret_of, tables
+from tests.harness import browser
+from tests.harness.http_calls import call
+from tests.harness.ports import free_port
+
+STORED = int(os.environ.get("METASCHED_BENCH_JOBS", "1000000"))
+FEW = 1000
+OPEN = 10_000  # tasks that wait
+CALLS = 20
+STREAMS = 16  # of an account, at most
+STREAM_SECONDS = 10.0
+PAGES = ("/web/", "/web/queue", "/web/queue?ended=1", "/web/jobs/900", "/web/events", "/web/use")
+
+
+def site_with(folder: Path, jobs: int) -> tuple[Site, Visitor]:
+    """Start a site whose database has so many ended jobs, and an array that waits."""
+    folder.mkdir()
+    site, port = Site(folder), free_port()
+    site.configure(TWO_LOCAL, tables(port))
+    site.start()
+    site.stop()
+    database = database_from_url(f"sqlite:///{site.database}", folder)
+    with database.engine.begin() as connection:
+        for statement in FILL.format(jobs=jobs, false="0").split(";\n"):
+            if statement.strip():
+                connection.execute(text(statement.replace(":", r"\:")))
+        count_history(connection)
+    database.engine.dispose()
+    site.start()
+    site.submit("--array", f"1-{OPEN}", "--begin", "+9h", "-t", "9", "--wrap", "true")
+    return site, Visitor(port)
+
+
+def cpu_of(site: Site, ask: Callable[[], object]) -> float:
+    """Return the milliseconds of the daemon's CPU for a call, less what it uses meanwhile."""
+    daemon = psutil.Process(site.pid)
+
+    def used() -> float:
+        return sum(daemon.cpu_times()[:2])
+
+    ask()  # fills caches
+    begun, before = time.monotonic(), used()
+    for _ in range(CALLS):
+        ask()
+    took, spent = time.monotonic() - begun, used() - before
+    time.sleep(took)
+    idle = used() - before - spent
+    return max(spent - idle, 0.0) / CALLS * 1000
+
+
+def streams_cost(site: Site, visitor: Visitor, cookie: str) -> float:
+    """Return the share of a core that followed pages cost while nothing changes, in percent."""
+    opened = []
+    for _ in range(STREAMS):
+        connection = http.client.HTTPConnection("127.0.0.1", visitor.port, timeout=60)
+        headers = {"Host": visitor.authority, "Cookie": cookie}
+        connection.request("GET", "/web/changes", headers=headers)
+        assert connection.getresponse().status == 200  # and it reads nothing of the stream
+        opened.append(connection)
+    daemon = psutil.Process(site.pid)
+    shares = []
+    for is_open in (True, False):
+        if not is_open:
+            for connection in opened:
+                connection.close()
+            time.sleep(1)
+        before = sum(daemon.cpu_times()[:2])
+        time.sleep(STREAM_SECONDS)
+        shares.append((sum(daemon.cpu_times()[:2]) - before) / STREAM_SECONDS * 100)
+    return max(shares[0] - shares[1], 0.0)
+
+
+def first_paint(site: Site, visitor: Visitor) -> float:
+    """Return the milliseconds until Chromium has painted the queue, the median of five."""
+    if (reason := browser.missing()) is not None:
+        require("chromium", reason)
+    with browser.chromium() as running:
+        page = running.new_page(base_url=f"http://{visitor.authority}")
+        page.goto(site.run("web").stdout.strip())
+        page.get_by_role("button", name="Sign in as").click()
+        paints = []
+        for _ in range(5):
+            page.goto("/web/queue")
+            paints.append(
+                page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+            )
+    return float(sorted(paints)[2])
+
+
+@pytest.mark.bench
+def test_pages_with_many_jobs(tmp_path: Path, record: Record) -> None:
+    """A million stored jobs beside a thousand; 10,000 tasks wait in both."""
+    costs: dict[int, dict[str, float]] = {}
+    for jobs in (FEW, STORED):
+        site, visitor = site_with(tmp_path / str(jobs), jobs)
+        try:
+            cookie = visitor.sign_in(secret_of(site.run("web").stdout))
+            for path in PAGES:
+                assert visitor.get(path, Cookie=cookie).status == 200, path
+            socket = site.folder / "ms.sock"
+            costs[jobs] = {
+                path: cpu_of(site, lambda path=path: visitor.get(path, Cookie=cookie))  # type: ignore[misc]
+                for path in PAGES
+            }
+            for path in ("/health", "/v1/jobs?limit=100"):
+                costs[jobs][path] = cpu_of(site, lambda path=path: call(socket, "GET", path))  # type: ignore[misc]
+            if jobs == STORED:
+                record("first paint of the queue", first_paint(site, visitor), "ms")
+                share = streams_cost(site, visitor, cookie)
+                record(f"{STREAMS} followed pages, nothing changes", share, "% of a core")
+        finally:
+            site.close()
+    for path in PAGES:
+        record(
+            f"{path}, {STORED:,} stored jobs",
+            costs[STORED][path],
+            "ms of CPU",
+            peers={
+                f"{FEW:,} stored jobs": costs[FEW][path],
+                "GET /health": costs[STORED]["/health"],
+                "GET /v1/jobs?limit=100": costs[STORED]["/v1/jobs?limit=100"],
+            },
+        )
