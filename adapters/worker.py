@@ -49,7 +49,7 @@ from metasched.adapters.registry import adapter_class
 from metasched.clock import ClockStepDetector
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.foreign_use import UseQuery
-from metasched.model.listing import JobStatus, Listing, QuarantinedRow, TaskClaim
+from metasched.model.listing import JobStatus, Listing, PendingQueue, QuarantinedRow, TaskClaim
 from metasched.model.row_checks import (
     MAX_TEXT_LENGTH,
     clean_row,
@@ -80,6 +80,7 @@ class AdapterHost:
     _set_aside: dict[RowKey, QuarantinedRow] = field(default_factory=dict)
     _expected_starts: dict[RowKey, float] = field(default_factory=dict)
     _info: ClusterInfo | None = None
+    _queue: PendingQueue | None = None
     _is_full: bool = True  # the next delta reports the whole listing
     _position: str | None = None  # cursor of the last listing; "": it has none
     _broken_chains: set[str] = field(default_factory=set)  # owners: chained submits are skipped
@@ -240,12 +241,13 @@ class AdapterHost:
             ),
             quarantined=tuple(set_aside.values()),
             cursor=listing.cursor,
+            queue=listing.queue if full or listing.queue != self._queue else None,
         )
         if listing.cursor:
             rows = {key: row for key, row in rows.items() if row.ended is None}
         self._set_aside = set_aside
         self._rows, self._info, self._is_full = rows, listing.info, False
-        self._expected_starts = expected_starts
+        self._expected_starts, self._queue = expected_starts, listing.queue
         return delta
 
     def _partial_delta(

@@ -36,7 +36,7 @@ from metasched.adapters.slurm.access import SlurmAccess, SlurmOptions
 from metasched.adapters.slurm.access_choice import AccessChoice
 from metasched.adapters.slurm.accounting import SlurmAccounting
 from metasched.adapters.slurm.associations import AssociationReader
-from metasched.adapters.slurm.cluster_info import build_cluster_info
+from metasched.adapters.slurm.cluster_info import build_cluster_info, build_queue
 from metasched.adapters.slurm.commands import SlurmCommands
 from metasched.adapters.slurm.foreign_use import SlurmForeignUse
 from metasched.adapters.slurm.job_usage import JobRecord, match_usage
@@ -50,7 +50,7 @@ from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.host_lists import compress_hosts, expand_hosts
 from metasched.model.job import Job
 from metasched.model.job_usage import EndedRun, RunUsage
-from metasched.model.listing import AccountingAnswer, Listing, MissingTask
+from metasched.model.listing import AccountingAnswer, Listing, MissingTask, PendingQueue
 from metasched.model.manager_options import ALL_OPTIONS
 from metasched.model.survey import ReservationSpec, Survey
 
@@ -281,11 +281,11 @@ class Slurm(Adapter):
         since, up_since = self._horizon.update(controller, listed_at, now)
         clock_offset = time.time() - now  # epoch seconds minus the local monotonic clock
         try:
-            info = self._summarise(queue.lines, node_lines, taken_at)
+            info, pending = self._summarise(queue.lines, node_lines, taken_at)
         except ValueError:
             readable = [line for line in queue.lines if statuses.is_readable(line)]
             try:
-                info = self._summarise(readable, node_lines, taken_at)
+                info, pending = self._summarise(readable, node_lines, taken_at)
             except ValueError as error:
                 raise Unreachable(f"the listing cannot be read: {error}") from None
         rows, set_aside = statuses.job_statuses(queue, self.instances, self._user)
@@ -315,6 +315,7 @@ class Slurm(Adapter):
             info=self._cluster_info,
             up_since=clock_offset + up_since,
             quarantined=tuple(set_aside),
+            queue=pending,
         )
 
     def inspect(self) -> ManagerState:
@@ -330,13 +331,14 @@ class Slurm(Adapter):
         lines: Sequence[listing.QueueLine],
         node_lines: Sequence[listing.NodeLine],
         taken_at: float,
-    ) -> ClusterInfo:
-        """Return load, free nodes and upcoming reservations. Raises ValueError."""
+    ) -> tuple[ClusterInfo, PendingQueue]:
+        """Return load, free nodes, upcoming reservations, and the queue. Raises ValueError."""
         own_ids = {line.id for line in lines if statuses.is_own(line, self.instances, self._user)}
         nodes = self._reservations.available_nodes(lines, node_lines, taken_at)
         info = build_cluster_info(lines, nodes, taken_at, own_ids)
         windows = self._reservations.upcoming(lines, nodes, taken_at)
-        return structs.replace(info, upcoming_windows=windows)
+        pending = build_queue(lines, nodes, info.partitions, taken_at, own_ids)
+        return structs.replace(info, upcoming_windows=windows), pending
 
     def _node_names(self, node_lines: Sequence[listing.NodeLine]) -> str:
         """Return the names of all nodes in a list; it is kept, since they seldom change."""

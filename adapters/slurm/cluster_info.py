@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from metasched.adapters.slurm.records import EMPTY_VALUES, parse_int
 from metasched.model.cluster import ClusterInfo, NamedNodes, NodeCapacity, Partition
 from metasched.model.host_lists import compressed_hosts
 from metasched.model.job import State
+from metasched.model.listing import MAX_PENDING_JOBS, PendingJob, PendingQueue
 
 # Reasons of pending jobs that do not compete for processors. They include limits of accounts and
 # of QOS (Assoc..., QOS...): Slurm passes such jobs over.
@@ -37,7 +39,7 @@ def build_cluster_info(
 ) -> ClusterInfo:
     """Summarise the load of all users and the free nodes; `own_ids` are jobs of this instance."""
     partitions = _partitions(node_lines)
-    tiers = {line.partition.rstrip("*"): parse_int(line.priority_tier) for line in node_lines}
+    tiers = _priority_tiers(node_lines)
     usable = usable_cpus(node_lines)
     running, waiting = [], []
     owed, pending = 0.0, 0
@@ -52,9 +54,7 @@ def build_cluster_info(
             pending += tasks
             if job.id not in own_ids:
                 owed += tasks * _min_cpus(job) * limit
-            tier = max((tiers.get(name, 0) for name in job.partition.split(",")), default=0)
-            first_id = parse_int(re.split(r"\D", job.id, maxsplit=1)[0])
-            waiting.append(((-tier, -parse_int(job.priority), first_id), (_min_cpus(job), limit)))
+            waiting.append((_rank(job, tiers), (_min_cpus(job), limit)))
     return ClusterInfo(
         cpus=sum(total for _, total in usable.values()),
         used_cpus=sum(used for used, _ in usable.values()),
@@ -64,6 +64,56 @@ def build_cluster_info(
         pending_jobs=pending,
         queue_head=min(waiting)[1] if waiting else None,
     )
+
+
+def build_queue(
+    jobs: Sequence[QueueLine],
+    node_lines: Sequence[NodeLine],
+    partitions: Iterable[Partition],
+    taken_at: float,
+    own_ids: set[str],
+) -> PendingQueue:
+    """Return the first pending jobs in the order in which Slurm considers them.
+
+    `partitions` and `own_ids` are those of `build_cluster_info`. O(p log MAX_PENDING_JOBS).
+    """
+    tiers, by_name = _priority_tiers(node_lines), {part.name: part for part in partitions}
+    pending = (
+        job
+        for job in jobs
+        if parse_state(job.state) is State.PENDING
+        and job.state != "CONFIGURING"
+        and _could_start(job, taken_at)
+    )
+    first = heapq.nsmallest(MAX_PENDING_JOBS + 1, pending, key=lambda job: _rank(job, tiers))
+    return PendingQueue(
+        tuple(
+            PendingJob(
+                native_id=_first_id(job) if job.id in own_ids else "",
+                cpus=max(_min_cpus(job), 1),
+                limit=max(_time_limit(job, by_name), 1.0),
+                tasks=task_count(job.id),
+                owner=job.user,
+            )
+            for job in first[:MAX_PENDING_JOBS]
+        ),
+        complete=len(first) <= MAX_PENDING_JOBS,
+    )
+
+
+def _priority_tiers(node_lines: Iterable[NodeLine]) -> dict[str, int]:
+    return {line.partition.rstrip("*"): parse_int(line.priority_tier) for line in node_lines}
+
+
+def _rank(job: QueueLine, tiers: Mapping[str, int]) -> tuple[int, int, int]:
+    """Return the place of a pending job in Slurm's order, the lowest first."""
+    tier = max((tiers.get(name, 0) for name in job.partition.split(",")), default=0)
+    return -tier, -parse_int(job.priority), parse_int(_first_id(job))
+
+
+def _first_id(job: QueueLine) -> str:
+    """Return the id of a job or array without tasks."""
+    return re.split(r"\D", job.id, maxsplit=1)[0]
 
 
 def _min_cpus(job: QueueLine) -> int:

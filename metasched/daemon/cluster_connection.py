@@ -41,7 +41,7 @@ from metasched.daemon.use_monitor import UseMonitor
 from metasched.daemon.worker_process import WorkerProcess
 from metasched.db.store import StorageFailed
 from metasched.model.audit import AuditKind, AuditRecord
-from metasched.model.listing import AccountingAnswer
+from metasched.model.listing import AccountingAnswer, PendingQueue
 from metasched.model.row_checks import is_time
 
 log = logging.getLogger("metasched")
@@ -82,6 +82,7 @@ class ClusterConnection:
         )
         self.row_filter = RowFilter(self.name, host.quarantine)
         self.start_times = ManagerStartTimes(self.name)
+        self.queue: PendingQueue | None = None  # as last listed; None: its order is unknown
         self.reservation_sync = ReservationSync(
             settings.cluster, host, self.worker.call, self.poll_soon
         )
@@ -249,6 +250,8 @@ class ClusterConnection:
         self._note_breaker(AuditKind.BREAKER_CLOSED, "")
         self._full_poll = False
         self.start_times.update(delta, core.instances)
+        if delta.queue is not None or delta.full:
+            self.queue = delta.queue
         # a row that is set aside changes the state of its task once
         newly_set_aside = [row for row in delta.quarantined if row not in set_aside]
         has_changes = bool(delta.rows or delta.vanished or newly_set_aside)

@@ -43,6 +43,23 @@ class JobStatus(msgspec.Struct, rename=STORED_FIELDS["JobStatus"]):
         )
 
 
+class PendingJob(msgspec.Struct, frozen=True, array_like=True):
+    """A pending job that could start: of metasched, of others, or a part of an array."""
+
+    native_id: str  # of a job of this instance, without a task; "": of others
+    cpus: int  # of a task; 1 or more
+    limit: float  # seconds, above 0
+    tasks: int = 1
+    owner: str = ""  # as the manager spells it
+
+
+class PendingQueue(msgspec.Struct, frozen=True):
+    """The pending jobs of all users that could start, in the order of their manager."""
+
+    jobs: tuple[PendingJob, ...]  # at most MAX_PENDING_JOBS
+    complete: bool = True  # whether there are no more
+
+
 class QuarantinedRow(msgspec.Struct, frozen=True):
     """A row of a listing that is set aside: its task is present, but its status is unusable.
 
@@ -54,6 +71,9 @@ class QuarantinedRow(msgspec.Struct, frozen=True):
     task: int  # index of the task in its job's array; -1: any task of the dispatch
     owner: str = ""  # as in `JobStatus`; "" also if it cannot be read
     defect: str = ""  # why the row is set aside
+
+
+MAX_PENDING_JOBS = 2000  # of a `PendingQueue`: managers look no deeper for jobs to backfill
 
 
 @dataclass(frozen=True)
@@ -79,6 +99,7 @@ class Listing:
     quarantined: tuple[QuarantinedRow, ...] = ()  # rows that the adapter cannot read
     cursor: str = ""  # position after the last end in `rows`; "": all ends are in `rows`
     partial: bool = False  # further ends and the open tasks follow in the next listing
+    queue: PendingQueue | None = None  # None: its order is unknown; no decision depends on it
 
 
 class MissingTask(msgspec.Struct, rename=STORED_FIELDS["MissingTask"], frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from metasched.adapters.slurm.adapter import SlurmOptions
 from metasched.adapters.slurm.listing_horizon import ListingHorizon
 from metasched.model.cluster import ClusterInfo, ManagerLicences, NodeCapacity
 from metasched.model.job import Job, Payload, State
-from metasched.model.listing import JobStatus
+from metasched.model.listing import JobStatus, PendingJob, PendingQueue
 
 TAKEN = 1795228098.0
 OURS = "abcd1234"
@@ -905,3 +906,51 @@ def test_a_start_is_expected_of_what_can_begin(
 def test_of_tasks_that_share_a_record_no_start_is_known() -> None:
     shared = line(state="PENDING", nodes="", id="7_[4-6]", tag="ms-abcd1234-1-1/a")
     assert {row.expected for row in rows_of([shared])} == {None}
+
+
+# The order of the queue
+
+
+def pending_line(job: str, **changed: str) -> text.QueueLine:
+    usual = {"state": "PENDING", "start": "N/A", "end": "N/A", "nodes": "", "tag": ""}
+    return line(id=job, **{**usual, **changed})
+
+
+def queue_of(*lines: text.QueueLine, own: Iterable[str] = ()) -> PendingQueue:
+    nodes = text.parse_nodes(NODES, "~")
+    partitions = cluster_info.build_cluster_info(lines, nodes, TAKEN, set()).partitions
+    return cluster_info.build_queue(lines, nodes, partitions, TAKEN, set(own))
+
+
+def test_pending_jobs_are_in_the_order_of_their_priorities() -> None:
+    queue = queue_of(
+        pending_line("7", priority="10"),
+        pending_line("9_[1-4]", priority="30", cpus="4", user="1001"),
+        pending_line("8", priority="10", limit="1:00:00", cpus="2-8"),
+        line(id="5", state="RUNNING"),
+        pending_line("6", priority="0"),  # held
+        pending_line("4", priority="50", reason="Dependency"),
+        own=["8", "9_[1-4]"],
+    )
+    assert queue == PendingQueue(
+        (
+            PendingJob("9", 4, 600.0, 4, "1001"),
+            PendingJob("", 2, 600.0, 1, "1000"),
+            PendingJob("8", 2, 3600.0, 1, "1000"),
+        )
+    )
+
+
+def test_a_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_info, "MAX_PENDING_JOBS", 2)
+    lines = [pending_line(str(number), priority=str(number)) for number in range(1, 4)]
+    queue = queue_of(*lines, own=["2", "3"])
+    assert [job.native_id for job in queue.jobs] == ["3", "2"]
+    assert not queue.complete
+    assert queue_of(*lines[:2]).complete
+
+
+def test_a_strange_pending_job_can_be_divided_by() -> None:
+    """Whatever a manager prints: no size and no limit is 0."""
+    [job] = queue_of(pending_line("7", cpus="0", limit="0:00")).jobs
+    assert (job.cpus, job.limit) == (1, 600.0)  # the limit of the partition
