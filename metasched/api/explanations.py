@@ -30,7 +30,7 @@ from metasched.core.share_standings import Standing
 from metasched.core.task_state_machine import HELD_AFTER_BACKUP
 from metasched.core.tasks import Task
 from metasched.core.transitions import FINAL, QUEUED_OR_HELD
-from metasched.daemon.forecaster import TaskEstimate
+from metasched.daemon.forecaster import QUEUED, TaskEstimate
 from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.daemon.service import SchedulerService
 from metasched.db.job_pages import TaskFilter
@@ -114,6 +114,8 @@ async def explain(
     obstacle = ""
     if row["state"] == State.PENDING:
         obstacle = service.forecaster.obstacle(row["cluster"])
+    elif row["state"] == State.QUEUED and estimate is None:
+        obstacle = service.forecaster.obstacle(QUEUED, job_id)
     several = counts.total() > 1
     summary = f"{_describe_counts(counts)}; task {row['task_index']}: " if several else ""
     explanation: Explanation = {
@@ -192,8 +194,9 @@ def describe_expectation(
     """Describe the expected start in a sentence that follows another."""
     if estimate is not None:
         early, median, late = map(iso, estimate.start)
+        where = f" on {estimate.cluster}" if estimate.cluster else ""
         return (
-            f" It is expected to start on {estimate.cluster} at {median}, "
+            f" It is expected to start{where} at {median}, "
             f"with 80% probability between {early} and {late}."
         )
     if expectation is not None:

@@ -341,7 +341,7 @@ def _output_paths(daemon: Daemon, job_id: int, index: int | None) -> OutputPaths
 def _job_row(row: dict[str, Any], service: SchedulerService | None) -> JobRow:
     """Return a row of `status --json`."""
     expectation = estimate = None
-    if service is not None and row["state"] == State.PENDING:
+    if service is not None and row["state"] in (State.PENDING, State.QUEUED):
         task_id = row["job"], row["task_index"]
         expectation, estimate = service.expected_start(task_id), service.estimate(task_id)
     return JobRow(

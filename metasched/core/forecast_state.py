@@ -1,79 +1,211 @@
 """What the core knows, as the snapshot from which starts are forecast. Pure.
 
-Only tasks that are pending in the queue of a manager are forecast. What waits in metasched has no
-place in a queue yet. Where jobs of others are pending, their requests and their place in the queue
-are unknown: then nothing is forecast on that cluster.
+Tasks that are pending in the queue of a manager have their place there: as the manager lists it
+with jobs of others, else in the order of dispatch. Tasks that wait in metasched follow in the order
+of their turns, on each cluster that may take them. Not forecast are tasks that something else bars:
+a dependency, a limit of the site or of a manager, a hold, a reservation.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
 from metasched.core.cluster_view import ClusterView
-from metasched.core.state import SchedulerState
+from metasched.core.scheduler import Core
 from metasched.core.tasks import Task, TaskId
 from metasched.forecast.snapshot import ForecastCluster, RunningTask, Snapshot, WaitingTasks
-from metasched.model.job import State
-from metasched.policies.local.queueing import LocalPolicy
+from metasched.model.job import Job, State
+from metasched.model.listing import PendingJob, PendingQueue
+from metasched.model.reservation import OPEN_STATES
+from metasched.policies.local.queueing import EMPTY, LocalPolicy, ReservedWindow
 
 MAX_TASKS = 2000  # pending tasks of a cluster that are forecast: the first in its queue
+MAX_QUEUED = 10_000  # tasks that wait in metasched and are forecast: the first in their order
+MAX_READY = 50_000  # tasks that wait in metasched; with more, none of them is forecast
 # Running jobs, or own tasks if these are more, of a cluster with a forecast, and of all these
 # clusters together: 10,000 take 30 ms of the scheduler's thread
 MAX_LIVE = 5_000
 MAX_LIVE_OF_SITE = 10_000
 
 FOREIGN = "jobs of others are pending there, and their order is unknown"
+TOO_MANY_QUEUED = f"more than {MAX_READY:,} tasks wait in metasched"
 TOO_MANY = f"more than {MAX_LIVE:,} jobs are there, or too many on all clusters"
 NO_REPORT = "it does not answer, or reports no processors"
 
 
 class ForecastState(NamedTuple):
-    """A snapshot, the tasks of its entries, and the clusters without forecast."""
+    """A snapshot, the tasks of its entries, and what has no forecast."""
 
     snapshot: Snapshot
-    tasks: tuple[tuple[TaskId, ...], ...]  # of each entry of `snapshot.waiting`, in order
+    tasks: tuple[tuple[TaskId, ...], ...]  # of each entry of `snapshot.waiting`; (): of others
     clusters: tuple[str, ...]  # names of `snapshot.clusters`
     unknown: Mapping[str, str]  # reason by cluster without forecast
+    unknown_jobs: Mapping[int, str] = EMPTY  # reason by job that waits in metasched
+    unknown_queued: str = ""  # why none of the jobs that wait in metasched has a forecast
+
+
+class _Entries:
+    """The entries of a snapshot while they are collected."""
+
+    def __init__(self) -> None:
+        self.waiting: list[WaitingTasks] = []
+        self.tasks: list[tuple[TaskId, ...]] = []
+
+    def add(self, entry: WaitingTasks, tasks: tuple[TaskId, ...]) -> None:
+        self.waiting.append(entry)
+        self.tasks.append(tasks)
 
 
 def forecast_state(
-    state: SchedulerState, policies: Mapping[str, Callable[[], LocalPolicy]], now: float
+    core: Core,
+    policies: Mapping[str, Callable[[], LocalPolicy]],
+    queues: Mapping[str, PendingQueue],
+    now: float,
 ) -> ForecastState:
-    """Return the present state. O(t log t) for t tasks, at most MAX_LIVE_OF_SITE.
+    """Return the present state. O(t log t) for t tasks, see MAX_LIVE_OF_SITE and MAX_READY.
 
-    `policies`: the local policy of each cluster, as it is or as the most like it.
+    `policies`: the local policy of each cluster, as it is or as the most like it. `queues`: the
+    pending jobs of clusters that list their order.
     """
-    clusters: list[ForecastCluster] = []
-    names: list[str] = []
+    views = core.state.views
+    unknown = _obstacles(views.values(), queues)
+    indices = {name: i for i, name in enumerate(name for name in views if name not in unknown)}
+    queued = _QueuedTasks(core, indices, unknown)
+    if core.ready_count <= MAX_READY:
+        queued.collect(now)
+    shared = {name: count for name, count in queued.free.items() if count is not None}
+    leases = _Leases(core, shared)
     running: list[RunningTask] = []
-    waiting: list[WaitingTasks] = []
-    task_ids: list[tuple[TaskId, ...]] = []
-    unknown = _obstacles(state.views.values())
-    for view in state.views.values():
-        if view.name in unknown:
-            continue
-        assert view.info is not None
-        index = len(clusters)
-        names.append(view.name)
-        free_cpus = max(view.info.cpus - view.info.used_cpus, 0)
-        clusters.append(ForecastCluster(free_cpus, policies[view.name]))
-        running += _running_tasks(view, index, now)
-        for tasks in _equal_runs(_pending_tasks(view)):
-            waiting.append(_waiting_tasks(tasks, index, view, state))
-            task_ids.append(tuple(task.task_id for task in tasks))
-    snapshot = Snapshot(now, tuple(clusters), tuple(running), tuple(waiting))
-    return ForecastState(snapshot, tuple(task_ids), tuple(names), unknown)
+    entries = _Entries()
+    for name, index in indices.items():
+        view = views[name]
+        running += _running_tasks(view, index, now, leases)
+        for tasks, job in _in_queue(view, queues.get(name)):
+            if tasks:
+                entry = _pending_entry(tasks, index, view, core, leases)
+                entries.add(entry, tuple(task.task_id for task in tasks))
+            elif job is not None:
+                entries.add(_foreign_entry(job, index, now), ())
+    for entry, ids in queued.entries:
+        entries.add(entry, ids)
+    snapshot = Snapshot(
+        now,
+        tuple(_cluster(views[name], policies[name], core, now) for name in indices),
+        tuple(running),
+        tuple(entries.waiting),
+        shared,
+    )
+    return ForecastState(
+        snapshot,
+        tuple(entries.tasks),
+        tuple(indices),
+        unknown,
+        queued.reasons,
+        "" if core.ready_count <= MAX_READY else TOO_MANY_QUEUED,
+    )
 
 
-def _obstacles(views: Iterable[ClusterView]) -> dict[str, str]:
+def _cluster(
+    view: ClusterView, policy: Callable[[], LocalPolicy], core: Core, now: float
+) -> ForecastCluster:
+    """Return a cluster with its reservations."""
+    assert view.info is not None
+    windows = tuple(
+        ReservedWindow(reservation.start, reservation.until, reservation.cpus)
+        for reservation in core.reservations.by_id.values()
+        if reservation.cluster == view.name
+        and reservation.state in OPEN_STATES
+        and reservation.until > now
+    )
+    return ForecastCluster(max(view.info.cpus - view.info.used_cpus, 0), policy, windows=windows)
+
+
+class _Leases:
+    """Tokens that tasks have leased, of the licences for which queued tasks wait."""
+
+    def __init__(self, core: Core, awaited: Mapping[str, int]) -> None:
+        self._leases, self._awaited = core.licences.leases, awaited
+
+    def of(self, task_id: TaskId) -> Mapping[str, int]:
+        if not self._awaited or (lease := self._leases.get(task_id)) is None:
+            return EMPTY
+        return {name: count for name, count in lease.tokens.items() if name in self._awaited}
+
+
+class _QueuedTasks:
+    """Tasks that wait in metasched for a cluster or licences, in the order of their turns."""
+
+    def __init__(self, core: Core, clusters: Mapping[str, int], unknown: Mapping[str, str]) -> None:
+        self._core, self._clusters, self._unknown = core, clusters, unknown
+        self.entries: list[tuple[WaitingTasks, tuple[TaskId, ...]]] = []
+        self.free: dict[str, int | None] = {}  # tokens by licence that is asked for; None: unknown
+        self.reasons: dict[int, str] = {}  # by job without forecast
+
+    def collect(self, now: float) -> None:
+        """Collect the first MAX_QUEUED tasks. O(n log n) for n that wait."""
+        core, heads = self._core, dict[int, Task]()
+        order = islice(core.preview_order(now, core.policy.age), MAX_QUEUED)
+        entries = dict[int, WaitingTasks | None]()  # by job
+        run: list[TaskId] = []
+        for task_id in order:
+            job_id = task_id[0]
+            if job_id not in entries:  # its first task, which is single
+                heads[job_id] = core.tasks[task_id]
+                entries[job_id] = self._entry(heads[job_id], now)
+            if run and run[0][0] != job_id:
+                self._add(entries[run[0][0]], run)
+                run = []
+            run.append(task_id)
+        if run:
+            self._add(entries[run[0][0]], run)
+
+    def _add(self, entry: WaitingTasks | None, run: list[TaskId]) -> None:
+        if entry is not None:
+            self.entries.append((entry._replace(tasks=len(run)), tuple(run)))
+
+    def _entry(self, task: Task, now: float) -> WaitingTasks | None:
+        """Return the entry of a task; None: it has no forecast."""
+        core, job = self._core, task.job
+        if job.reservation is not None:
+            return None
+        names = core.clusters_in_time(task)
+        if not names:
+            return None  # its reason says why
+        if uncertain := next((name for name in names if name in self._unknown), None):
+            self.reasons[job.id] = f"it may start on {uncertain}: {self._unknown[uncertain]}"
+            return None
+        licences = job.licences if core.leases_licences else EMPTY
+        for name in licences:
+            if name not in self.free:
+                self.free[name] = core.licences.status(name, now).free
+            if self.free[name] is None:
+                self.reasons[job.id] = f"it is unknown how many tokens of {name} are free"
+                return None
+        views = core.state.views
+        return WaitingTasks(
+            job.cpus,
+            {self._clusters[name]: _limit(job, views[name]) for name in names},
+            1,
+            job.user,
+            job.user_class,
+            licences,
+            waiting_since=core.waits_since(task),
+            deadline=job.deadline,
+            priority=task.priority,
+            queued=True,
+        )
+
+
+def _obstacles(views: Iterable[ClusterView], queues: Mapping[str, PendingQueue]) -> dict[str, str]:
     """Return why nothing can be forecast, by cluster. The smallest clusters go first."""
     obstacles, left = dict[str, str](), MAX_LIVE_OF_SITE
     for view in sorted(views, key=_size):
-        if reason := _obstacle(view, min(left, MAX_LIVE)):
+        if reason := _obstacle(view, min(left, MAX_LIVE), view.name in queues):
             obstacles[view.name] = reason
         else:
             left -= _size(view)
@@ -84,24 +216,53 @@ def _size(view: ClusterView) -> int:
     return max(len(view.info.running_jobs) if view.info else 0, len(view.live_tasks))
 
 
-def _obstacle(view: ClusterView, max_live: int) -> str:
+def _obstacle(view: ClusterView, max_live: int, lists_queue: bool) -> str:
     """Return why nothing can be forecast on a cluster, or ""."""
     info = view.info
     if not view.up or info is None or not info.cpus:
         return NO_REPORT
     if _size(view) > max_live:
         return TOO_MANY
+    if lists_queue:
+        return ""
     own = sum(map(_is_listed_pending, view.unstarted_tasks.values()))
     return FOREIGN if info.pending_jobs > own else ""
 
 
-def _pending_tasks(view: ClusterView) -> list[Task]:
-    """Return the pending tasks in the order of the queue, as far as it is known."""
+def _in_queue(
+    view: ClusterView, queue: PendingQueue | None
+) -> Iterator[tuple[list[Task], PendingJob | None]]:
+    """Yield tasks of equal jobs, or a job of others, in the order of the cluster's queue."""
     pending = (task for task in view.unstarted_tasks.values() if _stays_pending(task))
-    first = list(islice(pending, MAX_TASKS))  # in the order of their dispatches
-    if view.cluster.adapter == "local":  # its queue has the order of metasched's own
-        first.sort(key=attrgetter("queue_key", "task_id"))
-    return first
+    if queue is None:
+        first = list(islice(pending, MAX_TASKS))  # in the order of their dispatches
+        if view.cluster.adapter == "local":  # its queue has the order of metasched's own
+            first.sort(key=attrgetter("queue_key", "task_id"))
+        for tasks in _equal_runs(first):
+            yield tasks, None
+        return
+    by_job: dict[str, list[Task]] = {}
+    for task in pending:
+        by_job.setdefault(_native_job(task), []).append(task)
+    own = {_native_job(task) for task in view.unstarted_tasks.values()}
+    for job in queue.jobs:
+        if job.native_id and job.native_id in own:
+            yield by_job.pop(job.native_id, []), None  # [] while it is being withdrawn
+        else:
+            yield [], job
+    if queue.complete:  # what was listed and is not in the queue cannot start for now
+        late = [task for tasks in by_job.values() for task in tasks if not _was_listed(task)]
+        for tasks in _equal_runs(late):
+            yield tasks, None
+
+
+def _native_job(task: Task) -> str:
+    """Return the id of a pending task's job in its manager, without the task."""
+    return re.split(r"\D", task.live_attempt.native_id or "", maxsplit=1)[0]
+
+
+def _was_listed(task: Task) -> bool:
+    return task.live_attempt.in_last_listing
 
 
 def _is_listed_pending(task: Task) -> bool:
@@ -111,11 +272,21 @@ def _is_listed_pending(task: Task) -> bool:
 
 def _stays_pending(task: Task) -> bool:
     """Whether a task waits in the queue of its manager and is to stay there."""
-    return _is_listed_pending(task) and task.live_attempt.intent is None and not task.held
+    return (
+        _is_listed_pending(task)
+        and task.live_attempt.intent is None
+        and not task.held
+        and task.job.reservation is None
+    )
 
 
-def _running_tasks(view: ClusterView, index: int, now: float) -> Iterable[RunningTask]:
-    """Yield the running tasks; of others the part of their limits that is left, from now."""
+def _running_tasks(
+    view: ClusterView, index: int, now: float, leases: _Leases
+) -> Iterator[RunningTask]:
+    """Yield the running tasks; of others the part of their limits that is left, from now.
+
+    Tasks in a reservation leave their processors to it.
+    """
     assert view.info is not None
     ends_by_cpus: dict[int, list[float]] = {}
     for end, cpus in view.info.running_jobs:
@@ -124,13 +295,15 @@ def _running_tasks(view: ClusterView, index: int, now: float) -> Iterable[Runnin
         attempt, job = task.live_attempt, task.job
         if attempt.state is not State.RUNNING or attempt.started is None:
             continue
-        limit = _limit(task, view)
+        limit = _limit(job, view)
         ends = ends_by_cpus.get(job.cpus)
         if not ends:
             continue  # not in the listing that counts the free processors
         position = min(bisect_left(ends, attempt.started + limit), len(ends) - 1)
         del ends[position]
-        yield RunningTask(index, job.cpus, attempt.started, limit, job.user, job.user_class)
+        cpus = job.cpus if job.reservation is None else 0
+        held = leases.of(task.task_id)
+        yield RunningTask(index, cpus, attempt.started, limit, job.user, job.user_class, held)
     for cpus, ends in ends_by_cpus.items():
         for end in ends:
             yield RunningTask(index, cpus, now, max(end - now, 1.0))
@@ -148,25 +321,32 @@ def _equal_runs(tasks: Iterable[Task]) -> Iterable[list[Task]]:
         yield run
 
 
-def _waiting_tasks(
-    tasks: list[Task], index: int, view: ClusterView, state: SchedulerState
+def _pending_entry(
+    tasks: list[Task], index: int, view: ClusterView, core: Core, leases: _Leases
 ) -> WaitingTasks:
     first, job = tasks[0], tasks[0].job
     return WaitingTasks(
         job.cpus,
-        {index: _limit(first, view)},
+        {index: _limit(job, view)},
         len(tasks),
         job.user,
         job.user_class,
-        waiting_since=state.waits_since(first),
+        leases.of(first.task_id),
+        waiting_since=core.waits_since(first),
         deadline=job.deadline,
         priority=first.priority,
+        leased=True,
     )
 
 
-def _limit(task: Task, view: ClusterView) -> float:
-    """Return the seconds after which the manager ends a task."""
-    job = task.job
+def _foreign_entry(job: PendingJob, index: int, now: float) -> WaitingTasks:
+    """Return a job of others. Its owner is no user of ours, who may have the same name."""
+    owner = f"#{job.owner}" if job.owner else ""
+    return WaitingTasks(job.cpus, {index: job.limit}, job.tasks, owner, waiting_since=now)
+
+
+def _limit(job: Job, view: ClusterView) -> float:
+    """Return the seconds after which the manager ends a task of a job."""
     if job.time_limit is not None:
         return job.time_limit
     return job.estimated * job.benchmark / view.cluster.benchmark

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import TypeVar
 
-from metasched.core.alternatives import Alternatives
-from metasched.core.array_remainder import Remainder, RemainderPart, runs_of
+from metasched.core.alternatives import Alternatives, owner_id
+from metasched.core.array_remainder import Remainder, RemainderPart, range_of, runs_of
 from metasched.core.dependency_status import DependencyStatus
 from metasched.core.dependency_tracker import DependencyTracker
 from metasched.core.ineligible_tasks import IneligibleTasks
@@ -554,6 +555,45 @@ class SchedulingGates:
     def has_ready(self) -> bool:
         """Whether any task waits for a cluster only."""
         return bool(self._ready or self.ineligible)
+
+    @property
+    def ready_count(self) -> int:
+        """Tasks and stand-ins that wait for a cluster, licences or a limit only."""
+        return len(self._ready) + len(self.ineligible)
+
+    def preview_order(self, now: float, age: float) -> Iterator[TaskId]:
+        """Yield the tasks that wait for a cluster or licences in the order of their turns.
+
+        Nothing changes. A task with alternatives is yielded once. O(n log n) before the first.
+        """
+        queues: dict[GroupOwner, list[Task]] = {}
+        for task in chain(self._ready.values(), self.ineligible.unlimited_tasks()):
+            if task.attempt is None:
+                queues.setdefault(owner_of(task), []).append(task)
+        for queue in queues.values():
+            queue.sort(key=lambda task: (task.queue_key, *task.task_id))
+        turns, seen = self.dispatch_turns.copy(), set[TaskId]()
+        followers = dict[int, Iterator[int]]()  # by job: indices of the remainder of its head
+        queues_in_turns = [self._with_remainders(queue) for queue in queues.values()]
+        for task in turns.in_turns(queues_in_turns, now, age, lambda task: True):
+            task_id = owner_id(task.task_id)
+            if task_id not in seen:
+                seen.add(task_id)
+                yield task_id
+            elif (remainder := self._state.remainders.get(task_id[0])) is not None:
+                indices = followers.get(task_id[0])
+                if indices is None:
+                    indices = chain.from_iterable(map(range_of, remainder.runs))
+                    followers[task_id[0]] = indices
+                if (index := next(indices, None)) is not None:
+                    yield task_id[0], index
+
+    def _with_remainders(self, tasks: Iterable[Task]) -> Iterator[Task]:
+        """Yield tasks; the head of a remainder once more for each task that it stands for."""
+        for task in tasks:
+            yield task
+            if self.is_head(task):
+                yield from repeat(task, len(self._state.remainders[task.job.id]))
 
     def request_recheck(self) -> None:
         """Let the next pass examine all ready tasks: something changed for all of them."""

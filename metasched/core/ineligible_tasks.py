@@ -46,6 +46,14 @@ class IneligibleTasks:
     def __contains__(self, task_id: TaskId) -> bool:
         return task_id in self._group_of
 
+    def __len__(self) -> int:
+        return len(self._group_of)
+
+    def unlimited_tasks(self) -> Iterator[Task]:
+        """Yield the tasks that no limit of the site bars."""
+        for group in self._groups.values():
+            yield from group.tasks.values()
+
     # Membership
 
     def add(

@@ -129,6 +129,15 @@ class Placement:
             for name, view in self._state.views.items()
         ]
 
+    def clusters_in_time(self, task: Task) -> list[str]:
+        """Return the clusters on which a queued task may start, now or once they have a place."""
+        return [
+            name
+            for name, view in self._state.views.items()
+            if (obstacle := self.check_task(task, view)) is None
+            or obstacle in (AWAITS_ANSWERS, AWAITS_PLACE)
+        ]
+
     def check_alternative(self, task: Task, choice: int, view: ClusterView) -> Ineligibility | None:
         """Return why a dispatched task cannot go to a cluster by an alternative, or None."""
         if not task.job.licence_choices:

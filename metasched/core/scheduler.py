@@ -196,9 +196,21 @@ class Core:
         self.pull_candidates = self._withdrawals.pull_candidates
         self.licence_obstacle = self._leasing.licence_obstacle
         self.assess_clusters = self._placement.assess_clusters
+        self.clusters_in_time = self._placement.clusters_in_time
+        self.preview_order = self._gates.preview_order
         self.rejection_reason = self._placement.rejection_reason
 
     # Entry point
+
+    @property
+    def leases_licences(self) -> bool:
+        """Whether metasched leases licences, rather than managers."""
+        return self._leasing.enabled
+
+    @property
+    def ready_count(self) -> int:
+        """Queued tasks that wait for a cluster, licences or a limit only."""
+        return self._gates.ready_count
 
     def step(self, event: CoreEvent) -> Outcome:
         """Apply an event; return changes and actions. Never raises on a valid event.

@@ -56,6 +56,15 @@ class UserTurns:
         # first of its level, since processors are kept free for it until it starts
         self.reserved_head: TaskId | None = None
 
+    def copy(self) -> UserTurns:
+        """Return turns that go on from here by themselves."""
+        copied = UserTurns(self._shares)
+        copied._next_turns, copied._clocks = {**self._next_turns}, {**self._clocks}
+        copied._served_at, copied._last_turns = {**self._served_at}, {**self._last_turns}
+        copied._falls, copied._turns = self._falls, self._turns
+        copied.reserved_head = self.reserved_head
+        return copied
+
     def in_turns(
         self,
         queues: Iterable[Iterator[Task]],

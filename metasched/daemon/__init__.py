@@ -10,7 +10,8 @@ licence_monitor       queries licence servers at intervals
 limit_mails           mails about running jobs that near their time limits
 usage_collector       asks accounting what ended tasks used, and stores it
 manager_start_times   start times that managers expect for pending tasks
-forecaster            expected starts of pending tasks, compared with real starts
+forecaster            expected starts of waiting tasks, compared with real starts
+forecast_process      the process that computes them
 progress              whether the scheduler gets on, for the watchdog of systemd
 descriptors           file descriptors, and how many of them connections may take
 notices               audit records that no event causes

@@ -1,14 +1,15 @@
 """Expected starts in the daemon: forecast in the background, compared with real starts.
 
-The loop of the scheduler takes a snapshot of bounded size; a thread runs it forward. A refresh
-follows a change, at most every `INTERVAL` seconds if tasks wait. It takes at most a twentieth of a
-core: a refresh of c processor seconds is followed by a pause of at least 19 c. An estimate is never
-part of a decision, so nothing of it is replayed.
+The loop of the scheduler takes a snapshot of bounded size; `forecast_process` runs it forward. A
+refresh follows a change, at most every `INTERVAL` seconds if tasks wait. It takes at most a
+twentieth of a core: a refresh of c processor seconds is followed by a pause of at least 19 c. An
+estimate is never part of a decision, so nothing of it is replayed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
@@ -23,19 +24,25 @@ from metasched.core.forecast_state import ForecastState, forecast_state
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Attempt, TaskId
 from metasched.core.transitions import UNSTARTED
+from metasched.daemon.forecast_process import (
+    EndedRunTime,
+    ForecastProcess,
+    ForecastRequest,
+    ForecastRunner,
+    NoForecast,
+)
 from metasched.db.store import StorageFailed
-from metasched.forecast.estimates import StartEstimate, estimate_starts
-from metasched.forecast.run_times import RunTimeModel
+from metasched.forecast.estimates import Estimates, StartEstimate
 from metasched.model.job import Job, State
+from metasched.model.listing import PendingQueue
 from metasched.policies.local.orders import EASY, FirstFit
 from metasched.policies.local.queueing import NEVER, LocalPolicy
 from metasched.policies.local.registry import DEFAULT_POLICY, make_policy
 
+log = logging.getLogger("metasched")
+
 INTERVAL = 30.0  # seconds between the starts of two refreshes
 IDLE_INTERVAL = 2.0  # the same after a refresh that had nothing to run forward
-# processor time of a refresh, after which no pass of a policy begins. Nine futures of 2,000 tasks
-# with EASY take 3.3 s beside 500 running tasks; one pass of `rcbo` beside 2,000 takes 3.5 s
-CPU_SECONDS = 4.0
 CORE_SHARE = 0.05  # of a core
 MAX_SAMPLES = 1000  # compared starts of a cluster
 MAX_FIRST = 20_000  # tasks whose first estimate is kept until they start
@@ -46,13 +53,15 @@ MIN_SAMPLES = 20  # below, the coverage is unknown
 MIN_COVERAGE = 0.65  # of intervals with a nominal 80%
 TOLERANCE = 1.0  # seconds by which a start may lie outside
 OUT_OF_TIME = "too many tasks wait to estimate their starts in time"
+WAITING = UNSTARTED | {State.QUEUED}
+QUEUED = ""  # in place of the name of a cluster: tasks that wait in metasched
 
 
 class TaskEstimate(NamedTuple):
-    """The expected start of a pending task. Times are epoch seconds."""
+    """The expected start of a waiting task. Times are epoch seconds."""
 
     start: StartEstimate
-    cluster: str
+    cluster: str  # in whose queue it is; QUEUED: in none
     made: float
 
 
@@ -83,7 +92,7 @@ class _Coverage:
 
 
 class Forecaster:
-    """Estimates of all pending tasks. `estimate` and `obstacle` may be called from any thread."""
+    """Estimates of all waiting tasks. `estimate` and `obstacle` may be called from any thread."""
 
     def __init__(
         self,
@@ -91,33 +100,45 @@ class Forecaster:
         clusters: tuple[ClusterSettings, ...],
         changed: Callable[[], asyncio.Event],
         recent_runs: Callable[[int], list[tuple[Job, float]]],
+        queues: Callable[[], Mapping[str, PendingQueue]],
+        runner: ForecastRunner | None = None,
     ) -> None:
         """`changed` returns an event that is set once the state has changed.
 
-        `recent_runs` is that of `Queries`.
+        `recent_runs` is that of `Queries`. `queues` returns the listed order of pending jobs, by
+        cluster. `runner` None: a process of its own.
         """
         self._core, self._changed, self._recent_runs = core, changed, recent_runs
+        self._queues, self._runner = queues, runner or ForecastProcess()
         self._policies = {entry.cluster.name: _policy_like(entry) for entry in clusters}
-        self._model = RunTimeModel()  # changed only while no thread reads it
-        self._ended = deque[tuple[Job, float]](maxlen=MAX_ENDED)  # for the model
+        self._ended = deque[EndedRunTime](maxlen=MAX_ENDED)  # for the next request
         self._estimates: Mapping[TaskId, TaskEstimate] = {}  # replaced as a whole
         self._unknown: Mapping[str, str] = {}  # reason by cluster; replaced as a whole
-        self._first: dict[TaskId, TaskEstimate] = {}  # the first estimate on the present cluster
-        self._compared: dict[str, _Coverage] = {}  # by cluster
+        self._unknown_jobs: Mapping[int, str] = {}  # of jobs that wait in metasched; likewise
+        # first estimates: while it waited in metasched, and on the present cluster
+        self._first_queued: dict[TaskId, TaskEstimate] = {}
+        self._first: dict[TaskId, TaskEstimate] = {}
+        self._compared: dict[str, _Coverage] = {}  # by cluster, or QUEUED
         self._refreshes = self._learnt = 0
+        self._must_read = True  # whether the runner has learnt nothing yet
 
     def estimate(self, task_id: TaskId, cluster: str) -> TaskEstimate | None:
-        """Return the estimate of a task that is pending on a cluster; None: see `obstacle`."""
+        """Return the estimate of a task that waits on a cluster, or QUEUED; None: `obstacle`."""
         estimate = self._estimates.get(task_id)
         if estimate is None or estimate.cluster != cluster or self.obstacle(cluster):
             return None
         return estimate
 
-    def obstacle(self, cluster: str) -> str:
-        """Return why no starts are shown on a cluster, or ""."""
+    def obstacle(self, cluster: str, job: int | None = None) -> str:
+        """Return why no starts are shown on a cluster, or QUEUED; or "".
+
+        With `job`, the id of a job that waits in metasched, also why it has none.
+        """
         if self._learnt < MIN_LEARNT:
             return f"only {self._learnt} of {MIN_LEARNT} ended tasks are known"
         if reason := self._unknown.get(cluster):
+            return reason
+        if job is not None and (reason := self._unknown_jobs.get(job)):
             return reason
         covered, number = self.coverage(cluster)
         if number >= MIN_SAMPLES and covered < MIN_COVERAGE * number:
@@ -131,95 +152,109 @@ class Forecaster:
 
     async def run(self) -> None:
         """Learn from stored ends, then refresh the estimates until cancelled."""
-        must_read = True
-        while True:
-            if must_read:
-                with suppress(StorageFailed):  # try again: estimates must not end the service
-                    runs = await asyncio.to_thread(self._recent_runs, MAX_ENDED)
-                    must_read = False
-                    for job, seconds in runs:
-                        self._learn(job, seconds)
-            changed, begun = self._changed(), time.monotonic()
-            used = await self.refresh(time.time())
-            interval = INTERVAL if used else IDLE_INTERVAL
-            pause = max(interval - (time.monotonic() - begun), used * (1 / CORE_SHARE - 1))
-            await asyncio.sleep(pause)
-            await changed.wait()
+        self._must_read, self._learnt = True, 0  # a new process has learnt nothing
+        try:
+            while True:
+                if self._must_read:
+                    with suppress(StorageFailed):  # try again: estimates must not end the service
+                        runs = await asyncio.to_thread(self._recent_runs, MAX_ENDED)
+                        self._must_read = False
+                        for job, seconds in runs:
+                            self._learn(job, seconds)
+                changed, begun = self._changed(), time.monotonic()
+                used = await self.refresh(time.time())
+                interval = INTERVAL if used else IDLE_INTERVAL
+                pause = max(interval - (time.monotonic() - begun), used * (1 / CORE_SHARE - 1))
+                await asyncio.sleep(pause)
+                await changed.wait()
+        finally:
+            await self._runner.close()
 
     async def refresh(self, now: float) -> float:
-        """Estimate all starts anew. Return the processor seconds of the thread; 0: none waits."""
-        state = forecast_state(self._core.state, self._policies, now)
+        """Estimate all starts anew. Return the processor seconds of it; 0: none waits."""
+        begun = time.thread_time()
+        state = forecast_state(self._core, self._policies, self._queues(), now)
+        used = time.thread_time() - begun
+        targets = frozenset(index for index, tasks in enumerate(state.tasks) if tasks)
         self._refreshes += 1
-        while self._ended:
-            self._learn(*self._ended.popleft())
-        estimates, used = await asyncio.to_thread(_estimate, state, self._model, self._refreshes)
-        self._unknown = state.unknown
-        if estimates is None:
-            estimates = {}
-            self._unknown = {**dict.fromkeys(state.clusters, OUT_OF_TIME), **state.unknown}
+        learnt = tuple(self._ended)
+        self._ended.clear()
+        request = ForecastRequest(learnt, state.snapshot, targets, self._refreshes)
+        try:
+            reply = await self._runner.run(request)
+        except NoForecast:
+            log.warning("expected starts: the forecast process did not answer; it starts anew")
+            self._must_read, self._learnt = True, 0
+            self._estimates = {}
+            return INTERVAL * CORE_SHARE
+        unknown, estimates = dict(state.unknown), dict[TaskId, TaskEstimate]()
+        if state.unknown_queued:
+            unknown[QUEUED] = state.unknown_queued
+        if reply.estimates is None:
+            unknown = {**dict.fromkeys((*state.clusters, QUEUED), OUT_OF_TIME), **unknown}
+        else:
+            estimates = _by_task(state, reply.estimates)
+        self._unknown, self._unknown_jobs = unknown, state.unknown_jobs
         self._estimates = estimates
+        self._remember(estimates)
+        return used + reply.used if targets else 0.0
+
+    def _remember(self, estimates: Mapping[TaskId, TaskEstimate]) -> None:
+        """Keep the first estimate of each task until it starts."""
         for task_id, estimate in estimates.items():
+            if estimate.cluster == QUEUED:
+                self._first_queued.setdefault(task_id, estimate)
+                continue
             first = self._first.get(task_id)
             if first is None or first.cluster != estimate.cluster:
                 self._first[task_id] = estimate
-        while len(self._first) > MAX_FIRST:
-            del self._first[next(iter(self._first))]
-        return used
+        for kept in (self._first, self._first_queued):
+            while len(kept) > MAX_FIRST:
+                del kept[next(iter(kept))]
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from stored ends, and compare stored starts with their first estimates."""
         for task, attempt in outcome.closed_attempts:
             if attempt.started is not None and attempt.ended is not None:
-                self._ended.append((task.job, attempt.ended - attempt.started))
-        if not self._first:
+                self._learn(task.job, attempt.ended - attempt.started)
+        if not (self._first or self._first_queued):
             return
         for change in outcome.changes:
-            if change.before in UNSTARTED and change.after not in UNSTARTED:
-                first = self._first.pop((change.job, change.index), None)
-                started = outcome.tasks.get((change.job, change.index))
-                if first is not None and started is not None and started.attempt is not None:
-                    self._compare(first, started.attempt)
+            if change.before in WAITING and change.after not in WAITING:
+                task_id = change.job, change.index
+                started = outcome.tasks.get(task_id)
+                for kept in (self._first, self._first_queued):
+                    first = kept.pop(task_id, None)
+                    if first is not None and started is not None and started.attempt is not None:
+                        self._compare(first, started.attempt)
 
     def _learn(self, job: Job, seconds: float) -> None:
         self._learnt += 1
-        self._model.add(job.user, job.user_class, job.time_limit or job.estimated, seconds)
+        limit = job.time_limit or job.estimated
+        self._ended.append(EndedRunTime(job.user, job.user_class, limit, seconds))
 
     def _compare(self, first: TaskEstimate, attempt: Attempt) -> None:
         """Compare the first estimate of a task with its start, if it has started there."""
         started = attempt.started
         if attempt.state is not State.RUNNING or started is None:
             return
-        if attempt.cluster != first.cluster:
+        if first.cluster not in (QUEUED, attempt.cluster):
             return
         early, _, late = first.start
         covered = early - TOLERANCE <= started <= late + TOLERANCE
         self._compared.setdefault(first.cluster, _Coverage()).add(time.time(), covered)
 
 
-def _estimate(
-    state: ForecastState, model: RunTimeModel, seed: int
-) -> tuple[dict[TaskId, TaskEstimate] | None, float]:
-    """Return the estimates, and the processor seconds of this thread; 0 if no task waits.
-
-    The estimates are None if too few forward runs ended within CPU_SECONDS.
-    """
-    if not state.snapshot.waiting:
-        return {}, 0.0
-    begun = time.thread_time()
-    estimates = estimate_starts(
-        state.snapshot, model, seed, may_continue=lambda: time.thread_time() - begun < CPU_SECONDS
-    )
-    if estimates is None:
-        return None, time.thread_time() - begun
+def _by_task(state: ForecastState, estimates: Estimates) -> dict[TaskId, TaskEstimate]:
     now, by_task = state.snapshot.now, dict[TaskId, TaskEstimate]()
     for entry, task_ids, starts in zip(
         state.snapshot.waiting, state.tasks, estimates.tasks, strict=True
     ):
-        (cluster,) = entry.limits
+        where = QUEUED if entry.queued else state.clusters[next(iter(entry.limits))]
         for task_id, start in zip(task_ids, starts, strict=False):
             if start.late < NEVER:
-                by_task[task_id] = TaskEstimate(start, state.clusters[cluster], now)
-    return by_task, time.thread_time() - begun
+                by_task[task_id] = TaskEstimate(start, where, now)
+    return by_task
 
 
 def _policy_like(entry: ClusterSettings) -> Callable[[], LocalPolicy]:

@@ -48,7 +48,7 @@ from metasched.daemon.calendar_runner import CalendarRunner, RunsOutside
 from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.commit_group import CommitGroup
 from metasched.daemon.database_probe import DatabaseProbe
-from metasched.daemon.forecaster import Forecaster, TaskEstimate
+from metasched.daemon.forecaster import QUEUED, Forecaster, TaskEstimate
 from metasched.daemon.late_settings import settings_after_wait
 from metasched.daemon.licence_monitor import LicenceMonitor
 from metasched.daemon.limit_mails import LimitMails
@@ -68,6 +68,7 @@ from metasched.errors import UserError
 from metasched.model.audit import AuditKind, AuditRecord, cleaned
 from metasched.model.calendar import PruneDatabase
 from metasched.model.job import State
+from metasched.model.listing import PendingQueue
 from metasched.model.policy_version import PolicyVersion
 
 log = logging.getLogger("metasched")
@@ -157,7 +158,11 @@ class SchedulerService:
         self._calendar_runner = CalendarRunner(self, self._prune, runs_outside)
         self._series_planner = SeriesPlanner(self)
         self.forecaster = Forecaster(
-            self.core, settings.clusters, lambda: self.state_changed, ledger.recent_runs
+            self.core,
+            settings.clusters,
+            lambda: self.state_changed,
+            ledger.recent_runs,
+            self._listed_queues,
         )
         self._timers_changed = asyncio.Event()
         self._database_suspected = asyncio.Event()
@@ -316,12 +321,23 @@ class SchedulerService:
         return connection.start_times.expected_start(task_id, attempt)
 
     def estimate(self, task_id: TaskId) -> TaskEstimate | None:
-        """Return when metasched expects a pending task to start. Thread-safe."""
+        """Return when metasched expects a waiting task to start. Thread-safe."""
         task = self.core.tasks.get(task_id)
         attempt = None if task is None else task.attempt
-        if attempt is None or attempt.state is not State.PENDING:
+        if attempt is None:
+            held = task is not None and task.state is not State.QUEUED
+            return None if held else self.forecaster.estimate(task_id, QUEUED)
+        if attempt.state is not State.PENDING:
             return None
         return self.forecaster.estimate(task_id, attempt.cluster)
+
+    def _listed_queues(self) -> dict[str, PendingQueue]:
+        """Return the order of pending jobs on each cluster that lists it."""
+        return {
+            name: queue
+            for name, connection in self.connections.items()
+            if (queue := connection.queue) is not None
+        }
 
     async def run(self) -> None:
         """Run connections, monitors and timers until cancelled or an event could not be stored."""

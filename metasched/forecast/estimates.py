@@ -31,7 +31,8 @@ class Estimates(NamedTuple):
     """The result of the forward runs that ended in time."""
 
     draws: int
-    tasks: tuple[tuple[StartEstimate, ...], ...]  # of each entry of `Snapshot.waiting`, in order
+    # of each entry of `Snapshot.waiting`, in order; empty for others than the targets
+    tasks: tuple[tuple[StartEstimate, ...], ...]
 
 
 def estimate_starts(
@@ -64,7 +65,9 @@ def estimate_starts(
         len(starts),
         tuple(
             tuple(_summary(list(of_task)) for of_task in zip_longest(*of_runs, fillvalue=NEVER))
-            for of_runs in zip(*starts, strict=True)
+            if targets is None or entry in targets
+            else ()
+            for entry, of_runs in enumerate(zip(*starts, strict=True))
         ),
     )
 

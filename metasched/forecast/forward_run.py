@@ -1,22 +1,26 @@
 """One future of a snapshot: its clusters' own local policies, with given run times. Pure.
 
 No further tasks arrive. A task that may start on several clusters waits in the queue of each, and
-leaves the others when it starts: as by a pull, it goes where it can start first. A reservation
-takes its processors at its start, whether or not they are free; only policies that have
-`keeps_windows` keep them free before.
+leaves the others when it starts: as by a pull, it goes where it can start first. While resources
+that clusters share are not free, it blocks nobody in these queues: it waits in metasched, where
+later tasks may overtake it if they do not delay it (EASY on the licences). A
+reservation takes its processors at its start, whether or not they are free. Before, no task starts
+that would need them by its limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from typing import NamedTuple
 
 from metasched.forecast.snapshot import ForecastCluster, Snapshot
-from metasched.policies.local.queueing import FreeResources, RunningJob, WaitingJob
+from metasched.policies.local.capacity import earliest_fit
+from metasched.policies.local.queueing import EMPTY, FreeResources, RunningJob, WaitingJob
 
 MAX_TESTED = 500  # tasks of a queue that a pass considers, as by bf_max_job_test of Slurm
+MAX_WINDOWS = 20  # later reservations of a cluster that a pass keeps free; the first to begin
 
 
 class _Event(NamedTuple):
@@ -39,6 +43,35 @@ class _Queue:
         self.free_cpus = cluster.free_cpus
         self.resources = dict(cluster.resources)  # free
         self.windows = cluster.windows
+        keeps_windows = getattr(self.policy, "keeps_windows", False)
+        self.kept_for = () if keeps_windows else sorted(cluster.windows)[:MAX_WINDOWS]
+
+    def room_before_windows(self, now: float) -> list[tuple[float, int]]:
+        """Return when reservations begin, and the processors for tasks that still run then."""
+        return [
+            (
+                window.start,
+                self.free_cpus
+                - window.cpus
+                + sum(job.cpus for job in self.running.values() if job.end <= window.start),
+            )
+            for window in self.kept_for
+            if window.start > now
+        ]
+
+
+class _BlockedTaker(NamedTuple):
+    """An entry that waits for a shared resource: when it is free, and what is left then."""
+
+    entry: int
+    shadow: float
+    extra: int
+
+
+def _has_room(job: WaitingJob, now: float, room: list[tuple[float, int]]) -> bool:
+    """Whether a task that starts now leaves later reservations their processors."""
+    end = now + job.estimated
+    return all(end <= start or job.cpus <= cpus for start, cpus in room)
 
 
 class ForwardRun:
@@ -68,6 +101,12 @@ class ForwardRun:
             left for index, left in enumerate(self._left) if targets is None or index in targets
         )
         self._site_resources = dict(snapshot.site_resources)  # free
+        # entries that have to take some of these, in order
+        self._takers = [
+            index
+            for index, entry in enumerate(snapshot.waiting)
+            if not entry.leased and not self._site_resources.keys().isdisjoint(entry.resources)
+        ]
         self._queues = [_Queue(cluster) for cluster in snapshot.clusters]
         self._numbers = count()
         self._events: list[_Event] = []
@@ -100,7 +139,7 @@ class ForwardRun:
                     index,
                     entry.cpus,
                     limit,
-                    entry.resources,
+                    EMPTY if entry.leased else entry.resources,
                     waiting_since=entry.waiting_since,
                     deadline=entry.deadline,
                     priority=entry.priority,
@@ -149,33 +188,89 @@ class ForwardRun:
         return shared
 
     def _run_policy(self, now: float, cluster: int) -> None:
-        """Run a pass of the local policy of a cluster."""
-        queue = self._queues[cluster]
-        if not queue.waiting or queue.free_cpus <= 0:
-            return
-        free = FreeResources(
-            queue.free_cpus, {**queue.resources, **self._site_resources}, windows=queue.windows
-        )
-        candidates = list(islice(self._candidates(queue), MAX_TESTED))
-        for start in queue.policy.choose_starts(now, candidates, queue.running.values(), free):
-            self._start(now, start.id, cluster)
+        """Run a pass of the local policy of a cluster; more if a reservation refuses a start."""
+        queue, refused = self._queues[cluster], True
+        while refused and queue.waiting and queue.free_cpus > 0:
+            refused = False
+            free = FreeResources(
+                queue.free_cpus, {**queue.resources, **self._site_resources}, windows=queue.windows
+            )
+            room = queue.room_before_windows(now)
+            candidates = list(islice(self._candidates(queue, now, room), MAX_TESTED))
+            chosen = queue.policy.choose_starts(now, candidates, queue.running.values(), free)
+            for start in chosen:  # the first has room
+                job = queue.waiting[start.id]
+                if _has_room(job, now, room):
+                    end = now + job.estimated
+                    room = [(at, cpus - job.cpus * (end > at)) for at, cpus in room]
+                    self._start(now, start.id, cluster)
+                else:
+                    refused = True
 
-    def _candidates(self, queue: _Queue) -> Iterator[WaitingJob]:
+    def _blocked_takers(self, now: float) -> dict[str, _BlockedTaker]:
+        """Return the first entry that lacks a shared resource, by resource. O(takers + running)."""
+        blocked, free = dict[str, _BlockedTaker](), self._site_resources
+        if len(self._takers) > 2 * MAX_TESTED or not self._left[self._takers[0]]:
+            self._takers = [index for index in self._takers if self._left[index]]
+        for index in islice(self._takers, MAX_TESTED):
+            if not self._left[index]:
+                continue
+            for name, amount in self._snapshot.waiting[index].resources.items():
+                if name not in blocked and amount > free.get(name, amount):
+                    releases = [
+                        (job.end, job.resources[name])
+                        for queue in self._queues
+                        for job in queue.running.values()
+                        if name in job.resources
+                    ]
+                    shadow, extra = earliest_fit(amount, free[name], releases, now)
+                    blocked[name] = _BlockedTaker(index, shadow, extra)
+            if len(blocked) == len(free):
+                break
+        return blocked
+
+    def _may_take(
+        self, index: int, job: WaitingJob, now: float, blocked: Mapping[str, _BlockedTaker]
+    ) -> bool:
+        """Whether the shared resources of an entry are free, and not kept for an earlier one."""
+        free = self._site_resources
+        for name, amount in job.resources.items():
+            if amount > free.get(name, amount):
+                return False
+            first = blocked.get(name)
+            if (
+                first is not None
+                and first.entry < index
+                and now + job.estimated > first.shadow
+                and amount > first.extra
+            ):
+                return False
+        return True
+
+    def _candidates(
+        self, queue: _Queue, now: float, room: list[tuple[float, int]]
+    ) -> Iterator[WaitingJob]:
         """Yield waiting tasks in order; of equal tasks those that fit together, and one more."""
+        blocked = self._blocked_takers(now) if self._takers else {}
         for index, job in queue.waiting.items():
+            if blocked and job.resources and not self._may_take(index, job, now, blocked):
+                continue
+            if room and not _has_room(job, now, room):
+                continue
             copies = min(self._left[index], queue.free_cpus // job.cpus + 1)
             for _ in range(copies):
                 yield job
 
     def _start(self, now: float, entry: int, cluster: int) -> None:
-        queue = self._queues[cluster]
+        queue, held = self._queues[cluster], self._snapshot.waiting[entry]
         waiting, number = queue.waiting[entry], next(self._numbers)
         job = RunningJob(
-            number, waiting.cpus, now + waiting.estimated, waiting.resources, user=waiting.user
+            number, waiting.cpus, now + waiting.estimated, held.resources, user=waiting.user
         )
         queue.running[number] = job
         queue.free_cpus -= job.cpus
-        self._change_resources(queue, job, -1)
+        if not held.leased:
+            self._change_resources(queue, job, -1)
         end = now + self._run_time(entry, waiting.estimated)
         heappush(self._events, _Event(end, number, cluster, job))
         self.starts[entry].append(now)

@@ -34,6 +34,8 @@ class WaitingTasks(NamedTuple):
     waiting_since: float = 0.0
     deadline: float | None = None
     priority: int = 1  # assigned by metasched
+    queued: bool = False  # in metasched, not in the queue of a cluster
+    leased: bool = False  # its resources are no longer free: it took them before it starts
 
 
 class ForecastCluster(NamedTuple):

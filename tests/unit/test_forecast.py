@@ -276,3 +276,55 @@ def test_too_few_futures_are_no_estimate() -> None:
 
 def _of_ann(number: int) -> list[WaitingTasks]:
     return [WaitingTasks(1, {0: 100.0}, user="ann") for _ in range(number)]
+
+
+# Licences that clusters share, and reservations
+
+
+def sharing(tokens: int, *waiting: WaitingTasks, free: int = 8) -> Snapshot:
+    """Two clusters with EASY; both are free. A task that runs there until 50 holds a token."""
+    running = (RunningTask(0, 1, 0.0, 50.0, resources={"m": 1}),)
+    clusters = (ForecastCluster(free, EASY), ForecastCluster(free, EASY))
+    return Snapshot(0.0, clusters, running, waiting, {"m": tokens})
+
+
+def asks(tokens: int, limit: float, *clusters: int, **fields: Any) -> WaitingTasks:
+    return WaitingTasks(1, dict.fromkeys(clusters, limit), resources={"m": tokens}, **fields)
+
+
+def test_a_task_that_lacks_tokens_blocks_nobody_else() -> None:
+    snapshot = sharing(0, asks(1, 100, 0), WaitingTasks(8, {0: 100.0}, tasks=2))
+    assert starts(snapshot, {0: 100, 1: 100}, (50.0,)) == [[50.0], [0.0, 100.0]]
+
+
+def test_nobody_overtakes_in_the_line_for_tokens_whom_it_would_delay() -> None:
+    """At 50 two tokens are free. Until then a task of 40 s may have one, on any cluster."""
+    long = sharing(1, asks(2, 100, 0), asks(1, 100, 1))
+    assert starts(long, {0: 100, 1: 100}, (50.0,)) == [[50.0], [150.0]]
+    short = sharing(1, asks(2, 100, 0), asks(1, 40, 1))
+    assert starts(short, {0: 100, 1: 40}, (50.0,)) == [[50.0], [0.0]]
+    spare = sharing(2, asks(3, 100, 0), asks(1, 100, 1))  # of 3 tokens at 50 none is left
+    assert starts(spare, {0: 100, 1: 100}, (50.0,)) == [[50.0], [150.0]]
+    more = Snapshot(0.0, long.clusters, (*long.running, *long.running), long.waiting, {"m": 1})
+    assert starts(more, {0: 100, 1: 100}, (50.0, 50.0)) == [[50.0], [0.0]]  # one of 3 is left
+
+
+def test_a_leased_token_comes_back_at_the_end() -> None:
+    snapshot = sharing(0, asks(1, 100, 0, leased=True), asks(2, 10, 1))
+    assert starts(snapshot, {0: 80, 1: 10}, (50.0,)) == [[0.0], [80.0]]
+
+
+def test_no_more_tasks_start_than_leave_a_reservation_its_processors() -> None:
+    cluster = ForecastCluster(8, EASY, windows=(ReservedWindow(60.0, 90.0, 5),))
+    snapshot = Snapshot(
+        0.0, (cluster,), (), (WaitingTasks(1, {0: 100.0}, 6), WaitingTasks(5, {0: 50.0}))
+    )
+    # three may run into the window; the wide task ends before it; the others follow after it
+    assert starts(snapshot, {0: 100, 1: 50}) == [[0.0] * 3 + [90.0] * 3, [0.0]]
+
+
+def test_only_targets_have_estimates() -> None:
+    snapshot = alone(1, (), WaitingTasks(1, {0: 10.0}), WaitingTasks(1, {0: 10.0}))
+    estimates = estimate_starts(snapshot, RunTimeModel(), 1, targets=frozenset({1}))
+    assert estimates is not None
+    assert [len(tasks) for tasks in estimates.tasks] == [0, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -18,11 +19,19 @@ from metasched.core.forecast_state import (
     ForecastState,
     forecast_state,
 )
+from metasched.daemon.forecast_process import (
+    ForecastProcess,
+    ForecastReply,
+    ForecastRequest,
+    NoForecast,
+    RequestHandler,
+)
 from metasched.daemon.forecaster import (
     MAX_SAMPLES,
     MIN_LEARNT,
     MIN_SAMPLES,
     OUT_OF_TIME,
+    QUEUED,
     Forecaster,
     TaskEstimate,
 )
@@ -32,6 +41,7 @@ from metasched.forecast.estimates import StartEstimate
 from metasched.forecast.snapshot import RunningTask
 from metasched.model.cluster import ClusterInfo
 from metasched.model.job import Job, State
+from metasched.model.listing import PendingQueue
 from metasched.policies.local.orders import EASY
 from tests.unit.core_site import NOW, Site, facts, job
 
@@ -59,8 +69,10 @@ def waiting_site(*, pending: int = 2) -> Site:
     return site
 
 
-def state_of(site: Site, now: float = NOW) -> ForecastState:
-    return forecast_state(site.core.state, POLICIES, now)
+def state_of(
+    site: Site, now: float = NOW, queues: dict[str, PendingQueue] | None = None
+) -> ForecastState:
+    return forecast_state(site.core, POLICIES, queues or {}, now)
 
 
 # The snapshot
@@ -134,6 +146,19 @@ def test_nothing_is_forecast_on_a_silent_cluster() -> None:
 # Refreshes
 
 
+class InThisProcess:
+    """Answers as the process of forecasts does."""
+
+    def __init__(self) -> None:
+        self.handler = RequestHandler()
+
+    async def run(self, request: ForecastRequest) -> ForecastReply:
+        return self.handler.handle(request)
+
+    async def close(self) -> None:
+        self.handler = RequestHandler()
+
+
 def forecaster_of(site: Site, ended: int = MIN_LEARNT, seconds: float = 40.0) -> Forecaster:
     """A forecaster that knows ended jobs of ann, each of the same run time."""
     clusters = tuple(
@@ -146,6 +171,8 @@ def forecaster_of(site: Site, ended: int = MIN_LEARNT, seconds: float = 40.0) ->
         clusters,  # type: ignore[arg-type]
         asyncio.Event,
         lambda limit: [(known, seconds)] * ended,
+        dict,
+        InThisProcess(),
     )
     for _ in range(ended):
         forecaster._learn(known, seconds)
@@ -182,7 +209,7 @@ def test_jobs_of_others_are_a_reason() -> None:
 def test_a_refresh_out_of_time_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     forecaster = forecaster_of(waiting_site())
     asyncio.run(forecaster.refresh(NOW))
-    monkeypatch.setattr("metasched.daemon.forecaster.CPU_SECONDS", -1.0)
+    monkeypatch.setattr("metasched.daemon.forecast_process.CPU_SECONDS", -1.0)
     asyncio.run(forecaster.refresh(NOW))
     assert forecaster.obstacle("left") == OUT_OF_TIME
     assert forecaster.estimate((2, 0), "left") is None
@@ -307,7 +334,7 @@ def test_a_refresh_is_followed_by_a_pause_of_nineteen_times_its_length(
         asyncio.run(forecaster.run())
     assert pauses == [pytest.approx(30, abs=1), pytest.approx(38), pytest.approx(2, abs=1)]
     assert answers == []  # the first answer did not end the service, the second was the last
-    assert forecaster._learnt == MIN_LEARNT + 1
+    assert forecaster._learnt == 1  # what a process before had learnt is lost
 
 
 # What users read
@@ -326,3 +353,127 @@ def test_an_estimate_goes_before_that_of_the_manager() -> None:
     assert "left expects it to start at" in describe_expectation(of_manager, None, "none")
     assert describe_expectation(None, None, FOREIGN) == f" Its start is not estimated: {FOREIGN}."
     assert describe_expectation(None, None, "") == ""
+
+
+# Tasks that wait in metasched
+
+
+def queued_site() -> Site:
+    """Jobs 1 and 2 have the places of both queues; job 3 waits in metasched."""
+    site = Site(pull=False, queue_depth=1)
+    site.seen("left", facts(8, 0, running_jobs=((NOW + 50, 8),)))
+    site.seen("right", facts(4, 0, running_jobs=((NOW + 50, 4),)))
+    for number in (1, 2, 3):
+        site.step(JobSubmitted(NOW, job(number, cpus=4, user="ann")))
+    for task in site.core.tasks.values():
+        if task.attempt is not None:
+            task.attempt.state = State.PENDING
+    assert site.core.tasks[3, 0].attempt is None
+    return site
+
+
+def test_a_task_in_metasched_has_an_estimate_without_a_cluster() -> None:
+    forecaster = forecaster_of(queued_site())
+    asyncio.run(forecaster.refresh(NOW))
+    estimate = forecaster.estimate((3, 0), QUEUED)
+    assert estimate is not None
+    assert estimate.start.median >= NOW
+    assert forecaster.estimate((3, 0), "left") is None  # dispatched since
+    assert " It is expected to start at " in describe_expectation(None, estimate, "")
+
+
+def test_queued_estimates_have_a_coverage_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metasched.daemon.forecaster.time.time", lambda: NOW + 60)
+    site = queued_site()
+    forecaster = forecaster_of(site)
+    asyncio.run(forecaster.refresh(NOW))
+    estimate = forecaster.estimate((3, 0), QUEUED)
+    assert estimate is not None
+    cluster = site.core.tasks[1, 0].live_attempt.cluster
+    site.seen(cluster, facts(8, 4), site.row(State.RUNNING, 1, started=NOW + 50))
+    forecaster.observe(site.out)
+    assert forecaster.coverage(QUEUED) == (0, 0)  # job 3 has been dispatched, and may start now
+    attempt = site.core.tasks[3, 0].live_attempt
+    assert attempt.cluster == cluster
+    site.sent(3, cluster, native="3")
+    forecaster.observe(site.out)
+    row = site.row(State.RUNNING, 3, started=estimate.start.median)
+    site.seen(cluster, facts(8, 0), row, at=NOW + 60)
+    forecaster.observe(site.out)
+    assert forecaster.coverage(QUEUED) == (1, 1)
+    assert forecaster.coverage(cluster)[1] == 1  # job 1, which was pending; not job 3
+
+
+def test_a_job_in_metasched_has_its_own_reason() -> None:
+    site = queued_site()
+    site.seen("left", facts(8, 0, running_jobs=((NOW + 50, 8),), pending_jobs=9))
+    forecaster = forecaster_of(site)
+    asyncio.run(forecaster.refresh(NOW))
+    assert forecaster.obstacle(QUEUED) == ""
+    assert forecaster.obstacle(QUEUED, 3) == f"it may start on left: {FOREIGN}"
+
+
+# The process
+
+
+def test_the_process_learns_and_answers_as_this_one_does() -> None:
+    site = waiting_site()
+    known = forecaster_of(site)._ended
+    state = state_of(site)
+    request = ForecastRequest(tuple(known), state.snapshot, frozenset({0, 1}), 1)
+
+    async def answers() -> list[ForecastReply]:
+        process = ForecastProcess()
+        try:
+            replies = [await process.run(request), await process.run(request._replace(learnt=()))]
+            assert process._process is not None
+            process._process.kill()
+            with pytest.raises(NoForecast):
+                await process.run(request)
+            return [*replies, await process.run(request._replace(learnt=()))]
+        finally:
+            await process.close()
+
+    first, second, ignorant = asyncio.run(answers())
+    expected = RequestHandler().handle(request)
+    assert first.estimates == second.estimates == expected.estimates
+    assert ignorant.estimates != expected.estimates  # the new process has learnt nothing
+
+
+def test_a_process_without_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metasched.daemon.forecast_process.TIME_LIMIT", 0.0)
+
+    async def run() -> None:
+        process = ForecastProcess()
+        with pytest.raises(NoForecast):
+            await process.run(
+                ForecastRequest((), state_of(waiting_site()).snapshot, frozenset(), 1)
+            )
+        assert process._process is None
+
+    asyncio.run(run())
+
+
+def test_the_process_ends_with_the_daemon() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "metasched.daemon.forecast_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    output, _ = process.communicate(b"\0\0\0", timeout=60)  # the daemon died while it wrote
+    assert (process.returncode, output) == (0, b"")
+
+
+def test_a_lost_process_is_told_what_is_stored() -> None:
+    forecaster = forecaster_of(waiting_site())
+
+    async def lost(request: ForecastRequest) -> ForecastReply:
+        raise NoForecast
+
+    asyncio.run(forecaster.refresh(NOW))
+    assert forecaster.estimate((2, 0), "left") is not None
+    forecaster._runner.run = lost  # type: ignore[method-assign]
+    asyncio.run(forecaster.refresh(NOW))
+    assert forecaster._must_read
+    assert forecaster.obstacle("left") == "only 0 of 100 ended tasks are known"
+    assert forecaster.estimate((2, 0), "left") is None
