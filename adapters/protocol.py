@@ -16,8 +16,8 @@ from metasched.model.listing import (
     AccountingAnswer,
     ClaimEnd,
     JobStatus,
+    ListedQueue,
     MissingTask,
-    PendingQueue,
     QuarantinedRow,
     TaskClaim,
 )
@@ -113,7 +113,7 @@ class ListingDelta(msgspec.Struct, rename=STORED_FIELDS["ListingDelta"], frozen=
     quarantined: tuple[QuarantinedRow, ...] = ()  # all rows that are set aside now
     cursor: str = ""  # `Listing.cursor`; an ended task before it never vanishes
     partial: bool = False  # `rows` are the first ends of a listing whose rest follows
-    queue: PendingQueue | None = None  # None: unchanged, or its order is unknown
+    queue: ListedQueue | None = None  # None: unchanged, or its order is unknown
 
 
 class WorkerReply(msgspec.Struct, rename=STORED_FIELDS["WorkerReply"], frozen=True):

@@ -49,7 +49,7 @@ from metasched.adapters.registry import adapter_class
 from metasched.clock import ClockStepDetector
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.foreign_use import UseQuery
-from metasched.model.listing import JobStatus, Listing, PendingQueue, QuarantinedRow, TaskClaim
+from metasched.model.listing import JobStatus, ListedQueue, Listing, QuarantinedRow, TaskClaim
 from metasched.model.row_checks import (
     MAX_TEXT_LENGTH,
     clean_row,
@@ -80,7 +80,7 @@ class AdapterHost:
     _set_aside: dict[RowKey, QuarantinedRow] = field(default_factory=dict)
     _expected_starts: dict[RowKey, float] = field(default_factory=dict)
     _info: ClusterInfo | None = None
-    _queue: PendingQueue | None = None
+    _queue: ListedQueue | None = None
     _is_full: bool = True  # the next delta reports the whole listing
     _position: str | None = None  # cursor of the last listing; "": it has none
     _broken_chains: set[str] = field(default_factory=set)  # owners: chained submits are skipped

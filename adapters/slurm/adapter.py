@@ -50,7 +50,7 @@ from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.host_lists import compress_hosts, expand_hosts
 from metasched.model.job import Job
 from metasched.model.job_usage import EndedRun, RunUsage
-from metasched.model.listing import AccountingAnswer, Listing, MissingTask, PendingQueue
+from metasched.model.listing import AccountingAnswer, ListedQueue, Listing, MissingTask
 from metasched.model.manager_options import ALL_OPTIONS
 from metasched.model.survey import ReservationSpec, Survey
 
@@ -331,7 +331,7 @@ class Slurm(Adapter):
         lines: Sequence[listing.QueueLine],
         node_lines: Sequence[listing.NodeLine],
         taken_at: float,
-    ) -> tuple[ClusterInfo, PendingQueue]:
+    ) -> tuple[ClusterInfo, ListedQueue]:
         """Return load, free nodes, upcoming reservations, and the queue. Raises ValueError."""
         own_ids = {line.id for line in lines if statuses.is_own(line, self.instances, self._user)}
         nodes = self._reservations.available_nodes(lines, node_lines, taken_at)

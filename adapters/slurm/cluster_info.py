@@ -23,7 +23,7 @@ from metasched.adapters.slurm.records import EMPTY_VALUES, parse_int
 from metasched.model.cluster import ClusterInfo, NamedNodes, NodeCapacity, Partition
 from metasched.model.host_lists import compressed_hosts
 from metasched.model.job import State
-from metasched.model.listing import MAX_PENDING_JOBS, PendingJob, PendingQueue
+from metasched.model.listing import MAX_LISTED_JOBS, ListedQueue, PendingJob, StartedJob
 
 # Reasons of pending jobs that do not compete for processors. They include limits of accounts and
 # of QOS (Assoc..., QOS...): Slurm passes such jobs over.
@@ -45,10 +45,8 @@ def build_cluster_info(
     owed, pending = 0.0, 0
     for job in jobs:
         state = parse_state(job.state)
-        if state in HOLDS_PROCESSORS or job.state == "CONFIGURING":
-            # independent of the clock: unchanged jobs must give an unchanged ClusterInfo
-            end = parse_epoch_time(job.end) or (parse_epoch_time(job.start) or 0.0) + NO_LIMIT
-            running.append((end, _min_cpus(job)))
+        if _holds_processors(job):
+            running.append((_end(job), _min_cpus(job)))
         elif state is State.PENDING and _could_start(job, taken_at):
             tasks, limit = task_count(job.id), _time_limit(job, partitions)
             pending += tasks
@@ -72,21 +70,21 @@ def build_queue(
     partitions: Iterable[Partition],
     taken_at: float,
     own_ids: set[str],
-) -> PendingQueue:
+) -> ListedQueue:
     """Return the first pending jobs in the order in which Slurm considers them.
 
-    `partitions` and `own_ids` are those of `build_cluster_info`. O(p log MAX_PENDING_JOBS).
+    `partitions` and `own_ids` are those of `build_cluster_info`. O(p log MAX_LISTED_JOBS).
     """
     tiers, by_name = _priority_tiers(node_lines), {part.name: part for part in partitions}
     pending = (
         job
         for job in jobs
         if parse_state(job.state) is State.PENDING
-        and job.state != "CONFIGURING"
+        and not _holds_processors(job)
         and _could_start(job, taken_at)
     )
-    first = heapq.nsmallest(MAX_PENDING_JOBS + 1, pending, key=lambda job: _rank(job, tiers))
-    return PendingQueue(
+    first = heapq.nsmallest(MAX_LISTED_JOBS + 1, pending, key=lambda job: _rank(job, tiers))
+    return ListedQueue(
         tuple(
             PendingJob(
                 native_id=_first_id(job) if job.id in own_ids else "",
@@ -95,10 +93,29 @@ def build_queue(
                 tasks=task_count(job.id),
                 owner=job.user,
             )
-            for job in first[:MAX_PENDING_JOBS]
+            for job in first[:MAX_LISTED_JOBS]
         ),
-        complete=len(first) <= MAX_PENDING_JOBS,
+        complete=len(first) <= MAX_LISTED_JOBS,
+        running=tuple(
+            StartedJob(end, _min_cpus(job), max(_time_limit(job, by_name), 1.0), job.user)
+            for end, _, job in heapq.nsmallest(
+                MAX_LISTED_JOBS,
+                ((_end(job), job.id, job) for job in jobs if _holds_processors(job)),
+            )
+        ),
     )
+
+
+def _holds_processors(job: QueueLine) -> bool:
+    return parse_state(job.state) in HOLDS_PROCESSORS or job.state == "CONFIGURING"
+
+
+def _end(job: QueueLine) -> float:
+    """Return the end of a running job by its limit.
+
+    It is independent of the clock: unchanged jobs must give an unchanged ClusterInfo.
+    """
+    return parse_epoch_time(job.end) or (parse_epoch_time(job.start) or 0.0) + NO_LIMIT
 
 
 def _priority_tiers(node_lines: Iterable[NodeLine]) -> dict[str, int]:

@@ -20,12 +20,14 @@ from metasched.core.scheduler import Core
 from metasched.core.tasks import Task, TaskId
 from metasched.forecast.snapshot import ForecastCluster, RunningTask, Snapshot, WaitingTasks
 from metasched.model.job import Job, State
-from metasched.model.listing import PendingJob, PendingQueue
+from metasched.model.listing import ListedQueue, PendingJob, StartedJob
 from metasched.model.reservation import OPEN_STATES
 from metasched.policies.local.queueing import EMPTY, LocalPolicy, ReservedWindow
 
 MAX_TASKS = 2000  # pending tasks of a cluster that are forecast: the first in its queue
-MAX_QUEUED = 10_000  # tasks that wait in metasched and are forecast: the first in their order
+# Tasks that wait in metasched and are forecast: the first in their order. These take 0.1 s of the
+# scheduler's thread; such refreshes are minutes apart
+MAX_QUEUED = 5_000
 MAX_READY = 50_000  # tasks that wait in metasched; with more, none of them is forecast
 # Running jobs, or own tasks if these are more, of a cluster with a forecast, and of all these
 # clusters together: 10,000 take 30 ms of the scheduler's thread
@@ -64,7 +66,7 @@ class _Entries:
 def forecast_state(
     core: Core,
     policies: Mapping[str, Callable[[], LocalPolicy]],
-    queues: Mapping[str, PendingQueue],
+    queues: Mapping[str, ListedQueue],
     now: float,
 ) -> ForecastState:
     """Return the present state. O(t log t) for t tasks, see MAX_LIVE_OF_SITE and MAX_READY.
@@ -84,7 +86,7 @@ def forecast_state(
     entries = _Entries()
     for name, index in indices.items():
         view = views[name]
-        running += _running_tasks(view, index, now, leases)
+        running += _running_tasks(view, index, queues.get(name), now, leases)
         for tasks, job in _in_queue(view, queues.get(name)):
             if tasks:
                 entry = _pending_entry(tasks, index, view, core, leases)
@@ -145,6 +147,7 @@ class _QueuedTasks:
         self.entries: list[tuple[WaitingTasks, tuple[TaskId, ...]]] = []
         self.free: dict[str, int | None] = {}  # tokens by licence that is asked for; None: unknown
         self.reasons: dict[int, str] = {}  # by job without forecast
+        self._clusters_of: dict[int, list[str]] = {}  # by group of tasks
 
     def collect(self, now: float) -> None:
         """Collect the first MAX_QUEUED tasks. O(n log n) for n that wait."""
@@ -173,7 +176,12 @@ class _QueuedTasks:
         core, job = self._core, task.job
         if job.reservation is not None:
             return None
-        names = core.clusters_in_time(task)
+        group = core.queued_group(task.task_id)
+        names = self._clusters_of.get(group) if group is not None else None
+        if names is None:
+            names = core.clusters_in_time(task)
+            if group is not None:
+                self._clusters_of[group] = names
         if not names:
             return None  # its reason says why
         if uncertain := next((name for name in names if name in self._unknown), None):
@@ -201,7 +209,7 @@ class _QueuedTasks:
         )
 
 
-def _obstacles(views: Iterable[ClusterView], queues: Mapping[str, PendingQueue]) -> dict[str, str]:
+def _obstacles(views: Iterable[ClusterView], queues: Mapping[str, ListedQueue]) -> dict[str, str]:
     """Return why nothing can be forecast, by cluster. The smallest clusters go first."""
     obstacles, left = dict[str, str](), MAX_LIVE_OF_SITE
     for view in sorted(views, key=_size):
@@ -230,7 +238,7 @@ def _obstacle(view: ClusterView, max_live: int, lists_queue: bool) -> str:
 
 
 def _in_queue(
-    view: ClusterView, queue: PendingQueue | None
+    view: ClusterView, queue: ListedQueue | None
 ) -> Iterator[tuple[list[Task], PendingJob | None]]:
     """Yield tasks of equal jobs, or a job of others, in the order of the cluster's queue."""
     pending = (task for task in view.unstarted_tasks.values() if _stays_pending(task))
@@ -281,11 +289,11 @@ def _stays_pending(task: Task) -> bool:
 
 
 def _running_tasks(
-    view: ClusterView, index: int, now: float, leases: _Leases
+    view: ClusterView, index: int, queue: ListedQueue | None, now: float, leases: _Leases
 ) -> Iterator[RunningTask]:
-    """Yield the running tasks; of others the part of their limits that is left, from now.
+    """Yield the running tasks. If a queue does not list those of others, from now on.
 
-    Tasks in a reservation leave their processors to it.
+    These have the rest of their limits. Tasks in a reservation leave their processors to it.
     """
     assert view.info is not None
     ends_by_cpus: dict[int, list[float]] = {}
@@ -304,9 +312,17 @@ def _running_tasks(
         cpus = job.cpus if job.reservation is None else 0
         held = leases.of(task.task_id)
         yield RunningTask(index, cpus, attempt.started, limit, job.user, job.user_class, held)
+    listed: dict[tuple[float, int], list[StartedJob]] = {}
+    for started in () if queue is None else queue.running:
+        listed.setdefault((started.end, started.cpus), []).append(started)
     for cpus, ends in ends_by_cpus.items():
         for end in ends:
-            yield RunningTask(index, cpus, now, max(end - now, 1.0))
+            if alike := listed.get((end, cpus)):
+                started = alike.pop()
+                owner, limit = _foreign_user(started.owner), started.limit
+                yield RunningTask(index, cpus, min(end - limit, now), limit, owner)
+            else:
+                yield RunningTask(index, cpus, now, max(end - now, 1.0))
 
 
 def _equal_runs(tasks: Iterable[Task]) -> Iterable[list[Task]]:
@@ -340,9 +356,13 @@ def _pending_entry(
 
 
 def _foreign_entry(job: PendingJob, index: int, now: float) -> WaitingTasks:
-    """Return a job of others. Its owner is no user of ours, who may have the same name."""
-    owner = f"#{job.owner}" if job.owner else ""
-    return WaitingTasks(job.cpus, {index: job.limit}, job.tasks, owner, waiting_since=now)
+    limits, owner = {index: job.limit}, _foreign_user(job.owner)
+    return WaitingTasks(job.cpus, limits, job.tasks, owner, waiting_since=now)
+
+
+def _foreign_user(owner: str) -> str:
+    """Return the user of a job of others: no user of ours, who may have the same name."""
+    return f"#{owner}" if owner else ""
 
 
 def _limit(job: Job, view: ClusterView) -> float:

@@ -561,6 +561,10 @@ class SchedulingGates:
         """Tasks and stand-ins that wait for a cluster, licences or a limit only."""
         return len(self._ready) + len(self.ineligible)
 
+    def queued_group(self, task_id: TaskId) -> int | None:
+        """Return the number of the group in which a task without a cluster waits, if any."""
+        return self.ineligible.group_id(task_id)
+
     def preview_order(self, now: float, age: float) -> Iterator[TaskId]:
         """Yield the tasks that wait for a cluster or licences in the order of their turns.
 

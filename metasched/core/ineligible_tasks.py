@@ -54,6 +54,11 @@ class IneligibleTasks:
         for group in self._groups.values():
             yield from group.tasks.values()
 
+    def group_id(self, task_id: TaskId) -> int | None:
+        """Return a number that tasks share for which the same clusters are eligible, if known."""
+        group = self._group_of.get(task_id)
+        return None if group is None else id(group)
+
     # Membership
 
     def add(

@@ -198,6 +198,7 @@ class Core:
         self.assess_clusters = self._placement.assess_clusters
         self.clusters_in_time = self._placement.clusters_in_time
         self.preview_order = self._gates.preview_order
+        self.queued_group = self._gates.queued_group
         self.rejection_reason = self._placement.rejection_reason
 
     # Entry point

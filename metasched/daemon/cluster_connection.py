@@ -41,7 +41,7 @@ from metasched.daemon.use_monitor import UseMonitor
 from metasched.daemon.worker_process import WorkerProcess
 from metasched.db.store import StorageFailed
 from metasched.model.audit import AuditKind, AuditRecord
-from metasched.model.listing import AccountingAnswer, PendingQueue
+from metasched.model.listing import AccountingAnswer, ListedQueue
 from metasched.model.row_checks import is_time
 
 log = logging.getLogger("metasched")
@@ -82,7 +82,7 @@ class ClusterConnection:
         )
         self.row_filter = RowFilter(self.name, host.quarantine)
         self.start_times = ManagerStartTimes(self.name)
-        self.queue: PendingQueue | None = None  # as last listed; None: its order is unknown
+        self.queue: ListedQueue | None = None  # as last listed; None: its order is unknown
         self.reservation_sync = ReservationSync(
             settings.cluster, host, self.worker.call, self.poll_soon
         )

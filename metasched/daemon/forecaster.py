@@ -34,7 +34,7 @@ from metasched.daemon.forecast_process import (
 from metasched.db.store import StorageFailed
 from metasched.forecast.estimates import Estimates, StartEstimate
 from metasched.model.job import Job, State
-from metasched.model.listing import PendingQueue
+from metasched.model.listing import ListedQueue
 from metasched.policies.local.orders import EASY, FirstFit
 from metasched.policies.local.queueing import NEVER, LocalPolicy
 from metasched.policies.local.registry import DEFAULT_POLICY, make_policy
@@ -100,7 +100,7 @@ class Forecaster:
         clusters: tuple[ClusterSettings, ...],
         changed: Callable[[], asyncio.Event],
         recent_runs: Callable[[int], list[tuple[Job, float]]],
-        queues: Callable[[], Mapping[str, PendingQueue]],
+        queues: Callable[[], Mapping[str, ListedQueue]],
         runner: ForecastRunner | None = None,
     ) -> None:
         """`changed` returns an event that is set once the state has changed.

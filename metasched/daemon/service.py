@@ -68,7 +68,7 @@ from metasched.errors import UserError
 from metasched.model.audit import AuditKind, AuditRecord, cleaned
 from metasched.model.calendar import PruneDatabase
 from metasched.model.job import State
-from metasched.model.listing import PendingQueue
+from metasched.model.listing import ListedQueue
 from metasched.model.policy_version import PolicyVersion
 
 log = logging.getLogger("metasched")
@@ -331,7 +331,7 @@ class SchedulerService:
             return None
         return self.forecaster.estimate(task_id, attempt.cluster)
 
-    def _listed_queues(self) -> dict[str, PendingQueue]:
+    def _listed_queues(self) -> dict[str, ListedQueue]:
         """Return the order of pending jobs on each cluster that lists it."""
         return {
             name: queue

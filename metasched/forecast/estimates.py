@@ -43,15 +43,19 @@ def estimate_starts(
     draws: int = DRAWS,
     targets: frozenset[int] | None = None,
     max_starts: int = 10_000,
+    may_begin: Callable[[], bool] = lambda: True,
     may_continue: Callable[[], bool] = lambda: True,
 ) -> Estimates | None:
     """Run the snapshot forward with drawn run times; estimate the start of each waiting task.
 
-    `targets`, `max_starts` and `may_continue` are those of `ForwardRun`. Returns None if fewer than
-    MIN_DRAWS runs (or `draws`) ended before `may_continue` returned False.
+    `targets`, `max_starts` and `may_continue` are those of `ForwardRun`. After MIN_DRAWS runs no
+    other begins once `may_begin` returns False. Returns None if fewer than MIN_DRAWS runs (or
+    `draws`) ended before `may_continue` returned False.
     """
     starts: list[list[list[float]]] = []  # of each run
     for number in range(draws):
+        if number >= MIN_DRAWS and not may_begin():
+            break
         drawn = _DrawnTimes(snapshot, model, Random(f"{seed}/{number}"))
         run = ForwardRun(
             snapshot, drawn.end_of, drawn.run_time, targets=targets, max_starts=max_starts

@@ -53,11 +53,21 @@ class PendingJob(msgspec.Struct, frozen=True, array_like=True):
     owner: str = ""  # as the manager spells it
 
 
-class PendingQueue(msgspec.Struct, frozen=True):
+class StartedJob(msgspec.Struct, frozen=True, array_like=True):
+    """A running job of anybody."""
+
+    end: float  # epoch seconds by its limit, as in `ClusterInfo.running_jobs`
+    cpus: int
+    limit: float  # seconds, above 0
+    owner: str  # as the manager spells it
+
+
+class ListedQueue(msgspec.Struct, frozen=True):
     """The pending jobs of all users that could start, in the order of their manager."""
 
-    jobs: tuple[PendingJob, ...]  # at most MAX_PENDING_JOBS
+    jobs: tuple[PendingJob, ...]  # at most MAX_LISTED_JOBS
     complete: bool = True  # whether there are no more
+    running: tuple[StartedJob, ...] = ()  # the first to end, at most MAX_LISTED_JOBS
 
 
 class QuarantinedRow(msgspec.Struct, frozen=True):
@@ -73,7 +83,7 @@ class QuarantinedRow(msgspec.Struct, frozen=True):
     defect: str = ""  # why the row is set aside
 
 
-MAX_PENDING_JOBS = 2000  # of a `PendingQueue`: managers look no deeper for jobs to backfill
+MAX_LISTED_JOBS = 2000  # of a `ListedQueue`: managers look no deeper for jobs to backfill
 
 
 @dataclass(frozen=True)
@@ -99,7 +109,7 @@ class Listing:
     quarantined: tuple[QuarantinedRow, ...] = ()  # rows that the adapter cannot read
     cursor: str = ""  # position after the last end in `rows`; "": all ends are in `rows`
     partial: bool = False  # further ends and the open tasks follow in the next listing
-    queue: PendingQueue | None = None  # None: its order is unknown; no decision depends on it
+    queue: ListedQueue | None = None  # None: its order is unknown; no decision depends on it
 
 
 class MissingTask(msgspec.Struct, rename=STORED_FIELDS["MissingTask"], frozen=True):

@@ -1,10 +1,11 @@
-"""The expected start of a job that waits on a `local` cluster, as its user is told."""
+"""The expected start of a job that waits, as its user is told."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 from tests.e2e.conftest import ONE_LOCAL, Site
+from tests.harness.slurm import SlurmSite
 
 
 def test_status_and_explain_have_an_interval(site: Site) -> None:
@@ -32,3 +33,28 @@ def test_status_and_explain_have_an_interval(site: Site) -> None:
     [row] = site.until_ended(second)
     assert (row["expected_start"], row["expected_late"]) == (None, None)
     assert "not estimated" not in site.json("explain", str(second))["text"]
+
+
+def test_jobs_of_others_do_not_hide_the_start_on_slurm(site: Site, slurm_site: SlurmSite) -> None:
+    """One job of others runs for up to 30 min, another is pending before ours."""
+    beta = slurm_site["beta"]
+    beta.empty()
+    site.configure(ONE_LOCAL + beta.table("poll_interval = 1\n"))
+    site.start()
+    beta.run("sbatch", "-t", "30", "-N3", "--exclusive", "--wrap", "sleep 600")
+    known = ("-n", "1", "--array", "1-100", "--time", "60", "--cluster", "here")
+    site.until_ended(site.submit(*known, "--wrap", "true"))
+    beta.run("sbatch", "-t", "20", "-N3", "--exclusive", "--wrap", "sleep 600")
+    begun = datetime.now(UTC)
+    job = site.submit("-n", "24", "--time", "5", "--cluster", "beta", "--wrap", "true")
+    row = site.until(lambda: (row := site.row(job))["expected_late"] and row)
+    assert row["state"] == "pending"
+    early, median, late = (
+        datetime.fromisoformat(row[key])
+        for key in ("expected_early", "expected_start", "expected_late")
+    )
+    assert early <= median <= late
+    # no known task has run for so long: the job that runs ends at any part of its limit
+    assert 600 < (late - begun).total_seconds() <= 3000 + 2
+    beta.run("scancel", "--name=wrap")
+    site.until_ended(job)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from metasched.forecast import run_times
-from metasched.forecast.estimates import StartEstimate, estimate_starts, quantile
+from metasched.forecast.estimates import MIN_DRAWS, StartEstimate, estimate_starts, quantile
 from metasched.forecast.forward_run import ForwardRun
 from metasched.forecast.run_times import RunTimeModel
 from metasched.forecast.snapshot import ForecastCluster, RunningTask, Snapshot, WaitingTasks
@@ -328,3 +328,10 @@ def test_only_targets_have_estimates() -> None:
     estimates = estimate_starts(snapshot, RunTimeModel(), 1, targets=frozenset({1}))
     assert estimates is not None
     assert [len(tasks) for tasks in estimates.tasks] == [0, 1]
+
+
+def test_the_fewest_runs_are_made_though_time_is_short() -> None:
+    snapshot = alone(1, (), WaitingTasks(1, {0: 10.0}))
+    estimates = estimate_starts(snapshot, RunTimeModel(), 1, may_begin=lambda: False)
+    assert estimates is not None
+    assert estimates.draws == MIN_DRAWS

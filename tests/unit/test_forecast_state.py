@@ -15,7 +15,7 @@ from metasched.forecast.run_times import RunTimeModel
 from metasched.forecast.snapshot import RunningTask
 from metasched.model.job import Job, State
 from metasched.model.licence import LicencePool
-from metasched.model.listing import PendingJob, PendingQueue
+from metasched.model.listing import ListedQueue, PendingJob, StartedJob
 from metasched.model.reservation import Reservation, ReservationState
 from metasched.policies.local.orders import EASY
 from tests.unit.core_site import NOW, Site, facts, job
@@ -23,7 +23,7 @@ from tests.unit.core_site import NOW, Site, facts, job
 POLICIES = {"left": EASY, "right": EASY}
 
 
-def state_of(site: Site, queue: PendingQueue | None = None) -> ForecastState:
+def state_of(site: Site, queue: ListedQueue | None = None) -> ForecastState:
     """The state, if left lists this queue."""
     return forecast_state(site.core, POLICIES, {"left": queue} if queue else {}, NOW)
 
@@ -64,7 +64,7 @@ def pending_on_left(*numbers: int) -> Site:
 
 def test_tasks_have_their_place_among_jobs_of_others() -> None:
     site = pending_on_left(1, 2)
-    queue = PendingQueue(
+    queue = ListedQueue(
         (
             PendingJob("2", 8, 100.0),
             PendingJob("", 4, 60.0, tasks=3, owner="1001"),
@@ -85,21 +85,30 @@ def test_tasks_have_their_place_among_jobs_of_others() -> None:
 def test_a_task_that_the_queue_lacks_cannot_start_there() -> None:
     """Such as one above a limit of the manager; without an estimate nobody is misled."""
     site = pending_on_left(1, 2)
-    assert state_of(site, PendingQueue((PendingJob("2", 8, 100.0),))).tasks == (((2, 0),),)
+    assert state_of(site, ListedQueue((PendingJob("2", 8, 100.0),))).tasks == (((2, 0),),)
     site.step(JobSubmitted(NOW, job(3, cpus=8)))
     site.sent(3, native="3")  # since the listing: it is last
-    assert state_of(site, PendingQueue((PendingJob("2", 8, 100.0),))).tasks == (
+    assert state_of(site, ListedQueue((PendingJob("2", 8, 100.0),))).tasks == (
         ((2, 0),),
         ((3, 0),),
     )
-    long = PendingQueue((PendingJob("2", 8, 100.0),), complete=False)
+    long = ListedQueue((PendingJob("2", 8, 100.0),), complete=False)
     assert state_of(site, long).tasks == (((2, 0),),)
+
+
+def test_running_jobs_of_others_have_run_for_a_while() -> None:
+    """By now it has used most of its limit: what is left is not drawn anew at each refresh."""
+    site = pending_on_left(1)
+    queue = ListedQueue((), running=(StartedJob(NOW + 50, 8, 600.0, "1001"),))
+    assert state_of(site, queue).snapshot.running == (RunningTask(0, 8, NOW - 550, 600.0, "#1001"),)
+    late = ListedQueue((), running=(StartedJob(NOW + 51, 8, 600.0, "1001"),))  # of another listing
+    assert state_of(site, late).snapshot.running == (RunningTask(0, 8, NOW, 50.0),)
 
 
 def test_what_is_being_withdrawn_has_no_place() -> None:
     site = pending_on_left(1, 2)
     site.core.tasks[2, 0].held = True
-    queue = PendingQueue((PendingJob("2", 8, 100.0), PendingJob("1", 8, 100.0)))
+    queue = ListedQueue((PendingJob("2", 8, 100.0), PendingJob("1", 8, 100.0)))
     assert medians(state_of(site, queue)) == {(1, 0): 50}
 
 
@@ -109,7 +118,7 @@ def test_an_array_has_one_place() -> None:
     for index in (1, 2):
         site.core.tasks[1, index].live_attempt.state = State.PENDING
         site.core.tasks[1, index].live_attempt.native_id = f"7_{index}"
-    queue = PendingQueue((PendingJob("", 1, 5.0), PendingJob("7", 8, 100.0, tasks=2)))
+    queue = ListedQueue((PendingJob("", 1, 5.0), PendingJob("7", 8, 100.0, tasks=2)))
     assert state_of(site, queue).tasks == ((), ((1, 1), (1, 2)))
 
 
@@ -267,10 +276,10 @@ def reserve(site: Site, cpus: int, start: float, end: float, **fields: object) -
 def test_a_reservation_blocks_its_processors(fields: Mapping[str, object], start: float) -> None:
     site = pending_on_left(1)
     reserve(site, 1, 120, 300, **fields)
-    assert medians(state_of(site, PendingQueue((PendingJob("1", 8, 100.0),)))) == {(1, 0): start}
+    assert medians(state_of(site, ListedQueue((PendingJob("1", 8, 100.0),)))) == {(1, 0): start}
 
 
 def test_a_job_that_ends_before_a_reservation_is_not_kept_waiting() -> None:
     site = pending_on_left(1)
     reserve(site, 8, 150, 300)
-    assert medians(state_of(site, PendingQueue((PendingJob("1", 8, 100.0),)))) == {(1, 0): 50}
+    assert medians(state_of(site, ListedQueue((PendingJob("1", 8, 100.0),)))) == {(1, 0): 50}

@@ -41,7 +41,7 @@ from metasched.forecast.estimates import StartEstimate
 from metasched.forecast.snapshot import RunningTask
 from metasched.model.cluster import ClusterInfo
 from metasched.model.job import Job, State
-from metasched.model.listing import PendingQueue
+from metasched.model.listing import ListedQueue
 from metasched.policies.local.orders import EASY
 from tests.unit.core_site import NOW, Site, facts, job
 
@@ -70,7 +70,7 @@ def waiting_site(*, pending: int = 2) -> Site:
 
 
 def state_of(
-    site: Site, now: float = NOW, queues: dict[str, PendingQueue] | None = None
+    site: Site, now: float = NOW, queues: dict[str, ListedQueue] | None = None
 ) -> ForecastState:
     return forecast_state(site.core, POLICIES, queues or {}, now)
 

@@ -16,7 +16,7 @@ from metasched.adapters.slurm.adapter import SlurmOptions
 from metasched.adapters.slurm.listing_horizon import ListingHorizon
 from metasched.model.cluster import ClusterInfo, ManagerLicences, NodeCapacity
 from metasched.model.job import Job, Payload, State
-from metasched.model.listing import JobStatus, PendingJob, PendingQueue
+from metasched.model.listing import JobStatus, ListedQueue, PendingJob, StartedJob
 
 TAKEN = 1795228098.0
 OURS = "abcd1234"
@@ -916,7 +916,7 @@ def pending_line(job: str, **changed: str) -> text.QueueLine:
     return line(id=job, **{**usual, **changed})
 
 
-def queue_of(*lines: text.QueueLine, own: Iterable[str] = ()) -> PendingQueue:
+def queue_of(*lines: text.QueueLine, own: Iterable[str] = ()) -> ListedQueue:
     nodes = text.parse_nodes(NODES, "~")
     partitions = cluster_info.build_cluster_info(lines, nodes, TAKEN, set()).partitions
     return cluster_info.build_queue(lines, nodes, partitions, TAKEN, set(own))
@@ -932,17 +932,18 @@ def test_pending_jobs_are_in_the_order_of_their_priorities() -> None:
         pending_line("4", priority="50", reason="Dependency"),
         own=["8", "9_[1-4]"],
     )
-    assert queue == PendingQueue(
+    assert queue == ListedQueue(
         (
             PendingJob("9", 4, 600.0, 4, "1001"),
             PendingJob("", 2, 600.0, 1, "1000"),
             PendingJob("8", 2, 3600.0, 1, "1000"),
-        )
+        ),
+        running=(StartedJob(120.0, 2, 600.0, "1000"),),
     )
 
 
 def test_a_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_info, "MAX_PENDING_JOBS", 2)
+    monkeypatch.setattr(cluster_info, "MAX_LISTED_JOBS", 2)
     lines = [pending_line(str(number), priority=str(number)) for number in range(1, 4)]
     queue = queue_of(*lines, own=["2", "3"])
     assert [job.native_id for job in queue.jobs] == ["3", "2"]
