@@ -1,6 +1,7 @@
 """Simulation: workloads run by the daemon's own core and policies on simulated clusters.
 
 swf, workload, synthetic   workloads: traces, generators, overlays
+recorded_workload          a period of a site from its ledger
 clusters                   simulated clusters: counted processors or machines
 cluster_specs              clusters given on the command line
 cluster_file               clusters and shared licences of a TOML file

@@ -33,6 +33,8 @@ from typing import NamedTuple
 from msgspec import structs
 
 from metasched.core.events import (
+    ClusterDrained,
+    ClusterResumed,
     CoreEvent,
     DaemonStarted,
     Dispatch,
@@ -63,7 +65,8 @@ from metasched.simulate.workload import Workload, WorkloadEntry
 
 INSTANCE = "lab"  # of the simulated daemon, in tags
 UPDATES_PER_LISTING = 1000  # status changes of a cluster in a listing
-REFUSED = "refused by a limit"  # why jobs were left out, in `Schedule.dropped`
+# why jobs were left out, in `Schedule.dropped`
+REFUSED, NEVER_STARTED = "refused by a limit", "kept waiting by a drain that does not end"
 
 # The fields of a job status: native id, state, start, end (seconds), exit code. Most are replaced
 # before they are reported, so a JobStatus is created only for a report.
@@ -140,7 +143,8 @@ LocalPolicyFactory = Callable[[SimulatedCluster], LocalPolicy]
 class Simulation:
     """One run. `make_policy` creates the local policy of each cluster.
 
-    With a `clock`, as `time.process_time`, the passes of local policies are timed.
+    With a `clock`, as `time.process_time`, the passes of local policies are timed. `drains`: acts
+    of operators, in the order of their times.
     """
 
     def __init__(
@@ -155,6 +159,7 @@ class Simulation:
         fair_share: FairShareSettings | None = None,
         limits: LimitSettings | None = None,
         clock: Callable[[], float] | None = None,
+        drains: Sequence[ClusterDrained | ClusterResumed] = (),
     ) -> None:
         if not clusters:
             raise ClusterError("there are no clusters; describe them with --clusters")
@@ -199,6 +204,8 @@ class Simulation:
         )
         self._tags: dict[int, str] = {}  # of dispatched jobs
         self._unlisted: dict[int, int] = {}  # job to cluster; missing from listings so far
+        start = self._entries[0].job.submitted if self._entries else 0.0
+        self._drains = [structs.replace(act, time=max(act.time, start)) for act in drains]
         self._scheduled: dict[int, ScheduledJob] = {}
         self._refused: set[int] = set()  # jobs
         self._scheme = scheme
@@ -263,11 +270,13 @@ class Simulation:
         """Simulate from the first submission to the last ending."""
         self._start_core()
         entries, ends, polls, ticks = self._entries, self._ends, self._poll_times, self._ticks
-        window_ends = deque(self._window_ends)
+        window_ends, drains = deque(self._window_ends), deque(self._drains)
         arrivals, index, now = len(entries), 0, 0.0
         arrival = entries[0].job.submitted if entries else math.inf
         timer = math.inf
-        while index < arrivals or ends or polls or ticks or window_ends or timer < math.inf:
+        while (
+            index < arrivals or ends or polls or ticks or window_ends or drains or timer < math.inf
+        ):
             now = arrival
             if timer < now:
                 now = timer
@@ -275,6 +284,8 @@ class Simulation:
                 now = ends[0][0]
             if polls and polls[0] < now:
                 now = polls[0]
+            if drains and drains[0].time < now:
+                now = drains[0].time
             if ticks:
                 now = min(now, *ticks.values())
                 self._needs_pass.update(index for index, tick in ticks.items() if tick <= now)
@@ -288,13 +299,16 @@ class Simulation:
                     self._void_ends[end] -= 1
                 else:
                     self._end_job(now, end[1], end[2])
+            polled = False
+            while drains and drains[0].time <= now:
+                self._apply_drain(now, drains.popleft())
+                polled = True
             if arrival <= now:
                 self._report_before_submission(now)
                 while arrival <= now:
                     self._arrive(now, entries[index])
                     index += 1
                     arrival = entries[index].job.submitted if index < arrivals else math.inf
-            polled = False
             while polls and polls[0] <= now:
                 heappop(polls)
                 polled = True
@@ -304,6 +318,7 @@ class Simulation:
             if self._leasing or self._limited:
                 timer = self._next_timer(now)
         self._report_to_core(now, self._unreported)
+        stuck = self._stuck_jobs()
         pulls_by_cluster = [self.core.pull_counts(cluster.name) for cluster in self.clusters]
         return Schedule(
             clusters=self.clusters,
@@ -311,7 +326,7 @@ class Simulation:
                 [
                     self._scheduled[entry.job.id]
                     for entry in entries
-                    if entry.job.id not in self._refused
+                    if entry.job.id not in self._refused and entry.job.id not in stuck
                 ]
             ),
             dropped=self.dropped,
@@ -325,6 +340,22 @@ class Simulation:
                 getattr(manager.policy, "iterations", 0) for manager in self._managers
             ),
         )
+
+    def _apply_drain(self, now: float, event: ClusterDrained | ClusterResumed) -> None:
+        """Pass the act of an operator to the core, which knows what is pending from polls."""
+        self._list_pending(now)
+        self._report_to_core(now, set(range(len(self._managers))))
+        self._step_core(event)
+
+    def _stuck_jobs(self) -> Set[int]:
+        """Return the jobs that wait for the end of a drain that has none."""
+        if not self._drains:
+            return set()
+        ids = {entry.job.id for entry in self._entries}
+        stuck = ids - self._scheduled.keys() - self._refused
+        if stuck:
+            self.dropped[NEVER_STARTED] = len(stuck)
+        return stuck
 
     def _next_timer(self, now: float) -> float:
         """Return when time alone lets jobs go that wait for licences or limits; inf if never."""

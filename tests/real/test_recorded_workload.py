@@ -1,0 +1,183 @@
+"""Recorded periods in real databases: under their own policy they come out the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import insert, update
+
+from metasched.core.events import ClusterDrained, ClusterResumed, DaemonStarted
+from metasched.core.scheduler import Core
+from metasched.db.ledger import Ledger
+from metasched.db.recovery import recorded_events
+from metasched.db.schema import attempt, dependency, job, task
+from metasched.db.store import Database
+from metasched.model.job import Job
+from metasched.model.licence import LicencePool
+from metasched.policies.local.registry import make_policy
+from metasched.policies.policy import Policy
+from metasched.simulate.clusters import SimulatedCluster
+from metasched.simulate.engine import Simulation
+from metasched.simulate.recorded_workload import (
+    NOT_ENDED,
+    NOT_STARTED,
+    NothingRecorded,
+    RecordedPeriod,
+    read_period,
+)
+from metasched.simulate.synthetic import generate_lublin
+from metasched.simulate.workload import Overlay, Workload, WorkloadEntry
+from tests.harness.recorded_site import record
+
+START = 1_000_000.0
+CLUSTERS = [SimulatedCluster(name=name, cpus=8, queue_depth=0) for name in ("left", "right")]
+
+
+def simulation(workload: Workload, **settings: Any) -> Simulation:
+    return Simulation(
+        workload, CLUSTERS, Policy(), lambda _: make_policy("easy", {}, {}), **settings
+    )
+
+
+def small(**fields: Any) -> Workload:
+    """Four jobs of all processors of a cluster, a second apart."""
+    jobs = [
+        Job(id=id, submitted=START + id, estimated=100.0, cpus=8, user="ada", **fields)
+        for id in (1, 2, 3, 4)
+    ]
+    return Workload("small", tuple(WorkloadEntry(each, 50.0, each.id) for each in jobs))
+
+
+def read(
+    database: Database, since: float | None = None, until: float | None = None
+) -> RecordedPeriod:
+    engine = database.open_existing()
+    try:
+        with engine.connect() as connection:
+            return read_period(connection, since, until)
+    finally:
+        engine.dispose()
+
+
+def change_rows(database: Database, *statements: Any) -> None:
+    engine = database.open_existing()
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(statement)
+    engine.dispose()
+
+
+def test_a_recorded_run_comes_out_the_same_under_its_policy(database: Database) -> None:
+    """With licences, deadlines, pulls and a drain; another policy gives another run."""
+    workload, _ = generate_lublin(150, 8, 3)
+    workload = Overlay(deadlines=0.5, gold=0.3, licences=1).apply(workload, 3)
+    first = workload.entries[20].job.submitted
+    settings: dict[str, Any] = {
+        "licence_pools": (LicencePool(name="l1", total=2, linger=5.0),),
+        "drains": (
+            ClusterDrained(first, "left", by="root"),
+            ClusterResumed(first + 50_000, "left", by="root"),
+        ),
+    }
+    schedule = record(simulation(workload, **settings), database)
+    period = read(database)
+    assert period.pools == settings["licence_pools"]
+    assert period.drains == settings["drains"]
+    assert period.policy == replace(Policy(), pull=True)
+    again = period.run(period.policy)
+    starts = [(each.start, each.cluster) for each in schedule.jobs]
+    assert [(each.start, each.cluster) for each in again.jobs] == starts
+    assert [each.started for each in period.tasks] == [start for start, _ in starts]
+    other = period.run(replace(period.policy, weights={"deadline": 9.0, "user": 0.0}))
+    assert [(each.start, each.cluster) for each in other.jobs] != starts
+
+
+def test_tasks_arrive_when_only_the_scheduling_kept_them_back(database: Database) -> None:
+    record(simulation(small()), database)
+    spec = small().entries[0].job
+    fields: dict[int, dict[str, Any]] = {
+        1: {"begin": START + 1.5},
+        3: {"dependency": "afterok:1"},
+        4: {"held": True},
+    }
+    change_rows(
+        database,
+        *(
+            update(job)
+            .where(job.c.id == id)
+            .values(
+                changed=msgspec.json.encode(
+                    msgspec.structs.replace(spec, id=id, submitted=START + id, **values)
+                ).decode()
+            )
+            for id, values in fields.items()
+        ),
+        update(attempt).where(attempt.c.job == 1).values(started=START + 2),
+        update(attempt).where(attempt.c.job == 4).values(sent=START + 40),
+        insert(dependency).values(job=3, target=1),
+    )
+    period = read(database)
+    arrivals = {
+        recorded.job: entry.job.submitted - START
+        for entry, recorded in zip(period.workload.entries, period.tasks, strict=True)
+    }
+    # job 3 could start when job 1 had ended, and did
+    assert arrivals == {1: 1.5, 2: 2.0, 3: 51.0, 4: 40.0}
+    assert [entry.job.id for entry in period.workload.entries] == [1, 2, 3, 4]
+    assert {recorded.submitted for recorded in period.tasks} == {START + n for n in (1, 2, 3, 4)}
+
+
+def test_a_period_has_what_was_submitted_in_it_and_ran(database: Database) -> None:
+    record(simulation(small(time_limit=100.0)), database)
+    change_rows(
+        database,
+        update(attempt).where(attempt.c.job == 2).values(started=None),
+        update(task).where(task.c.job == 3).values(state="running", ended=None),
+    )
+    assert [each.job for each in read(database).tasks] == [1, 4]
+    assert read(database).workload.dropped == {NOT_STARTED: 1, NOT_ENDED: 1}
+    assert [each.job for each in read(database, START + 2, START + 9).tasks] == [4]
+    with pytest.raises(NothingRecorded, match=r"1 ended without a start, 1 still open.*--trace"):
+        read(database, START + 2, START + 3)
+    with pytest.raises(NothingRecorded, match="no start of a daemon"):
+        read(database, None, START)
+
+
+def test_jobs_keep_to_the_clusters_that_can_run_them_and_where_they_ran(database: Database) -> None:
+    record(simulation(small(clusters=("right",))), database)
+    [names] = {entry.job.clusters for entry in read(database).workload.entries}
+    assert names == ("right",)
+
+
+def test_a_gap_and_other_policies_are_reported(database: Database) -> None:
+    record(simulation(small()), database)
+    assert read(database).notes == ()
+    ledger = Ledger(database.open())
+    core = Core()
+    ledger.restore(core, 100)
+    started = next(each for each in _starts(database) if isinstance(each, DaemonStarted))
+    later = msgspec.structs.replace(
+        started, time=START + 40_000, policy=Policy(age=9.0), policy_version=2
+    )
+    ledger.record_start(later, core.step(later), None)
+    ledger.close()
+    period = read(database)
+    assert period.policy == Policy(age=9.0)
+    gap, policies = period.notes
+    assert gap.startswith("no daemon ran for 11.1 h of the period, 11.1 h at a time")
+    assert policies == (
+        "the policy changed once in the period; compared is its last one, version 2"
+    )
+    [note] = read(database, START - 86400 * 2, START + 9).notes
+    assert note == "nothing is stored of the first 2.0 days of the period"
+
+
+def _starts(database: Database) -> list[Any]:
+    engine = database.open_existing()
+    with engine.connect() as connection:
+        found = list(recorded_events(connection))
+    engine.dispose()
+    return found
