@@ -27,5 +27,6 @@
 `postgresql` by URL; both implement `store.Database`. `ledger` writes, with `job_rows` and
 `bulk_rows`; `queries` reads for commands and the API; `recovery` rebuilds the state of the core.
 `audit`, `daily_use`, `leases`, `outbox`, `reservations` and `cluster_info` encode their parts.
-`reports` reads sums by day. `integrity` checks a database, `pruning` deletes old rows.
+`reports` reads sums by day. `integrity` checks a database, with `replay`;
+`pruning` deletes old rows.
 """

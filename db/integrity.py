@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Connection, Row, and_, func, select
+from sqlalchemy import Connection, and_, func, select
 
-from metasched.core.array_remainder import range_of
-from metasched.core.recovered_state import RecoveredState
-from metasched.core.scheduler import DECISION_VERSION, Core
-from metasched.core.transitions import FINAL, LIVE
-from metasched.db import (
-    calendar,
-    daily_use,
-    leases,
-    limit_uses,
-    policy_versions,
-    reservations,
-    share_uses,
-    task_runs,
-    tuning,
-)
-from metasched.db.recovery import recorded_events
-from metasched.db.schema import attempt, checkpoint, event, job, metadata, task
+from metasched.core.transitions import LIVE
+from metasched.db import daily_use, leases, limit_uses, policy_versions, reservations
+from metasched.db.replay import replay
+from metasched.db.schema import attempt, job, metadata, task
 from metasched.db.store import Database
-from metasched.model.job import State
 
 EXAMPLES = 3  # problems quoted per check
 
@@ -112,75 +97,12 @@ def _check_counters(connection: Connection) -> tuple[list[str], str]:
 
 
 def _check_replay(connection: Connection) -> tuple[list[str], str]:
-    """Replay the events through a fresh core and compare its tasks and uses with the tables.
-
-    Events that a release with another version of the decisions recorded are not replayed.
-    """
-    first = _first_checkpoint(connection)
-    if first is None:
+    """Compare what a replay of the events gives with the tables."""
+    result = replay(connection)
+    if result is None:
         return [], "no event was recorded by a release that decides as this one: none was replayed"
-    core, since = Core(), first.event
-    count, ended = 0, {}
-    tuning_changes: list[tuning.RecordedChange] = []
-    core.restore(RecoveredState.unpack(first.data))
-    for recorded in recorded_events(connection, since):
-        count += 1
-        outcome = core.step(recorded)
-        tuning_changes += tuning.changes_of(recorded, outcome)
-        for key, replayed_task in outcome.tasks.items():
-            if replayed_task.state in FINAL:
-                ended[key] = _summary(replayed_task.state, replayed_task.attempts)
-            else:
-                ended.pop(key, None)
-        for job_id, run in outcome.cancelled_runs:
-            cancelled = _summary(State.CANCELLED, 0)
-            ended |= {(job_id, index): cancelled for index in range_of(run)}
-    replayed = ended | {
-        key: _summary(open_task.state, open_task.attempts) for key, open_task in core.tasks.items()
-    }
-    for remainder in core.remainders.values():
-        for run in remainder.runs:
-            for index in range_of(run):
-                replayed[remainder.job.id, index] = _summary(remainder.state, 0)
-    stored = {
-        (row.job, row.task_index): _summary(row.state, row.attempts)
-        for row in connection.execute(select(task))
-    }
-    stored |= {key: _summary(state, 0) for key, state in task_runs.all_states(connection)}
-    problems = [
-        f"task {key[0]}_{key[1]} is stored {stored[key]}, replayed {replayed.get(key)}"
-        for key in stored
-        if replayed.get(key, stored[key] if since > 1 else None) != stored[key]
-    ]
-    problems += [
-        f"task {key[0]}_{key[1]} is not stored, replayed {replayed[key]}"
-        for key in replayed.keys() - ended.keys() - stored.keys()
-    ]
-    problems += share_uses.find_mismatches(connection, core.fair_share.uses.values())
-    problems += calendar.find_mismatches(connection, core.calendar.entries)
-    problems += tuning.find_mismatches(
-        connection, since, core.state.tuning.values(), tuning_changes
-    )
-    origin = f"the checkpoint before event {since}" if since > 1 else "the beginning"
-    older = connection.execute(select(func.count()).where(event.c.id < since)).scalar()
-    remark = f"; {older} older events were not replayed" if older else ""
-    return (
-        problems,
-        f"{count} events from {origin} give the state of {len(stored)} tasks again{remark}",
-    )
-
-
-def _first_checkpoint(connection: Connection) -> Row[Any] | None:
-    """Return the checkpoint after which all events were decided by the present version."""
-    other_version = checkpoint.c.decisions != DECISION_VERSION
-    last_other = select(func.coalesce(func.max(checkpoint.c.event), 0)).where(other_version)
-    return connection.execute(
-        select(checkpoint)
-        .where(checkpoint.c.event > last_other.scalar_subquery())
-        .order_by(checkpoint.c.event)
-        .limit(1)
-    ).first()
-
-
-def _summary(state: str, attempts: int) -> str:
-    return f"{state} after {attempts} attempts"
+    origin = f"the checkpoint before event {result.since}" if result.since > 1 else "the beginning"
+    text = f"{result.events} events from {origin} give the state of {result.tasks} tasks again"
+    if result.older_events:
+        text += f"; {result.older_events} older events were not replayed"
+    return result.problems, text

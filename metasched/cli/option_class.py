@@ -7,9 +7,10 @@ from functools import wraps
 from typing import Any, TypeVar, get_type_hints
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
-def takes_options(options_class: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
+def takes_options(options_class: type[T]) -> Callable[[Callable[[T], R]], Callable[..., R]]:
     """Make a Typer command of a function of one `options_class`, a data class.
 
     Each field is an option: annotated as Typer wants a parameter, with its default.
@@ -27,10 +28,10 @@ def takes_options(options_class: type[T]) -> Callable[[Callable[[T], None]], Cal
         ]
     )
 
-    def decorate(function: Callable[[T], None]) -> Callable[..., None]:
+    def decorate(function: Callable[[T], R]) -> Callable[..., R]:
         @wraps(function)
-        def command(**values: Any) -> None:
-            function(options_class(**values))
+        def command(**values: Any) -> R:
+            return function(options_class(**values))
 
         del command.__wrapped__
         command.__annotations__ = {}

@@ -1,4 +1,4 @@
-"""The commands `policy`: show, check, diff, activate, undo, history."""
+"""The commands `policy`: show, check, diff, try, activate, undo, history."""
 
 import json as json_format
 import sys
@@ -11,6 +11,7 @@ import typer
 from metasched.cli.common_options import ConfigOption, JsonOption
 from metasched.cli.connect import connect
 from metasched.cli.messages import fail
+from metasched.cli.policy_try import try_policy
 from metasched.cli.show import format_time, print_table, printable
 from metasched.config.policy_file import (
     PolicyReading,
@@ -38,6 +39,7 @@ policy = typer.Typer(
       metasched policy show --explain
       metasched policy check candidate.toml
       metasched policy diff live candidate.toml
+      metasched policy try candidate.toml --since 30d
       metasched policy activate candidate.toml --reason "deadlines first"
       metasched policy undo
     """,
@@ -221,6 +223,9 @@ def diff(
             ),
         )
     return 1 if rows else 0
+
+
+policy.command("try")(try_policy)
 
 
 @policy.command()

@@ -340,6 +340,52 @@ def plot_bars(labels: Sequence[str], series: Mapping[str, Sequence[float]], unit
     return figure
 
 
+def plot_changes(
+    labels: Sequence[str],
+    changes: Sequence[float],
+    intervals: Sequence[tuple[float, float] | None],
+    unit: str,
+) -> Figure:
+    """Plot changes of at most `MAX_LABELS` labels as points, with their intervals if known."""
+    labels, changes = labels[:MAX_LABELS], changes[:MAX_LABELS]
+    figure, (axis,) = _figure(1, height=1 + 0.3 * len(labels))
+    axis.axvline(0, color="grey", linewidth=0.8)
+    axis.scatter(changes, range(len(labels)), s=18)
+    for position, interval in enumerate(intervals[:MAX_LABELS]):
+        if interval is not None:
+            axis.plot(interval, (position, position), color="C0", linewidth=1.5)
+    axis.set_yticks(range(len(labels)), _plain(labels))
+    axis.set_ylim(len(labels) - 0.5, -0.5)
+    axis.set(xlabel=unit)
+    return figure
+
+
+def plot_lines(
+    positions: Sequence[float], series: Mapping[str, Sequence[float]], axes: tuple[str, str]
+) -> Figure:
+    """Plot values over positions, a line for each series; `axes` are the labels of x and y."""
+    figure, (axis,) = _figure(1, height=3.5)
+    for name, values in series.items():
+        axis.plot(positions, values, linewidth=1, label=name)
+    axis.set(xlabel=axes[0], ylabel=axes[1], ylim=(0, None))
+    axis.legend(loc="upper right")
+    return figure
+
+
+def plot_wait_shares(waits: Mapping[str, Sequence[float]]) -> Figure:
+    """Plot cumulative distributions of waits in seconds."""
+    figure, (axis,) = _figure(1, height=3.5)
+    for name, values in waits.items():
+        ordered = sorted(values)
+        shares = [100 * (index + 1) / len(ordered) for index in range(len(ordered))]
+        axis.step(ordered, shares, where="post", linewidth=1, label=name)
+    axis.set_xscale("symlog", linthresh=10)
+    axis.set(xlabel="wait, seconds", ylabel="jobs, %", ylim=(0, 101))
+    axis.set_xlim(0, max(10.0, *(max(values) for values in waits.values())))
+    axis.legend(loc="lower right")
+    return figure
+
+
 def plot_over_time(times: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str) -> Figure:
     """Plot the sums of months or days, each divided into parts."""
     figure, (axis,) = _figure(1, height=4)

@@ -10,10 +10,11 @@ import pytest
 from sqlalchemy import insert, update
 
 from metasched.core.events import ClusterDrained, ClusterResumed, DaemonStarted
-from metasched.core.scheduler import Core
+from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.db.ledger import Ledger
 from metasched.db.recovery import recorded_events
-from metasched.db.schema import attempt, dependency, job, task
+from metasched.db.replay import replay
+from metasched.db.schema import attempt, checkpoint, dependency, job, task
 from metasched.db.store import Database
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
@@ -181,3 +182,34 @@ def _starts(database: Database) -> list[Any]:
         found = list(recorded_events(connection))
     engine.dispose()
     return found
+
+
+def test_a_replay_gives_each_decision_again(database: Database) -> None:
+    """A priority or a cluster that is another in the tables is found."""
+    schedule = record(simulation(small(deadline=START + 500)), database)
+    moves = sum(each.moves for each in schedule.jobs)
+    result = replayed(database)
+    assert (result.problems, result.tasks) == ([], 4)
+    assert result.decisions == 4 + 4 + moves  # priorities, dispatches
+    change_rows(
+        database,
+        update(attempt).where(attempt.c.job == 2).values(cluster="elsewhere"),
+        update(job).where(job.c.id == 3).values(priority=99),
+    )
+    priority, place = replayed(database).problems
+    assert priority.startswith("job 3 has priority 99, replayed ")
+    assert place == "task 2_0 was sent to elsewhere, replayed to right"
+
+
+def test_events_of_another_release_are_not_replayed(database: Database) -> None:
+    record(simulation(small()), database)
+    change_rows(database, update(checkpoint).values(decisions=DECISION_VERSION - 1))
+    assert replayed(database) is None
+
+
+def replayed(database: Database) -> Any:
+    engine = database.open_existing()
+    with engine.connect() as connection:
+        result = replay(connection)
+    engine.dispose()
+    return result

@@ -1,0 +1,343 @@
+"""The command `policy try`: a policy file on the record of the site, or on a trace."""
+
+from __future__ import annotations
+
+import json as json_format
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from metasched.cli.common_options import JsonOption, NearestConfigOption
+from metasched.cli.messages import fail, warn
+from metasched.cli.option_class import takes_options
+from metasched.cli.progress import progress_bar
+from metasched.cli.show import print_table, printable
+from metasched.config.policy_file import examine_policy, read_policy_text
+from metasched.config.policy_words import differences, values_of, written
+from metasched.errors import UserError
+from metasched.units import ParseError, parse_moment
+
+if TYPE_CHECKING:
+    from metasched.db.replay import Replay
+    from metasched.db.store import Database
+    from metasched.experiments.policy_trial import Comparison
+    from metasched.policies.policy import Policy
+    from metasched.simulate.recorded_workload import RecordedPeriod
+
+EXIT_MISTAKES = 2
+EXIT_OTHER_DECISIONS = 1
+SHOWN_NOTES = 20  # problems of a replay that are printed
+
+
+@dataclass(frozen=True, kw_only=True)
+class TryOptions:
+    """Arguments and options of `metasched policy try`."""
+
+    file: Annotated[str, typer.Argument(metavar="FILE", show_default=False)]
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="T", help="Jobs submitted from then on [all stored]."),
+    ] = None
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="T", help="Jobs submitted before then.")
+    ] = None
+    before: Annotated[
+        str | None,
+        typer.Option(
+            "--before",
+            metavar="POLICY",
+            help="Compare with a file, or `default` [the recorded].",
+        ),
+    ] = None
+    database: Annotated[
+        str | None,
+        typer.Option("--database", metavar="FILE|URL", help="A backup [that of the site]."),
+    ] = None
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="A trace (SWF) instead.")
+    ] = None
+    clusters: Annotated[
+        str | None,
+        typer.Option("--clusters", metavar="SPEC|FILE", help="Of the trace: 128, 64,32 or TOML."),
+    ] = None
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT.html", help="Write a page with plots.")
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the intervals.")] = 0
+    json: JsonOption = False
+    config: NearestConfigOption = None
+
+
+@takes_options(TryOptions)
+def try_policy(options: TryOptions) -> int:
+    """Say what a policy would have changed: waits, deadlines, moves, licences, by whom and where.
+
+    The jobs that were submitted in the period run again on simulated clusters, under the recorded
+    policy and under FILE. The record holds the jobs of all users: only who may read the database
+    can try a policy. An operator may give an author a copy (`metasched db backup`).
+
+    The recorded events are also replayed, and must give the recorded decisions; those of a
+    release that decides otherwise are left out. Times are as of `status --since`.
+    Exit codes: 0 done, 1 a replay gives other decisions, 2 mistakes in FILE.
+
+    \b
+    Examples:
+      metasched policy try candidate.toml --since 30d --html try.html
+      metasched policy try candidate.toml --database monday.db --json
+      metasched policy try candidate.toml --trace KTH-SP2.swf.gz --clusters 64,36
+    """
+    reading = examine_policy(read_policy_text(Path(options.file)), options.file)
+    if reading.policy is None:
+        for mistake in reading.mistakes:
+            fail(mistake, EXIT_MISTAKES)
+        return EXIT_MISTAKES
+    if options.html is not None:
+        from metasched.experiments.report import check_report
+
+        check_report(options.html, "--html")
+    now = time.time()
+    since, until = (
+        _moment(text, now, option)
+        for text, option in ((options.since, "--since"), (options.until, "--until"))
+    )
+    if since is not None and until is not None and until <= since:
+        raise UserError("the period ends before it begins, --until; give a later time")
+    if options.trace is not None:
+        period, database = _traced_period(options), None
+    else:
+        period, database = _recorded_period(options, since, until)
+    before = _policy_before(options.before, period.policy)
+    comparison, replayed = _run(options, period, before, reading.policy, database, since)
+    _report(options, _Outcome(period, before, reading.policy, comparison, replayed, database))
+    return EXIT_OTHER_DECISIONS if replayed is not None and replayed.problems else 0
+
+
+def _moment(text: str | None, now: float, option: str) -> float | None:
+    if text is None:
+        return None
+    try:
+        return parse_moment(text, now, past=True)
+    except ParseError as error:
+        raise UserError(f"{error.problem}, {option}; {error.fix}") from None
+
+
+def _recorded_period(
+    options: TryOptions, since: float | None, until: float | None
+) -> tuple[RecordedPeriod, Database]:
+    from metasched.simulate.recorded_workload import read_period
+
+    if options.clusters is not None:
+        raise UserError("the record has its own clusters, --clusters; leave it out, or add --trace")
+    database, local_policies = _database(options)
+    with database.snapshot() as connection:
+        return read_period(connection, since, until, local_policies), database
+
+
+def _database(options: TryOptions) -> tuple[Database, dict[str, str]]:
+    """Return the database, and the policies of its local clusters as far as they are known."""
+    if options.database is not None:
+        from metasched.db.backends import database_from_url
+        from metasched.db.sqlite import Sqlite
+
+        name = options.database
+        return (database_from_url(name, None) if "://" in name else Sqlite(Path(name))), {}
+    from metasched.config.reading import find_config, load_settings
+
+    settings = load_settings(find_config(options.config))
+    policies = {
+        entry.cluster.name: str(entry.options["policy"])
+        for entry in settings.clusters
+        if entry.cluster.adapter == "local" and "policy" in entry.options
+    }
+    return settings.database, policies
+
+
+def _traced_period(options: TryOptions) -> RecordedPeriod:
+    from metasched.policies.local.orders import EASY
+    from metasched.policies.policy import Policy
+    from metasched.simulate.recorded_workload import RecordedPeriod
+    from metasched.simulate.settings import read_settings, read_workload
+
+    for value, option in (
+        (options.since, "--since"),
+        (options.until, "--until"),
+        (options.database, "--database"),
+    ):
+        if value is not None:
+            raise UserError(f"a trace has no such times or database, {option}; leave it out")
+    assert options.trace is not None
+    settings = read_settings(EASY.name, (), options.seed, options.clusters)
+    workload, clusters = read_workload(str(options.trace), options.clusters, None, settings)
+    return RecordedPeriod(
+        workload=workload,
+        tasks=(),
+        clusters=clusters,
+        policy=Policy(),
+        pools=settings.licence_pools,
+        fair_share=settings.fair_share,
+        limits=settings.limits,
+        local_policies={cluster.name: cluster.policy or EASY.name for cluster in clusters},
+    )
+
+
+def _policy_before(name: str | None, recorded: Policy) -> Policy:
+    from metasched.config.policy_file import parse_policy
+
+    if name is None:
+        return recorded
+    if name == "default":
+        return parse_policy("", name)
+    return parse_policy(read_policy_text(Path(name)), name)
+
+
+def _run(
+    options: TryOptions,
+    period: RecordedPeriod,
+    before: Policy,
+    after: Policy,
+    database: Database | None,
+    since: float | None,
+) -> tuple[Comparison, Replay | None]:
+    """Simulate both policies and replay the record, each in a process of its own."""
+    from metasched.experiments.parallel_work import run_at_once
+    from metasched.experiments.policy_trial import compare, run_policy
+
+    works: list[Callable[..., Any]] = [
+        partial(run_policy, period, policy) for policy in (before, after)
+    ]
+    if database is not None:
+        works.append(partial(_replay, database, since))
+    with progress_bar("jobs ended", 2 * len(period.workload.entries), 1000) as progress:
+        trial_before, trial_after, *replayed = run_at_once(works, progress)
+    for cause, count in (trial_after.dropped | trial_before.dropped).items():
+        warn(f"{count} jobs are left out: {cause}")
+    try:
+        comparison = compare(period, trial_before, trial_after, options.seed)
+    except ValueError as error:
+        raise UserError(f"{error}; choose another period") from None
+    return comparison, replayed[0] if replayed else None
+
+
+def _replay(database: Database, since: float | None, _: Callable[[int], None]) -> Replay | None:
+    from metasched.db.replay import replay
+
+    with database.snapshot() as connection:
+        return replay(connection, float("-inf") if since is None else since)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    period: RecordedPeriod
+    before: Policy
+    after: Policy
+    comparison: Comparison
+    replayed: Replay | None
+    database: Database | None  # None: a trace was run
+
+    def notes(self) -> list[str]:
+        """Return what to know of the figures."""
+        notes = list(self.period.notes)
+        if self.replayed is not None:
+            notes.append(_describe_replay(self.replayed))
+            notes += self.replayed.problems[:SHOWN_NOTES]
+        elif self.database is not None:
+            notes.append(
+                "no event was recorded by a release that decides as this one: none was replayed"
+            )
+        return notes
+
+
+def _describe_replay(replayed: Replay) -> str:
+    text = f"{replayed.events} events were replayed: "
+    if replayed.problems:
+        text += f"{len(replayed.problems)} decisions or states are not those recorded"
+    else:
+        text += f"they give all {replayed.decisions} recorded decisions again"
+    if replayed.older_events:
+        text += f"; {replayed.older_events} older events were not replayed"
+    return text
+
+
+def _report(options: TryOptions, outcome: _Outcome) -> None:
+    changed = differences(values_of(outcome.before), values_of(outcome.after))
+    keys = [
+        (row.name, written(row.name, row.before), written(row.name, row.after), row.effect)
+        for row in changed
+    ]
+    if options.html is not None:
+        from metasched.experiments.policy_trial_page import render
+
+        text = render(_about(options, outcome), outcome.comparison, keys, outcome.notes())
+        options.html.write_text(text, encoding="utf-8")
+    if options.json:
+        print(json_format.dumps(_as_json(options, outcome, changed), indent=2))
+    else:
+        _print(outcome, keys)
+
+
+def _about(options: TryOptions, outcome: _Outcome) -> Mapping[str, object]:
+    about: dict[str, object] = {
+        "source": str(outcome.database or options.trace),
+        "policy": options.file,
+        "compared with": options.before or ("default" if options.trace else "the recorded policy"),
+        "jobs": outcome.comparison.jobs,
+    }
+    if outcome.database is not None:
+        about["from"] = _iso(outcome.comparison.first)
+        about["until"] = _iso(outcome.comparison.last)
+    return about
+
+
+def _iso(moment: float) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
+
+
+def _as_json(options: TryOptions, outcome: _Outcome, changed: Sequence[Any]) -> dict[str, Any]:
+    replayed = outcome.replayed
+    return {
+        **{key.replace(" ", "_"): value for key, value in _about(options, outcome).items()},
+        "seed": options.seed,
+        "differences": [row._asdict() for row in changed],
+        "replay": None
+        if replayed is None
+        else {
+            "events": replayed.events,
+            "older_events": replayed.older_events,
+            "decisions": replayed.decisions,
+            "problems": replayed.problems,
+        },
+        "left_out": outcome.period.workload.dropped,
+        "notes": outcome.notes(),
+        **outcome.comparison.as_json(),
+    }
+
+
+def _print(outcome: _Outcome, keys: Sequence[Sequence[str]]) -> None:
+    from metasched.experiments.policy_trial_page import CHANGE_HEADINGS, change_rows, group_table
+
+    comparison = outcome.comparison
+    if keys:
+        print_table(("KEY", "BEFORE", "AFTER", "EFFECT"), keys)
+    else:
+        print("The policies do not differ.")
+    print()
+    print_table(CHANGE_HEADINGS, change_rows(comparison.changes))
+    for kind, groups in comparison.groups.items():
+        if groups:
+            print()
+            print_table(*group_table(kind, groups))
+    print(
+        f"\n{comparison.jobs} jobs, {comparison.elsewhere} of them on another cluster. Waits in "
+        f"seconds; intervals of 95% over {comparison.blocks}."
+    )
+    for cause, count in outcome.period.workload.dropped.items():
+        print(f"note: {count} tasks are left out: {cause}")
+    for note in outcome.notes():
+        print(f"note: {printable(note)}")
