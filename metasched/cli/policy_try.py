@@ -65,6 +65,20 @@ class TryOptions:
         str | None,
         typer.Option("--clusters", metavar="SPEC|FILE", help="Of the trace: 128, 64,32 or TOML."),
     ] = None
+    sacct: Annotated[
+        list[Path] | None,
+        typer.Option("--sacct", metavar="FILE", help="Output of `sacct -P` instead; repeatable."),
+    ] = None
+    qacct: Annotated[
+        list[Path] | None,
+        typer.Option("--qacct", metavar="FILE", help="Output of `qacct -j`; repeatable."),
+    ] = None
+    cpus: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cpus", metavar="NAME=N", help="Processors of a cluster of these [the most in use]."
+        ),
+    ] = None
     html: Annotated[
         Path | None, typer.Option("--html", metavar="OUT.html", help="Write a page with plots.")
     ] = None
@@ -89,6 +103,7 @@ def try_policy(options: TryOptions) -> int:
     Examples:
       metasched policy try candidate.toml --since 30d --html try.html
       metasched policy try candidate.toml --database monday.db --json
+      metasched policy try candidate.toml --sacct alpha.txt --qacct beta.txt --cpus alpha=512
       metasched policy try candidate.toml --trace KTH-SP2.swf.gz --clusters 64,36
     """
     reading = examine_policy(read_policy_text(Path(options.file)), options.file)
@@ -107,10 +122,7 @@ def try_policy(options: TryOptions) -> int:
     )
     if since is not None and until is not None and until <= since:
         raise UserError("the period ends before it begins, --until; give a later time")
-    if options.trace is not None:
-        period, database = _traced_period(options), None
-    else:
-        period, database = _recorded_period(options, since, until)
+    period, database = _read_source(options, since, until)
     before = _policy_before(options.before, period.policy)
     comparison, replayed = _run(options, period, before, reading.policy, database, since)
     _report(options, _Outcome(period, before, reading.policy, comparison, replayed, database))
@@ -126,13 +138,34 @@ def _moment(text: str | None, now: float, option: str) -> float | None:
         raise UserError(f"{error.problem}, {option}; {error.fix}") from None
 
 
-def _recorded_period(
+def _read_source(
     options: TryOptions, since: float | None, until: float | None
-) -> tuple[RecordedPeriod, Database]:
+) -> tuple[RecordedPeriod, Database | None]:
+    """Return what the options name, and the database if it is the record of one."""
+    accounting, trace = options.sacct or options.qacct, options.trace
+    for given, option, applies, remedy in (
+        (options.clusters, "--clusters", trace, "it is for --trace; leave it out"),
+        (options.cpus, "--cpus", accounting, "it is for --sacct and --qacct; leave it out"),
+        (options.database, "--database", not (trace or accounting), "name one source of jobs"),
+        (trace, "--trace", not accounting, "name one source of jobs"),
+        (
+            options.since or options.until,
+            "--since",
+            not trace,
+            "a trace has no dates",
+        ),
+    ):
+        if given is not None and not applies:
+            raise UserError(f"{option} does not go with the other options; {remedy}")
+    if trace is not None:
+        return _traced_period(options, trace), None
+    if accounting:
+        from metasched.simulate.accounting_history import parse_cpus, read_accounting
+
+        cpus = parse_cpus(options.cpus or [])
+        return read_accounting(options.sacct or [], options.qacct or [], cpus, since, until), None
     from metasched.simulate.recorded_workload import read_period
 
-    if options.clusters is not None:
-        raise UserError("the record has its own clusters, --clusters; leave it out, or add --trace")
     database, local_policies = _database(options)
     with database.snapshot() as connection:
         return read_period(connection, since, until, local_policies), database
@@ -157,22 +190,14 @@ def _database(options: TryOptions) -> tuple[Database, dict[str, str]]:
     return settings.database, policies
 
 
-def _traced_period(options: TryOptions) -> RecordedPeriod:
+def _traced_period(options: TryOptions, trace: Path) -> RecordedPeriod:
     from metasched.policies.local.orders import EASY
     from metasched.policies.policy import Policy
     from metasched.simulate.recorded_workload import RecordedPeriod
     from metasched.simulate.settings import read_settings, read_workload
 
-    for value, option in (
-        (options.since, "--since"),
-        (options.until, "--until"),
-        (options.database, "--database"),
-    ):
-        if value is not None:
-            raise UserError(f"a trace has no such times or database, {option}; leave it out")
-    assert options.trace is not None
     settings = read_settings(EASY.name, (), options.seed, options.clusters)
-    workload, clusters = read_workload(str(options.trace), options.clusters, None, settings)
+    workload, clusters = read_workload(str(trace), options.clusters, None, settings)
     return RecordedPeriod(
         workload=workload,
         tasks=(),
@@ -237,7 +262,7 @@ class _Outcome:
     after: Policy
     comparison: Comparison
     replayed: Replay | None
-    database: Database | None  # None: a trace was run
+    database: Database | None  # None: the jobs are those of files
 
     def notes(self) -> list[str]:
         """Return what to know of the figures."""
@@ -282,15 +307,21 @@ def _report(options: TryOptions, outcome: _Outcome) -> None:
 
 def _about(options: TryOptions, outcome: _Outcome) -> Mapping[str, object]:
     about: dict[str, object] = {
-        "source": str(outcome.database or options.trace),
+        "source": _source(options, outcome),
         "policy": options.file,
-        "compared with": options.before or ("default" if options.trace else "the recorded policy"),
+        "compared with": options.before
+        or ("default" if outcome.database is None else "the recorded policy"),
         "jobs": outcome.comparison.jobs,
     }
-    if outcome.database is not None:
+    if options.trace is None:
         about["from"] = _iso(outcome.comparison.first)
         about["until"] = _iso(outcome.comparison.last)
     return about
+
+
+def _source(options: TryOptions, outcome: _Outcome) -> str:
+    files = (options.trace,) if options.trace else (*(options.sacct or ()), *(options.qacct or ()))
+    return ", ".join(map(str, files)) if outcome.database is None else str(outcome.database)
 
 
 def _iso(moment: float) -> str:

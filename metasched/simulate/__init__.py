@@ -2,6 +2,7 @@
 
 swf, workload, synthetic   workloads: traces, generators, overlays
 recorded_workload          a period of a site from its ledger
+accounting_history         a period of a site without metasched, from sacct and qacct
 clusters                   simulated clusters: counted processors or machines
 cluster_specs              clusters given on the command line
 cluster_file               clusters and shared licences of a TOML file

@@ -111,16 +111,38 @@ def test_a_trace_where_there_is_no_history(candidate: str, tmp_path: Path, run: 
     assert [each["jobs"] for each in answer["groups"]["user"]] == [4, 4]
 
 
+def test_accounting_of_the_time_before(candidate: str, tmp_path: Path, run: Run) -> None:
+    alpha, cell = tmp_path / "alpha.txt", tmp_path / "cell.txt"
+    alpha.write_text(
+        "JobID|User|Submit|Start|End|AllocCPUS\n1|ada|1000|1010|1070|4\n2|bob|1001|1070|1100|4\n"
+    )
+    cell.write_text(
+        "=" * 62 + "\nowner ada\njobnumber 9\nslots 4\nqsub_time Thu Jan  1 00:30:00 1970\n"
+        "start_time Thu Jan  1 00:31:00 1970\nend_time Thu Jan  1 00:32:00 1970\n"
+    )
+    options = ("--sacct", str(alpha), "--qacct", str(cell), "--cpus", "alpha=8", "--json")
+    answer = json.loads(run("policy", "try", candidate, *options).out)
+    assert (answer["jobs"], answer["compared_with"]) == (3, "default")
+    assert answer["source"] == f"{alpha}, {cell}"
+    # 10 s and 69 s on Slurm, 60 s on Grid Engine; now each of them starts at once
+    assert answer["figures"][0]["recorded"] == pytest.approx((10 + 69 + 60) / 3)
+    assert answer["figures"][0]["before"] == 0.0
+    [note] = answer["notes"]
+    assert "(cell 4)" in note
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--since", "soon"], '"soon" is no time, --since; '),
         (["--since", "1h", "--until", "2h"], "the period ends before it begins, --until; "),
         (["--since", "1h"], "no task that was submitted in the period has run and ended; choose"),
-        (["--clusters", "64"], "the record has its own clusters, --clusters; leave it out"),
+        (["--clusters", "64"], "--clusters does not go with the other options; it is for --trace"),
+        (["--cpus", "a=4"], "--cpus does not go with the other options; it is for --sacct"),
+        (["--sacct", "x"], "--database does not go with the other options; name one source"),
         (["--before", "missing.toml"], "missing.toml"),
         (["--html", "page.txt"], "page.txt is not an HTML file, --html; "),
-        (["--trace", "x.swf"], "a trace has no such times or database, --database; leave it out"),
+        (["--trace", "x.swf"], "--database does not go with the other options; name one source"),
     ],
 )
 def test_bad_options_are_one_line(
