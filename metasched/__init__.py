@@ -3,6 +3,7 @@
 Each package imports only packages below it in this list:
     cli               commands, and the demonstration
     drop_in           commands with the names and words of Slurm's, for users' tools
+    tuning            search for a better policy, tested on jobs that no trial has seen
     experiments       published results, reproduced by simulation
     site_setup        what `init site` finds on a host and writes there
     web               pages for browsers, from the answers of the API

@@ -56,6 +56,7 @@ COMMANDS = {  # name -> module
     "demo": "services",
     "simulate": "simulate",
     "experiment": "experiment",
+    "tune": "tune",
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Any, NamedTuple
@@ -72,6 +74,36 @@ def _prefixed(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
         f"{table}.{name}": list(value) if isinstance(value, tuple) else value
         for name, value in values.items()
     }
+
+
+def policy_text(policy: Policy) -> str:
+    """Return a policy as the text of a policy file; keys with their defaults are left out.
+
+    A table that differs in any of its values is written whole.
+    """
+    defaults, values = values_of(Policy()), values_of(policy)
+    tables: dict[str, list[str]] = {"": []}  # lines, by name of the table
+    changed = {
+        name.rpartition(".")[0] for name, value in values.items() if defaults.get(name) != value
+    }
+    changed |= {name.rpartition(".")[0] for name in defaults if name not in values}
+    for name, value in values.items():
+        table, _, key = name.rpartition(".")
+        if table in changed and (table or defaults[name] != value):
+            tables.setdefault(table, []).append(f"{_toml_key(key)} = {json.dumps(value)}")
+    return (
+        "\n".join(
+            line
+            for table, lines in tables.items()
+            for line in (*([f"\n[{table}]"] if table else ()), *lines)
+        )
+        + "\n"
+    )
+
+
+def _toml_key(name: str) -> str:
+    """Return a key as TOML: quoted, unless it is bare."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
 
 
 def documented_name(name: str) -> str:

@@ -88,7 +88,7 @@ def run_experiment(
         if progress is not None:
             progress(len(all_runs) - len(missing))
         cores = len(os.sched_getaffinity(0))
-        executor = stack.enter_context(_dask_executor(dask) if dask else ProcessPoolExecutor(cores))
+        executor = stack.enter_context(dask_executor(dask) if dask else ProcessPoolExecutor(cores))
         pending = {executor.submit(_run_case, experiment.name, *run, trace): run for run in missing}
         for future in as_completed(pending):
             run = pending[future]
@@ -101,7 +101,7 @@ def run_experiment(
 
 
 @contextmanager
-def _dask_executor(address: str) -> Iterator[Executor]:
+def dask_executor(address: str) -> Iterator[Executor]:
     """Connect to a Dask cluster; a task whose worker is lost is run by another."""
     try:
         from distributed import Client

@@ -53,12 +53,12 @@ class SimulationCase(NamedTuple):
         settings = replace(
             self.settings, meta_policy=replace(self.settings.meta_policy, seed=seed), seed=seed
         )
-        with _without_collection():
+        with without_collection():
             return simulate(workload, clusters, settings, scheme=self.scheme, clock=process_time)
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Collect no cycles for the time of a run: a collection would visit all jobs of the traces."""
     enabled = gc.isenabled()
     gc.disable()

@@ -92,14 +92,21 @@ class SimulationSettings:
 
 
 def read_settings(
-    policy: str | None, assignments: Sequence[str], seed: int, clusters: str | None = None
+    policy: str | None,
+    assignments: Sequence[str],
+    seed: int,
+    clusters: str | None = None,
+    local: str | None = None,
 ) -> SimulationSettings:
-    """Read the settings of the command line: `policy` is a name or a policy file. SettingError."""
-    name, meta_policy = policy or DEFAULT_POLICY, Policy()
+    """Read the settings of the command line: `policy` is a name or a policy file. SettingError.
+
+    With a policy file `local` is the name of the local policy.
+    """
+    name, meta_policy = policy or local or DEFAULT_POLICY, Policy()
     if name.endswith(".toml"):
         from metasched.config.policy_file import read_policy  # imports half of the daemon
 
-        name, meta_policy = DEFAULT_POLICY, read_policy(Path(name))
+        name, meta_policy = local or DEFAULT_POLICY, read_policy(Path(name))
     licence_pools = parse_licence_pools(clusters) if clusters is not None else ()
     settings = SimulationSettings(
         policy=name,

@@ -1,0 +1,117 @@
+"""What a study is about: jobs, clusters and present policy, and the two parts of the jobs."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from metasched.config.policy_file import read_policy
+from metasched.config.policy_words import values_of
+from metasched.core.scheduler import DECISION_VERSION
+from metasched.errors import UserError
+from metasched.policies.policy import Policy
+from metasched.simulate.clusters import SimulatedCluster
+from metasched.simulate.settings import SimulationSettings, read_settings, read_workload
+from metasched.simulate.workload import Workload
+
+MIN_JOBS = 40  # of each part
+
+
+class InputSources(NamedTuple):
+    """Where the inputs come from, as on the command line; every process reads them itself."""
+
+    trace: str  # file or generator
+    clusters: str | None = None
+    policy: str | None = None  # policy file in force; None: the defaults
+    local: str | None = None  # local policy; None: that of `metasched simulate`
+    settings: tuple[str, ...] = ()  # as KEY=VALUE
+    jobs: str | None = None  # range A:B
+    held_out: float = 0.3  # share of the jobs, the last ones
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TuningInputs:
+    """Jobs, clusters and settings of all trials."""
+
+    workload: Workload
+    clusters: tuple[SimulatedCluster, ...]
+    settings: SimulationSettings
+    held_out: float  # share of the jobs
+
+    @property
+    def present(self) -> Policy:
+        """The policy that others are compared with."""
+        return self.settings.meta_policy
+
+    @property
+    def training(self) -> Workload:
+        """The jobs that trials see: all but the last."""
+        return self.workload.subset(0, self._training_jobs())
+
+    @property
+    def held_out_part(self) -> Workload:
+        """The last jobs, which no trial sees."""
+        return self.workload.subset(self._training_jobs(), None)
+
+    def early(self, share: float) -> Workload:
+        """Return this share of the training part, its first jobs."""
+        return self.workload.subset(0, max(1, round(self._training_jobs() * share)))
+
+    def with_policy(self, policy: Policy) -> SimulationSettings:
+        """Return the settings of a trial."""
+        return replace(self.settings, meta_policy=policy)
+
+    def _training_jobs(self) -> int:
+        return len(self.workload.entries) - round(len(self.workload.entries) * self.held_out)
+
+
+@cache
+def read_inputs(sources: InputSources) -> TuningInputs:
+    """Read the inputs, once in each process. UserError in one line if one is invalid."""
+    settings = read_settings(
+        sources.policy, sources.settings, sources.seed, sources.clusters, sources.local
+    )
+    # `--seed` is of the jobs and the search; a tuned policy draws as the present one does
+    own = read_policy(None if sources.policy is None else Path(sources.policy))
+    settings = replace(settings, meta_policy=replace(settings.meta_policy, seed=own.seed))
+    workload, clusters = read_workload(sources.trace, sources.clusters, sources.jobs, settings)
+    inputs = TuningInputs(workload, clusters, settings, sources.held_out)
+    for part, remedy in ((inputs.training, "lower it"), (inputs.held_out_part, "raise it")):
+        if len(part.entries) < MIN_JOBS:
+            raise UserError(
+                f"a part of {len(part.entries)} jobs, --held-out {sources.held_out:g}; "
+                f"{remedy}, or take a trace with more jobs: {MIN_JOBS} are needed on each side"
+            )
+    return inputs
+
+
+def describe_inputs(sources: InputSources, inputs: TuningInputs) -> dict[str, Any]:
+    """Return all that the values of a trial depend on, for provenance; equal inputs are equal."""
+    return {
+        "trace": _named_with_digest(sources.trace),
+        "jobs": sources.jobs or "all",
+        "clusters": "of the trace"
+        if sources.clusters is None
+        else _named_with_digest(sources.clusters),
+        "local": sources.local or "default",
+        "set": " ".join(sources.settings),
+        "held_out": sources.held_out,
+        "seed": sources.seed,
+        "policy": values_of(inputs.present),
+        "release": version("metasched"),
+        "decisions": DECISION_VERSION,
+        "optuna": version("optuna"),
+    }
+
+
+def _named_with_digest(source: str) -> str:
+    """Return the name of a file with the start of its SHA-256 digest; a word as it is."""
+    path = Path(source)
+    if not path.is_file():
+        return source
+    return f"{path.name} (sha256 {hashlib.sha256(path.read_bytes()).hexdigest()[:16]})"
