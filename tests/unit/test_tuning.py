@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,8 +24,10 @@ from metasched.config.policy_file import examine_policy, parse_policy
 from metasched.config.policy_words import policy_text
 from metasched.errors import UserError
 from metasched.policies.policy import Policy, SelfOptimisation
-from metasched.simulate import metrics
+from metasched.simulate import metrics, swf
 from metasched.simulate.settings import simulate
+from metasched.simulate.synthetic import generate_lublin
+from metasched.simulate.workload import to_trace
 from metasched.tuning.held_out import is_gain, paired_difference
 from metasched.tuning.inputs import InputSources, describe_inputs, read_inputs
 from metasched.tuning.objectives import OBJECTIVES, dominates, mean_values, parse_objectives
@@ -36,6 +39,7 @@ from metasched.tuning.tuned_policy import check_output
 
 pytest.importorskip("optuna")
 
+PAGE = Path(__file__).parents[2] / "docs/tuning.md"
 SETTINGS = ("jobs=300", "cpus=48", "deadlines=0.6", "gold=0.2", "silver=0.3", "pace=0.6")
 SOURCES = InputSources("lublin", "32,16", settings=SETTINGS, seed=3)
 BOTH = ("missed_deadlines", "mean_wait")
@@ -291,7 +295,7 @@ def test_intervals_cover_the_true_difference() -> None:
         found = paired_difference(held_out(other), held_out(present), "mean_wait", period)
         assert found is not None
         covered += found.low <= 10.0 <= found.high
-    assert 175 <= covered <= 198, covered  # with jobs resampled instead of days: 56
+    assert 175 <= covered <= 198, covered  # with jobs resampled instead of days: 68
 
 
 def test_dominates() -> None:
@@ -402,6 +406,24 @@ def test_bad_input_is_one_line(folder: Path, arguments: list[str], problem: str)
     assert problem in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not (folder / "tuned-policy.toml").exists()
+
+
+def test_the_commands_of_the_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In their order, with few trials where the page has the default; `policy diff` finds some."""
+    workload, _ = generate_lublin(150, 32, 2)
+    trace = to_trace(workload)
+    swf.write_trace(folder / "site.swf", trace.records, trace.header)
+    lines = [
+        shlex.split(line)[1:]
+        for line in PAGE.read_text().splitlines()
+        if line.startswith("    metasched ")
+    ]
+    assert [words[0] for words in lines] == ["tune", "tune", "tune", "policy", "policy"]
+    for words in lines:
+        if words[0] == "tune" and "--trials" not in words:
+            words += ["--trials", "8"]
+        assert run_command(words) == (1 if words[1] == "diff" else 0), words
+    assert "16 trials" in capsys.readouterr().out
 
 
 def test_an_interrupt_names_the_command_that_continues(folder: Path) -> None:
