@@ -10,7 +10,7 @@ import getpass
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 
@@ -196,7 +196,8 @@ def restart(cluster: SlurmCluster) -> None:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         for node in cluster.run("sinfo", "-h", "-N", "-t", "drain", "-o", "%N").split():
-            cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+            with suppress(BootError):  # it may have been drained no longer
+                cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         time.sleep(0.5)
 
 
