@@ -1,5 +1,5 @@
 # The two commands are `make demo` and `make test`; see README.md. Contributors use `make check`.
-.PHONY: demo test check coverage test-matrix test-clients lint docs man compile dist bench chaos load clean
+.PHONY: demo test check coverage test-matrix test-clients lint docs pictures man compile dist bench chaos load clean
 
 PYTHON := .venv/bin/python
 
@@ -41,6 +41,10 @@ lint: .venv/stamp
 # the site of the documents, in site/; a warning is an error
 docs: .venv/stamp
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
+
+# the pictures of docs/web.md, drawn by a test; look at them before you commit them
+pictures: .venv/stamp
+	METASCHED_SCREENSHOTS=docs/pictures $(PYTHON) -m pytest tests/e2e/test_web_site.py -q -n 0
 
 # the manual pages, from the help of the commands
 man: .venv/stamp

@@ -212,7 +212,7 @@ def _slots(slot: ReportKey, first: date, end: date) -> list[str]:
 
 
 def _plot(kind: str, answer: Row, slot: ReportKey, slots: Sequence[str]) -> Plot | None:
-    """Draw a report over time; None if nothing ended."""
+    """Draw a report over time; None if there is nothing to see."""
     if not answer["rows"]:
         return None
     unit, figures, divisor = PLOTS[kind]
@@ -234,6 +234,8 @@ def _plot(kind: str, answer: Row, slot: ReportKey, slots: Sequence[str]) -> Plot
     by_time = [dict(zip(times, numbers, strict=True)) for numbers in parts.values()]
     heights = [[of_part.get(time, 0.0) for time in slots] for of_part in by_time]
     highest = max(map(sum, zip(*heights, strict=True)), default=0.0)
+    if not highest:
+        return None
     label = f"{unit} by {slot}, from {slots[0]} to {slots[-1]}, at most {highest:.4g}"
     picture = stacked(slots, list(parts), heights, highest, label)
     return Plot(picture, unit, highest, (slots[0], slots[len(slots) // 2], slots[-1]), list(parts))

@@ -311,7 +311,7 @@ def test_views_are_for_everybody(context: BrowserContext) -> None:
 
 def test_use_is_plotted_as_reported(context: BrowserContext, web: tuple[Site, Visitor]) -> None:
     site, visitor = web
-    job = site.submit("-t", "1", "-o", "/dev/null", "--wrap", "true")
+    job = site.submit("-t", "1", "-o", "/dev/null", "--wrap", "sleep 1")
     site.until_ended(job)
     page, complaints = watched(context)
     page.goto("/web/use")

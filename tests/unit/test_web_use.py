@@ -43,7 +43,9 @@ def test_parts_are_stacked_on_the_days_of_the_period() -> None:
         f"{DAYS[2]}, ann: 2": 50.0,
         f"{DAYS[2]}, –: 2": 50.0,
     }
-    assert _plot("use", {"rows": [], "by": ["day"]}, ReportKey.DAY, DAYS) is None
+    unused = {"day": DAYS[0], "cpu_seconds": 0.0}
+    for nothing in ([], [unused]):
+        assert _plot("use", {"rows": nothing, "by": ["day"]}, ReportKey.DAY, DAYS) is None
 
 
 def test_of_waits_the_second_figure_contains_the_first() -> None:
