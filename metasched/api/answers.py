@@ -206,6 +206,9 @@ class _SubmittedJob(TypedDict):
     priority: int | None
     cluster: str | None
     warnings: list[str]
+    expected_start: str | None  # median, behind all others; null: unknown
+    expected_early: str | None  # it starts later than this with a probability of 90%
+    expected_late: str | None  # it starts earlier than this with a probability of 90%
 
 
 class SubmittedJob(_SubmittedJob, total=False):

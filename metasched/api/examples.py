@@ -277,7 +277,16 @@ REQUESTS: Mapping[tuple[str, str], Any] = {
 ANSWERS: Mapping[tuple[str, str], Any] = {
     ("POST", "/jobs"): {
         "jobs": [
-            {"job": 100000017, "priority": 7, "cluster": "alpha", "tasks": None, "warnings": []}
+            {
+                "job": 100000017,
+                "priority": 7,
+                "cluster": "alpha",
+                "tasks": None,
+                "warnings": [],
+                "expected_start": None,
+                "expected_early": None,
+                "expected_late": None,
+            }
         ]
     },
     ("GET", "/jobs"): [_JOB],

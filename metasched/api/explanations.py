@@ -21,6 +21,7 @@ from metasched.api.answers import (
     VerdictRow,
     encoded,
 )
+from metasched.api.expected_starts import smaller_requests
 from metasched.api.licences import describe_holders, licence_holders
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
@@ -116,6 +117,7 @@ async def explain(
         obstacle = service.forecaster.obstacle(row["cluster"])
     elif row["state"] == State.QUEUED and estimate is None:
         obstacle = service.forecaster.obstacle(QUEUED, job_id)
+    sooner = "" if task is None else smaller_requests(service, task, estimate)
     several = counts.total() > 1
     summary = f"{_describe_counts(counts)}; task {row['task_index']}: " if several else ""
     explanation: Explanation = {
@@ -129,7 +131,8 @@ async def explain(
         + _describe_gres(job_row, row, clusters)
         + _describe_licences(job_row, row)
         + _describe_standing(standing)
-        + describe_expectation(expectation, estimate, obstacle),
+        + describe_expectation(expectation, estimate, obstacle)
+        + sooner,
         "expected_start": iso(shown_start(expectation, estimate)),
         "expected_early": iso(estimate.start.early) if estimate else None,
         "expected_late": iso(estimate.start.late) if estimate else None,

@@ -17,6 +17,11 @@ from msgspec import structs
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.api.answers import PriorityPart, SubmittedJob, SubmittedJobs, encoded
+from metasched.api.expected_starts import (
+    deadline_warning,
+    eligible_clusters,
+    start_if_submitted,
+)
 from metasched.api.explanations import cluster_verdicts
 from metasched.api.identity import Caller
 from metasched.api.modifications import MAX_EPOCH
@@ -36,6 +41,7 @@ from metasched.db.ledger import StoredJob, encode
 from metasched.db.schema import digest
 from metasched.db.submission_keys import Receipt
 from metasched.errors import ApiError, ParseError
+from metasched.forecast.estimates import StartEstimate
 from metasched.model.arrays import parse_array
 from metasched.model.dependencies import Dependency, DependencyTarget, parse_dependency
 from metasched.model.job import Job, Payload
@@ -48,6 +54,8 @@ from metasched.model.output_paths import (
 )
 from metasched.policies.classify import cannot_meet_deadline
 from metasched.units import MAX_NUMBER, iso
+
+MAX_JOBS_WITH_START = 100  # jobs of a submission whose answer tells when they start; look-ups
 
 router = APIRouter(route_class=StructRoute)
 
@@ -129,7 +137,10 @@ async def submit(
     @cache  # of the step: the answer is stored with the key
     def answer_now() -> SubmittedJobs:
         accepted_jobs = zip(accepted, warnings, strict=True)
-        return {"jobs": [_answer_row(service, stored.job, w) for stored, w in accepted_jobs]}
+        with_start = len(accepted) <= MAX_JOBS_WITH_START
+        return {
+            "jobs": [_answer_row(service, stored.job, w, with_start) for stored, w in accepted_jobs]
+        }
 
     await service.apply_events(
         *(
@@ -146,17 +157,33 @@ async def submit(
     return encoded(answer_now())
 
 
-def _answer_row(service: SchedulerService, job: Job, warnings: list[str]) -> SubmittedJob:
+def _answer_row(
+    service: SchedulerService, job: Job, warnings: list[str], with_start: bool
+) -> SubmittedJob:
     """Return what the answer of a submission says of a job that the core has accepted."""
     tasks = service.core.open_tasks.get(job.id)
     first_task = next(iter(tasks.values())) if tasks else None
+    start: StartEstimate | None = None
+    if first_task is not None and with_start:
+        attempt = first_task.attempt
+        clusters = [attempt.cluster] if attempt else eligible_clusters(service, first_task)
+        start = start_if_submitted(service, job, clusters)
     return {
         "job": job.id,
         "priority": first_task.priority if first_task else None,
         "cluster": first_task.attempt.cluster if first_task and first_task.attempt else None,
         "tasks": len(job.indices) if job.array else None,
-        "warnings": warnings,
+        "warnings": _with_deadline(warnings, job, start),
+        "expected_start": start and iso(start.median),
+        "expected_early": start and iso(start.early),
+        "expected_late": start and iso(start.late),
     }
+
+
+def _with_deadline(warnings: list[str], job: Job, start: StartEstimate | None) -> list[str]:
+    """Return the warnings, and what the queues mean for the deadline of a job."""
+    warning = deadline_warning(job, start)
+    return warnings if warning is None else [*warnings, warning]
 
 
 def _check_may_submit(launcher: LauncherClient, user: str, submission: SubmitRequest) -> None:
@@ -406,21 +433,21 @@ def _dry_run(service: SchedulerService, job: Job, warnings: list[str]) -> Submit
     """Return the outcome that a submission would have now."""
     priority = service.core.classifier.peek(job)
     task = Task(job, 0, priority, 0.0)
-    eligible = [
-        verdict.cluster
-        for verdict in service.core.assess_clusters(task)
-        if verdict.obstacle is None
-    ]
+    eligible = eligible_clusters(service, task)
     chosen_cluster = (
         service.core.load_ordering.choose(job, priority, eligible)
         if eligible and not job.held
         else None
     )
+    start = start_if_submitted(service, job, [chosen_cluster] if chosen_cluster else eligible)
     return {
         "job": None,
         "priority": priority,
         "cluster": chosen_cluster,
-        "warnings": warnings,
+        "warnings": _with_deadline(warnings, job, start),
+        "expected_start": start and iso(start.median),
+        "expected_early": start and iso(start.early),
+        "expected_late": start and iso(start.late),
         "why": {
             "parts": [
                 PriorityPart(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from metasched.core.cluster_view import ClusterView
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Task, TaskId
-from metasched.forecast.snapshot import ForecastCluster, RunningTask, Snapshot, WaitingTasks
+from metasched.forecast.snapshot import ForecastCluster, Probe, RunningTask, Snapshot, WaitingTasks
 from metasched.model.job import Job, State
 from metasched.model.listing import ListedQueue, PendingJob, StartedJob
 from metasched.model.reservation import OPEN_STATES
@@ -35,6 +35,8 @@ MAX_LIVE = 5_000
 MAX_LIVE_OF_SITE = 10_000
 
 FOREIGN = "jobs of others are pending there, and their order is unknown"
+PROBED_LIMITS = (600.0, 3600.0, 6 * 3600.0, 2 * 86400.0)  # seconds, ascending
+
 TOO_MANY_QUEUED = f"more than {MAX_READY:,} tasks wait in metasched"
 TOO_MANY = f"more than {MAX_LIVE:,} jobs are there, or too many on all clusters"
 NO_REPORT = "it does not answer, or reports no processors"
@@ -101,6 +103,7 @@ def forecast_state(
         tuple(running),
         tuple(entries.waiting),
         shared,
+        tuple(_probes(views, indices)),
     )
     return ForecastState(
         snapshot,
@@ -125,6 +128,17 @@ def _cluster(
         and reservation.until > now
     )
     return ForecastCluster(max(view.info.cpus - view.info.used_cpus, 0), policy, windows=windows)
+
+
+def _probes(views: Mapping[str, ClusterView], indices: Mapping[str, int]) -> Iterator[Probe]:
+    """Yield tasks of 1, 2, 4 and so on processors of each cluster, of each of PROBED_LIMITS."""
+    for name, index in indices.items():
+        info = views[name].info
+        assert info is not None
+        sizes = {info.cpus, *(1 << power for power in range(info.cpus.bit_length()))}
+        for cpus in sorted(sizes):
+            for limit in PROBED_LIMITS:
+                yield Probe(index, cpus, limit)
 
 
 class _Leases:
@@ -197,7 +211,7 @@ class _QueuedTasks:
         views = core.state.views
         return WaitingTasks(
             job.cpus,
-            {self._clusters[name]: _limit(job, views[name]) for name in names},
+            {self._clusters[name]: limit_on(job, views[name]) for name in names},
             1,
             job.user,
             job.user_class,
@@ -303,7 +317,7 @@ def _running_tasks(
         attempt, job = task.live_attempt, task.job
         if attempt.state is not State.RUNNING or attempt.started is None:
             continue
-        limit = _limit(job, view)
+        limit = limit_on(job, view)
         ends = ends_by_cpus.get(job.cpus)
         if not ends:
             continue  # not in the listing that counts the free processors
@@ -343,7 +357,7 @@ def _pending_entry(
     first, job = tasks[0], tasks[0].job
     return WaitingTasks(
         job.cpus,
-        {index: _limit(job, view)},
+        {index: limit_on(job, view)},
         len(tasks),
         job.user,
         job.user_class,
@@ -365,7 +379,7 @@ def _foreign_user(owner: str) -> str:
     return f"#{owner}" if owner else ""
 
 
-def _limit(job: Job, view: ClusterView) -> float:
+def limit_on(job: Job, view: ClusterView) -> float:
     """Return the seconds after which the manager ends a task of a job."""
     if job.time_limit is not None:
         return job.time_limit

@@ -83,8 +83,6 @@ class RequestHandler:
     def handle(self, request: ForecastRequest) -> ForecastReply:
         for ended in request.learnt:
             self._model.add(*ended)
-        if not request.targets:
-            return ForecastReply(Estimates(0, ((),) * len(request.snapshot.waiting)), 0.0)
         begun = time.process_time()
         estimates = estimate_starts(
             request.snapshot,

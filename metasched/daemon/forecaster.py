@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -65,6 +65,14 @@ class TaskEstimate(NamedTuple):
     made: float
 
 
+class ProbedStart(NamedTuple):
+    """When a task of that size and limit (seconds) would start, behind all others."""
+
+    cpus: int
+    limit: float
+    start: StartEstimate  # epoch seconds
+
+
 class _Coverage:
     """How many compared starts of a cluster were in their intervals. Thread-safe."""
 
@@ -113,6 +121,8 @@ class Forecaster:
         self._policies = {entry.cluster.name: _policy_like(entry) for entry in clusters}
         self._ended = deque[EndedRunTime](maxlen=MAX_ENDED)  # for the next request
         self._estimates: Mapping[TaskId, TaskEstimate] = {}  # replaced as a whole
+        self._probed: Mapping[str, Sequence[ProbedStart]] = {}  # by cluster; likewise
+        self._has_waiting = False  # at the last refresh
         self._unknown: Mapping[str, str] = {}  # reason by cluster; replaced as a whole
         self._unknown_jobs: Mapping[int, str] = {}  # of jobs that wait in metasched; likewise
         # first estimates: while it waited in metasched, and on the present cluster
@@ -128,6 +138,18 @@ class Forecaster:
         if estimate is None or estimate.cluster != cluster or self.obstacle(cluster):
             return None
         return estimate
+
+    def probes(self, cluster: str) -> Sequence[ProbedStart]:
+        """Return when tasks would start there that are submitted now, behind all others."""
+        return () if self.obstacle(cluster) else self._probed.get(cluster, ())
+
+    def probe(self, cluster: str, cpus: int, limit: float) -> StartEstimate | None:
+        """Return when a task would start there that is submitted now, behind all others.
+
+        `limit` is in seconds. That is the start of the next larger and longer probe.
+        """
+        fitting = (p for p in self.probes(cluster) if p.cpus >= cpus and p.limit >= limit)
+        return next((probed.start for probed in fitting), None)
 
     def obstacle(self, cluster: str, job: int | None = None) -> str:
         """Return why no starts are shown on a cluster, or QUEUED; or "".
@@ -163,7 +185,7 @@ class Forecaster:
                             self._learn(job, seconds)
                 changed, begun = self._changed(), time.monotonic()
                 used = await self.refresh(time.time())
-                interval = INTERVAL if used else IDLE_INTERVAL
+                interval = INTERVAL if self._has_waiting else IDLE_INTERVAL
                 pause = max(interval - (time.monotonic() - begun), used * (1 / CORE_SHARE - 1))
                 await asyncio.sleep(pause)
                 await changed.wait()
@@ -171,11 +193,12 @@ class Forecaster:
             await self._runner.close()
 
     async def refresh(self, now: float) -> float:
-        """Estimate all starts anew. Return the processor seconds of it; 0: none waits."""
+        """Estimate all starts anew. Return the processor seconds of it."""
         begun = time.thread_time()
         state = forecast_state(self._core, self._policies, self._queues(), now)
         used = time.thread_time() - begun
         targets = frozenset(index for index, tasks in enumerate(state.tasks) if tasks)
+        self._has_waiting = bool(targets)
         self._refreshes += 1
         learnt = tuple(self._ended)
         self._ended.clear()
@@ -185,19 +208,25 @@ class Forecaster:
         except NoForecast:
             log.warning("expected starts: the forecast process did not answer; it starts anew")
             self._must_read, self._learnt = True, 0
-            self._estimates = {}
+            self._estimates, self._probed = {}, {}
             return INTERVAL * CORE_SHARE
         unknown, estimates = dict(state.unknown), dict[TaskId, TaskEstimate]()
+        probed = dict[str, list[ProbedStart]]()
         if state.unknown_queued:
             unknown[QUEUED] = state.unknown_queued
         if reply.estimates is None:
             unknown = {**dict.fromkeys((*state.clusters, QUEUED), OUT_OF_TIME), **unknown}
         else:
             estimates = _by_task(state, reply.estimates)
+            starts = zip(state.snapshot.probes, reply.estimates.probes, strict=True)
+            for (cluster, cpus, limit), start in starts:
+                if start.late < NEVER:
+                    found = probed.setdefault(state.clusters[cluster], [])
+                    found.append(ProbedStart(cpus, limit, start))
         self._unknown, self._unknown_jobs = unknown, state.unknown_jobs
-        self._estimates = estimates
+        self._estimates, self._probed = estimates, probed
         self._remember(estimates)
-        return used + reply.used if targets else 0.0
+        return used + reply.used
 
     def _remember(self, estimates: Mapping[TaskId, TaskEstimate]) -> None:
         """Keep the first estimate of each task until it starts."""

@@ -33,6 +33,7 @@ class Estimates(NamedTuple):
     draws: int
     # of each entry of `Snapshot.waiting`, in order; empty for others than the targets
     tasks: tuple[tuple[StartEstimate, ...], ...]
+    probes: tuple[StartEstimate, ...] = ()  # of `Snapshot.probes`, in order
 
 
 def estimate_starts(
@@ -53,6 +54,7 @@ def estimate_starts(
     `draws`) ended before `may_continue` returned False.
     """
     starts: list[list[list[float]]] = []  # of each run
+    probe_starts: list[list[float]] = []  # likewise
     for number in range(draws):
         if number >= MIN_DRAWS and not may_begin():
             break
@@ -63,6 +65,7 @@ def estimate_starts(
         if not run.run(may_continue):
             break
         starts.append(run.starts)
+        probe_starts.append(run.probe_starts)
     if len(starts) < min(MIN_DRAWS, draws):
         return None
     return Estimates(
@@ -73,6 +76,7 @@ def estimate_starts(
             else ()
             for entry, of_runs in enumerate(zip(*starts, strict=True))
         ),
+        tuple(_summary(list(of_runs)) for of_runs in zip(*probe_starts, strict=True)),
     )
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from metasched.forecast.snapshot import ForecastCluster, Snapshot
 from metasched.policies.local.capacity import earliest_fit
-from metasched.policies.local.queueing import EMPTY, FreeResources, RunningJob, WaitingJob
+from metasched.policies.local.queueing import EMPTY, NEVER, FreeResources, RunningJob, WaitingJob
 
 MAX_TESTED = 500  # tasks of a queue that a pass considers, as by bf_max_job_test of Slurm
 MAX_WINDOWS = 20  # later reservations of a cluster that a pass keeps free; the first to begin
@@ -39,12 +39,13 @@ class _Queue:
     def __init__(self, cluster: ForecastCluster) -> None:
         self.policy = cluster.make_policy()
         self.waiting: dict[int, WaitingJob] = {}  # by index in `Snapshot.waiting`
+        self.probes: dict[int, WaitingJob] = {}  # by ~index in `Snapshot.probes`, below 0
         self.running: dict[int, RunningJob] = {}
         self.free_cpus = cluster.free_cpus
         self.resources = dict(cluster.resources)  # free
         self.windows = cluster.windows
-        keeps_windows = getattr(self.policy, "keeps_windows", False)
-        self.kept_for = () if keeps_windows else sorted(cluster.windows)[:MAX_WINDOWS]
+        self.plans = getattr(self.policy, "keeps_windows", False)  # it remembers what it is asked
+        self.kept_for = () if self.plans else sorted(cluster.windows)[:MAX_WINDOWS]
 
     def room_before_windows(self, now: float) -> list[tuple[float, int]]:
         """Return when reservations begin, and the processors for tasks that still run then."""
@@ -79,9 +80,9 @@ class ForwardRun:
 
     `end_of(i)` is the true end of running task i. `run_time(i, limit)` is the true run time of the
     next task of entry i of `Snapshot.waiting`, in seconds. The run is over when the tasks of all
-    `targets` (entries; None: of all) have started, when `max_starts` tasks have, or when nothing is
-    left to happen. An event takes O(r log r) for r running tasks, and a pass over at most
-    MAX_TESTED waiting tasks.
+    `targets` (entries; None: of all) and all probes have started, when `max_starts` tasks have, or
+    when nothing is left to happen. An event takes O(r log r) for r running tasks, and a pass over
+    at most MAX_TESTED waiting tasks.
     """
 
     def __init__(
@@ -118,6 +119,15 @@ class ForwardRun:
         self._add_windows()
         heapify(self._events)
         self._queue_tasks()
+        # by index in `Snapshot.probes`; NEVER: it has not started, or its policy plans
+        self.probe_starts = [NEVER] * len(snapshot.probes)
+        self._probes_left = 0
+        for index, probe in sorted(enumerate(snapshot.probes), key=lambda item: item[1][1:]):
+            queue = self._queues[probe.cluster]
+            total = queue.free_cpus + sum(job.cpus for job in queue.running.values())
+            if probe.cpus <= total and not queue.plans:  # the smallest first: see `_run_policy`
+                queue.probes[~index] = WaitingJob(~index, probe.cpus, probe.limit)
+                self._probes_left += 1
 
     def _add_windows(self) -> None:
         """Add reservations; the processors of those that have begun are not free already."""
@@ -155,7 +165,8 @@ class ForwardRun:
                 if not may_continue():
                     return False
                 self._run_policy(now, index)
-            if self._targets_left <= 0 or self._starts_left <= 0 or not events:
+            is_complete = self._targets_left <= 0 and not self._probes_left
+            if is_complete or self._starts_left <= 0 or not events:
                 return True
             now, ended = max(now, events[0].time), set[int]()
             while events and events[0].time <= now:
@@ -188,17 +199,30 @@ class ForwardRun:
         return shared
 
     def _run_policy(self, now: float, cluster: int) -> None:
-        """Run a pass of the local policy of a cluster; more if a reservation refuses a start."""
+        """Run a pass of the local policy of a cluster.
+
+        There are more if a reservation refuses a start, or a probe starts: it takes nothing, so the
+        others start in the next pass as if it had never been. The smallest probe goes first: one
+        that does not fit would be a head that delays smaller ones.
+        """
         queue, refused = self._queues[cluster], True
-        while refused and queue.waiting and queue.free_cpus > 0:
+        while refused and (queue.waiting or queue.probes) and queue.free_cpus > 0:
             refused = False
             free = FreeResources(
                 queue.free_cpus, {**queue.resources, **self._site_resources}, windows=queue.windows
             )
             room = queue.room_before_windows(now)
             candidates = list(islice(self._candidates(queue, now, room), MAX_TESTED))
+            if len(candidates) < MAX_TESTED:
+                candidates += [job for job in queue.probes.values() if _has_room(job, now, room)]
             chosen = queue.policy.choose_starts(now, candidates, queue.running.values(), free)
             for start in chosen:  # the first has room
+                if start.id < 0:
+                    refused = True
+                    del queue.probes[start.id]
+                    self.probe_starts[~start.id] = now
+                    self._probes_left -= 1
+                    continue
                 job = queue.waiting[start.id]
                 if _has_room(job, now, room):
                     end = now + job.estimated

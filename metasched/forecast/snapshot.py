@@ -47,6 +47,14 @@ class ForecastCluster(NamedTuple):
     windows: tuple[ReservedWindow, ...] = ()  # reservations: processors that tasks cannot use
 
 
+class Probe(NamedTuple):
+    """A task that might be submitted: behind all others, and without any effect on them."""
+
+    cluster: int  # index in `Snapshot.clusters`
+    cpus: int
+    limit: float  # seconds
+
+
 class Snapshot(NamedTuple):
     """What runs and what waits."""
 
@@ -55,3 +63,4 @@ class Snapshot(NamedTuple):
     running: tuple[RunningTask, ...]
     waiting: tuple[WaitingTasks, ...]  # in the order in which each cluster considers its part
     site_resources: Mapping[str, int] = EMPTY  # free licences that clusters share
+    probes: tuple[Probe, ...] = ()

@@ -13,7 +13,7 @@ from metasched.forecast import run_times
 from metasched.forecast.estimates import MIN_DRAWS, StartEstimate, estimate_starts, quantile
 from metasched.forecast.forward_run import ForwardRun
 from metasched.forecast.run_times import RunTimeModel
-from metasched.forecast.snapshot import ForecastCluster, RunningTask, Snapshot, WaitingTasks
+from metasched.forecast.snapshot import ForecastCluster, Probe, RunningTask, Snapshot, WaitingTasks
 from metasched.policies.local.orders import EASY, FCFS
 from metasched.policies.local.queueing import NEVER, JobStart, ReservedWindow
 
@@ -335,3 +335,34 @@ def test_the_fewest_runs_are_made_though_time_is_short() -> None:
     estimates = estimate_starts(snapshot, RunTimeModel(), 1, may_begin=lambda: False)
     assert estimates is not None
     assert estimates.draws == MIN_DRAWS
+
+
+# Tasks that might be submitted
+
+
+def probed(snapshot: Snapshot, run_seconds: Mapping[int, float], *ends: float) -> list[float]:
+    run = ForwardRun(snapshot, lambda index: ends[index], lambda entry, _: run_seconds[entry])
+    assert run.run()
+    return run.probe_starts
+
+
+def test_probes_start_where_a_last_task_would_and_change_nothing() -> None:
+    """Two of 4 processors run until 100. The head needs 4, so 2 are free for who ends by then."""
+    probes = tuple(Probe(0, cpus, limit) for cpus in (1, 2, 4, 8) for limit in (50.0, 500.0))
+    running = (RunningTask(0, 2, 0.0, 100.0),)
+    bare = alone(2, running, WaitingTasks(4, {0: 100.0}))
+    snapshot = bare._replace(probes=probes)
+    expected = [0, 200, 0, 200, 200, 200, NEVER, NEVER]
+    assert probed(snapshot, {0: 100}, 100.0) == expected
+    assert starts(snapshot, {0: 100}, (100.0,)) == starts(bare, {0: 100}, (100.0,)) == [[100.0]]
+    for index, probe in enumerate(probes):  # none is delayed by another; as a true last task is
+        assert probed(snapshot._replace(probes=(probe,)), {0: 100}, 100.0) == [expected[index]]
+        last = WaitingTasks(probe.cpus, {0: probe.limit})
+        alike = starts(alone(2, running, bare.waiting[0], last), {0: 100, 1: 1}, (100.0,))
+        assert alike[1] == ([] if probe.cpus == 8 else [expected[index]])
+
+
+def test_a_probe_waits_for_a_reservation_to_pass() -> None:
+    cluster = ForecastCluster(4, EASY, windows=(ReservedWindow(60.0, 90.0, 4),))
+    snapshot = Snapshot(0.0, (cluster,), (), (), probes=(Probe(0, 1, 50.0), Probe(0, 1, 70.0)))
+    assert probed(snapshot, {}) == [0, 90]

@@ -308,6 +308,7 @@ def test_a_refresh_is_followed_by_a_pause_of_nineteen_times_its_length(
     pauses: list[float] = []
 
     async def refresh(now: float) -> float:
+        forecaster._has_waiting = bool(used[0])
         return used.pop(0)
 
     async def sleep(seconds: float) -> None:

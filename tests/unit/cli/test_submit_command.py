@@ -55,6 +55,16 @@ def test_submit_output_for_programs(daemon: FakeDaemon, run: Run, option: str, o
     assert run("submit", option, "--wrap", "x").out == out
 
 
+def test_the_expected_start_is_told(daemon: FakeDaemon, run: Run) -> None:
+    starts = {"expected_start": "B", "expected_early": "A", "expected_late": "C"}
+    daemon.answer("/jobs", accepted(**starts))
+    told = "Expected to start at B, with 80% probability between A and C."
+    assert run("submit", "--wrap", "x").out.splitlines()[1:] == [told]
+    daemon.answer("/jobs", accepted(**starts))
+    answer = json.loads(run("submit", "--json", "--wrap", "x").out)
+    assert {key: answer[key] for key in starts} == starts
+
+
 def test_warnings_go_to_stderr(daemon: FakeDaemon, run: Run, home: Path) -> None:
     daemon.answer("/jobs", accepted(warnings=["the deadline has passed"]))
     (home / "job.sh").write_text("#!/bin/sh\n#SBATCH --tmp=1\n")
