@@ -39,7 +39,8 @@ def test_jobs_of_others_do_not_hide_the_start_on_slurm(site: Site, slurm_site: S
     """One job of others runs for up to 30 min, another is pending before ours."""
     beta = slurm_site["beta"]
     beta.empty()
-    site.configure(ONE_LOCAL + beta.table("poll_interval = 1\n"))
+    wide = ONE_LOCAL.replace("cpus = 4", "cpus = 50")  # the known tasks end soon
+    site.configure(wide + beta.table("poll_interval = 1\n"))
     site.start()
     beta.run("sbatch", "-t", "30", "-N3", "--exclusive", "--wrap", "sleep 600")
     known = ("-n", "1", "--array", "1-100", "--time", "60", "--cluster", "here")
