@@ -80,3 +80,18 @@ def test_a_long_run_with_licences_a_cancel_and_a_drain_is_decided_the_same_again
     }
     site.stop()
     site.replayed()
+    tried_on_the_record(site)
+
+
+def tried_on_the_record(site: Site) -> None:
+    """Let another policy run on what the daemon has recorded."""
+    (site.folder / "other.toml").write_text("pull = false\n[weights]\nlicence = 0\n")
+    answer = site.json("policy", "try", "other.toml", "-c", str(site.config))
+    # the cancelled job counts if it had started
+    assert answer["jobs"] + sum(answer["left_out"].values()) == JOBS + 1
+    assert answer["replay"]["problems"] == []
+    assert answer["replay"]["decisions"] >= 2 * JOBS
+    assert {group["name"] for group in answer["groups"]["cluster"]} == {"large", "middle", "small"}
+    assert {group["name"] for group in answer["groups"]["licence"]} == {"solver", "mesher"}
+    [moves] = [each for each in answer["figures"] if each["figure"] == "moves per job"]
+    assert moves["after"] == 0
