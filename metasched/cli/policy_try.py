@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from metasched.cli.common_options import JsonOption, NearestConfigOption
-from metasched.cli.messages import fail, warn
+from metasched.cli.messages import fail
 from metasched.cli.option_class import takes_options
 from metasched.cli.progress import progress_bar
 from metasched.cli.show import print_table, printable
@@ -124,8 +124,9 @@ def try_policy(options: TryOptions) -> int:
         raise UserError("the period ends before it begins, --until; give a later time")
     period, database = _read_source(options, since, until)
     before = _policy_before(options.before, period.policy)
-    comparison, replayed = _run(options, period, before, reading.policy, database, since)
-    _report(options, _Outcome(period, before, reading.policy, comparison, replayed, database))
+    outcome = _run(options, period, before, reading.policy, database, since)
+    _report(options, outcome)
+    replayed = outcome.replayed
     return EXIT_OTHER_DECISIONS if replayed is not None and replayed.problems else 0
 
 
@@ -227,7 +228,7 @@ def _run(
     after: Policy,
     database: Database | None,
     since: float | None,
-) -> tuple[Comparison, Replay | None]:
+) -> _Outcome:
     """Simulate both policies and replay the record, each in a process of its own."""
     from metasched.experiments.parallel_work import run_at_once
     from metasched.experiments.policy_trial import compare, run_policy
@@ -239,13 +240,13 @@ def _run(
         works.append(partial(_replay, database, since))
     with progress_bar("jobs ended", 2 * len(period.workload.entries), 1000) as progress:
         trial_before, trial_after, *replayed = run_at_once(works, progress)
-    for cause, count in (trial_after.dropped | trial_before.dropped).items():
-        warn(f"{count} jobs are left out: {cause}")
     try:
         comparison = compare(period, trial_before, trial_after, options.seed)
     except ValueError as error:
         raise UserError(f"{error}; choose another period") from None
-    return comparison, replayed[0] if replayed else None
+    left_out = trial_before.dropped | trial_after.dropped
+    replay_result = replayed[0] if replayed else None
+    return _Outcome(period, before, after, comparison, left_out, replay_result, database)
 
 
 def _replay(database: Database, since: float | None, _: Callable[[int], None]) -> Replay | None:
@@ -261,12 +262,19 @@ class _Outcome:
     before: Policy
     after: Policy
     comparison: Comparison
+    left_out: Mapping[str, int]  # tasks by cause
     replayed: Replay | None
     database: Database | None  # None: the jobs are those of files
 
     def notes(self) -> list[str]:
         """Return what to know of the figures."""
         notes = list(self.period.notes)
+        classes = {entry.job.user_class for entry in self.period.workload.entries}
+        for name in sorted(classes - self.after.classes.keys()):
+            notes.append(
+                f'the file has no class "{name}": its jobs count 1 here; the daemon refuses the '
+                "file while metasched.toml names the class"
+            )
         if self.replayed is not None:
             notes.append(_describe_replay(self.replayed))
             notes += self.replayed.problems[:SHOWN_NOTES]
@@ -344,7 +352,7 @@ def _as_json(options: TryOptions, outcome: _Outcome, changed: Sequence[Any]) -> 
             "decisions": replayed.decisions,
             "problems": replayed.problems,
         },
-        "left_out": outcome.period.workload.dropped,
+        "left_out": outcome.left_out,
         "notes": outcome.notes(),
         **outcome.comparison.as_json(),
     }
@@ -368,7 +376,7 @@ def _print(outcome: _Outcome, keys: Sequence[Sequence[str]]) -> None:
         f"\n{comparison.jobs} jobs, {comparison.elsewhere} of them on another cluster. Waits in "
         f"seconds; intervals of 95% over {comparison.blocks}."
     )
-    for cause, count in outcome.period.workload.dropped.items():
+    for cause, count in outcome.left_out.items():
         print(f"note: {count} tasks are left out: {cause}")
     for note in outcome.notes():
         print(f"note: {printable(note)}")

@@ -210,6 +210,8 @@ def _read_site(connection: Connection, since: float, until: float) -> _Site:
             f"version {within[-1][1].policy_version}"
         )
     started = within[-1][1]
+    if started.fair_share is not None:
+        notes.append("fair share begins without use from before the period")
     pools, pool_notes = _read_pools(connection, started)
     clusters = {name: entry for name, entry in known.items() if name in infos}
     return _Site(started, clusters, infos, pools, (*notes, *pool_notes))

@@ -165,6 +165,13 @@ def test_mistakes_in_the_file_are_named_each(tmp_path: Path, ledger: Path, run: 
     assert len(result.err.splitlines()) == 2
 
 
+def test_a_class_that_the_file_lacks_is_noted(tmp_path: Path, ledger: Path, run: Run) -> None:
+    lacking = tmp_path / "lacking.toml"
+    lacking.write_text("[classes]\nregular = 1\n")
+    answer = json.loads(run("policy", "try", str(lacking), "--database", str(ledger), "--json").out)
+    assert 'the file has no class "gold": its jobs count 1 here' in answer["notes"][0]
+
+
 def test_other_databases(candidate: str, tmp_path: Path, run: Run) -> None:
     empty, other, old = (tmp_path / name for name in ("empty.db", "other.db", "old.db"))
     Sqlite(empty).open().dispose()
