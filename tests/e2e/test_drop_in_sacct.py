@@ -162,4 +162,21 @@ def test_reports_agree_with_slurmdbd(site: Site, alpha: SlurmCluster) -> None:
     assert counted["cancelled"] == sum(r[1].startswith("CANCELLED") for r in records) == 1
     assert counted["elapsed"] == sum(int(record[2]) for record in records)
     assert counted["cpu_seconds"] == sum(int(record[3]) for record in records)
+    _policies_run_on_accounting_as_on_the_record(site, alpha, ids)
     alpha.empty()
+
+
+def _policies_run_on_accounting_as_on_the_record(site: Site, alpha: SlurmCluster, ids: str) -> None:
+    """A policy is tried on the same jobs, whoever has recorded them."""
+    fields = "JobID,User,Group,Cluster,Submit,Eligible,Start,End,AllocCPUS,TimelimitRaw"
+    (site.folder / "alpha.txt").write_text(alpha.run("sacct", "-aPX", "-j", ids, "-o", fields))
+    (site.folder / "other.toml").write_text("pull = false\n")
+    accounted = site.json("policy", "try", "other.toml", "--sacct", "alpha.txt")
+    recorded = site.json("policy", "try", "other.toml", "-c", str(site.config))
+    assert recorded["replay"]["problems"] == []
+    for answer in (accounted, recorded):
+        assert (answer["jobs"], answer["left_out"]) == (6, {})
+        [cluster] = answer["groups"]["cluster"]
+        assert cluster["name"] == "alpha"
+    waits = [answer["figures"][0]["recorded"] for answer in (accounted, recorded)]
+    assert waits[0] == pytest.approx(waits[1], abs=5)  # from the manager's submission, in seconds

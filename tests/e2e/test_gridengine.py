@@ -119,6 +119,11 @@ def test_reports_agree_with_qacct(over_cell: Site, gridengine_cell: Cell) -> Non
         lines = gridengine_cell.run("qacct", "-j", native).splitlines()
         return dict(line.split(maxsplit=1) for line in lines if len(line.split()) > 1)
 
+    blocks = "".join(gridengine_cell.run("qacct", "-j", native) for native in natives)
+    (over_cell.folder / "cell.txt").write_text(blocks)
+    (over_cell.folder / "other.toml").write_text("pull = false\n")
+    answer = over_cell.json("policy", "try", "other.toml", "--qacct", "cell.txt")
+    assert (answer["jobs"], answer["left_out"]) == (3, {})
     records = [figures(native) for native in natives]
     seconds = [float(record["ru_wallclock"].rstrip("s")) for record in records]
     slots = [int(record["slots"]) for record in records]
