@@ -128,10 +128,11 @@ def _simulate_once(options: SimulateOptions) -> None:
     settings = read_settings(policy, options.settings or [], options.seed, options.clusters)
     trace, cluster_specs = read_workload(options.workload, options.clusters, options.jobs, settings)
     with progress_bar("jobs ended", len(trace.entries), 1000) as progress:
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         result = run(trace, cluster_specs, settings, progress)
         wall_seconds = time.perf_counter() - started
-    figures = metrics.summary(result, settings.policy, wall_seconds)
+        cpu_seconds = time.process_time() - cpu_started
+    figures = metrics.summary(result, settings.policy, wall_seconds, cpu_seconds)
     if options.schedule is not None:
         _write_schedule(options.schedule, result)
     if options.over_time is not None:

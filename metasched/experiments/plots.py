@@ -23,6 +23,7 @@ MAX_BARS = 3000  # jobs: with more, a Gantt chart is unreadable
 MAX_LINES = 8  # clusters: with more, only their total is plotted
 MAX_LABELS = 30  # bars, or labels of an axis
 LABEL_COLUMNS = 110  # characters below an axis: longer labels of settings are wrapped
+PANELS_IN_A_ROW, TITLE_COLUMNS = 3, 34  # of small multiples; characters of a title's line
 TIME_INTERVALS = 300  # equal parts of the time axis, for means
 # Of lines over a quantity: those of policies with equal figures lie on each other.
 _MARKERS, _LINES = "osv^Dx+<>", ("-", "--", ":", "-.")
@@ -152,6 +153,79 @@ def plot_results(
         )
         picture.legend(loc="outside lower center", ncols=min(len(columns), 6))
         yield figure, picture
+
+
+def plot_differences(results: Sequence[FigureResult]) -> list[tuple[str, Figure]]:
+    """Plot the paired differences from the baseline as small multiples, with their 95% intervals.
+
+    With several settings there is a plot for each figure with a panel for each setting, so that
+    panels share their axis; with a single one a plot with a panel for each figure. Return titles
+    and plots; none if all results are of the baseline.
+    """
+    compared = [result for result in results if result.paired is not None]
+    rows = list(dict.fromkeys(result.row for result in compared))
+    figures = list(dict.fromkeys(result.figure for result in compared))
+    if not compared:
+        return []
+    baseline = next(result.column for result in results if result.baseline is None)
+    if len(rows) == 1:
+        panels = {
+            describe_figure(name): [result for result in compared if result.figure == name]
+            for name in figures
+        }
+        return [(f"Differences from {baseline}", _small_multiples(panels, shared=False))]
+    return [
+        (
+            f"{describe_figure(name)}: difference from {baseline}",
+            _small_multiples(
+                {
+                    row: [each for each in compared if (each.row, each.figure) == (row, name)]
+                    for row in rows
+                },
+                shared=True,
+            ),
+        )
+        for name in figures
+    ]
+
+
+def _small_multiples(panels: Mapping[str, Sequence[FigureResult]], *, shared: bool) -> Figure:
+    """Draw panels by title, a line for each policy; `shared`: they have one scale."""
+    from matplotlib.figure import Figure
+
+    columns = list(dict.fromkeys(result.column for panel in panels.values() for result in panel))
+    width = min(len(panels), PANELS_IN_A_ROW)
+    height = -(-len(panels) // width)
+    figure = Figure(
+        figsize=(1.5 + 3.2 * width, height * (0.9 + 0.22 * len(columns))), layout="constrained"
+    )
+    axes = figure.subplots(height, width, sharex=shared, sharey=True, squeeze=False)
+    for axis, (title, panel) in zip(axes.flat, panels.items(), strict=False):
+        for result in panel:
+            assert result.paired is not None
+            difference, half_width = result.paired
+            finite = math.isfinite(half_width)
+            sure = finite and abs(difference) > half_width
+            axis.errorbar(
+                [difference],
+                [columns.index(result.column)],
+                xerr=[half_width] if finite else None,
+                marker="o",
+                markersize=4,
+                capsize=2,
+                linewidth=1.2,
+                color="black" if sure or not finite else "0.6",
+            )
+        axis.axvline(0.0, color="black", linewidth=0.8, linestyle=":")
+        axis.set_title(_plain([fill(title, TITLE_COLUMNS)])[0], fontsize=9)
+        axis.tick_params(labelsize=8, labelbottom=True)
+        axis.margins(x=0.1)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    first = axes[0, 0]
+    first.set_yticks(range(len(columns)), _plain(columns))
+    first.set_ylim(len(columns) - 0.5, -0.5)
+    return figure
 
 
 def _value_of(row: str) -> float:

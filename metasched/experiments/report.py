@@ -14,7 +14,14 @@ from metasched.experiments.plots import PlotError, check_library
 from metasched.simulate.engine import Schedule
 
 _SHARES = ("utilisation", "missed_deadlines", "licence_usage")
-_HIDDEN = ("policy", "clusters", "load_share", "dropped", "wall_seconds", "jobs_per_second")
+_HIDDEN = (
+    *("policy", "clusters", "load_share", "dropped"),
+    *("wall_seconds", "cpu_seconds", "jobs_per_second"),
+)
+_ABOUT_DIFFERENCES = (
+    "Mean difference from the baseline with the same seed, and its 95% interval. "
+    "An interval across the line at 0 shows no difference."
+)
 
 
 def check_report(path: Path, option: str = "--report") -> None:
@@ -78,8 +85,12 @@ def render_results(
     if any(result.published is not None for result in results):
         text += " After the slash, the published value."
     parts = [section("Figures", html_table(("figure", *columns), rows), text)]
-    for figure, picture in plots.plot_results("", results, quantity):
-        parts.append(section(plots.describe_figure(figure), image(picture, figure)))
+    differences = () if quantity else plots.plot_differences(results)
+    for heading, picture in differences:
+        parts.append(section(heading, image(picture, heading), _ABOUT_DIFFERENCES))
+    if not differences:  # lines over a quantity, or a policy that nothing is compared with
+        for figure, picture in plots.plot_results("", results, quantity):
+            parts.append(section(plots.describe_figure(figure), image(picture, figure)))
     return page(title, about, parts)
 
 

@@ -39,8 +39,10 @@ def mean(values: Iterable[float]) -> float:
     return sum(numbers) / len(numbers) if numbers else 0.0
 
 
-def summary(schedule: Schedule, policy: str, wall_seconds: float) -> dict[str, Any]:
-    """Return the figures of `metasched simulate --json`; the run took `wall_seconds`."""
+def summary(
+    schedule: Schedule, policy: str, wall_seconds: float, cpu_seconds: float = 0.0
+) -> dict[str, Any]:
+    """Return the figures of `metasched simulate --json`; the run took these seconds."""
     jobs, clusters = schedule.jobs, schedule.clusters
     span = makespan(jobs)
     work_by_cluster: list[float] = [0.0] * len(clusters)
@@ -61,6 +63,7 @@ def summary(schedule: Schedule, policy: str, wall_seconds: float) -> dict[str, A
             for c, cluster_work in zip(clusters, work_by_cluster, strict=True)
         },
         "wall_seconds": wall_seconds,
+        "cpu_seconds": cpu_seconds,
         "jobs_per_second": len(jobs) / wall_seconds if wall_seconds > 0 else 0.0,
         "longest_wait": overall["longest_wait"],
         "moves": sum([scheduled.moves for scheduled in jobs]),

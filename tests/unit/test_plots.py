@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.patches import Rectangle
 
 from metasched.experiments.catalogue import EXPERIMENTS
 from metasched.experiments.harness import Curves, FigureResult
-from metasched.experiments.plots import plot_curves, plot_results, save_curves
+from metasched.experiments.plots import plot_curves, plot_differences, plot_results, save_curves
 
 RESULTS = [
     FigureResult("3,000 jobs", "tabu", "late", (1.0, 3.0), 2.5, None),
@@ -39,6 +40,39 @@ def test_other_settings_are_bars() -> None:
     (axis,) = picture.axes
     heights = [patch.get_height() for patch in axis.patches if isinstance(patch, Rectangle)]
     assert heights == [2.0, 4.0, 5.0, 9.0]
+
+
+def intervals(axis: Axes) -> list[list[list[float]]]:
+    """Return the bars of the intervals, from end to end."""
+    bars = [bar for c in axis.containers if isinstance(c, ErrorbarContainer) for bar in c.lines[2]]
+    return [segment.tolist() for bar in bars for segment in bar.get_segments()]
+
+
+def test_differences_have_a_panel_for_each_setting() -> None:
+    [(title, picture)] = plot_differences(RESULTS)
+    assert title == "late: difference from tabu"
+    first, second = picture.axes
+    assert [axis.get_title() for axis in (first, second)] == ["3,000 jobs", "12,000 jobs"]
+    # differences 4 and 2 over two seeds: 3 +- 12.706; 5 and 5: 5 +- 0
+    assert np.array(intervals(first)).ravel() == pytest.approx([-9.706, 0, 15.706, 0], abs=1e-3)
+    assert np.array(intervals(second)).ravel() == pytest.approx([5, 0, 5, 0])
+    assert first.get_xlim() == second.get_xlim()
+    assert [label.get_text() for label in first.get_yticklabels()] == ["rcbo"]
+
+
+def test_differences_of_a_single_setting_have_a_panel_for_each_figure() -> None:
+    results = [result._replace(row="") for result in RESULTS[:2]]
+    results += [result._replace(figure="mean_wait", values=(7.0, 9.0)) for result in results]
+    [(title, picture)] = plot_differences(results)
+    assert title == "Differences from tabu"
+    assert [axis.get_title() for axis in picture.axes] == ["late", "mean wait, s"]
+
+
+def test_a_single_seed_has_no_interval_and_a_single_policy_no_difference() -> None:
+    alone = RESULTS[1]._replace(values=(5.0,), baseline=(3.0,))
+    [(_, picture)] = plot_differences([RESULTS[0]._replace(values=(3.0,)), alone])
+    assert intervals(picture.axes[0]) == []
+    assert plot_differences(RESULTS[:1]) == []
 
 
 @pytest.mark.parametrize(

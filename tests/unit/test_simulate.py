@@ -607,8 +607,10 @@ def test_the_command_prints_json(
         "licence_usage",
         "load_share",
         "wall_seconds",
+        "cpu_seconds",
         "jobs_per_second",
     } <= figures.keys()
+    assert figures["cpu_seconds"] > 0
     assert (figures["policy"], figures["jobs"]) == ("easy", 4)
     assert figures["dropped"] == {"fits on no cluster": 1}
 
