@@ -60,6 +60,14 @@ def experiment(
     cpus: Annotated[
         int | None, typer.Option("--cpus", metavar="N", help="Processors of its machine.")
     ] = None,
+    federation: Annotated[
+        Path | None,
+        typer.Option("--federation", metavar="FILE", help="Take these clusters (better only)."),
+    ] = None,
+    row: Annotated[
+        list[str] | None,
+        typer.Option("--row", metavar="SETTING", help="Run only these settings; repeatable."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Run an experiment; compare its figures with published figures or with a baseline.
@@ -73,6 +81,7 @@ def experiment(
       metasched experiment two-level --dask tcp://head:8786 --report two-level.html
       METASCHED_TRACES=traces metasched experiment local-periods --json --plot pictures
       metasched experiment estimates --trace site.swf --cpus 512
+      metasched experiment better --federation site.toml --row "site 0.85"
       metasched experiment --tables docs/experiments/results
     """
     from metasched.experiments import catalogue
@@ -89,7 +98,9 @@ def experiment(
     if name is None:
         raise UserError("no NAME, metasched experiment; see metasched experiment --list")
     selected = catalogue.find_experiment(name)
-    trace_file = _trace_file(trace, cpus, save, resume)
+    source = _trace_file(trace, cpus, save, resume) or _federation_file(federation, save, resume)
+    if row and save is not None:
+        raise UserError("results of some settings only are not kept, --save; use --json")
     if plot is not None:
         check_folder(plot)
     if report is not None:
@@ -97,8 +108,11 @@ def experiment(
     if save is not None and not save.is_dir():
         raise UserError(f"{save} is not a folder, --save; create it first")
     runs = runs or selected.runs
-    with progress_bar("runs", runs * len(selected.select_cases(trace_file))) as progress:
-        results = catalogue.run_experiment(selected, runs, progress, dask, resume, trace_file)
+    count = sum(not row or case.row in row for case in selected.select_cases(source))
+    with progress_bar("runs", runs * count) as progress:
+        results = catalogue.run_experiment(
+            selected, runs, progress, dask, resume, source, tuple(row or ())
+        )
     if save is not None:
         save_results(save, selected, runs, results)
     if plot is not None:
@@ -146,6 +160,15 @@ def _trace_file(
     if not trace.is_file():
         raise UserError(f"no file {trace}, --trace; give a trace in the Standard Workload Format")
     return TraceFile(trace.resolve(), cpus)
+
+
+def _federation_file(
+    federation: Path | None, save: Path | None, resume: Path | None
+) -> Path | None:
+    if federation is not None and (save is not None or resume is not None):
+        option = "--save" if save is not None else "--resume"
+        raise UserError(f"results of another federation are not kept, {option}; use --json")
+    return None if federation is None else federation.resolve()
 
 
 def _print_experiments(experiments: list[Any], json: bool) -> None:

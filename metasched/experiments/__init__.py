@@ -7,6 +7,7 @@ pasquali2008         Load and Ordering, Flexible Backfilling; also two tables of
 kurowski2011         reservations beside batch jobs
 reserved_providers   simulation of providers with advance reservations
 admission            reservations accepted or rejected, by the time of processor binding
+federation_file      a federation of a site's own, from a TOML file
 federations          federations of clusters from real traces
 federated            dispatch by metasched compared with what users do without it
 estimates            estimated starts compared with true starts

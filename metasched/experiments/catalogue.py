@@ -9,16 +9,17 @@ from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
+from metasched.errors import quote_for_error
 from metasched.experiments.admission import ADMISSION
 from metasched.experiments.estimates import ESTIMATES
 from metasched.experiments.federated import FEDERATED
 from metasched.experiments.finished_runs import open_finished_runs
 from metasched.experiments.harness import (
+    CaseSource,
     Experiment,
     ExperimentCase,
     ExperimentError,
     FigureResult,
-    TraceFile,
 )
 from metasched.experiments.knapsacks import CONVERGENT_EXACT
 from metasched.experiments.kurowski2011 import RESERVATIONS
@@ -65,17 +66,22 @@ def run_experiment(
     progress: Callable[[int], None] | None = None,
     dask: str = "",
     resume: Path | None = None,
-    trace: TraceFile | None = None,
+    source: CaseSource = None,
+    rows: Sequence[str] = (),
 ) -> list[FigureResult]:
     """Run every case with seeds 1..runs; return the results in the order of the cases.
 
     Uses all cores, or the Dask cluster whose scheduler has the address `dask`; its workers need
     this release of metasched, and METASCHED_TRACES where traces are read. Runs in the file `resume`
-    are not repeated, others are added to it. With a `trace` its cases are run. ExperimentError if
-    the scheduler does not answer, UserError if the file cannot be used.
+    are not repeated, others are added to it. With a `source` its cases are run; with `rows` only
+    cases of these settings. ExperimentError if there is no such row or the scheduler does not
+    answer, UserError if the file cannot be used.
     """
-    cases = experiment.select_cases(trace)
-    for case in cases[:1]:
+    cases = experiment.select_cases(source)
+    chosen = [index for index, case in enumerate(cases) if not rows or case.row in rows]
+    _check_rows(cases, rows)
+    for index in chosen[:1]:
+        case = cases[index]
         case.scenario(1)  # reports missing traces before processes start
     with ExitStack() as stack:
         finished = None
@@ -83,13 +89,15 @@ def run_experiment(
         if resume is not None:
             finished = stack.enter_context(open_finished_runs(resume, experiment))
             values.update(finished.figures)
-        all_runs = [(index, seed) for seed in range(1, runs + 1) for index in range(len(cases))]
+        all_runs = [(index, seed) for seed in range(1, runs + 1) for index in chosen]
         missing = [run for run in all_runs if run not in values]
         if progress is not None:
             progress(len(all_runs) - len(missing))
         cores = len(os.sched_getaffinity(0))
         executor = stack.enter_context(dask_executor(dask) if dask else ProcessPoolExecutor(cores))
-        pending = {executor.submit(_run_case, experiment.name, *run, trace): run for run in missing}
+        pending = {
+            executor.submit(_run_case, experiment.name, *run, source): run for run in missing
+        }
         for future in as_completed(pending):
             run = pending[future]
             values[run] = future.result()
@@ -97,7 +105,16 @@ def run_experiment(
                 finished.add(*run, values[run])
             if progress is not None:
                 progress(1)
-    return list(_results(experiment, cases, runs, values))
+    return list(_results(experiment, cases, chosen, runs, values))
+
+
+def _check_rows(cases: Sequence[ExperimentCase], rows: Sequence[str]) -> None:
+    known = list(dict.fromkeys(case.row for case in cases))
+    for row in rows:
+        if row not in known:
+            close = get_close_matches(row, known, n=1)
+            remedy = f'write "{close[0]}"' if close else f"available are {', '.join(known)}"
+            raise ExperimentError(f"unknown setting {quote_for_error(row)}, --row; {remedy}")
 
 
 @contextmanager
@@ -119,21 +136,23 @@ def dask_executor(address: str) -> Iterator[Executor]:
         yield client.get_executor(pure=False, retries=MAX_LOST_WORKERS)
 
 
-def _run_case(name: str, index: int, seed: int, trace: TraceFile | None = None) -> dict[str, float]:
+def _run_case(name: str, index: int, seed: int, source: CaseSource = None) -> dict[str, float]:
     """Return the figures of a case with a seed; runs in a process of the pool."""
     experiment = EXPERIMENTS[name]
-    result = experiment.select_cases(trace)[index].run(seed)
+    result = experiment.select_cases(source)[index].run(seed)
     return {name: figure(result) for name, figure in experiment.figures.items()}
 
 
 def _results(
     experiment: Experiment,
     cases: Sequence[ExperimentCase],
+    chosen: Sequence[int],
     runs: int,
     values: Mapping[tuple[int, int], Mapping[str, float]],
 ) -> Iterator[FigureResult]:
     seeds = range(1, runs + 1)
-    for index, case in enumerate(cases):
+    for index in chosen:
+        case = cases[index]
         baseline_index = next(
             (
                 position

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from metasched.experiments.federation_file import read_federation
 from metasched.experiments.federations import SITES, Federation
 from metasched.experiments.harness import Experiment, SimulationCase, late_percent
 from metasched.experiments.pasquali2008 import SeededScenario
@@ -65,6 +67,18 @@ def _federations() -> list[SimulationCase]:
     return _cases(rows, SimulationSettings(policy="easy"), list(SCHEMES))
 
 
+def _cases_of_federation(path: Path) -> list[SimulationCase]:
+    """Return cases on a federation of the user's own. UserError if the file is invalid."""
+    file = read_federation(path, tuple(SCHEMES), _BASELINE)
+    local = SimulationSettings(policy=file.local)
+    policies = [
+        SimulationCase(row, name, scenario, replace(local, meta_policy=policy))
+        for row, scenario in file.rows.items()
+        for name, policy in file.policies.items()
+    ]
+    return [*_cases(file.rows, local, file.schemes), *policies]
+
+
 def _half_direct() -> list[SimulationCase]:
     rows = {
         f"{name} {LOADS[1]:.2f}": Federation(name, tuple(sites), JOBS, LOADS[1], direct_share=0.5)
@@ -120,6 +134,13 @@ _WAIT_FIGURES: dict[str, Callable[[Schedule], float]] = {
     "bounded slowdown": lambda s: metrics.mean(map(metrics.bounded_slowdown, s.jobs)),
     "late, %": late_percent,
 }
+
+
+def _left_out(schedule: Schedule) -> float:
+    """Return the number of jobs that no cluster can run, or that a limit refuses."""
+    return float(sum(schedule.dropped.values()))
+
+
 _OTHER_FIGURES: dict[str, Callable[[Schedule], float]] = {
     "longest wait, h": lambda s: max(p.wait for p in s.jobs) / 3600,
     "moves per job": lambda s: metrics.mean(p.moves for p in s.jobs),
@@ -136,8 +157,9 @@ FEDERATED = (
         source="federations of SDSC-SP2 and KTH-SP2, of CERIT, of LCG",
         runs=SEEDS,
         baseline=_BASELINE,
-        figures={**_WAIT_FIGURES, **_MARGIN_FIGURES, **_OTHER_FIGURES},
+        figures={**_WAIT_FIGURES, **_MARGIN_FIGURES, **_OTHER_FIGURES, "jobs left out": _left_out},
         cases=_federations,
+        cases_of_federation=_cases_of_federation,
     ),
     Experiment(
         name="better-half",

@@ -8,12 +8,13 @@ from random import Random
 
 from msgspec import structs
 
-from metasched.experiments.harness import load_trace
+from metasched.experiments.harness import ExperimentError, load_trace
 from metasched.simulate.clusters import SimulatedCluster
 from metasched.simulate.synthetic import Scenario
 from metasched.simulate.workload import Overlay, Workload, WorkloadEntry, merge_workloads
 
 # 70% of the jobs get a deadline at submission + limit * (1 + u), u uniform in 0.5..8
+TOO_LARGE = "larger than each cluster of its site"  # why a job is left out
 OVERLAY = Overlay(deadlines=0.7, margin=(0.5, 8.0), gold=0.1, silver=0.3)
 
 
@@ -54,13 +55,14 @@ class Federation:
     def __call__(self, seed: int) -> Scenario:
         """Return the workload and the clusters of a seed."""
         windows = [self._window(site, seed) for site in self.sites]
-        end = min(window.entries[-1].job.submitted for window in windows)
+        end = min(window.entries[-1].job.submitted for window, _ in windows)
+        too_large = sum(time <= end for _, times in windows for time in times)
         truncated = [
             replace(
                 window,
                 entries=tuple(entry for entry in window.entries if entry.job.submitted <= end),
             )
-            for window in windows
+            for window, _ in windows
         ]
         federation = merge_workloads(self.name, truncated)
         entries = [
@@ -73,26 +75,35 @@ class Federation:
             for name, cpus in site.clusters.items()
         ]
         clusters.sort(key=lambda cluster: -cluster.cpus)
-        workload = replace(federation, entries=tuple(entries))
+        dropped = {TOO_LARGE: too_large} if too_large else {}
+        workload = replace(federation, entries=tuple(entries), dropped=dropped)
         return Scenario(self.overlay.apply(workload, seed), tuple(clusters))
 
-    def _window(self, site: TraceSite, seed: int) -> Workload:
-        """Return a window of jobs of a site, from time 0, scaled to the load."""
+    def _window(self, site: TraceSite, seed: int) -> tuple[Workload, list[float]]:
+        """Return a window of jobs of a site, from time 0, scaled to the load.
+
+        Beside it, the submissions of the jobs in the window that no cluster of the site can run.
+        ExperimentError if the trace has too few jobs.
+        """
         largest = max(site.clusters.values())
-        log = [
+        kept = [
             entry
             for entry in load_trace(site.trace_name, bool(site.partition)).entries
-            if entry.home == site.partition
-            and entry.job.cpus <= largest
-            and entry.number % site.thinning == seed % site.thinning
+            if entry.home == site.partition and entry.number % site.thinning == seed % site.thinning
         ]
+        log = [entry for entry in kept if entry.job.cpus <= largest]
         count = min(self.jobs // len(self.sites), len(log) // 2)  # leave room for several windows
         name = "+".join(site.clusters)
         first = int(Random(f"{seed}/window/{name}").random() * (len(log) - count))
         window = log[first : first + count]
-        origin = window[0].job.submitted
-        span = window[-1].job.submitted - origin
+        origin = window[0].job.submitted if window else 0.0
+        span = window[-1].job.submitted - origin if window else 0.0
         work = sum(entry.job.cpus * entry.run_time for entry in window)
+        if not (span > 0 and work > 0):
+            raise ExperimentError(
+                f"too few jobs for {name} in {site.trace_name}; take a trace with more, "
+                "or larger clusters"
+            )
         time_scale = work / (site.cpus * span * self.load)
         entries = [
             entry._replace(
@@ -102,7 +113,12 @@ class Federation:
             )
             for entry in window
         ]
-        return Workload(name, tuple(entries), site.cpus)
+        too_large = [
+            (entry.job.submitted - origin) * time_scale
+            for entry in kept
+            if entry.job.cpus > largest and 0 <= entry.job.submitted - origin <= span
+        ]
+        return Workload(name, tuple(entries), site.cpus), too_large
 
     def _draw_home(self, entry: WorkloadEntry, seed: int) -> str:
         site = next(site for site in self.sites if "+".join(site.clusters) == entry.home)

@@ -90,6 +90,9 @@ class TraceFile(NamedTuple):
     cpus: int
 
 
+CaseSource = TraceFile | Path | None  # Path: a federation, a TOML file
+
+
 class Curves(NamedTuple):
     """What changes during a run, for a plot of lines below each other."""
 
@@ -114,13 +117,22 @@ class Experiment:
     # cases of another trace; None: it has its own workloads only
     cases_of_trace: Callable[[TraceFile], Sequence[ExperimentCase]] | None = None
 
-    def select_cases(self, trace: TraceFile | None) -> Sequence[ExperimentCase]:
-        """Return the cases, those of a trace if one is given. ExperimentError if it takes none."""
-        if trace is None:
+    # cases of a federation of the user's own, a TOML file; None: as above
+    cases_of_federation: Callable[[Path], Sequence[ExperimentCase]] | None = None
+
+    def select_cases(self, source: CaseSource = None) -> Sequence[ExperimentCase]:
+        """Return the cases, those of a file if one is given. ExperimentError if it takes none."""
+        if source is None:
             return self.cases()
+        if isinstance(source, Path):
+            if self.cases_of_federation is None:
+                raise ExperimentError(
+                    f"{self.name} takes no federation, --federation; leave it out"
+                )
+            return self.cases_of_federation(source)
         if self.cases_of_trace is None:
             raise ExperimentError(f"{self.name} takes no trace, --trace; leave it out")
-        return self.cases_of_trace(trace)
+        return self.cases_of_trace(source)
 
 
 class FigureResult(NamedTuple):

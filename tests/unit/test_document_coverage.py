@@ -28,6 +28,7 @@ from metasched.config.tables import (
     WebhookTable,
     WebTable,
 )
+from metasched.experiments.federation_file import FederationSiteTable, FederationTable
 from metasched.licence_servers.command import CommandOptions
 from metasched.licence_servers.flexlm import FlexlmOptions
 from metasched.model.job import Reason, State
@@ -68,6 +69,12 @@ def test_every_key_of_what_is_plugged_in(options: type[LocalOptions]) -> None:
 def test_every_key_of_the_policy() -> None:
     for field in fields(Policy):
         assert f"`{field.name}`" in POLICY or f"[{field.name}]" in POLICY, field.name
+
+
+def test_every_key_of_a_federation() -> None:
+    for table in (FederationTable, FederationSiteTable):
+        for key in table.model_fields:
+            assert f"`{key}`" in POLICY or f"[[{key}]]" in POLICY, key
 
 
 def test_every_command_state_and_reason() -> None:

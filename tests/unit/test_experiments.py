@@ -12,9 +12,16 @@ import pytest
 from metasched.cli import main
 from metasched.experiments import catalogue as experiments
 from metasched.experiments.catalogue import EXPERIMENTS, run_experiment
-from metasched.experiments.federations import Federation, TraceSite
-from metasched.experiments.harness import FigureResult, SimulationCase, confidence_interval
+from metasched.experiments.federations import TOO_LARGE, Federation, TraceSite
+from metasched.experiments.harness import (
+    FigureResult,
+    SimulationCase,
+    confidence_interval,
+    read_workload,
+)
 from metasched.experiments.tables import load_results, render_tables, save_results
+from metasched.simulate import metrics
+from metasched.simulate.settings import SimulationSettings
 from tests.harness.traces import trace
 
 
@@ -97,6 +104,107 @@ def test_a_user_has_one_home_and_one_habit(logs: None) -> None:
     assert len({direct for _, _, direct in habits}) == 2
 
 
+def test_jobs_larger_than_the_clusters_are_counted(logs: None, tmp_path: Path) -> None:
+    lines = (tmp_path / "a.swf").read_text().splitlines(keepends=True)
+    large = [line.replace(" 2 900 ", " 99 900 ") for line in lines[::4]]
+    (tmp_path / "large.swf").write_text("".join(sorted(lines + large, key=_second_word)))
+    read_workload.cache_clear()
+    workload, _ = Federation("c", (TraceSite("large.swf", {"one": 16}),), 200, 0.8)(1)
+    assert workload.entries[-1].job.id == 200
+    assert max(entry.job.cpus for entry in workload.entries) == 2
+    assert workload.dropped == {TOO_LARGE: 50}  # a quarter more than the 200 of the window
+    assert Federation("both", SITES, 300, 0.8)(1).workload.dropped == {}
+
+
+def _second_word(line: str) -> int:
+    return int(line.split()[1])
+
+
+FEDERATION = """
+jobs = 60
+loads = [0.8, 0.9]
+schemes = ["observed+pull"]
+policies = { tuned = "tuned.toml" }
+[[site]]
+trace = "a.swf"
+clusters = { one = 16, two = 8 }
+[[site]]
+trace = "b.swf"
+clusters = { three = 20 }
+partition = 1
+"""
+
+
+def test_a_federation_of_ones_own(
+    logs: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "site.toml"
+    file.write_text(FEDERATION)
+    (tmp_path / "tuned.toml").write_text("pull = false\n")
+    arguments = ["better", "--federation", file, "--runs", 2, "--row", "site 0.90", "--json"]
+    assert command(monkeypatch, *arguments) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["setting"] for row in rows} == {"site 0.90"}
+    assert [row["policy"] for row in rows if row["figure"] == "wait, s"] == [
+        "sbatch -M",
+        "observed+pull",
+        "tuned",
+    ]
+    moves = {row["policy"]: row["mean"] for row in rows if row["figure"] == "moves per job"}
+    assert moves["tuned"] == 0
+    assert [row["mean"] for row in rows if row["figure"] == "jobs left out"] == [0, 0, 0]
+
+    # the figures are those of the same federation in the code
+    sites = tuple(
+        replace(each, trace_name=str(tmp_path / each.trace_name), thinning=1) for each in SITES
+    )
+    case = SimulationCase(
+        "", "", Federation("site", sites, 60, 0.9), SimulationSettings(policy="easy")
+    )
+    waits = [metrics.mean(p.wait for p in case.run(seed).jobs) for seed in (1, 2)]
+    [observed] = [r for r in rows if (r["policy"], r["figure"]) == ("observed+pull", "wait, s")]
+    assert observed["values"] == pytest.approx(waits)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        ("jobs = 60", "jobs = 0", "jobs = 0"),
+        ("jobs = 60", "jbos = 60", "jobs"),
+        ("a.swf", "none.swf", "no trace"),
+        ("tuned.toml", "none.toml", "no file"),
+        ("observed+pull", "obsreved", 'unknown scheme "obsreved"'),
+        ("three = 20", "two = 20", 'two clusters are named "two"'),
+        ("tuned =", "late =", '"late" is the name of a scheme'),
+        ("[0.8, 0.9]", "[0.8, 0.801]", "two loads are equal"),
+        ("partition = 1", "partition = 7", "too few jobs for three"),
+        ("loads =", "local = 'esay'\nloads =", "easy"),
+        ("jobs = 60", "jobs = ", "site.toml"),
+        ("jobs = 60", "silver = 1.0", "gold and silver together"),
+    ],
+)
+def test_a_wrong_federation_is_one_line(
+    logs: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    before: str,
+    after: str,
+    problem: str,
+) -> None:
+    file = tmp_path / "site.toml"
+    assert before in FEDERATION
+    file.write_text(FEDERATION.replace(before, after))
+    (tmp_path / "tuned.toml").write_text("pull = false\n")
+    assert command(monkeypatch, "better", "--federation", file, "--runs", 1) == 2
+    out, err = capsys.readouterr()
+    assert problem in err
+    assert (out, err.count("\n")) == ("", 1)
+
+
 def test_the_federations_are_those_that_are_compared() -> None:
     for name in ("better", "better-half"):
         trace("LCG-2005-1.swf.gz")
@@ -125,7 +233,15 @@ def test_the_list_names_all(
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [([], "no NAME"), (["two-leve"], "write two-level"), (["local-periods"], "no trace nowhere/")],
+    [
+        ([], "no NAME"),
+        (["two-leve"], "write two-level"),
+        (["local-periods"], "no trace nowhere/"),
+        (["two-level", "--federation", "x.toml"], "two-level takes no federation"),
+        (["better", "--federation", "x.toml", "--resume", "r"], "are not kept, --resume"),
+        (["two-level", "--row", "inter-arival 5"], "unknown setting"),
+        (["two-level", "--row", "x", "--save", "."], "are not kept, --save"),
+    ],
 )
 def test_wrong_usage_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
