@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from metasched.cli.common_options import JsonOption
+from metasched.cli.common_options import JsonOption, NearestConfigOption
 from metasched.cli.messages import warn
 from metasched.cli.option_class import takes_options
 from metasched.cli.progress import progress_bar
@@ -40,12 +41,16 @@ class TuneOptions:
     trace: Annotated[
         str,
         typer.Option(
-            "--trace",
-            metavar="TRACE",
-            show_default=False,
-            help="Jobs: a trace (SWF), or a generator of `simulate`.",
+            "--trace", metavar="TRACE", help="Jobs: a trace (SWF), or a generator of `simulate`."
         ),
-    ]
+    ] = ""
+    history: Annotated[
+        bool, typer.Option("--history", help="Jobs: those that the site's ledger has.")
+    ] = False
+    database: Annotated[
+        str | None,
+        typer.Option("--database", metavar="FILE|URL", help="A backup [that of the site]."),
+    ] = None
     clusters: Annotated[
         str | None,
         typer.Option("--clusters", metavar="SPEC|FILE", help="128, 2x64, 64,32,32 or a TOML file."),
@@ -113,6 +118,7 @@ class TuneOptions:
         Path | None,
         typer.Option("--plot", metavar="OUT.png", help="Draw the trials and their trade-offs."),
     ] = None
+    config: NearestConfigOption = None
     json: JsonOption = False
 
 
@@ -126,6 +132,7 @@ def tune(options: TuneOptions) -> None:
     Examples:
       metasched tune --trace site.swf --clusters site.toml --trials 200
       metasched tune --trace site.swf --clusters 2x64 --objective missed_deadlines,mean_wait
+      metasched tune --history --objective mean_bounded_slowdown
       metasched tune --trace site.swf --policy policy.toml --keys send,pull_after,age
       metasched tune --trace site.swf --storage postgresql+psycopg://db/tuning --study site
       metasched tune --trace site.swf --plot trials.png --pick 17 --out other.toml
@@ -146,6 +153,7 @@ def tune(options: TuneOptions) -> None:
     if not 0 < options.held_out < 1:
         raise UserError(f"{options.held_out:g} is no share, --held-out; write 0.1 to 0.5")
     objectives = parse_objectives(options.objective)
+    _check_jobs(options)
     sources = InputSources(
         os.path.abspath(options.trace) if Path(options.trace).is_file() else options.trace,
         options.clusters,
@@ -155,6 +163,8 @@ def tune(options: TuneOptions) -> None:
         options.jobs,
         options.held_out,
         options.seed,
+        options.database,
+        None if options.config is None else str(options.config),
     )
     inputs = read_inputs(sources)
     if not any(entry.job.deadline is not None for entry in inputs.workload.entries):
@@ -169,7 +179,8 @@ def tune(options: TuneOptions) -> None:
     }
     outcome, rate = _search(options, sources, inputs, space, objectives, description)
     for cause, count in inputs.workload.dropped.items():
-        warn(f"{count} jobs dropped ({cause}), {options.trace}; the figures exclude them")
+        source = options.trace or "--history"
+        warn(f"{count} jobs dropped ({cause}), {source}; the figures exclude them")
     if outcome.chosen is not None:
         provenance = {key: each for key, each in description.items() if key != "policy"}
         provenance["present policy"] = options.policy or "the defaults"
@@ -185,6 +196,25 @@ def tune(options: TuneOptions) -> None:
         print(json_format.dumps(answer, indent=2))
     else:
         _print_outcome(outcome, options)
+
+
+def _check_jobs(options: TuneOptions) -> None:
+    """Refuse options that the source of the jobs does not take."""
+    if bool(options.trace) == options.history:
+        raise UserError("no jobs, or two sources of them; give either --trace or --history")
+    if options.history:
+        for value, option in (
+            (options.clusters, "--clusters"),
+            (options.local, "--local"),
+            (options.settings, "--set"),
+            (options.jobs, "--jobs"),
+        ):
+            if value:
+                raise UserError(f"the record of the site has its own, {option}; leave it out")
+        if options.dask:
+            raise UserError("the record of the site is read on this host, --dask; leave it out")
+    elif options.database is not None:
+        raise UserError("a trace needs no database, --database; leave it out")
 
 
 def _search(
@@ -244,7 +274,11 @@ def _executor(dask: str, cores: int) -> Iterator[Executor]:
         with dask_executor(dask) as executor:
             yield executor
         return
-    processes = ProcessPoolExecutor(cores, initializer=end_on_interrupt)
+    processes = ProcessPoolExecutor(
+        cores,
+        get_context("fork"),  # the processes share the jobs that were read for them
+        end_on_interrupt,
+    )
     try:
         yield processes
     except BrokenProcessPool:

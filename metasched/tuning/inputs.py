@@ -11,11 +11,21 @@ from typing import Any, NamedTuple
 
 from metasched.config.policy_file import read_policy
 from metasched.config.policy_words import values_of
+from metasched.config.reading import find_config, load_settings
 from metasched.core.scheduler import DECISION_VERSION
+from metasched.db.backends import database_from_url
+from metasched.db.sqlite import Sqlite
 from metasched.errors import UserError
 from metasched.policies.policy import Policy
 from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.settings import SimulationSettings, read_settings, read_workload
+from metasched.simulate.engine import Schedule
+from metasched.simulate.recorded_workload import RecordedPeriod, read_period
+from metasched.simulate.settings import (
+    SimulationSettings,
+    read_settings,
+    read_workload,
+    simulate,
+)
 from metasched.simulate.workload import Workload
 
 MIN_JOBS = 40  # of each part
@@ -24,7 +34,7 @@ MIN_JOBS = 40  # of each part
 class InputSources(NamedTuple):
     """Where the inputs come from, as on the command line; every process reads them itself."""
 
-    trace: str  # file or generator
+    trace: str  # file or generator; "": the record of the site
     clusters: str | None = None
     policy: str | None = None  # policy file in force; None: the defaults
     local: str | None = None  # local policy; None: that of `metasched simulate`
@@ -32,6 +42,8 @@ class InputSources(NamedTuple):
     jobs: str | None = None  # range A:B
     held_out: float = 0.3  # share of the jobs, the last ones
     seed: int = 0
+    database: str | None = None  # of the record: file or URL; None: that of the configuration
+    config: str | None = None  # configuration; None: the nearest one
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,13 @@ class TuningInputs:
     clusters: tuple[SimulatedCluster, ...]
     settings: SimulationSettings
     held_out: float  # share of the jobs
+    recorded: RecordedPeriod | None = None  # the site with its drains, if its record is simulated
+
+    def simulate(self, part: Workload, policy: Policy) -> Schedule:
+        """Run a part of the jobs under a policy. UserError if that is impossible."""
+        if self.recorded is not None:
+            return replace(self.recorded, workload=part).run(policy)
+        return simulate(part, self.clusters, replace(self.settings, meta_policy=policy))
 
     @property
     def present(self) -> Policy:
@@ -62,25 +81,17 @@ class TuningInputs:
         """Return this share of the training part, its first jobs."""
         return self.workload.subset(0, max(1, round(self._training_jobs() * share)))
 
-    def with_policy(self, policy: Policy) -> SimulationSettings:
-        """Return the settings of a trial."""
-        return replace(self.settings, meta_policy=policy)
-
     def _training_jobs(self) -> int:
         return len(self.workload.entries) - round(len(self.workload.entries) * self.held_out)
 
 
 @cache
 def read_inputs(sources: InputSources) -> TuningInputs:
-    """Read the inputs, once in each process. UserError in one line if one is invalid."""
-    settings = read_settings(
-        sources.policy, sources.settings, sources.seed, sources.clusters, sources.local
-    )
-    # `--seed` is of the jobs and the search; a tuned policy draws as the present one does
-    own = read_policy(None if sources.policy is None else Path(sources.policy))
-    settings = replace(settings, meta_policy=replace(settings.meta_policy, seed=own.seed))
-    workload, clusters = read_workload(sources.trace, sources.clusters, sources.jobs, settings)
-    inputs = TuningInputs(workload, clusters, settings, sources.held_out)
+    """Read the inputs, once in each process. UserError in one line if one is invalid.
+
+    Processes are forked from the one that reads the record of a site, which changes all the time.
+    """
+    inputs = _read_trace(sources) if sources.trace else _read_record(sources)
     for part, remedy in ((inputs.training, "lower it"), (inputs.held_out_part, "raise it")):
         if len(part.entries) < MIN_JOBS:
             raise UserError(
@@ -90,14 +101,52 @@ def read_inputs(sources: InputSources) -> TuningInputs:
     return inputs
 
 
+def _read_trace(sources: InputSources) -> TuningInputs:
+    settings = read_settings(
+        sources.policy, sources.settings, sources.seed, sources.clusters, sources.local
+    )
+    # `--seed` is of the jobs and the search; a tuned policy draws as the present one does
+    own = read_policy(None if sources.policy is None else Path(sources.policy))
+    settings = replace(settings, meta_policy=replace(settings.meta_policy, seed=own.seed))
+    workload, clusters = read_workload(sources.trace, sources.clusters, sources.jobs, settings)
+    return TuningInputs(workload, clusters, settings, sources.held_out)
+
+
+def _read_record(sources: InputSources) -> TuningInputs:
+    """Read what the ledger has of the site. The present policy is the recorded one, or a file."""
+    local_policies: dict[str, str] = {}
+    if sources.database is None:
+        loaded = load_settings(
+            find_config(None if sources.config is None else Path(sources.config))
+        )
+        database = loaded.database
+        local_policies = {
+            entry.cluster.name: str(entry.options["policy"])
+            for entry in loaded.clusters
+            if entry.cluster.adapter == "local" and "policy" in entry.options
+        }
+    elif "://" in sources.database:
+        database = database_from_url(sources.database, None)
+    else:
+        database = Sqlite(Path(sources.database))
+    with database.snapshot() as connection:
+        recorded = read_period(connection, local_policies=local_policies)
+    present = recorded.policy if sources.policy is None else read_policy(Path(sources.policy))
+    settings = SimulationSettings(
+        meta_policy=present, licence_pools=recorded.pools, seed=sources.seed
+    )
+    return TuningInputs(recorded.workload, recorded.clusters, settings, sources.held_out, recorded)
+
+
 def describe_inputs(sources: InputSources, inputs: TuningInputs) -> dict[str, Any]:
     """Return all that the values of a trial depend on, for provenance; equal inputs are equal."""
     return {
-        "trace": _named_with_digest(sources.trace),
+        "trace": _named_with_digest(sources.trace)
+        if sources.trace
+        else f"record of the site, {len(inputs.workload.entries)} jobs "
+        f"(sha256 {_digest_of_jobs(inputs.workload)})",
         "jobs": sources.jobs or "all",
-        "clusters": "of the trace"
-        if sources.clusters is None
-        else _named_with_digest(sources.clusters),
+        "clusters": "its own" if sources.clusters is None else _named_with_digest(sources.clusters),
         "local": sources.local or "default",
         "set": " ".join(sources.settings),
         "held_out": sources.held_out,
@@ -107,6 +156,17 @@ def describe_inputs(sources: InputSources, inputs: TuningInputs) -> dict[str, An
         "decisions": DECISION_VERSION,
         "optuna": version("optuna"),
     }
+
+
+def _digest_of_jobs(workload: Workload) -> str:
+    """Return the start of a digest of what was submitted, and how long it ran."""
+    digest = hashlib.sha256()
+    for entry in workload.entries:
+        job = entry.job
+        digest.update(
+            f"{job.submitted} {entry.run_time} {job.cpus} {job.estimated} {job.deadline}\n".encode()
+        )
+    return digest.hexdigest()[:16]
 
 
 def _named_with_digest(source: str) -> str:

@@ -15,7 +15,6 @@ from metasched.experiments.harness import without_collection
 from metasched.policies.classify import Classifier
 from metasched.policies.policy import Policy
 from metasched.simulate.engine import Schedule
-from metasched.simulate.settings import simulate
 from metasched.simulate.workload import Workload
 from metasched.tuning.inputs import InputSources, TuningInputs, read_inputs
 from metasched.tuning.objectives import dominates, job_values, mean_values
@@ -102,4 +101,4 @@ def run_held_out(sources: InputSources, policy: Policy, objectives: Sequence[str
 
 def _simulate(inputs: TuningInputs, part: Workload, policy: Policy) -> Schedule:
     with without_collection():
-        return simulate(part, inputs.clusters, inputs.with_policy(policy))
+        return inputs.simulate(part, policy)

@@ -15,6 +15,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from sqlalchemy import create_engine, inspect, text
@@ -22,9 +23,13 @@ from sqlalchemy import create_engine, inspect, text
 from metasched.cli.app import run as run_command
 from metasched.config.policy_file import examine_policy, parse_policy
 from metasched.config.policy_words import policy_text
+from metasched.db.sqlite import Sqlite
 from metasched.errors import UserError
+from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy, SelfOptimisation
 from metasched.simulate import metrics, swf
+from metasched.simulate.clusters import SimulatedCluster
+from metasched.simulate.engine import Simulation
 from metasched.simulate.settings import simulate
 from metasched.simulate.synthetic import generate_lublin
 from metasched.simulate.workload import to_trace
@@ -36,6 +41,7 @@ from metasched.tuning.search_space import GRID, make_search_space
 from metasched.tuning.study import Study, Trial, open_study
 from metasched.tuning.trials import MIN_COMPARED, HeldOutRun, run_trial
 from metasched.tuning.tuned_policy import check_output
+from tests.harness.recorded_site import record
 
 pytest.importorskip("optuna")
 
@@ -349,7 +355,7 @@ def test_the_command_writes_a_policy_with_its_provenance(
 
     # the file has the policy of the figures
     inputs = read_inputs(SOURCES)
-    schedule = simulate(inputs.training, inputs.clusters, inputs.with_policy(reading.policy))
+    schedule = inputs.simulate(inputs.training, reading.policy)
     assert mean_values(schedule, BOTH) == pytest.approx([chosen["training"][n] for n in BOTH])
 
     # another trade-off of the same study, without a further trial
@@ -406,6 +412,31 @@ def test_bad_input_is_one_line(folder: Path, arguments: list[str], problem: str)
     assert problem in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not (folder / "tuned-policy.toml").exists()
+
+
+def test_the_record_of_a_site(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A ledger as a daemon stores it: its clusters, its policy in force, its jobs."""
+    workload, _ = generate_lublin(150, 16, 2)
+    clusters = [SimulatedCluster(name=name, cpus=16, queue_depth=0) for name in ("a", "b")]
+    live = Policy(pull=False, tolerance=0.2)
+    record(
+        Simulation(workload, clusters, live, lambda _: make_policy("easy", {}, {})),
+        Sqlite(folder / "site.db"),
+    )
+    words = ["tune", "--history", "--database", "site.db", "--trials", "6", "--json"]
+    assert run_command(words) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["trials"] == 6
+    space = make_search_space(read_inputs(InputSources("", database="site.db")))
+    assert space.policy(space.present_indexes()) == replace(live, weights=ANY)
+    for option in (["--clusters", "8"], ["--set", "age=5"], ["--jobs", "0:9"], ["--local", "easy"]):
+        with pytest.raises(UserError, match=f"has its own, {option[0]}; leave it out"):
+            run_command([*words, *option])
+    with pytest.raises(UserError, match="--trace or --history"):
+        run_command(["tune"])
+    with pytest.raises(UserError, match=r"none\.db"):
+        run_command(["tune", "--history", "--database", "none.db"])
+    assert not (folder / "none.db").exists()
 
 
 def test_the_commands_of_the_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
