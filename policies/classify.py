@@ -130,6 +130,17 @@ class User(Heuristic):
         return self.classes.get(job.user_class, 1) + job.owner_priority
 
 
+class RatedAtSubmission(Heuristic):
+    """A heuristic of the site: the job has its value, or the heuristic is excluded."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def contribution(self, job: Job) -> float | None:
+        """Return the value that the plug-in gave at the submission; None: it is excluded."""
+        return None if job.ratings is None else job.ratings.priorities.get(self.name)
+
+
 class HeuristicContribution(NamedTuple):
     """The contribution of a heuristic to a priority."""
 
@@ -167,13 +178,14 @@ class Classifier:
             if not (math.isfinite(weight) and weight >= 0):
                 raise ValueError(f"weight of {name} is {weight}; it must be 0 or more")
             self.weights[name] = weight
-        if not sum(self.weights.values()) > 0:
+        always = (h.name for h in selected if not isinstance(h, RatedAtSubmission))
+        if not sum(self.weights[name] for name in always) > 0:  # others may be excluded
             raise ValueError("no heuristic has a weight above 0; give at least one such a weight")
         for heuristic in selected:
             heuristic.max_priority = max_priority
         self.optimisers: list[SelfOptimiser] = []
         self._ordered_heuristics = list(selected)
-        self._cache: dict[tuple[float, ...], tuple[int, list[HeuristicContribution]]] = {}
+        self._cache: dict[tuple[float | None, ...], tuple[int, list[HeuristicContribution]]] = {}
         self._learning_heuristics = [
             h for h in selected if type(h).remember is not Heuristic.remember
         ]
@@ -211,22 +223,29 @@ class Classifier:
             cached = self._cache[contributions] = self._combine(contributions)
         return cached
 
-    def _combine(self, contributions: Sequence[float]) -> tuple[int, list[HeuristicContribution]]:
+    def _combine(
+        self, contributions: Sequence[float | None]
+    ) -> tuple[int, list[HeuristicContribution]]:
         """Return the rounded weighted mean, limited to 1..max_priority, and its breakdown."""
         breakdown = [
-            HeuristicContribution(*values)
-            for values in zip(self.weights, contributions, self.weights.values(), strict=True)
+            HeuristicContribution(name, contribution, weight)
+            for (name, weight), contribution in zip(
+                self.weights.items(), contributions, strict=True
+            )
+            if contribution is not None
         ]
         return self.combine(contributions), breakdown
 
     def combine(
-        self, contributions: Sequence[float], weights: Mapping[str, float] | None = None
+        self, contributions: Sequence[float | None], weights: Mapping[str, float] | None = None
     ) -> int:
-        """Return the priority of contributions in the order of the heuristics."""
+        """Return the priority of contributions in the order of the heuristics; None is left out."""
         weight_sum = weighted_sum = 0.0
         for contribution, weight in zip(
             contributions, (weights or self.weights).values(), strict=True
         ):
+            if contribution is None:
+                continue
             weight_sum += weight
             weighted_sum += weight * contribution
         # with weights such as 0.7 rounding errors leave an exact half slightly below it

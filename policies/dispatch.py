@@ -7,14 +7,21 @@ above; among clusters of about equal load, to the cluster with the fewest such j
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
+from types import MappingProxyType
 from typing import NamedTuple
 
 from metasched.model.job import MAX_PRIORITY, Job
+from metasched.policies.placement_ratings import (
+    best_rated,
+    counting_ratings,
+    in_order_of_rating,
+)
 
 LOADS = ("paper", "observed")
 ORDERINGS = ("array", "equal")
+NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
 # Sums are integers in units of the smallest float, 2**-1074. Every float is a whole number of these
 # units, so subtracting all that was added leaves exactly zero: an idle cluster must have load 0.
@@ -39,8 +46,9 @@ class LoadOrdering:
     `tolerance` is the relative distance from the least load that counts as equal to it.
     `load="observed"` compares the values given to `observe` instead of that work.
     `ordering="equal"` counts only jobs of equal priority (the principle stated in the thesis; its
-    array also counts higher priorities). ValueError for no clusters, a cluster given twice, an
-    unknown `load` or `ordering`, or a number out of range.
+    array also counts higher priorities). `placement_weights` are those of the site's heuristics
+    that rate clusters, see `placement_ratings`. ValueError for no clusters, a cluster given twice,
+    an unknown `load` or `ordering`, or a number out of range.
     """
 
     def __init__(
@@ -51,6 +59,7 @@ class LoadOrdering:
         tolerance: float = 0.0,
         load: str = "paper",
         ordering: str = "array",
+        placement_weights: Mapping[str, float] = NO_WEIGHTS,
     ) -> None:
         self.clusters = tuple(clusters)
         self._index = {name: i for i, name in enumerate(self.clusters)}
@@ -68,6 +77,7 @@ class LoadOrdering:
             raise ValueError(f"ordering is {ordering!r}; it must be one of {', '.join(ORDERINGS)}")
         self.max_priority, self.seed, self.tolerance = max_priority, seed, tolerance
         self._counts_equal_only = ordering == "equal"
+        self._placement_weights = {name: w for name, w in placement_weights.items() if w > 0}
         # row p-1 holds priority p, a column per cluster; the additional last row stays zero
         rows, width = max_priority + 1, len(self.clusters)
         self._work_units = [[0] * width for _ in range(rows)]
@@ -87,12 +97,23 @@ class LoadOrdering:
         """
         loads, columns = self._loads[self._row(priority)], self._columns(eligible)
         least_load = min(loads if eligible is None else [loads[i] for i in columns])
-        if eligible is None and (
-            least_load == 0 or (not self.tolerance and loads.count(least_load) == 1)
+        ratings = None
+        if self._placement_weights:
+            names = [self.clusters[i] for i in columns]
+            ratings = counting_ratings(job, self._placement_weights, names)
+        if (
+            eligible is None
+            and not ratings
+            and (least_load == 0 or (not self.tolerance and loads.count(least_load) == 1))
         ):
             return self.clusters[loads.index(least_load)]
-        threshold = least_load * (1 + self.tolerance)
-        candidates = [i for i in columns if loads[i] <= threshold]
+        if ratings:
+            by_name = {self.clusters[i]: loads[i] for i in columns}
+            best = best_rated(ratings, by_name, self.tolerance)
+            candidates = [self._index[name] for name in best]
+        else:
+            threshold = least_load * (1 + self.tolerance)
+            candidates = [i for i in columns if loads[i] <= threshold]
         if least_load == 0 or len(candidates) == 1:
             return self.clusters[candidates[0]]
         counts, excluded_counts = self._count_rows(priority)
@@ -100,6 +121,13 @@ class LoadOrdering:
         fewest = min(queued_jobs)
         tied = [i for i, queued in zip(candidates, queued_jobs, strict=True) if queued == fewest]
         return self.clusters[tied[0] if len(tied) == 1 else tied[self._draw_tie(job, len(tied))]]
+
+    def preferred(self, job: Job, eligible: Sequence[str]) -> Sequence[str]:
+        """Return clusters in the order of the site's ratings, whatever their loads."""
+        if not self._placement_weights:
+            return eligible
+        ratings = counting_ratings(job, self._placement_weights, eligible)
+        return in_order_of_rating(ratings, eligible) if ratings else eligible
 
     def cluster_loads(self, job: Job, priority: int) -> dict[str, ClusterLoad]:
         """Return what `choose` would compare now, for every cluster. ValueError as in `choose`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -45,6 +46,19 @@ class SelfOptimisation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlugInSettings:
+    """How a heuristic of the site counts."""
+
+    weight: float = 1.0
+    parameters: dict[str, float] = field(default_factory=dict)  # keywords of its class
+
+
+def weights_of(settings: Mapping[str, PlugInSettings]) -> dict[str, float]:
+    """Return the weights of heuristics of the site by name."""
+    return {name: each.weight for name, each in settings.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Policy:
     """Parameters of the meta-scheduler. Daemon and simulator share the defaults."""
 
@@ -69,6 +83,10 @@ class Policy:
     reserve: Literal["earliest", "first"] = "earliest"
     # parameters of the classification that optimise themselves, see `tuned_strategies`
     self_optimising: dict[str, SelfOptimisation] = field(default_factory=dict)
+    # heuristics of the site by the names of their entry points, see `plug_in_ratings`
+    heuristics: dict[str, PlugInSettings] = field(default_factory=dict)  # of the priority
+    placement: dict[str, PlugInSettings] = field(default_factory=dict)
+    run_times: dict[str, PlugInSettings] = field(default_factory=dict)
 
     @property
     def pull_enabled(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Final
 from metasched.policies.policy import MAX_HISTORY
 
 OURS: Final = "metasched"  # `PolicyKey.source` of what no paper describes
+PLUG_IN: Final = "NAME"  # stands for the entry point of a heuristic of the site
 PARAMETER: Final = "PARAMETER"  # stands for a parameter that optimises itself, in names of keys
 
 
@@ -148,4 +149,22 @@ POLICY_KEYS: Final[Mapping[str, PolicyKey]] = {
         effect="Relative numbers of jobs of priorities 1, 2, ...; none: each half of that below.",
         range="0 to 1000000 each",
     ),
+    **{
+        f"{table}.{PLUG_IN}.weight": PolicyKey(unit="", source=OURS, effect=effect)
+        for table, effect in (
+            ("heuristics", "Weight of a heuristic of the site in the priority."),
+            ("placement", "Weight of a heuristic of the site that rates clusters; the load has 1."),
+            ("run_times", "Weight of an estimator of the site in the run time of limited jobs."),
+        )
+    },
+    **{
+        f"{table}.{PLUG_IN}.parameters.{PARAMETER}": PolicyKey(
+            unit="", source=OURS, effect=f"A parameter of {whose}: a keyword of its class."
+        )
+        for table, whose in (
+            ("heuristics", "this heuristic"),
+            ("placement", "this heuristic"),
+            ("run_times", "this estimator"),
+        )
+    },
 }

@@ -129,8 +129,11 @@ class HeuristicWeight(TunableStrategy):
         (weight,) = configuration
         self._classifier.set_weight(self._name, weight)
 
-    def item(self, job: Job) -> Item:
-        return tuple(part.contribution for part in self._classifier.contributions(job))
+    def item(self, job: Job) -> Item | None:
+        parts = self._classifier.contributions(job)
+        if len(parts) < self.item_size:  # a heuristic of the site has no value for it
+            return None
+        return tuple(part.contribution for part in parts)
 
     def classify(self, item: Item) -> int:
         return self._classifier.combine(item)

@@ -149,6 +149,8 @@ def _simulate_once(options: SimulateOptions) -> None:
         options.report.write_text(page, encoding="utf-8")
     for cause, count in result.dropped.items():
         warn(f"{count} jobs dropped ({cause}), {options.workload}; the figures exclude them")
+    for heuristic, count in result.excluded.items():
+        warn(f"heuristic {heuristic} was excluded for {count} jobs, --policy; correct it")
     if options.json:
         print(json_format.dumps(figures, indent=2))
     else:

@@ -12,7 +12,14 @@ from metasched.config.tables import PolicyFile, SelfOptimisationTable
 from metasched.config.toml_files import examined, parse_toml, read_text
 from metasched.errors import quote_for_error
 from metasched.policies.classify import Classifier, Deadline
-from metasched.policies.policy import Policy, SelfOptimisation
+from metasched.policies.plug_in_ratings import (
+    ENTRY_POINT_GROUPS,
+    MAX_PLUG_INS,
+    PlugInKind,
+    installed,
+    settings_of,
+)
+from metasched.policies.policy import PlugInSettings, Policy, SelfOptimisation
 from metasched.policies.tuned_strategies import DeadlineBase, DeadlineBaseSpan, make_optimisers
 
 MAX_POLICY_BYTES = 65536
@@ -70,7 +77,13 @@ def examine_policy(text: str, place: str) -> PolicyReading:
     if mistakes:
         return PolicyReading(None, tuple(mistakes))
     values = {field.name: getattr(table, field.name) for field in fields(Policy)}
-    policy = Policy(**{**values, "self_optimising": optimising})
+    plug_ins = {
+        kind.value: {
+            name: PlugInSettings(**dict(each)) for name, each in getattr(table, kind).items()
+        }
+        for kind in PlugInKind
+    }
+    policy = Policy(**{**values, **plug_ins, "self_optimising": optimising})
     return PolicyReading(policy, notes=tuple(_useless(table, policy, place)))
 
 
@@ -93,6 +106,20 @@ def _mistakes(table: PolicyFile, place: str) -> Iterator[str]:
     except ValueError as error:
         problem, _, remedy = str(error).partition("; ")
         yield f"{problem}, {place}, [weights]; {remedy}"
+    yield from _plug_in_mistakes(table, place)
+
+
+def _plug_in_mistakes(table: PolicyFile, place: str) -> Iterator[str]:
+    """Yield what is wrong with the names of plug-ins: each is that of a heuristic in `explain`."""
+    taken, number = set(Classifier().heuristics), 0
+    for kind in PlugInKind:
+        for name in getattr(table, kind):
+            number += 1
+            if name in taken:
+                yield f'"{name}" is there twice, {place}, [{kind}.{name}]; use another name'
+            taken.add(name)
+    if number > MAX_PLUG_INS:
+        yield f"{number} heuristics of the site, {place}; name at most {MAX_PLUG_INS}"
 
 
 def _self_optimising(
@@ -120,6 +147,7 @@ def _setting(table: SelfOptimisationTable) -> SelfOptimisation:
 
 def _useless(table: PolicyFile, policy: Policy, place: str) -> Iterator[str]:
     """Yield the settings that are written but change nothing, as others are."""
+    yield from _useless_plug_ins(policy, place)
     written = table.model_fields_set
     weights = Classifier(weights=policy.weights).weights
     if policy.send == "late":
@@ -147,3 +175,20 @@ def _useless(table: PolicyFile, policy: Policy, place: str) -> Iterator[str]:
                 f"{name} = {value} is above max_priority = {policy.max_priority}, {place}, "
                 "[classes]; lower it, or it outweighs all other ratings"
             )
+
+
+def _useless_plug_ins(policy: Policy, place: str) -> Iterator[str]:
+    """Yield the plug-ins that change nothing; another host may have the package of one."""
+    for kind in PlugInKind:
+        settings = settings_of(policy, kind)
+        names = installed(kind) if settings else ()
+        for name, each in settings.items():
+            where = f"{place}, [{kind}.{name}]"
+            if not each.weight:
+                yield f"{name} has no effect with a weight of 0, {where}; remove it"
+            elif name not in names:
+                group = ENTRY_POINT_GROUPS[kind]
+                yield (
+                    f"{name} is excluded: no entry point of {group} has this name here, {where}; "
+                    "install its package in the environment of the daemon"
+                )

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 from metasched.config.mistakes import range_of, shown
 from metasched.config.tables import PolicyFile
 from metasched.policies.classify import Classifier
-from metasched.policies.policy import Policy, SelfOptimisation
-from metasched.policies.policy_keys import PARAMETER, POLICY_KEYS
+from metasched.policies.plug_in_ratings import PlugInKind, settings_of
+from metasched.policies.policy import PlugInSettings, Policy, SelfOptimisation
+from metasched.policies.policy_keys import PARAMETER, PLUG_IN, POLICY_KEYS
 
+PLUG_IN_TABLES = tuple(PlugInKind)
 NOT_SET = "not set"  # a class, or a parameter that does not optimise itself
 
 
@@ -62,6 +64,10 @@ def values_of(policy: Policy) -> dict[str, Any]:
         if field.name == "self_optimising":
             for parameter, setting in value.items():
                 values |= _prefixed(f"{field.name}.{parameter}", asdict(setting))
+        elif field.name in PLUG_IN_TABLES:
+            for name, settings in value.items():
+                values[f"{field.name}.{name}.weight"] = settings.weight
+                values |= _prefixed(f"{field.name}.{name}.parameters", settings.parameters)
         elif isinstance(value, dict):
             values |= _prefixed(field.name, value)
         else:
@@ -113,6 +119,9 @@ def documented_name(name: str) -> str:
         return "classes.NAME"
     if table == "self_optimising":  # the name of a parameter has no dot
         return f"{table}.{PARAMETER}.{rest.rpartition('.')[2]}"
+    if table in PLUG_IN_TABLES:
+        is_weight = rest.endswith(".weight") and ".parameters." not in rest
+        return f"{table}.{PLUG_IN}.{'weight' if is_weight else f'parameters.{PARAMETER}'}"
     return name
 
 
@@ -147,6 +156,7 @@ def describe_policy(policy: Policy) -> Iterator[str]:
         yield f"Deadlines are judged beside those of the last {policy.window} jobs that had one."
     for parameter, setting in policy.self_optimising.items():
         yield _describe_optimising(parameter, setting)
+    yield from _describe_plug_ins(policy)
     if policy.age:
         yield f"A step of priority is worth {_duration(policy.age)} of waiting."
     else:
@@ -159,6 +169,22 @@ def describe_policy(policy: Policy) -> Iterator[str]:
         f"{_duration(policy.patience)}, if others wait for its licences."
     )
     yield f"A job without a limit is expected to run {_duration(policy.default_time)}."
+
+
+def _describe_plug_ins(policy: Policy) -> Iterator[str]:
+    effects = {
+        PlugInKind.PRIORITY: "The priority also has ratings of the site by",
+        PlugInKind.PLACEMENT: "Clusters are rated, beside the load of weight 1, by",
+        PlugInKind.RUN_TIME: "Run times of jobs with a limit are expected by",
+    }
+    for kind, effect in effects.items():
+        named = [
+            f"{name} {each.weight:g}"
+            for name, each in settings_of(policy, kind).items()
+            if each.weight
+        ]
+        if named:
+            yield f"{effect}: {', '.join(named)}."
 
 
 def _describe_dispatch(policy: Policy) -> str:
@@ -202,6 +228,10 @@ def _default(name: str) -> str:
     """Return the default of a key as the reference has it."""
     if name == "classes.NAME":
         return ", ".join(f"{each} {value}" for each, value in Policy().classes.items())
+    if name.endswith(f"parameters.{PARAMETER}"):
+        return "as the plug-in has it"
+    if name.partition(".")[0] in PLUG_IN_TABLES:
+        return written(name, PlugInSettings().weight)
     if name.startswith("self_optimising."):
         return written(name, getattr(SelfOptimisation(), name.rpartition(".")[2]) or "none")
     return written(name, values_of(Policy())[name])

@@ -15,7 +15,7 @@ from metasched.model.mail import ADDRESS
 from metasched.model.reservation_request import ReservationQuota
 from metasched.paths import MAX_REQUEST_BYTES
 from metasched.policies.eligible import FEATURE
-from metasched.policies.policy import MAX_WINDOW, Policy, SelfOptimisation
+from metasched.policies.policy import MAX_WINDOW, PlugInSettings, Policy, SelfOptimisation
 from metasched.units import parse_duration
 
 TableT = TypeVar("TableT", bound=BaseModel)
@@ -354,6 +354,23 @@ class SelfOptimisationTable(_Table):
     target: tuple[float, ...] = ()
 
 
+PlugInName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
+ParameterName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
+MAX_PARAMETER = 10**12  # of a heuristic of the site; either sign
+
+
+class PlugInTable(_Table):
+    """[heuristics.NAME], [placement.NAME], [run_times.NAME]: a heuristic of the site."""
+
+    weight: Annotated[float, Field(ge=0, le=1e6)] = PlugInSettings.weight
+    parameters: dict[
+        ParameterName, Annotated[float, Field(ge=-MAX_PARAMETER, le=MAX_PARAMETER)]
+    ] = Field(default_factory=dict)
+
+
+PlugInTables = dict[PlugInName, PlugInTable]
+
+
 class PolicyFile(_Table):
     """A policy file; missing keys have the defaults of `Policy`."""
 
@@ -375,3 +392,6 @@ class PolicyFile(_Table):
     send: Literal["at_once", "late"] = Policy.send
     reserve: Literal["earliest", "first"] = Policy.reserve
     self_optimising: dict[str, SelfOptimisationTable] = Field(default_factory=dict)
+    heuristics: PlugInTables = Field(default_factory=dict)
+    placement: PlugInTables = Field(default_factory=dict)
+    run_times: PlugInTables = Field(default_factory=dict)

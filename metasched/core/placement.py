@@ -487,7 +487,8 @@ class Placement:
         cluster: str | None = None
         if late_binding is not None:
             had_head = late_binding.head_reserved
-            cluster = late_binding.choose(task.job, eligible)
+            preferred = state.load_ordering.preferred(task.job, eligible)
+            cluster = late_binding.choose(task.job, preferred)
             if cluster is None:
                 if self._keeps_cpus_free and not had_head:
                     self._gates.dispatch_turns.reserved_head = task.task_id

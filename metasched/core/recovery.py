@@ -26,9 +26,15 @@ from metasched.model.cluster import MAX_CALL_TIMEOUT
 from metasched.model.job import State
 from metasched.model.tags import Instances, is_claim_folder
 from metasched.model.tuning import TuningChange, TuningState
-from metasched.policies.classify import Classifier, Deadline, Licence, User
+from metasched.policies.classify import (
+    Classifier,
+    Deadline,
+    Licence,
+    RatedAtSubmission,
+    User,
+)
 from metasched.policies.dispatch import LoadOrdering
-from metasched.policies.policy import Policy
+from metasched.policies.policy import Policy, weights_of
 from metasched.policies.tuned_strategies import make_optimisers
 
 LONGEST_CALL = MAX_CALL_TIMEOUT + 60.0  # seconds; an end that is further ahead is a wrong clock
@@ -101,8 +107,9 @@ class Recovery:
                 Deadline(window=policy.window),
                 Licence(total=max(event.licence_count if pools is None else len(pools), 1)),
                 User(classes=policy.classes),
+                *map(RatedAtSubmission, policy.heuristics),
             ],
-            weights=policy.weights,
+            weights={**policy.weights, **weights_of(policy.heuristics)},
         )
         for job in self._state.margin_jobs[-policy.window :]:
             self._state.classifier.remember(job)
@@ -132,6 +139,7 @@ class Recovery:
             tolerance=policy.tolerance,
             load=policy.load,
             ordering=policy.ordering,
+            placement_weights=weights_of(policy.placement),
         )
 
     def _configure_tuning(self, policy: Policy) -> None:

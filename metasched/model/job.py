@@ -18,6 +18,7 @@ from metasched.model.arrays import JobArray, parse_array, task_number
 from metasched.model.dependencies import parse_dependency
 from metasched.model.mail import MailRequest
 from metasched.model.manager_options import ManagerOptions
+from metasched.model.ratings import SiteRatings
 
 MAX_PRIORITY = 10
 MAX_LICENCE_CHOICES = 4  # `units.MAX_LICENCE_CHOICES`, which clients keep to
@@ -179,6 +180,7 @@ class Job(JobSpec, frozen=True, kw_only=True):
     benchmark: float = 1.0  # speed of the machine that `estimated` refers to
     writes: tuple[str, ...] = ()  # output and error path; they too decide on filesystems
     stored_bytes: int = 0  # of its script, arguments and environment as submitted
+    ratings: SiteRatings | None = None  # by heuristics of the site; None: there were none
 
     def __post_init__(self) -> None:
         # most jobs set the first three fields only: checks of unset fields call no function

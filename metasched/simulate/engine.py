@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from heapq import heappop, heappush
+from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec import structs
@@ -53,8 +54,10 @@ from metasched.model.licence import LicencePool
 from metasched.model.limits import LimitSettings
 from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
+from metasched.policies.heuristic import ClusterTraits
 from metasched.policies.local.preemption import PreemptivePolicy
 from metasched.policies.local.queueing import LocalPolicy
+from metasched.policies.plug_in_ratings import ask_all, load_all, plug_ins_of, rated_job
 from metasched.policies.policy import Policy
 from metasched.simulate.clusters import ClusterError, SimulatedCluster
 from metasched.simulate.manager import SimulatedManager
@@ -134,6 +137,8 @@ class Schedule(NamedTuple):
     pulls_started: int = 0  # those that did start at once
     policy_seconds: float = 0.0  # in passes of local policies, by the clock of the simulation
     search_iterations: int = 0  # of local policies that search plans
+    # jobs for which a heuristic of the site was excluded, by its name
+    excluded: Mapping[str, int] = MappingProxyType({})
 
 
 THROUGH_METASCHED = SubmissionScheme()
@@ -212,6 +217,9 @@ class Simulation:
         self._bypassing: dict[int, list[int]] = {}  # waiting jobs and the clusters of their copies
         self._planned_dispatch: PlannedDispatch | None = None
         self._event_count = self._pass_count = 0
+        self._plug_ins = load_all(plug_ins_of(policy))
+        self._traits = [ClusterTraits(c.name, "simulated", c.benchmark, c.cpus) for c in clusters]
+        self._excluded = Counter[str]()
         self._clock, self._policy_seconds = clock, 0.0
 
     def _make_manager(self, cluster: SimulatedCluster, policy: LocalPolicy) -> SimulatedManager:
@@ -339,6 +347,7 @@ class Simulation:
             search_iterations=sum(
                 getattr(manager.policy, "iterations", 0) for manager in self._managers
             ),
+            excluded=self._excluded,
         )
 
     def _apply_drain(self, now: float, event: ClusterDrained | ClusterResumed) -> None:
@@ -429,6 +438,10 @@ class Simulation:
     def _submit(self, now: float, job: Job) -> None:
         if self._planned_dispatch is not None:
             self._planned_dispatch.now = now
+        if self._plug_ins:
+            ratings = ask_all(self._plug_ins, job, self._traits)
+            self._excluded.update(plug_in.name for plug_in in ratings if ratings[plug_in].error)
+            job = rated_job(job, ratings, self._policy)
         self._step_core(JobSubmitted(now, job))
 
     def _step_core(self, event: CoreEvent) -> None:

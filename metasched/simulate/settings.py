@@ -20,6 +20,7 @@ from metasched.policies.local.registry import (
     TEXT_PARAMETERS,
     make_policy,
 )
+from metasched.policies.plug_in_ratings import PlugInError, PlugInKind, load_all, plug_ins_of
 from metasched.policies.policy import Policy, SelfOptimisation
 from metasched.policies.policy_keys import POLICY_KEYS
 from metasched.policies.tuned_strategies import make_optimisers
@@ -42,7 +43,9 @@ OPTIMISING = "self_optimising"  # key of --set: parameters, with the default set
 GENERATORS = (*synthetic.TABLES, LUBLIN)
 # keys of --set
 _META_FIELDS = {
-    f.name: f for f in fields(Policy) if f.name not in ("weights", "classes", "seed", OPTIMISING)
+    f.name: f
+    for f in fields(Policy)
+    if f.name not in ("weights", "classes", "seed", OPTIMISING, *PlugInKind)
 }
 _OVERLAY_FIELDS = {f.name: f for f in fields(Overlay)}
 _GENERATOR_FIELDS = {
@@ -123,6 +126,9 @@ def read_settings(
         settings = replace(settings, limits=limits)
     settings.policy_factory()(SimulatedCluster(name="c1", cpus=1))
     _check_self_optimising(settings.meta_policy)
+    for plug_in, loaded in load_all(plug_ins_of(settings.meta_policy)):
+        if isinstance(loaded, PlugInError):
+            raise SettingError(f"{loaded}, {plug_in} of --policy")
     return settings
 
 

@@ -16,7 +16,7 @@ from metasched.config.policy_words import (
     key_reference,
     values_of,
 )
-from metasched.policies.policy import Policy, SelfOptimisation
+from metasched.policies.policy import PlugInSettings, Policy, SelfOptimisation
 from metasched.policies.policy_keys import OURS, POLICY_KEYS
 
 GUIDE = (Path(__file__).parents[2] / "docs/policy.md").read_text()
@@ -43,7 +43,10 @@ def words_list() -> str:
 
 
 def test_every_key_is_documented_once() -> None:
-    policy = Policy(self_optimising=OPTIMISED)
+    plug_ins = {"a-1": PlugInSettings(parameters={"weight": 1.0})}
+    policy = Policy(
+        self_optimising=OPTIMISED, heuristics=plug_ins, placement=plug_ins, run_times=plug_ins
+    )
     documented = [documented_name(name) for name in values_of(policy)]
     assert set(documented) == set(POLICY_KEYS)
     assert {name.partition(".")[0] for name in POLICY_KEYS} == {f.name for f in fields(Policy)}
