@@ -110,7 +110,9 @@ def load(plug_in: PlugIn) -> Any:
         raise PlugInError(f"no entry point {plug_in.name} of {group}; install its package")
     try:
         created = found[0].load()(**dict(plug_in.parameters))
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # such as SystemExit
         raise PlugInError(f"{found[0].value} cannot be created: {_line_of(error)}") from error
     interface = INTERFACES[plug_in.kind]
     if not isinstance(created, interface):
@@ -131,7 +133,9 @@ def ask(plug_in: PlugIn, loaded: Any, job: Job, clusters: Sequence[ClusterTraits
             return checked(plug_in, Rating(by_cluster=rated), clusters)
         method = loaded.contribution if plug_in.kind is PlugInKind.PRIORITY else loaded.seconds
         return checked(plug_in, Rating(_number(method(job), "its value")), clusters)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # such as SystemExit
         return Rating(error=_line_of(error))
 
 
@@ -217,7 +221,7 @@ def _number(value: object, what: str) -> float:
     return float(value)
 
 
-def _line_of(error: Exception) -> str:
+def _line_of(error: BaseException) -> str:
     if isinstance(error, PlugInError):
         return _shortened(str(error))
     try:

@@ -193,10 +193,19 @@ class PriorityPart(TypedDict):
     weight: float
 
 
+class SiteRatingsRow(TypedDict):
+    """What heuristics of the site said of a job at its submission, besides its priority."""
+
+    placements: dict[str, dict[str, float]]  # 0 to 1, by heuristic and cluster
+    run_times: dict[str, float]  # seconds, by estimator
+    excluded: dict[str, str]  # why a heuristic had no valid value
+
+
 class Forecast(TypedDict):
     """Why a job would get its priority and cluster."""
 
     parts: list[PriorityPart]
+    ratings: SiteRatingsRow | None  # null: no heuristics of the site were asked
     clusters: list[VerdictRow]
     licence_choice: str | None  # the first of its alternatives that is free
 
@@ -304,6 +313,7 @@ class Explanation(TypedDict):
     expected_told: str | None  # when metasched estimated that, or its manager reported it
     priority: int
     parts: list[PriorityPart]
+    ratings: SiteRatingsRow | None  # null: no heuristics of the site were asked
     policy: PolicyVersions
     tuning: list[TuningRow]
     clusters: list[VerdictRow]

@@ -16,6 +16,7 @@ from metasched.api.answers import (
     Explanation,
     MissingLicence,
     NodeFitRow,
+    SiteRatingsRow,
     TuningRow,
     UsageRow,
     VerdictRow,
@@ -139,6 +140,7 @@ async def explain(
         "expected_told": iso(told),
         "priority": job_row["priority"],
         "parts": msgspec.json.decode(job_row["parts"]),
+        "ratings": ratings_row(msgspec.json.decode(job_row["changed"] or job_row["job"], type=Job)),
         "policy": {"priority": policies[0], "placement": policies[1]},
         "tuning": [_tuning_row(recorded) for recorded in tuned],
         "clusters": clusters,
@@ -147,6 +149,17 @@ async def explain(
         "usage": _usage(row) if row["state"] in FINAL and row["started"] else None,
     }
     return encoded(explanation)
+
+
+def ratings_row(job: Job) -> SiteRatingsRow | None:
+    """Return what heuristics of the site said of a job; None: none was asked."""
+    if job.ratings is None:
+        return None
+    return {
+        "placements": {name: dict(rated) for name, rated in job.ratings.placements.items()},
+        "run_times": dict(job.ratings.run_times),
+        "excluded": dict(job.ratings.excluded),
+    }
 
 
 def _tuning_row(recorded: RecordedChange) -> TuningRow:

@@ -11,10 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from metasched.api.answers import encoded
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
-from metasched.api.site_answers import PolicyRow, PolicyVersionRow
+from metasched.api.site_answers import PlugInRow, PolicyRow, PolicyVersionRow
 from metasched.config.policy_file import MAX_POLICY_BYTES
 from metasched.config.policy_words import values_of
 from metasched.daemon.policy_activation import activate, undo
+from metasched.daemon.service import SchedulerService
 from metasched.db.policy_versions import MAX_VERSIONS
 from metasched.errors import ApiError, UserError
 from metasched.model.audit import MAX_CAUSE_LENGTH, MAX_NAME_LENGTH
@@ -62,6 +63,7 @@ async def policy(caller: CurrentCaller, service: CurrentService) -> PolicyRow:
         "file": version.file if caller.operator else None,
         "site_file": origin.path if caller.operator else None,
         "differs_from_site_file": version.text != origin.text,
+        "plug_ins": _plug_in_rows(service) if caller.operator else None,
     }
 
 
@@ -140,6 +142,18 @@ async def undo_policy(
     except UserError as error:
         raise ApiError(409, str(error)) from None
     return _version_row(version)
+
+
+def _plug_in_rows(service: SchedulerService) -> list[PlugInRow]:
+    return [
+        {
+            "table": state.plug_in.kind.value,
+            "heuristic": state.plug_in.name,
+            "problem": state.problem,
+            "excluded": state.excluded,
+        }
+        for state in service.plug_ins.states()
+    ]
 
 
 def _require_line(name: str, text: str, most: int) -> None:

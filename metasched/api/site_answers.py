@@ -382,6 +382,15 @@ class ReloadRow(TypedDict):
     findings: list[dict[str, Any]]  # problems outside of the files, as of `doctor --json`
 
 
+class PlugInRow(TypedDict):
+    """A heuristic of the site that the policy names."""
+
+    table: Literal["heuristics", "placement", "run_times"]
+    heuristic: str
+    problem: str  # why it is excluded for all jobs now; "": it is not
+    excluded: int  # jobs for which it was excluded since the start of the service
+
+
 class PolicyRow(TypedDict):
     """The policy in force. What only operators see is null for others."""
 
@@ -394,6 +403,7 @@ class PolicyRow(TypedDict):
     file: str | None  # "": the defaults
     site_file: str | None  # of the configuration; "": none
     differs_from_site_file: bool
+    plug_ins: list[PlugInRow] | None  # those with a weight above 0
 
 
 class PolicyVersionRow(TypedDict):

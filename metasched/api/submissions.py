@@ -22,7 +22,7 @@ from metasched.api.expected_starts import (
     eligible_clusters,
     start_if_submitted,
 )
-from metasched.api.explanations import cluster_verdicts
+from metasched.api.explanations import cluster_verdicts, ratings_row
 from metasched.api.identity import Caller
 from metasched.api.modifications import MAX_EPOCH
 from metasched.api.notifications import apply_mail
@@ -52,7 +52,10 @@ from metasched.model.output_paths import (
     expand_job_fields,
     varies_by_task,
 )
+from metasched.plug_ins.host import Ratings
 from metasched.policies.classify import cannot_meet_deadline
+from metasched.policies.heuristic import ClusterTraits
+from metasched.policies.plug_in_ratings import rated_job
 from metasched.units import MAX_NUMBER, iso
 
 MAX_JOBS_WITH_START = 100  # jobs of a submission whose answer tells when they start; look-ups
@@ -106,8 +109,24 @@ async def submit(
     texts = dict(submission.scripts)
     texts |= {name: encode(variables) for name, variables in submission.environments.items()}
     sizes = {client_digest: len(text.encode()) for client_digest, text in texts.items()}
+    ratings: list[Ratings] = [{} for _ in requests]
+    if service.plug_ins.plug_ins:
+        drafts = [
+            _accept(service, caller, job, submission, sizes, now, takes_id=False).job
+            for job in requests
+        ]
+        # one request per user at a time: those of others wait for each part of it only
+        async with request.app.state.rating_locks[caller.user]:
+            ratings = await service.plug_ins.ask(drafts, _cluster_traits(service), caller.user)
+        # as above
+        if (answer := earlier_answer(service, key, time.time())) is not None:
+            return encoded(answer)
+        now = time.time()
     with service.ledger.kept_ids():
-        accepted = [_accept(service, caller, job, submission, sizes, now) for job in requests]
+        accepted = [
+            _rated(service, _accept(service, caller, job, submission, sizes, now), rated)
+            for job, rated in zip(requests, ratings, strict=True)
+        ]
         new_tasks = [(stored.job, len(stored.job.indices)) for stored in accepted]
         if (refusal := service.core.limits.admission_refusal(new_tasks)) is not None:
             raise ApiError(403, refusal)
@@ -207,10 +226,12 @@ def _accept(
     submission: SubmitRequest,
     sizes: Mapping[str, int],
     now: float,
+    takes_id: bool = True,
 ) -> StoredJob:
     """Return the job for a request of `owner`. `sizes`: bytes of its texts, by their names.
 
-    Raise ApiError if it is invalid, or can never run on this site.
+    Its id is 0 unless it `takes_id`, and in a dry run. Raise ApiError if it is invalid, or can
+    never run on this site.
     """
     user = owner.user
     request = apply_reservation(service, user, request, now)
@@ -237,7 +258,9 @@ def _accept(
             ) from None
     try:
         tasks = _count_tasks(request, service.settings.max_array_tasks)
-        job_id = 0 if submission.dry_run else service.ledger.next_job(tasks)
+        job_id = 0
+        if takes_id and not submission.dry_run:
+            job_id = service.ledger.next_job(tasks)
         if request.dependency is not None:
             dependency = _with_tasks(service, parse_dependency(request.dependency), user)
             request = structs.replace(request, dependency=dependency or request.dependency)
@@ -281,6 +304,22 @@ def _accept(
     return StoredJob(
         job=job, script=request.script, environment=request.environment, payload=payload
     )
+
+
+def _cluster_traits(service: SchedulerService) -> list[ClusterTraits]:
+    """Return the clusters as heuristics of the site see them."""
+    infos = {c.name: service.core.cluster_status(c.name)[0] for c in service.core.clusters}
+    return [
+        ClusterTraits(c.name, c.adapter, c.benchmark, info.cpus if (info := infos[c.name]) else 0)
+        for c in service.core.clusters
+    ]
+
+
+def _rated(service: SchedulerService, stored: StoredJob, ratings: Ratings) -> StoredJob:
+    """Return an accepted job with its ratings by heuristics of the site."""
+    if not ratings:
+        return stored
+    return replace(stored, job=rated_job(stored.job, ratings, service.settings.policy))
 
 
 def _with_tasks(service: SchedulerService, dependency: Dependency, user: str) -> str:
@@ -455,6 +494,7 @@ def _dry_run(service: SchedulerService, job: Job, warnings: list[str]) -> Submit
                 )
                 for part in service.core.classifier.contributions(job)
             ],
+            "ratings": ratings_row(job),
             "clusters": cluster_verdicts(service, task, chosen_cluster),
             "licence_choice": _free_choice(service, job),
         },

@@ -1,7 +1,7 @@
 """The commands `story` and `explain`."""
 
 import json as json_format
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -111,6 +111,8 @@ def print_explanation(answer: Mapping[str, Any]) -> None:
                 for part in answer["parts"]
             ),
         )
+    for line in describe_ratings(answer.get("ratings") or {}):
+        print(line)
     if answer.get("licence_choice"):
         print(f"Of its alternative licences it would get {printable(answer['licence_choice'])}.")
     for change in answer.get("tuning", []):
@@ -133,6 +135,17 @@ def print_explanation(answer: Mapping[str, Any]) -> None:
             ),
         )
         _print_excluded_nodes(answer["clusters"])
+
+
+def describe_ratings(ratings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each heuristic of the site that has rated clusters, or was excluded."""
+    for heuristic, by_cluster in ratings.get("placements", {}).items():
+        rated = ", ".join(f"{name} {value:.4g}" for name, value in by_cluster.items())
+        yield printable(f"{heuristic} rates the clusters: {rated}.")
+    for heuristic, seconds in ratings.get("run_times", {}).items():
+        yield printable(f"{heuristic} expects a run time of {format_duration(seconds)}.")
+    for heuristic, reason in ratings.get("excluded", {}).items():
+        yield printable(f"{heuristic} is excluded: {reason}.")
 
 
 def describe_policies(versions: Mapping[str, int | None]) -> str:

@@ -22,6 +22,7 @@ from metasched.core.events import Outcome
 from metasched.core.tasks import Attempt, TaskChange, TaskId
 from metasched.core.transitions import ATTEMPT_FINAL, STARTED, UNSTARTED, TaskEvent
 from metasched.model.job import Job
+from metasched.policies.plug_in_ratings import PlugIn
 
 # upper bounds in seconds
 WAIT_BUCKETS = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86400, 3 * 86400, 7 * 86400)
@@ -61,6 +62,11 @@ class Metrics:
         self.service_starts = self._counter(
             "service_starts", "Starts of the scheduler service from the database."
         )
+        self._exclusions = self._counter(
+            "plug_in_exclusions",
+            "Jobs for which a heuristic of the site was excluded.",
+            *("table", "heuristic"),
+        )
         self._requests = self._histogram(
             "http_request_seconds",
             "Seconds from a request's admission to the end of its response.",
@@ -94,6 +100,10 @@ class Metrics:
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request; `route` is the pattern of its path, `status` that of its response."""
         self._requests.labels(method, route, f"{status // 100}xx").observe(seconds)
+
+    def count_exclusions(self, plug_in: PlugIn, jobs: int) -> None:
+        """Count jobs for which a plug-in was excluded."""
+        self._exclusions.labels(plug_in.kind.value, plug_in.name).inc(jobs)
 
     def observe(self, outcome: Outcome) -> None:
         """Count the changes of a stored outcome."""

@@ -70,6 +70,8 @@ from metasched.model.calendar import PruneDatabase
 from metasched.model.job import State
 from metasched.model.listing import ListedQueue
 from metasched.model.policy_version import PolicyVersion
+from metasched.plug_ins.host import PlugInHost
+from metasched.policies.plug_in_ratings import plug_ins_of
 
 log = logging.getLogger("metasched")
 
@@ -164,6 +166,7 @@ class SchedulerService:
             ledger.recent_runs,
             self._listed_queues,
         )
+        self.plug_ins = PlugInHost(plug_ins_of(settings.policy), metrics.count_exclusions)
         self._timers_changed = asyncio.Event()
         self._database_suspected = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -354,6 +357,7 @@ class SchedulerService:
                 group.create_task(self._contain(f"webhook {hook.name}", deliver))
             group.create_task(self._contain("audit", self._store_notices))
             group.create_task(self._contain("timers", self._run_timers))
+            group.create_task(self._contain("plug-ins", self.plug_ins.run))
             group.create_task(self._contain("expected starts", self.forecaster.run))
             group.create_task(self._contain("removal of old jobs", self._prune_hourly))
             group.create_task(self._contain("calendar", self._calendar_runner.run))

@@ -1,0 +1,342 @@
+"""The daemon's side of the plug-ins: starts their process, asks it, suspends what fails.
+
+A question waits at most `ASK_SECONDS` for its turn and `CALL_SECONDS` for its answer; what has not
+answered then is excluded. The process that failed is killed. The plug-in that was being asked is
+suspended for the user whose jobs it was asked about, longer each time. If it fails for a second
+user before it answers again, it is suspended for all. So a job that makes a plug-in hang harms its
+owner. A new process loads plug-ins while the former one still answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from secrets import token_hex
+from typing import Final, NamedTuple
+
+import msgspec
+
+from metasched.model.job import Job
+from metasched.plug_ins.messages import MAX_LINE, PlugInAnswer, Question
+from metasched.policies.heuristic import ClusterTraits
+from metasched.policies.plug_in_ratings import PlugIn, Rating, checked
+from metasched.timeouts import reply_timeout
+
+log = logging.getLogger("metasched")
+
+CHUNK: Final = 64  # jobs of a question
+CALL_SECONDS: Final = 2.0  # for the answer to a question
+ASK_SECONDS: Final = 5.0  # for the turns of the jobs of a request
+LOAD_SECONDS: Final = 20.0  # for the start of the process and the import of all plug-ins
+FIRST_SUSPENSION: Final = 5.0  # seconds; doubled by each failure
+MAX_SUSPENSION: Final = 600.0  # seconds
+WARNING_INTERVAL: Final = 60.0  # seconds between two warnings about a plug-in
+MAX_SUSPENDED_USERS: Final = 1000  # whose suspensions are remembered
+ALL = ""  # in place of a user
+# what the process has of an environment, besides the search path of modules
+ENVIRONMENT: Final = {"LC_ALL": "C", "TZ": "UTC", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+_DECODER: Final = msgspec.json.Decoder(PlugInAnswer)
+
+Ratings = dict[PlugIn, Rating]
+
+
+class PlugInFailed(Exception):
+    """A plug-in did not answer; the process is of no use any more.
+
+    `answers` are those of the plug-ins before it.
+    """
+
+    def __init__(
+        self, plug_in: PlugIn, reason: str, answers: dict[PlugIn, PlugInAnswer] | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.plug_in, self.reason, self.answers = plug_in, reason, answers or {}
+
+
+class PlugInState(NamedTuple):
+    """A plug-in for those who look after it."""
+
+    plug_in: PlugIn
+    problem: str  # why it is excluded for all jobs now; "": it is not
+    excluded: int  # jobs for which it was excluded since the start of the service
+
+
+@dataclass
+class _Suspension:
+    until: float  # monotonic seconds
+    delay: float  # seconds
+    reason: str
+
+
+class _Process:
+    """A process that has loaded plug-ins. After a PlugInFailed it must be killed."""
+
+    def __init__(self, process: asyncio.subprocess.Process, plug_ins: Sequence[PlugIn]) -> None:
+        self._process, self.plug_ins = process, tuple(plug_ins)
+
+    @classmethod
+    async def start(cls, plug_ins: Sequence[PlugIn]) -> _Process:
+        """Start a process. OSError if that fails."""
+        environment = dict(ENVIRONMENT)
+        if (module_path := os.environ.get("PYTHONPATH")) is not None:
+            environment["PYTHONPATH"] = module_path
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-B", "-m", "metasched.plug_ins.process"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+            limit=MAX_LINE,
+        )
+        return cls(process, plug_ins)
+
+    async def ask(self, question: Question, seconds: float) -> dict[PlugIn, PlugInAnswer]:
+        """Return the answers. PlugInFailed by the plug-in that has not answered in time."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        answers: dict[PlugIn, PlugInAnswer] = {}
+        reason = f"no answer within {seconds:g} s"
+        with suppress(TimeoutError):
+            async with reply_timeout(seconds):
+                with suppress(ConnectionError):  # noticed by the missing answer
+                    self._process.stdin.write(msgspec.json.encode(question) + b"\n")
+                    await self._process.stdin.drain()
+                for plug_in in question.plug_ins:
+                    reason = f"no answer within {seconds:g} s"
+                    try:
+                        line = await self._process.stdout.readline()
+                    except ValueError:
+                        reason = f"an answer of more than {MAX_LINE >> 20} MiB"
+                        break
+                    if not line.endswith(b"\n"):
+                        reason = "the process of the plug-ins ended"
+                        break
+                    try:
+                        answer = _DECODER.decode(line)
+                    except (msgspec.MsgspecError, UnicodeDecodeError):
+                        reason = "an answer that is no message"
+                        break
+                    fits = answer.error or len(answer.ratings) == len(question.jobs)
+                    if answer.id != question.id or not fits:
+                        reason = "an answer to another question"
+                        break
+                    answers[plug_in] = answer
+        for plug_in in question.plug_ins:
+            if plug_in not in answers:
+                raise PlugInFailed(plug_in, reason, answers)
+        return answers
+
+    async def kill(self) -> None:
+        """Kill the process with all that it has started in its session's group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+
+
+@dataclass
+class PlugInHost:
+    """The plug-ins of a service. `run` keeps their process; `ask` may be called at any time."""
+
+    plug_ins: Sequence[PlugIn]
+    on_exclusion: Callable[[PlugIn, int], None] = lambda plug_in, jobs: None
+    call_seconds: float = CALL_SECONDS
+    ask_seconds: float = ASK_SECONDS
+    load_seconds: float = LOAD_SECONDS
+    first_suspension: float = FIRST_SUSPENSION
+    _process: _Process | None = None
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _suspended: dict[tuple[PlugIn, str], _Suspension] = field(default_factory=dict)
+    _failed_for: dict[PlugIn, str] = field(default_factory=dict)  # user, until it answers again
+    _unusable: dict[PlugIn, str] = field(default_factory=dict)  # why it cannot be loaded
+    _warned: dict[PlugIn, float] = field(default_factory=dict)
+    _excluded: dict[PlugIn, int] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Keep a process that has loaded all plug-ins but the suspended ones, until cancelled."""
+        try:
+            while self.plug_ins:
+                self._changed.clear()
+                wanted = [p for p in self.plug_ins if self._suspension(p, ALL) is None]
+                loaded = set() if self._process is None else set(self._process.plug_ins)
+                if wanted and loaded != set(wanted) and not await self._replace(wanted):
+                    continue
+                self._ready.set()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._next_end()):
+                        await self._changed.wait()
+        finally:
+            await self._close()
+
+    async def ask(
+        self, jobs: Sequence[Job], clusters: Sequence[ClusterTraits], user: str
+    ) -> list[Ratings]:
+        """Return the ratings of each job of a user. What gives none in time is excluded."""
+        results: list[Ratings] = []
+        deadline = asyncio.get_running_loop().time() + self.ask_seconds
+        for first in range(0, len(jobs), CHUNK):
+            chunk = tuple(jobs[first : first + CHUNK])
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._ready.wait()
+                    await self._turn.acquire()
+            except TimeoutError:
+                reason = Rating(error="other jobs were being rated, or the plug-ins started")
+                results += [dict.fromkeys(self.plug_ins, reason) for _ in chunk]
+                continue
+            try:
+                results += await self._ask_in_turn(chunk, tuple(clusters), user)
+            finally:
+                self._turn.release()
+        self._note(results)
+        return results
+
+    def states(self) -> list[PlugInState]:
+        """Return the state of each plug-in."""
+        return [
+            PlugInState(
+                plug_in,
+                self._unusable.get(plug_in) or self._suspension(plug_in, ALL) or "",
+                self._excluded.get(plug_in, 0),
+            )
+            for plug_in in self.plug_ins
+        ]
+
+    async def _ask_in_turn(
+        self, jobs: tuple[Job, ...], clusters: tuple[ClusterTraits, ...], user: str
+    ) -> list[Ratings]:
+        process, answers = self._process, dict[PlugIn, PlugInAnswer]()
+        asked = (
+            []
+            if process is None
+            else [
+                plug_in
+                for plug_in in process.plug_ins
+                if plug_in not in self._unusable and self._suspension(plug_in, user) is None
+            ]
+        )
+        if process is not None and asked:
+            try:
+                question = Question(token_hex(8), tuple(asked), jobs, clusters)
+                answers = await process.ask(question, self.call_seconds)
+            except PlugInFailed as failure:
+                answers = failure.answers
+                self._suspend(failure, user)
+                self._discard(process)
+                await process.kill()
+            except asyncio.CancelledError:  # an answer may still come: of no use for the next
+                self._discard(process)
+                await process.kill()
+                raise
+            else:
+                for plug_in in asked:
+                    self._answered(plug_in, user)
+        results: list[Ratings] = [{} for _ in jobs]
+        for plug_in in self.plug_ins:
+            answer = answers.get(plug_in) or PlugInAnswer("", error=self._obstacle(plug_in, user))
+            for index, ratings in enumerate(results):
+                rating = Rating(error=answer.error) if answer.error else answer.ratings[index]
+                ratings[plug_in] = checked(plug_in, rating, clusters)
+        return results
+
+    async def _replace(self, wanted: Sequence[PlugIn]) -> bool:
+        """Put a process with these plug-ins in the place of the present one; False: it failed."""
+        try:
+            process = await _Process.start(wanted)
+        except OSError as error:
+            for plug_in in wanted:
+                self._suspend(PlugInFailed(plug_in, f"no process: {error.strerror}"), ALL)
+            return False
+        try:
+            answers = await process.ask(Question(token_hex(8), tuple(wanted)), self.load_seconds)
+        except PlugInFailed as failure:
+            await process.kill()
+            self._suspend(failure, ALL)
+            return False
+        except asyncio.CancelledError:
+            await process.kill()
+            raise
+        self._unusable = {p: answer.error for p, answer in answers.items() if answer.error}
+        async with self._turn:
+            former, self._process = self._process, process
+        if former is not None:
+            await former.kill()
+        return True
+
+    def _discard(self, process: _Process) -> None:
+        if self._process is process:
+            self._process = None
+            self._ready.clear()
+            self._changed.set()
+
+    async def _close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await process.kill()
+
+    # Suspensions
+
+    def _suspend(self, failure: PlugInFailed, user: str) -> None:
+        """Suspend a plug-in for a user; for all if it has failed for another since it answered."""
+        plug_in, last = failure.plug_in, self._failed_for.get(failure.plug_in)
+        if last is not None and last != user:
+            user = ALL
+        self._failed_for[plug_in] = user
+        before = self._suspended.pop((plug_in, user), None)
+        if len(self._suspended) >= MAX_SUSPENDED_USERS:
+            del self._suspended[next(iter(self._suspended))]
+        delay = self.first_suspension if before is None else min(before.delay * 2, MAX_SUSPENSION)
+        until = time.monotonic() + delay
+        self._suspended[plug_in, user] = _Suspension(until, delay, failure.reason)
+        self._changed.set()
+
+    def _answered(self, plug_in: PlugIn, user: str) -> None:
+        self._failed_for.pop(plug_in, None)
+        self._suspended.pop((plug_in, user), None)
+        self._suspended.pop((plug_in, ALL), None)
+
+    def _suspension(self, plug_in: PlugIn, user: str) -> str | None:
+        """Return why a plug-in is suspended for a user, or None."""
+        now = time.monotonic()
+        for whose in {user, ALL}:
+            suspended = self._suspended.get((plug_in, whose))
+            if suspended is not None and now < suspended.until:
+                return f"{suspended.reason}; it is asked again after {suspended.delay:g} s"
+        return None
+
+    def _obstacle(self, plug_in: PlugIn, user: str) -> str:
+        """Return why a plug-in was not asked, or did not answer."""
+        unusable = self._unusable.get(plug_in) or self._suspension(plug_in, user)
+        return unusable or "another plug-in failed at that time"
+
+    def _next_end(self) -> float | None:
+        """Return the seconds until the next suspension for all ends; None: there is none."""
+        now = time.monotonic()
+        ends = [s.until for (_, user), s in self._suspended.items() if user == ALL]
+        return min((max(end - now, 0.0) for end in ends if end > now), default=None)
+
+    def _note(self, results: Iterable[Ratings]) -> None:
+        """Count exclusions, and warn of each plug-in at most once in `WARNING_INTERVAL`."""
+        counts: dict[PlugIn, int] = {}
+        reasons: dict[PlugIn, str] = {}
+        for ratings in results:
+            for plug_in, rating in ratings.items():
+                if rating.error:
+                    counts[plug_in] = counts.get(plug_in, 0) + 1
+                    reasons[plug_in] = rating.error
+        now = time.monotonic()
+        for plug_in, count in counts.items():
+            self._excluded[plug_in] = self._excluded.get(plug_in, 0) + count
+            self.on_exclusion(plug_in, count)
+            if now - self._warned.get(plug_in, -WARNING_INTERVAL) >= WARNING_INTERVAL:
+                self._warned[plug_in] = now
+                log.warning("heuristic %s is excluded: %s", plug_in, reasons[plug_in])

@@ -1,0 +1,31 @@
+"""The lines between the daemon and the process of the plug-ins: JSON, one message each."""
+
+from __future__ import annotations
+
+import msgspec
+
+from metasched.model.job import Job
+from metasched.policies.heuristic import ClusterTraits
+from metasched.policies.plug_in_ratings import PlugIn, Rating
+
+MAX_LINE = 2**22  # bytes of an answer
+
+
+class Question(msgspec.Struct, frozen=True):
+    """Jobs to be rated. Without jobs, the plug-ins are loaded only."""
+
+    id: str  # random; an answer has the same, else it was written before the question
+    plug_ins: tuple[PlugIn, ...]
+    jobs: tuple[Job, ...] = ()
+    clusters: tuple[ClusterTraits, ...] = ()
+
+
+class PlugInAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a plug-in says of all jobs of a question; a line for each plug-in, in its order.
+
+    So a plug-in that ends the process is the first one without an answer.
+    """
+
+    id: str  # of the question
+    ratings: tuple[Rating, ...] = ()  # of each job
+    error: str = ""  # why it cannot be loaded
