@@ -3,6 +3,7 @@
 import json as json_format
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,9 @@ from metasched.config.policy_words import (
     values_of,
     written,
 )
-from metasched.errors import UserError
+from metasched.errors import UserError, quote_for_error
+from metasched.policies.plug_in_ratings import PlugIn, PlugInError, PlugInKind, installed, load
+from metasched.policies.policy import Policy
 
 EXIT_MISTAKES = 2
 LIVE, DEFAULT = "live", "default"
@@ -115,6 +118,9 @@ def show(
         return 0
     if name == LIVE:
         _print_origin(header)
+        for row in header.get("plug_ins") or ():
+            if row["problem"] or row["excluded"]:
+                print(printable(_describe_plug_in(row)), end="\n\n")
     print_table(("KEY", "VALUE"), ((key, written(key, value)) for key, value in values.items()))
     if explain:
         for row in key_reference():
@@ -140,6 +146,14 @@ def _values_of(name: str, config: str | None) -> tuple[dict[str, Any], dict[str,
 
 def _text_of(file: str) -> str:
     return read_policy_text(Path(file))
+
+
+def _describe_plug_in(row: Mapping[str, Any]) -> str:
+    name = f"Heuristic {row['heuristic']}"
+    jobs = f"{row['excluded']} jobs since the start"
+    if row["problem"]:
+        return f"{name} is excluded: {row['problem']} ({jobs})."
+    return f"{name} was excluded for {jobs}; `metasched explain` has the reason for each."
 
 
 def _print_origin(header: Mapping[str, Any]) -> None:
@@ -191,6 +205,65 @@ def _as_json(reading: PolicyReading) -> dict[str, object]:
         "notes": list(reading.notes),
         "description": [] if described is None else list(describe_policy(described)),
     }
+
+
+@policy.command("check-plugin")
+def check_plugin(
+    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False)],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A parameter, as in the policy file."),
+    ] = None,
+    json: JsonOption = False,
+) -> int:
+    """Check a heuristic of the site: range, determinism, no clock, no I/O, speed.
+
+    It is asked about sample jobs, in this process. NAME is that of its entry point.
+    Exit codes: 0 it keeps the rules, 1 it breaks some, 2 it cannot be loaded.
+
+    \b
+    Examples:
+      metasched policy check-plugin small_first
+      metasched policy check-plugin small_first --set full=64 --json
+    """
+    from metasched.plug_ins.testing import SAMPLE_JOBS, problems_of
+
+    kinds = [kind for kind in PlugInKind if name in installed(kind)]
+    if not kinds:
+        known = ", ".join(sorted({each for kind in PlugInKind for each in installed(kind)}))
+        raise UserError(
+            f"no heuristic {quote_for_error(name)} is installed here, NAME; "
+            + (f"there are {known}" if known else "install its package")
+        )
+    parameters = tuple(map(_parameter, settings or ()))
+    problems = []
+    for kind in kinds:
+        plug_in = PlugIn(kind, name, Policy().max_priority, parameters)
+        try:
+            load(plug_in)
+        except PlugInError as error:
+            raise UserError(f"{error}, {plug_in}") from None
+        problems += [
+            f"{plug_in} {problem}" for problem in problems_of(plug_in, partial(load, plug_in))
+        ]
+    if json:
+        print(json_format.dumps({"heuristic": name, "problems": problems}, indent=2))
+    else:
+        for problem in problems:
+            print(printable(problem))
+        if not problems:
+            print(f"{name} keeps the rules, of {len(SAMPLE_JOBS)} jobs.")
+    return 1 if problems else 0
+
+
+def _parameter(assignment: str) -> tuple[str, float]:
+    key, _, value = assignment.partition("=")
+    try:
+        return key, float(value)
+    except ValueError:
+        raise UserError(
+            f"{quote_for_error(assignment)} sets no number, --set; write it as full=64"
+        ) from None
 
 
 @policy.command()

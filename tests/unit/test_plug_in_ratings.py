@@ -35,6 +35,7 @@ from metasched.simulate.settings import SettingError, read_settings, read_worklo
 from tests.harness.plug_in_packages import install
 from tests.unit.core_site import NOW, Site
 
+DOCS = Path(__file__).parents[2] / "docs"
 MODULE = """\
 import math
 from metasched.policies.heuristic import Heuristic, PlacementHeuristic, RunTimeEstimator
@@ -342,3 +343,10 @@ def test_jobs_with_an_exclusion_are_no_evidence_for_self_optimisation() -> None:
     assert optimiser.strategy.item(job()) is None
     rated_by_all = job(ratings=SiteRatings({"narrow": 3.0}))
     assert optimiser.strategy.item(rated_by_all) == (1, 1, 3.0)
+
+
+@pytest.mark.parametrize("name", ["site_heuristics.py", "pyproject.toml", "policy.toml"])
+def test_the_guide_shows_the_files_of_the_example(name: str) -> None:
+    guide = (DOCS / "policy.md").read_text()
+    lines = (DOCS / "examples/plug-in" / name).read_text().splitlines()
+    assert "\n".join(f"    {line}" if line else "" for line in lines) in guide

@@ -1,0 +1,133 @@
+"""The checks for authors of plug-ins find each breach of the rules, and nothing else."""
+
+from __future__ import annotations
+
+import datetime
+import random
+import time
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from metasched.model.job import Job
+from metasched.plug_ins import testing
+from metasched.plug_ins.testing import check_heuristic
+from metasched.policies.classify import Deadline, Licence, User
+from metasched.policies.heuristic import (
+    ClusterTraits,
+    Heuristic,
+    PlacementHeuristic,
+    RunTimeEstimator,
+)
+
+HERE = Path(__file__)
+
+
+class Narrow(Heuristic):
+    def __init__(self, full: float = 64) -> None:
+        self.full = full
+
+    def contribution(self, job: Job) -> float:
+        return self.max_priority * max(0.0, 1 - job.cpus / self.full)
+
+
+class Half(RunTimeEstimator):
+    def seconds(self, job: Job) -> float:
+        return job.estimated / 2
+
+
+class Wide(PlacementHeuristic):
+    def rating(self, job: Job, cluster: ClusterTraits) -> float:
+        return 0.0 if job.cpus > cluster.cpus else 1.0
+
+
+@pytest.mark.parametrize("heuristic", [Narrow, Half, Wide, Deadline, Licence, User])
+def test_a_good_heuristic_passes(heuristic: type) -> None:
+    check_heuristic(heuristic)
+
+
+class TooHigh(Narrow):
+    def contribution(self, job: Job) -> float:
+        return 1 / job.cpus * 11
+
+
+class Raises(Wide):
+    def rating(self, job: Job, cluster: ClusterTraits) -> float:
+        return 1 / cluster.cpus
+
+
+class Draws(Narrow):
+    def contribution(self, job: Job) -> float:
+        return random.random()
+
+
+class Clock(Narrow):
+    def contribution(self, job: Job) -> float:
+        return 1.0 if time.time() > 0 else 0.0
+
+
+class ImportedClock(Narrow):
+    def contribution(self, job: Job) -> float:
+        return 1.0 if monotonic() > -1 else 0.0
+
+
+class Date(Narrow):
+    def contribution(self, job: Job) -> float:
+        return 1.0 if datetime.datetime.now().year > 0 else 0.0
+
+
+class Reads(Narrow):
+    def contribution(self, job: Job) -> float:
+        return float(bool(HERE.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("heuristic", "problem"),
+    [
+        (TooHigh, "range: its value is 11, not 0 to 10"),
+        (Raises, "range: ZeroDivisionError: "),
+        (Draws, "determinism: asked twice about a job, it gives two values"),
+        (Clock, "no clock: it calls time.time"),
+        (ImportedClock, "no clock: it calls time.monotonic"),
+        (Date, "no clock: it calls datetime.now"),
+        (Reads, f"no I/O: it does open '{HERE}'"),
+    ],
+)
+def test_each_breach_of_a_rule_is_named(heuristic: type, problem: str) -> None:
+    with pytest.raises(AssertionError) as raised:
+        check_heuristic(heuristic)
+    assert [line for line in str(raised.value).split("\n") if line.startswith(problem)]
+
+
+def test_values_that_depend_on_earlier_jobs_are_found() -> None:
+    class Remembers(Narrow):
+        def __init__(self) -> None:
+            self.seen: dict[str, int] = {}
+
+        def contribution(self, job: Job) -> float:
+            key = f"{job.submitted} {job.cpus} {job.time_limit} {job.deadline}"
+            return self.seen.setdefault(key, len(self.seen) % 10)
+
+    with pytest.raises(AssertionError, match="depend on jobs that it was asked about before"):
+        check_heuristic(Remembers)
+
+
+def test_a_slow_heuristic_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testing, "MAX_CPU_SECONDS", 1e-9)  # whatever the host
+    with pytest.raises(AssertionError, match=r"^speed: .* ms of processor time for a job"):
+        check_heuristic(Narrow)
+
+
+def test_what_else_runs_is_not_watched() -> None:
+    clock, date = time.time, datetime.datetime
+    with pytest.raises(AssertionError):
+        check_heuristic(Clock)
+    assert (time.time, datetime.datetime, monotonic) == (clock, date, time.monotonic)
+    HERE.read_text()
+    check_heuristic(Narrow, full=8)
+
+
+def test_another_class_is_refused() -> None:
+    with pytest.raises(TypeError, match="Job is derived from none of Heuristic, "):
+        check_heuristic(Job)
