@@ -190,7 +190,9 @@ class PlugInHost:
                     await self._ready.wait()
                     await self._turn.acquire()
             except TimeoutError:
-                reason = Rating(error="other jobs were being rated, or the plug-ins started")
+                reason = Rating(
+                    error="no time was left: other jobs were being rated, or the plug-ins started"
+                )
                 results += [dict.fromkeys(self.plug_ins, reason) for _ in chunk]
                 continue
             try:

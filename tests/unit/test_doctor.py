@@ -17,6 +17,7 @@ from metasched.daemon.doctor.checks import run_checks
 from metasched.daemon.doctor.cluster_checks import check_manager
 from metasched.daemon.doctor.daemon_checks import (
     check_evidence,
+    check_heuristic,
     check_listing_age,
     check_use,
     check_webhook,
@@ -167,6 +168,19 @@ def test_a_webhook_whose_receiver_does_not_confirm_is_a_warning() -> None:
     assert finding.kind is not None
     assert (finding.kind.id, finding.kind.severity) == ("webhook-failed", "warning")
     assert finding.text == "it answered 500; 3 groups of events wait, next try 2026-01-01"
+
+
+def test_a_heuristic_without_part_in_decisions_is_a_warning() -> None:
+    row = {"table": "placement", "heuristic": "quiet", "problem": "", "excluded": 0}
+    assert check_heuristic(row) == passed("heuristic quiet", "[placement.quiet] is asked")
+    for failing, text in (
+        (row | {"problem": "no answer within 2 s"}, "no answer within 2 s"),
+        (row | {"excluded": 7}, "excluded for 7 jobs since the start; the log has reasons"),
+    ):
+        finding = check_heuristic(failing)
+        assert finding.kind is not None
+        assert (finding.kind.id, finding.kind.severity) == ("heuristic-excluded", "warning")
+        assert finding.text == text
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])

@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
 from metasched.client.client import Client
+from metasched.client.connection import NotFound
 from metasched.client.native_ids import first_id_problem
 from metasched.config.settings import Settings
 from metasched.daemon.doctor.cluster_checks import check_records
@@ -65,6 +66,7 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
     if delayed := health.get("delayed"):  # of an operator; unknown to earlier daemons
         yield _delayed_listings(delayed)
     yield _check_ids(health, clusters)
+    yield from _check_heuristics(client)
     for row in clusters:
         yield _check_cluster(row)
         yield from check_evidence(row, settings)
@@ -96,6 +98,28 @@ def _check_ids(health: dict[str, Any], clusters: list[dict[str, Any]]) -> Findin
         return passed("drop-in commands", f"ids from {first_id} are those of no cluster")
     kind = "drop-in-off" if first_id == 1 else "drop-in-ids"
     return found(kind, "drop-in commands", f"cannot be used: {problem}", fix)
+
+
+def _check_heuristics(client: Client) -> Iterator[Finding]:
+    try:
+        policy = client.policy()
+    except NotFound:  # an earlier daemon
+        return
+    except UserError as error:
+        yield from_error("daemon-unreachable", "policy", str(error))
+        return
+    for row in policy.get("plug_ins") or ():  # of an operator; unknown to earlier daemons
+        yield check_heuristic(row)
+
+
+def check_heuristic(row: dict[str, Any]) -> Finding:
+    check = f"heuristic {row['heuristic']}"
+    if row["problem"]:
+        return found("heuristic-excluded", check, row["problem"])
+    if row["excluded"]:
+        message = f"excluded for {row['excluded']} jobs since the start; the log has reasons"
+        return found("heuristic-excluded", check, message)
+    return passed(check, f"[{row['table']}.{row['heuristic']}] is asked")
 
 
 def check_webhook(row: dict[str, Any]) -> Finding:

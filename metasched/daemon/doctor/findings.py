@@ -399,6 +399,13 @@ _ROWS: Final[tuple[tuple[str, str, Severity, str, str], ...]] = (
         "set first_id in [daemon]",
     ),
     (
+        "heuristic-excluded",
+        "daemon",
+        "warning",
+        "A heuristic of the site has no part in decisions.",
+        "metasched policy check-plugin NAME, or take it out of the policy",
+    ),
+    (
         "reservation-cluster",
         "daemon",
         "error",
