@@ -95,8 +95,8 @@ def test_a_recorded_run_comes_out_the_same_under_its_policy(database: Database) 
     again = period.run(period.policy)
     starts = [(each.start, each.cluster) for each in schedule.jobs]
     for mine, (start, cluster) in zip(again.jobs, starts, strict=True):
-        assert mine.start == pytest.approx(start, abs=1e-3)
         assert mine.cluster == cluster
+        assert mine.start == pytest.approx(start, abs=1e-3)
     assert [each.started for each in period.tasks] == [start for start, _ in starts]
     other = period.run(replace(period.policy, weights={"deadline": 9.0, "user": 0.0}))
     assert [each.cluster for each in other.jobs] != [cluster for _, cluster in starts]
