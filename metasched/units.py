@@ -74,7 +74,7 @@ def _duration_seconds(text: str, bare_unit: float) -> float | None:
             return None
         largest_unit = 3 if separator else len(parts) - 1
         units = _CLOCK_UNITS[largest_unit::-1]
-        return float(sum(int(part) * unit for part, unit in zip(parts, units, strict=False)))
+        return float(sum(int(part) * unit for part, unit in zip(parts, units)))
     total, number, previous_unit = 0.0, "", float("inf")
     for character in text:
         unit = _UNIT_SECONDS.get(character.lower())
@@ -193,9 +193,9 @@ def iso(moment: float | None) -> str | None:  # noqa: F811 - that of the overloa
     """Format epoch seconds as ISO 8601 in UTC, the external format of times."""
     if moment is None:
         return None
-    from datetime import UTC, datetime
+    from datetime import datetime, timezone
 
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
+    return datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="milliseconds")
 
 
 def parse_memory(text: str) -> int:

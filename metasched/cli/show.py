@@ -36,9 +36,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     lines = [list(columns), *cells]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     for line in lines:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        )
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
 
 
 def _print_rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
