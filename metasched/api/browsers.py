@@ -138,17 +138,20 @@ def cookie_name(request: Request, web: WebSettings) -> str:
 
     By TLS they take a name in `__Host-` from this host alone, and none from its neighbours.
     """
-    prefix = "__Host-" if _is_of_host(request, web) else ""
+    prefix = "__Host-" if comes_by_tls(request, web) else ""
     return f"{prefix}metasched-{authority_of(request, web).rpartition(':')[2]}"
 
 
 def cookie_path(request: Request, web: WebSettings) -> str:
     """Return the path of the cookie: that of names in `__Host-`, or of the pages alone."""
-    return "/" if _is_of_host(request, web) else PAGES
+    return "/" if comes_by_tls(request, web) else PAGES
 
 
-def _is_of_host(request: Request, web: WebSettings) -> bool:
-    return web.is_private and not is_proxied(request)
+def comes_by_tls(request: Request, web: WebSettings) -> bool:
+    """Return whether a browser asked by https. The reverse proxy says so in a header of its own."""
+    if is_proxied(request):
+        return request.headers.getlist("x-forwarded-proto") == ["https"]
+    return web.is_private
 
 
 def session_secret(request: Request, web: WebSettings) -> str:

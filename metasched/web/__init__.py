@@ -5,6 +5,7 @@ sign_in    pages without a caller: sign-in and static files
 forms      bodies of POST requests, safe against other sites
 rendering  templates and their filters
 visible    hidden and reordering characters as escapes
+filters    filters of views
 api_calls  calls of the API's routes, and their answers
 charts     bars and plots as SVG
 site, queue, job, licences, gantt, use, policy, events   the views

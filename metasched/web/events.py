@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from metasched.api.events import events
@@ -14,13 +13,12 @@ from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.errors import ApiError, quote_for_error
 from metasched.model.audit import AuditKind
 from metasched.web.api_calls import answer_of
+from metasched.web.filters import Filter
 from metasched.web.rendering import page
 
 ROWS = 100  # of a page
 
 router = APIRouter()
-
-Filter = Annotated[str, Query(max_length=200)]
 
 
 @router.get("/events")

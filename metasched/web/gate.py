@@ -18,6 +18,7 @@ from metasched.api.admission import error_response
 from metasched.api.browsers import (
     PAGES,
     close_session,
+    comes_by_tls,
     cookie_name,
     cookie_path,
     has_valid_host,
@@ -85,7 +86,7 @@ async def _sign_out(request: Request, _: CheckedForm) -> Response:
     close_session(request, daemon)
     response = RedirectResponse(SIGN_IN, 303)
     response.delete_cookie(
-        cookie_name(request, web), path=cookie_path(request, web), secure=web.is_private
+        cookie_name(request, web), path=cookie_path(request, web), secure=comes_by_tls(request, web)
     )
     return response
 
@@ -179,10 +180,12 @@ class _PageSender:
     def _cookie(self, secret: str) -> str:
         """Return the cookie of a browser behind the proxy, for its forms alone."""
         daemon: Daemon = self._request.app.state.daemon
-        assert daemon.settings.web is not None
-        name = cookie_name(self._request, daemon.settings.web)
+        web = daemon.settings.web
+        assert web is not None
+        name = cookie_name(self._request, web)
         cookie: SimpleCookie = SimpleCookie({name: secret})
-        cookie[name] |= {"path": PAGES, "httponly": True, "samesite": "strict"}
+        cookie[name] |= {"path": cookie_path(self._request, web), "httponly": True}
+        cookie[name] |= {"samesite": "strict", "secure": comes_by_tls(self._request, web)}
         return cookie[name].OutputString()
 
     async def _send_error(self, status: int, headers: Headers) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from metasched.api.jobs import ListedJobs, details
@@ -12,14 +10,13 @@ from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.model.job import MANAGER_REASON, Reason, State
 from metasched.web.api_calls import answer_of
+from metasched.web.filters import Filter
 from metasched.web.job_acts import ACTS
 from metasched.web.rendering import page
 
 ROWS = 100  # of a page
 
 router = APIRouter()
-
-Filter = Annotated[str, Query(max_length=200)]
 
 
 @router.get("/queue")

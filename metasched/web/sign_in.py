@@ -13,6 +13,7 @@ from metasched.api.admission import error_response
 from metasched.api.browsers import (
     PAGES,
     SESSION_SECONDS,
+    comes_by_tls,
     cookie_name,
     cookie_path,
     find_opener,
@@ -96,7 +97,7 @@ async def _sign_in(request: Request) -> Response:
         secret,
         max_age=int(SESSION_SECONDS),
         path=cookie_path(request, web),
-        secure=web.is_private,
+        secure=comes_by_tls(request, web),
         httponly=True,
         samesite="strict",
     )

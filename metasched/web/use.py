@@ -29,6 +29,7 @@ from metasched.model.report_figures import (
 )
 from metasched.web.api_calls import answer_of
 from metasched.web.charts import columns, stacked
+from metasched.web.filters import MAX_FILTER, Filter
 from metasched.web.rendering import page
 
 ROWS = 200  # of the table
@@ -48,7 +49,6 @@ _MAIN_FIGURES = {
 
 router = APIRouter()
 
-Filter = Annotated[str, Query(max_length=200)]
 Row = Mapping[str, Any]
 
 
@@ -86,7 +86,7 @@ async def show_use(
     user: Filter = "",
     group: Filter = "",
     account: Filter = "",
-    user_class: Annotated[str, Query(alias="class", max_length=200)] = "",
+    user_class: Annotated[str, Query(alias="class", max_length=MAX_FILTER)] = "",
     cluster: Filter = "",
     licence: Filter = "",
 ) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -36,9 +37,10 @@ def web(url: str) -> WebSettings:
     return WebSettings(url, None, None, "X-Remote-User")
 
 
-def with_cookies(*headers: str, is_proxy: bool = False) -> Request:
+def with_cookies(*headers: str, is_proxy: bool = False, protocols: Sequence[str] = ()) -> Request:
     host = ("Host", "site.example:6450")
-    request = requested(host, *(("Cookie", header) for header in headers))
+    told = (("X-Forwarded-Proto", protocol) for protocol in protocols)
+    request = requested(host, *told, *(("Cookie", header) for header in headers))
     request.scope["state"] = {"connections": SimpleNamespace(is_proxy=is_proxy)}
     return request
 
@@ -53,9 +55,14 @@ def test_by_tls_the_cookie_has_a_name_that_no_neighbour_can_set() -> None:
     assert cookie_path(request, TLS) == "/"
     assert cookie_name(request, PLAIN) == "metasched-6450"
     assert cookie_path(request, PLAIN) == "/web"
-    proxied = with_cookies(is_proxy=True)  # whether the proxy speaks TLS is not known
-    assert cookie_name(proxied, TLS) == "metasched-6450"
-    assert cookie_path(proxied, TLS) == "/web"
+    for protocols in ((), ("http",), ("https, http",), ("https", "http")):
+        proxied = with_cookies(is_proxy=True, protocols=protocols)
+        assert cookie_name(proxied, TLS) == "metasched-6450"
+        assert cookie_path(proxied, TLS) == "/web"
+    proxied = with_cookies(is_proxy=True, protocols=("https",))
+    assert cookie_name(proxied, PLAIN) == "__Host-metasched-6450"
+    assert cookie_path(proxied, PLAIN) == "/"
+    assert cookie_name(with_cookies(protocols=("https",)), PLAIN) == "metasched-6450"  # no proxy
     # nor does one of the plain name count by TLS
     assert session_secret(with_cookies("metasched-6450=neighbour"), TLS) == ""
     own = "metasched-6450=neighbour; __Host-metasched-6450=own"
