@@ -44,6 +44,11 @@ SECTIONS = {
         "A month with a million ended jobs of 300 users in 10 accounts, on 3 clusters. The peer "
         "reads the jobs: one SQL statement sums up their time by user, without their processors.",
     ),
+    "test_web": (
+        "Pages for browsers",
+        "Processor time of the daemon for a page, with 10,000 tasks that wait and a million stored "
+        "jobs. Peers: the same page with a thousand, and plain calls of the API.",
+    ),
     "test_drop_in": (
         "Commands",
         "The lower quartile of 40 calls, median of three rounds. All commands share the processors "
