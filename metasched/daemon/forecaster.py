@@ -194,6 +194,8 @@ class Forecaster:
 
     async def refresh(self, now: float) -> float:
         """Estimate all starts anew. Return the processor seconds of it."""
+        if self._learnt < MIN_LEARNT:
+            return 0.0  # nothing would be shown: no process yet
         begun = time.thread_time()
         state = forecast_state(self._core, self._policies, self._queues(), now)
         used = time.thread_time() - begun

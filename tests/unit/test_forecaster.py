@@ -195,6 +195,7 @@ def test_few_ended_tasks_are_a_reason() -> None:
     forecaster = forecaster_of(waiting_site(), ended=MIN_LEARNT - 1)
     asyncio.run(forecaster.refresh(NOW))
     assert forecaster.obstacle("left") == "only 99 of 100 ended tasks are known"
+    assert len(forecaster._ended) == MIN_LEARNT - 1  # no process was asked; it learns them later
     assert forecaster.estimate((2, 0), "left") is None
 
 
