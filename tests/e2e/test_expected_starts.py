@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 from tests.e2e.conftest import ONE_LOCAL, Site
@@ -29,6 +30,10 @@ def test_status_and_explain_have_an_interval(site: Site) -> None:
     explanation = site.json("explain", str(second))
     assert explanation["expected_early"] <= explanation["expected_start"]
     assert "with 80% probability between" in explanation["text"]
+    request = ("submit", "--dry-run", "--json", "-n", "4", "--time", "5", "--deadline", "+305s")
+    dry_run = site.run(*request, "--wrap", "true")  # behind the second
+    assert json.loads(dry_run.stdout)["expected_early"]
+    assert "can hardly be met" in dry_run.stderr
     site.run("cancel", str(first))
     [row] = site.until_ended(second)
     assert (row["expected_start"], row["expected_late"]) == (None, None)
