@@ -30,6 +30,11 @@ SECTIONS = {
         "Many clusters",
         "Local clusters, whose workers share the processors with the daemon.",
     ),
+    "test_expected_starts": (
+        "Expected starts",
+        "110 jobs of 2 to 16 processors on two Slurm clusters of 64 and 24, of which 30 are of "
+        "others. Run times are 8% to 83% of their limits of a minute.",
+    ),
     "test_requests": (
         "Requests",
         "Processor time of the daemon without its workers. At commit 8a6966f a single submission "
