@@ -150,15 +150,14 @@ class Study:
     def _submit(self, trial: optuna.trial.Trial, executor: Executor) -> Future[TrialRun]:
         """Simulate a trial, unless its result or that of an equal policy is known."""
         policy = self._space.policy(trial.params)
-        compared = self.trials[: max(0, trial.number - self._window + 1)]
         equal = self._known.get(trial.number) or next(
-            (each for each in compared if self._space.policy(each.indexes) == policy), None
+            (each for each in self.trials if self._space.policy(each.indexes) == policy), None
         )
         if equal is not None:
             done: Future[TrialRun] = Future()
             done.set_result(TrialRun(equal.values, equal.early, equal.job_count, error=equal.error))
             return done
-        earlier = [each.early for each in compared if each.early is not None]
+        earlier = [each.early for each in self.trials if each.early is not None]
         return executor.submit(run_trial, self._sources, policy, self._objectives, earlier)
 
     def _finish(self, drawn: optuna.trial.Trial, run: TrialRun) -> None:
