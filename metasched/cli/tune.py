@@ -134,7 +134,7 @@ def tune(options: TuneOptions) -> None:
       metasched tune --trace site.swf --clusters 2x64 --objective missed_deadlines,mean_wait
       metasched tune --history --objective mean_bounded_slowdown
       metasched tune --trace site.swf --policy policy.toml --keys send,pull_after,age
-      metasched tune --trace site.swf --storage postgresql+psycopg://db/tuning --study site
+      metasched tune --trace site.swf --storage postgresql://db/tuning --study site
       metasched tune --trace site.swf --plot trials.png --pick 17 --out other.toml
     """
     from metasched.tuning.inputs import InputSources, describe_inputs, read_inputs

@@ -66,7 +66,7 @@ def hidden_password(storage: str) -> str:
         return make_url(storage).render_as_string(hide_password=True)
     except SQLAlchemyError:
         raise UserError(
-            "no URL of a database, --storage; write sqlite:///FILE or postgresql+psycopg://..."
+            "no URL of a database, --storage; write sqlite:///FILE or postgresql://HOST/DATABASE"
         ) from None
 
 
@@ -228,6 +228,10 @@ def open_study(
     import optuna
 
     shown = hidden_password(storage)
+    url = make_url(storage)
+    if url.drivername == "postgresql":  # the driver of metasched's own database
+        url = url.set(drivername="postgresql+psycopg")
+    storage = url.render_as_string(hide_password=False)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         with warnings.catch_warnings():
