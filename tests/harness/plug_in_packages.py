@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[2] / "docs/examples/plug-in"
 
 
 def install(
@@ -20,3 +23,13 @@ def install(
         for line in (f"[{group}]", *(f"{name} = {module}:{c}" for name, c in classes.items()))
     ]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def install_example(folder: Path) -> None:
+    """Install the package of the documents."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    classes = {
+        group: {name: value.partition(":")[2] for name, value in entries.items()}
+        for group, entries in project["entry-points"].items()
+    }
+    install(folder, "site_heuristics", (EXAMPLE / "site_heuristics.py").read_text(), classes)

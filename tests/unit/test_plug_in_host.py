@@ -79,8 +79,7 @@ class Hostile(Heuristic):
         os.kill(os.getppid(), signal.SIGKILL)
 
     def write(self):
-        with open("/tmp/metasched-plug-in", "w") as file:
-            return file.write("x")
+        return os.write(os.open("/tmp", os.O_TMPFILE | os.O_WRONLY), b"x")
 
     def flood(self):
         for descriptor in range(3, 20):

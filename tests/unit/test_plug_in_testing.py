@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime
 import random
+import runpy
 import time
 from pathlib import Path
 from time import monotonic
 
 import pytest
 
+from metasched.cli.policy import check_plugin
+from metasched.errors import UserError
 from metasched.model.job import Job
 from metasched.plug_ins import testing
 from metasched.plug_ins.testing import check_heuristic
@@ -20,6 +23,8 @@ from metasched.policies.heuristic import (
     PlacementHeuristic,
     RunTimeEstimator,
 )
+from metasched.simulate.settings import read_settings, read_workload, simulate
+from tests.harness.plug_in_packages import EXAMPLE, install_example
 
 HERE = Path(__file__)
 
@@ -131,3 +136,38 @@ def test_what_else_runs_is_not_watched() -> None:
 def test_another_class_is_refused() -> None:
     with pytest.raises(TypeError, match="Job is derived from none of Heuristic, "):
         check_heuristic(Job)
+
+
+def test_the_example_of_the_documents_keeps_the_rules_and_is_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install_example(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    tests = runpy.run_path(str(EXAMPLE / "test_site_heuristics.py"))
+    own = [test for name, test in tests.items() if name.startswith("test_")]
+    assert len(own) == 2
+    for test in own:
+        test()
+    assert check_plugin("small_first", ["full=8"]) == 0
+    assert capsys.readouterr().out == "small_first keeps the rules, of 48 jobs.\n"
+    assert check_plugin("small_first", ["full=-1"]) == 1
+    assert capsys.readouterr().out.startswith("[heuristics.small_first] range: its value is ")
+    for name, settings, problem in (
+        ("small", [], 'no heuristic "small" is installed here, NAME; there are '),
+        ("small_first", ["full=x"], '"full=x" sets no number, --set; write it as full=64'),
+        ("small_first", ["fill=8"], "cannot be created: TypeError: "),
+    ):
+        with pytest.raises(UserError, match=problem):
+            check_plugin(name, settings)
+
+    text = '[[cluster]]\nname = "fast"\ncpus = 64\nbenchmark = 300\n'
+    clusters = tmp_path / "clusters.toml"
+    clusters.write_text(text + text.replace("fast", "slow").replace("300", "100"))
+    laboratory = read_settings(
+        str(EXAMPLE / "policy.toml"), ["pull=false", "jobs=100", "cpus=32"], 1, str(clusters)
+    )
+    schedule = simulate(*read_workload("lublin", str(clusters), None, laboratory), laboratory)
+    assert schedule.excluded == {}
+    for done in schedule.jobs:
+        ratings = {"fast": done.job.estimated > 3600, "slow": done.job.estimated <= 3600}
+        assert ratings[schedule.clusters[done.cluster].name], done
