@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ def install(
     folder: Path, module: str, source: str, groups: Mapping[str, Mapping[str, str]]
 ) -> None:
     """Write a module and its metadata. `groups`: by entry-point group, name to class."""
+    sys.modules.pop(module, None)  # another test may have imported one of this name
     (folder / f"{module}.py").write_text(source)
     info = folder / f"{module}-1.dist-info"
     info.mkdir()

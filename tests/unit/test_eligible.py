@@ -231,6 +231,7 @@ ELSEWHERE = {
     *("kill_on_invalid_dep", "directory", "writes", "comment", "stored_bytes"),
     "licence_choices",  # while a task waits it has stand-ins that request one alternative each
     *("mail", "group"),  # for notifications and reports
+    "ratings",  # of clusters that are eligible
 }
 ASKED: dict[str, Any] = {
     "cpus": 8,
