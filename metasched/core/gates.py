@@ -596,8 +596,9 @@ class SchedulingGates:
         """Yield tasks; the head of a remainder once more for each task that it stands for."""
         for task in tasks:
             yield task
-            if self.is_head(task):
-                yield from repeat(task, len(self._state.remainders[task.job.id]))
+            remainder = self._state.remainders.get(task.job.id)  # its last task may be the head
+            if remainder is not None and self.is_head(task):
+                yield from repeat(task, len(remainder))
 
     def request_recheck(self) -> None:
         """Let the next pass examine all ready tasks: something changed for all of them."""

@@ -7,7 +7,12 @@ from collections.abc import Mapping
 import pytest
 from msgspec import structs
 
-from metasched.core.events import ClusterUnreachable, JobSubmitted
+from metasched.core.events import (
+    ClusterUnreachable,
+    DispatchAccepted,
+    DispatchStarted,
+    JobSubmitted,
+)
 from metasched.core.forecast_state import FOREIGN, TOO_MANY_QUEUED, ForecastState, forecast_state
 from metasched.core.tasks import TaskId
 from metasched.forecast.estimates import estimate_starts
@@ -186,6 +191,21 @@ def test_a_remainder_counts_with_all_its_tasks() -> None:
     state = state_of(site)
     assert ((3, 1), *(((3, index)) for index in range(2, 10))) in state.tasks
     assert medians(state)[3, 9] == 50 + 9 * 100
+
+
+def test_the_last_task_of_a_remainder_has_no_others() -> None:
+    """It still is the head when the others have been sent one by one."""
+    site = queued_site(remainder_minimum=3)
+    submit(site, job(1, cpus=8), job(2, cpus=4), job(3, cpus=8, array="1-4"))
+    for number, index in ((1, 0), (3, 1), (3, 2)):  # each leaves its place on left to the next
+        site.step(DispatchStarted(NOW, number, 1 + max(index - 1, 0)))
+        site.step(DispatchAccepted(NOW, number, 1 + max(index - 1, 0), {index: str(number)}))
+        ended = site.row(State.COMPLETED, number, 1 + max(index - 1, 0), started=NOW, ended=NOW)
+        row = structs.replace(ended, task=index, native_id=str(number), exit_code=0)
+        site.seen("left", facts(8, 0, running_jobs=((NOW + 50, 8),)), row)
+    assert queued_ids(site) == [(3, 4)]
+    assert 3 not in site.core.remainders
+    assert [(3, 4)] in map(list, state_of(site).tasks)
 
 
 def test_licences_count_with_the_leases_of_others() -> None:
