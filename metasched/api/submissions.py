@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shlex
 import time
 from collections.abc import Iterator, Mapping
@@ -57,6 +58,8 @@ from metasched.policies.classify import cannot_meet_deadline
 from metasched.policies.heuristic import ClusterTraits
 from metasched.policies.plug_in_ratings import rated_job
 from metasched.units import MAX_NUMBER, iso
+
+log = logging.getLogger("metasched")
 
 MAX_JOBS_WITH_START = 100  # jobs of a submission whose answer tells when they start; look-ups
 
@@ -182,11 +185,7 @@ def _answer_row(
     """Return what the answer of a submission says of a job that the core has accepted."""
     tasks = service.core.open_tasks.get(job.id)
     first_task = next(iter(tasks.values())) if tasks else None
-    start: StartEstimate | None = None
-    if first_task is not None and with_start:
-        attempt = first_task.attempt
-        clusters = [attempt.cluster] if attempt else eligible_clusters(service, first_task)
-        start = start_if_submitted(service, job, clusters)
+    start = _start_of(service, job, first_task) if first_task and with_start else None
     return {
         "job": job.id,
         "priority": first_task.priority if first_task else None,
@@ -197,6 +196,16 @@ def _answer_row(
         "expected_early": start and iso(start.early),
         "expected_late": start and iso(start.late),
     }
+
+
+def _start_of(service: SchedulerService, job: Job, task: Task) -> StartEstimate | None:
+    """Return when the first task of a job that the core has accepted is expected to start."""
+    try:
+        clusters = [task.attempt.cluster] if task.attempt else eligible_clusters(service, task)
+        return start_if_submitted(service, job, clusters)
+    except Exception:  # with an error here, the core would be ahead of the database
+        log.exception("the expected start of job %d is unknown; please report it", job.id)
+        return None
 
 
 def _with_deadline(warnings: list[str], job: Job, start: StartEstimate | None) -> list[str]:

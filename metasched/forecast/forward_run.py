@@ -20,6 +20,8 @@ from metasched.policies.local.capacity import earliest_fit
 from metasched.policies.local.queueing import EMPTY, NEVER, FreeResources, RunningJob, WaitingJob
 
 MAX_TESTED = 500  # tasks of a queue that a pass considers, as by bf_max_job_test of Slurm
+# Seconds: a limit may be 68 years, and the queue of one user so long that no date can be written
+MAX_AHEAD = 2 * 365 * 86400.0
 MAX_WINDOWS = 20  # later reservations of a cluster that a pass keeps free; the first to begin
 
 
@@ -80,9 +82,9 @@ class ForwardRun:
 
     `end_of(i)` is the true end of running task i. `run_time(i, limit)` is the true run time of the
     next task of entry i of `Snapshot.waiting`, in seconds. The run is over when the tasks of all
-    `targets` (entries; None: of all) and all probes have started, when `max_starts` tasks have, or
-    when nothing is left to happen. An event takes O(r log r) for r running tasks, and a pass over
-    at most MAX_TESTED waiting tasks.
+    `targets` (entries; None: of all) and all probes have started, when `max_starts` tasks have,
+    after MAX_AHEAD, or when nothing is left to happen. An event takes O(r log r) for r running
+    tasks, and a pass over at most MAX_TESTED waiting tasks.
     """
 
     def __init__(
@@ -167,6 +169,8 @@ class ForwardRun:
                 self._run_policy(now, index)
             is_complete = self._targets_left <= 0 and not self._probes_left
             if is_complete or self._starts_left <= 0 or not events:
+                return True
+            if events[0].time > self._snapshot.now + MAX_AHEAD:
                 return True
             now, ended = max(now, events[0].time), set[int]()
             while events and events[0].time <= now:

@@ -40,6 +40,17 @@ def starts(
     return run.starts
 
 
+def test_nothing_is_known_of_a_far_future() -> None:
+    """A user may queue more tasks of 68 years than there are dates."""
+    long = WaitingTasks(cpus=1, limits={0: 2.0**31}, tasks=9000)
+    snapshot = alone(1, (), long, WaitingTasks(cpus=1, limits={0: 60.0}))
+    snapshot = snapshot._replace(probes=(Probe(0, 1, 60.0),))
+    run = ForwardRun(snapshot, lambda index: 0.0, lambda index, limit: limit)
+    assert run.run()
+    assert run.starts == [[0.0], []]
+    assert run.probe_starts == [NEVER]
+
+
 # The run times
 
 

@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from metasched.api.expected_starts import deadline_warning, smaller_requests, start_if_submitted
+from metasched.api.submissions import _answer_row
 from metasched.core.events import JobSubmitted
 from metasched.daemon.forecaster import TaskEstimate
 from metasched.forecast.estimates import StartEstimate
@@ -73,6 +74,14 @@ def test_more_than_processors_decide(fields: dict[str, Any]) -> None:
     asked = structs.replace(job(9, cpus=1, time_limit=600.0), **fields)
     assert median(service, asked, "left") is None
     assert median(service, job(9, cpus=1, time_limit=600.0), "left") == 80
+
+
+def test_a_defect_keeps_no_job_from_the_database() -> None:
+    """The core has accepted the job: an error would end the service."""
+    service = service_of(half_busy())
+    service.forecaster._probed = None
+    task = service.core.tasks[2, 0]
+    assert _answer_row(service, task.job, [], with_start=True)["expected_start"] is None
 
 
 def test_nothing_is_told_where_nothing_is_known() -> None:
