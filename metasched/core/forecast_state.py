@@ -28,6 +28,7 @@ MAX_TASKS = 2000  # pending tasks of a cluster that are forecast: the first in i
 # Tasks that wait in metasched and are forecast: the first in their order. These take 0.1 s of the
 # scheduler's thread; such refreshes are minutes apart
 MAX_QUEUED = 5_000
+MAX_CHECKS = 20_000  # of a task and a cluster, for tasks of no group: these take 0.1 s as well
 MAX_READY = 50_000  # tasks that wait in metasched; with more, none of them is forecast
 # Running jobs, or own tasks if these are more, of a cluster with a forecast, and of all these
 # clusters together: 10,000 take 30 ms of the scheduler's thread
@@ -162,9 +163,10 @@ class _QueuedTasks:
         self.free: dict[str, int | None] = {}  # tokens by licence that is asked for; None: unknown
         self.reasons: dict[int, str] = {}  # by job without forecast
         self._clusters_of: dict[int, list[str]] = {}  # by group of tasks
+        self._checks = 0
 
     def collect(self, now: float) -> None:
-        """Collect the first MAX_QUEUED tasks. O(n log n) for n that wait."""
+        """Collect the first MAX_QUEUED tasks, or fewer after MAX_CHECKS. O(n log n) for n tasks."""
         core, heads = self._core, dict[int, Task]()
         order = islice(core.preview_order(now, core.policy.age), MAX_QUEUED)
         entries = dict[int, WaitingTasks | None]()  # by job
@@ -172,6 +174,8 @@ class _QueuedTasks:
         for task_id in order:
             job_id = task_id[0]
             if job_id not in entries:  # its first task, which is single
+                if self._checks >= MAX_CHECKS:
+                    break
                 heads[job_id] = core.tasks[task_id]
                 entries[job_id] = self._entry(heads[job_id], now)
             if run and run[0][0] != job_id:
@@ -194,6 +198,7 @@ class _QueuedTasks:
         names = self._clusters_of.get(group) if group is not None else None
         if names is None:
             names = core.clusters_in_time(task)
+            self._checks += len(core.state.views)
             if group is not None:
                 self._clusters_of[group] = names
         if not names:

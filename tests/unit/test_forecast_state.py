@@ -193,6 +193,16 @@ def test_a_remainder_counts_with_all_its_tasks() -> None:
     assert medians(state)[3, 9] == 50 + 9 * 100
 
 
+def test_tasks_of_no_group_are_checked_so_often_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metasched.core.forecast_state.MAX_CHECKS", 4)  # of two clusters
+    site = Site(pull=False, pools=(LicencePool(name="m", total=1),))
+    submit(site, *(job(n, licences={"m": 1}, user="ann") for n in range(1, 6)))
+    mark_pending(site)
+    assert len(queued_ids(site)) == 4
+    queued = [ids for ids in state_of(site).tasks if ids and ids[0] in queued_ids(site)]
+    assert queued == [((2, 0),), ((3, 0),)]
+
+
 def test_the_last_task_of_a_remainder_has_no_others() -> None:
     """It still is the head when the others have been sent one by one."""
     site = queued_site(remainder_minimum=3)
