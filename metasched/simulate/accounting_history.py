@@ -36,6 +36,7 @@ SACCT_COMMAND = (
 NEEDED_COLUMNS = ("jobid", "user", "submit", "start", "end", "alloccpus")
 UNREADABLE = "could not be read"
 MAX_LINE = 65536  # characters
+LATEST = 4102444800.0  # epoch seconds: the year 2100; a time after it, or below 0, is an error
 _SEPARATOR = re.compile(r"={20,}")
 _LIMIT = re.compile(r"\bh_rt=(\d+)")
 _NUMBER = re.compile(r"(\d+)")
@@ -323,4 +324,6 @@ def _usable(job: _AccountedJob) -> _AccountedJob:
     if not 1 <= job.cpus <= MAX_CPUS or job.ended < job.started or job.started < job.submitted:
         # zero processors: it never started, though Slurm sets both times of a cancelled job
         raise _Unusable(NOT_STARTED if job.cpus == 0 else UNREADABLE)
+    if job.submitted < 0 or job.ended > LATEST:
+        raise _Unusable(UNREADABLE)
     return job._replace(ready=min(max(job.ready, job.submitted), job.started))

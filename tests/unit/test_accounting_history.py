@@ -94,6 +94,8 @@ def test_the_most_processors_in_use_at_a_time(tmp_path: Path) -> None:
         (GOOD.replace("2026-03-01T10:00:00", "soon"), UNREADABLE),
         (GOOD.replace("T11:30", "T10:30"), UNREADABLE),  # it ends before it starts
         (GOOD.replace("ada", "a|b"), UNREADABLE),
+        (GOOD.replace("2026-03-01T11:30:00", "999999999999"), UNREADABLE),  # no date: year 33658
+        (GOOD.replace("2026-03-01T10:00:00", "0001-01-02T10:00:00"), UNREADABLE),
         ("x" * (MAX_LINE + 9) + "\n", UNREADABLE),
         ("\n", UNREADABLE),
     ],
