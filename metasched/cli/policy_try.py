@@ -111,6 +111,9 @@ def try_policy(options: TryOptions) -> int:
         for mistake in reading.mistakes:
             fail(mistake, EXIT_MISTAKES)
         return EXIT_MISTAKES
+    from metasched.simulate.settings import check_heuristics
+
+    check_heuristics(reading.policy, options.file)
     if options.html is not None:
         from metasched.experiments.report import check_report
 
@@ -246,7 +249,12 @@ def _run(
         raise UserError(f"{error}; choose another period") from None
     left_out = trial_before.dropped | trial_after.dropped
     replay_result = replayed[0] if replayed else None
-    return _Outcome(period, before, after, comparison, left_out, replay_result, database)
+    excluded = [
+        f"heuristic {name} was excluded for {count} jobs {when}; correct it"
+        for when, trial in (("before", trial_before), ("after", trial_after))
+        for name, count in trial.excluded.items()
+    ]
+    return _Outcome(period, before, after, comparison, left_out, excluded, replay_result, database)
 
 
 def _replay(database: Database, since: float | None, _: Callable[[int], None]) -> Replay | None:
@@ -263,12 +271,13 @@ class _Outcome:
     after: Policy
     comparison: Comparison
     left_out: Mapping[str, int]  # tasks by cause
+    excluded: Sequence[str]  # notes on heuristics of the site
     replayed: Replay | None
     database: Database | None  # None: the jobs are those of files
 
     def notes(self) -> list[str]:
         """Return what to know of the figures."""
-        notes = list(self.period.notes)
+        notes = [*self.period.notes, *self.excluded]
         classes = {entry.job.user_class for entry in self.period.workload.entries}
         for name in sorted(classes - self.after.classes.keys()):
             notes.append(

@@ -41,6 +41,7 @@ class Trial(NamedTuple):
     placements: dict[int, Placement]  # by job id
     dropped: dict[str, int]  # jobs left out, by cause
     pulls: int
+    excluded: Mapping[str, int] = {}  # jobs that a heuristic of the site did not rate, by its name
 
 
 def trial_of(schedule: Schedule) -> Trial:
@@ -49,7 +50,7 @@ def trial_of(schedule: Schedule) -> Trial:
         each.entry.job.id: Placement(each.start, each.end, each.cluster, each.moves)
         for each in schedule.jobs
     }
-    return Trial(placements, dict(schedule.dropped), schedule.pulls)
+    return Trial(placements, dict(schedule.dropped), schedule.pulls, dict(schedule.excluded))
 
 
 @dataclass(frozen=True)

@@ -126,10 +126,15 @@ def read_settings(
         settings = replace(settings, limits=limits)
     settings.policy_factory()(SimulatedCluster(name="c1", cpus=1))
     _check_self_optimising(settings.meta_policy)
-    for plug_in, loaded in load_all(plug_ins_of(settings.meta_policy)):
-        if isinstance(loaded, PlugInError):
-            raise SettingError(f"{loaded}, {plug_in} of --policy")
+    check_heuristics(settings.meta_policy, "--policy")
     return settings
+
+
+def check_heuristics(policy: Policy, origin: str) -> None:
+    """Raise SettingError, which names the origin, if a heuristic of the site cannot be used."""
+    for plug_in, loaded in load_all(plug_ins_of(policy)):
+        if isinstance(loaded, PlugInError):
+            raise SettingError(f"{loaded}, {plug_in} of {origin}")
 
 
 def _check_self_optimising(policy: Policy) -> None:

@@ -15,6 +15,7 @@ from metasched.simulate.clusters import SimulatedCluster
 from metasched.simulate.engine import Simulation
 from metasched.simulate.synthetic import generate_lublin
 from metasched.simulate.workload import Overlay
+from tests.harness.plug_in_packages import install
 from tests.harness.recorded_site import record
 from tests.unit.cli.fake_daemon import Run
 
@@ -170,6 +171,25 @@ def test_a_class_that_the_file_lacks_is_noted(tmp_path: Path, ledger: Path, run:
     lacking.write_text("[classes]\nregular = 1\n")
     answer = json.loads(run("policy", "try", str(lacking), "--database", str(ledger), "--json").out)
     assert 'the file has no class "gold": its jobs count 1 here' in answer["notes"][0]
+
+
+def test_a_heuristic_that_rates_no_job_is_told(
+    tmp_path: Path, ledger: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the figures are those of another policy."""
+    source = "from metasched.policies.heuristic import Heuristic\n\nclass Wrong(Heuristic):\n"
+    source += "    def contribution(self, job):\n        raise ValueError\n"
+    install(tmp_path, "tried_heuristics", source, {"metasched.heuristics": {"tried": "Wrong"}})
+    monkeypatch.syspath_prepend(tmp_path)
+    policy = tmp_path / "policy.toml"
+    policy.write_text("[heuristics.tried]\nweight = 1\n")
+    answer = json.loads(run("policy", "try", str(policy), "--database", str(ledger), "--json").out)
+    assert f"heuristic tried was excluded for {JOBS} jobs after; correct it" in answer["notes"]
+    policy.write_text("[heuristics.missing]\nweight = 1\n")
+    result = run("policy", "try", str(policy), "--database", str(ledger))
+    assert result.code != 0
+    [line] = result.err.splitlines()
+    assert f"[heuristics.missing] of {policy}" in line
 
 
 def test_other_databases(candidate: str, tmp_path: Path, run: Run) -> None:
