@@ -190,6 +190,7 @@ class Forecaster:
                 await asyncio.sleep(pause)
                 await changed.wait()
         finally:
+            self._estimates, self._probed = {}, {}  # after a defect the next may come in an hour
             await self._runner.close()
 
     async def refresh(self, now: float) -> float:
@@ -205,13 +206,15 @@ class Forecaster:
         learnt = tuple(self._ended)
         self._ended.clear()
         request = ForecastRequest(learnt, state.snapshot, targets, self._refreshes)
+        asked = time.monotonic()
         try:
             reply = await self._runner.run(request)
         except NoForecast:
             log.warning("expected starts: the forecast process did not answer; it starts anew")
             self._must_read, self._learnt = True, 0
             self._estimates, self._probed = {}, {}
-            return INTERVAL * CORE_SHARE
+            # it may have computed all the time; if it cannot even start, not so soon again
+            return max(used + time.monotonic() - asked, INTERVAL * CORE_SHARE)
         unknown, estimates = dict(state.unknown), dict[TaskId, TaskEstimate]()
         probed = dict[str, list[ProbedStart]]()
         if state.unknown_queued:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -466,16 +467,31 @@ def test_the_process_ends_with_the_daemon() -> None:
     assert (process.returncode, output) == (0, b"")
 
 
-def test_a_lost_process_is_told_what_is_stored() -> None:
+def test_a_defect_leaves_no_old_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next refresh may come in an hour."""
     forecaster = forecaster_of(waiting_site())
+    asyncio.run(forecaster.refresh(NOW))
+    assert forecaster.probes("left")
+    monkeypatch.setattr("metasched.daemon.forecaster.forecast_state", None)
+    with pytest.raises(TypeError):
+        asyncio.run(forecaster.run())
+    assert forecaster.estimate((2, 0), "left") is None
+    assert not forecaster.probes("left")
+
+
+def test_a_lost_process_is_told_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    forecaster = forecaster_of(waiting_site())
+    clock = SimpleNamespace(time=time.time, thread_time=lambda: 0.0, monotonic=lambda: 5.0)
 
     async def lost(request: ForecastRequest) -> ForecastReply:
+        clock.monotonic = lambda: 305.0
         raise NoForecast
 
     asyncio.run(forecaster.refresh(NOW))
     assert forecaster.estimate((2, 0), "left") is not None
     forecaster._runner.run = lost  # type: ignore[method-assign]
-    asyncio.run(forecaster.refresh(NOW))
+    monkeypatch.setattr("metasched.daemon.forecaster.time", clock)
+    assert asyncio.run(forecaster.refresh(NOW)) == 300.0  # it may have computed all the time
     assert forecaster._must_read
     assert forecaster.obstacle("left") == "only 0 of 100 ended tasks are known"
     assert forecaster.estimate((2, 0), "left") is None
