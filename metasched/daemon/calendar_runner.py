@@ -34,7 +34,11 @@ from metasched.daemon.backup_threads import BackupThreads, EntryRun
 from metasched.daemon.backups import write_backup
 from metasched.daemon.calendar_limits import describe_conflict, limits_of
 from metasched.daemon.host import SchedulerHost
-from metasched.daemon.scheduled_policies import PolicyNotActivated, ScheduledPolicies
+from metasched.daemon.scheduled_policies import (
+    PolicyNotActivated,
+    PolicyRunSkipped,
+    ScheduledPolicies,
+)
 from metasched.db.store import StorageFailed, StoreError
 from metasched.model.audit import AuditKind, AuditRecord
 from metasched.model.calendar import (
@@ -355,6 +359,8 @@ class CalendarRunner:
             else:
                 async with self._pruning:
                     cause = await self._prune()
+        except PolicyRunSkipped as error:
+            result, cause = RunResult.SKIPPED, str(error)
         except (StoreError, StorageFailed, PolicyNotActivated) as error:
             result, cause = RunResult.FAILED, str(error)
         finally:

@@ -2,7 +2,8 @@
 
 Each such run replaces the service that began it. So it belongs to the daemon, and the next service
 awaits it and records the result. After a crash it is done again: a policy that is in force already
-makes no further version.
+makes no further version. A run that waits for its next try gives way to a later one, and a run is
+not begun after its time: else the policy of the night would be in force by day.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ class PolicyNotActivated(UserError):
     """A run of the calendar did not put its policy in force."""
 
 
+class PolicyRunSkipped(PolicyNotActivated):
+    """It did not, since its time is over."""
+
+
 # Puts a policy in force: text, path, reason. ConfigError for a mistake in it; another UserError or
 # StorageFailed if it cannot be put in force now.
 ActivateText = Callable[[str, str, str], Awaitable[PolicyVersion]]
@@ -41,35 +46,57 @@ class ScheduledPolicies:
     def __init__(self, activate: ActivateText) -> None:
         self._activate = activate
         self._tasks: dict[EntryRun, asyncio.Task[str]] = {}
+        self._overtaken: set[EntryRun] = set()  # a later run has begun
 
     async def put_in_force(self, run: EntryRun, file: str, entry: str, until: float) -> str:
         """Put the policy of a file in force for an entry; return which version that is.
 
         `until` is when the last try may begin, in epoch seconds. A run that has begun is awaited.
-        PolicyNotActivated for the mistake in the file, or for the last obstacle.
+        Of runs of the same time that of the later entry counts. PolicyNotActivated for the mistake
+        in the file, or for the last obstacle; PolicyRunSkipped if it is too late.
         """
         task = self._tasks.get(run)
         if task is None:
-            task = asyncio.create_task(self._try(Path(file), entry, until), name=f"policy {entry}")
-            self._tasks[run] = task
+            self._overtake(run)
+            attempt = self._try(run, Path(file), entry, until)
+            task = self._tasks[run] = asyncio.create_task(attempt, name=f"policy {entry}")
         return await asyncio.shield(task)
 
     def forget(self, run: EntryRun) -> None:
         """Forget a run whose result is stored."""
         self._tasks.pop(run, None)
+        self._overtaken.discard(run)
 
-    async def _try(self, file: Path, entry: str, until: float) -> str:
+    def _overtake(self, run: EntryRun) -> None:
+        """Note which of the runs under way no longer count."""
+        latest = max([*self._tasks, run], key=_order)
+        self._overtaken |= {other for other in (*self._tasks, run) if other != latest}
+
+    async def _try(self, run: EntryRun, file: Path, entry: str, until: float) -> str:
+        if time.time() > until:
+            raise PolicyRunSkipped("the daemon ended meanwhile, and did not run until it was late")
         for tries_left in range(MAX_TRIES - 1, -1, -1):
             try:
                 text = await asyncio.to_thread(read_policy_text, file)
+                if run in self._overtaken:
+                    raise PolicyRunSkipped("a later policy of the calendar was due as well")
                 version = await self._activate(text, str(file), f"calendar entry {entry}")
             except ConfigError as error:
                 raise PolicyNotActivated(str(error)) from error
+            except PolicyRunSkipped:
+                raise
             except (UserError, StorageFailed) as error:
                 if not tries_left or time.time() + RETRY_PAUSE > until:
                     raise PolicyNotActivated(str(error)) from error
                 log.warning("calendar entry %s: %s; trying again", entry, error)
                 await asyncio.sleep(RETRY_PAUSE)
+            except Exception as error:  # a defect: other entries must not suffer from it
+                log.exception("calendar entry %s: a defect; please report it", entry)
+                raise PolicyNotActivated(f"a defect: {type(error).__name__}: {error}") from error
             else:
                 return f"policy version {version.number}"
         raise AssertionError("the last try returns or raises")
+
+
+def _order(run: EntryRun) -> tuple[float, int]:
+    return run.due, run.entry

@@ -131,7 +131,7 @@ KINDS: Mapping[AuditKind, KindInfo] = {
     K.CALENDAR_CHANGED: KindInfo("info", "all", "An entry of the site's calendar changed."),
     K.CALENDAR_RAN: KindInfo("info", "all", "An entry of the calendar ran."),
     K.CALENDAR_SKIPPED: KindInfo(
-        "warning", "all", "The daemon was down for longer than the grace of the entry."
+        "warning", "all", "The daemon was down for longer than its grace, or a later run counts."
     ),
     K.CALENDAR_FAILED: KindInfo("error", "all", "A run of the calendar failed."),
     K.CALENDAR_SLOW: KindInfo(

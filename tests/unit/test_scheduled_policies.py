@@ -12,7 +12,12 @@ import pytest
 from metasched.config.settings import ConfigError
 from metasched.daemon import scheduled_policies
 from metasched.daemon.backup_threads import EntryRun
-from metasched.daemon.scheduled_policies import MAX_TRIES, PolicyNotActivated, ScheduledPolicies
+from metasched.daemon.scheduled_policies import (
+    MAX_TRIES,
+    PolicyNotActivated,
+    PolicyRunSkipped,
+    ScheduledPolicies,
+)
 from metasched.db.store import StorageFailed
 from metasched.errors import UserError
 from metasched.model.policy_version import PolicyVersion
@@ -66,7 +71,9 @@ def test_services_that_end_and_start_share_the_activation_that_replaces_them(fil
     asyncio.run(services())
 
 
-def test_an_obstacle_is_tried_again_a_mistake_is_not(file: str) -> None:
+def test_an_obstacle_is_tried_again_a_mistake_is_not(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def tries(errors: list[Exception], until: float = LATER) -> int:
         daemon = Activations(*errors)
         run = ScheduledPolicies(daemon.activate).put_in_force(RUN, file, "night", until)
@@ -77,11 +84,57 @@ def test_an_obstacle_is_tried_again_a_mistake_is_not(file: str) -> None:
         assert str(result) == str(errors[len(daemon.calls) - 1])
         return -len(daemon.calls)
 
+    async def put_in_force(error: Exception) -> str:
+        policies = ScheduledPolicies(Activations(error).activate)
+        return await policies.put_in_force(RUN, file, "night", LATER)
+
     busy, away = UserError("another reload"), StorageFailed("the database is away")
     assert asyncio.run(tries([busy, away])) == 3
     assert asyncio.run(tries([busy] * MAX_TRIES)) == -MAX_TRIES
-    assert asyncio.run(tries([busy], until=0.0)) == -1
     assert asyncio.run(tries([ConfigError("pull = 3")])) == -1
+    with pytest.raises(PolicyNotActivated, match="a defect"):  # the runs of others go on
+        asyncio.run(put_in_force(AssertionError("a defect")))
+    monkeypatch.setattr(scheduled_policies, "RETRY_PAUSE", 7200.0)
+    assert asyncio.run(tries([busy], until=LATER)) == -1
+
+
+def test_a_policy_whose_time_is_over_is_not_put_in_force(file: str) -> None:
+    """The daemon ended in the run, and starts after its grace."""
+    daemon = Activations()
+    with pytest.raises(PolicyRunSkipped):
+        asyncio.run(ScheduledPolicies(daemon.activate).put_in_force(RUN, file, "night", 0.0))
+    assert not daemon.calls
+
+
+@pytest.mark.parametrize("order", ["night first", "day first"])
+def test_the_policy_of_the_later_run_stays(file: str, order: str) -> None:
+    """The night's has to be tried again, or both had begun when the daemon ended."""
+    day = EntryRun(1, 200.0)  # its entry is the earlier one
+
+    async def runs() -> None:
+        daemon = Activations()
+        policies = ScheduledPolicies(daemon.activate)
+
+        def begin(run: EntryRun, entry: str) -> asyncio.Task[str]:
+            return asyncio.create_task(policies.put_in_force(run, file, entry, LATER))
+
+        if order == "night first":
+            daemon.may_end.clear()
+            daemon.errors.append(UserError("another reload"))
+            night = begin(RUN, "night")
+            while not daemon.calls:
+                await asyncio.sleep(0.001)
+            morning = begin(day, "day")
+            await asyncio.sleep(0)  # it has begun
+            daemon.may_end.set()
+        else:
+            morning, night = begin(day, "day"), begin(RUN, "night")
+        results = await asyncio.gather(morning, night, return_exceptions=True)
+        assert results[0] == "policy version 7"
+        assert isinstance(results[1], PolicyRunSkipped)
+        assert daemon.calls[-1][2] == "calendar entry day"
+
+    asyncio.run(runs())
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
