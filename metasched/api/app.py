@@ -100,7 +100,6 @@ def create_app(daemon: Daemon, add_pages: AddPages | None = None) -> FastAPI:
     app.state.readers = Readers(throttle, daemon.settings.requests.max_answers)
     app.state.listeners = []  # their open connections
     app.state.launcher_locks = defaultdict(asyncio.Lock)  # by user
-    app.state.rating_locks = defaultdict(asyncio.Lock)  # by user
     app.state.directory_checks = ThreadPoolExecutor(
         submissions.MAX_DIRECTORY_CHECKS, "directory-check"
     )

@@ -118,9 +118,7 @@ async def submit(
             _accept(service, caller, job, submission, sizes, now, takes_id=False).job
             for job in requests
         ]
-        # one request per user at a time: those of others wait for each part of it only
-        async with request.app.state.rating_locks[caller.user]:
-            ratings = await service.plug_ins.ask(drafts, _cluster_traits(service), caller.user)
+        ratings = await service.plug_ins.ask(drafts, _cluster_traits(service), caller.user)
         # as above
         if (answer := earlier_answer(service, key, time.time())) is not None:
             return encoded(answer)

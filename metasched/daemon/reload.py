@@ -79,11 +79,13 @@ async def _reload(daemon: Daemon, by: str) -> ReloadResult:
         settings = replace(settings, policy_version=running.policy_version)
     service = running_service(daemon)
     if not changes:
+        service.plug_ins.renew()
         # a policy that is activated from now on replaces this file
         daemon.settings = replace(
             running, files=settings.files, policy_origin=settings.policy_origin
         )
     elif not _changes_decisions(running, settings):
+        service.plug_ins.renew()
         service.store_act(
             AuditRecord(
                 time=time.time(),

@@ -4,7 +4,8 @@ A question waits at most `ASK_SECONDS` for its turn and `CALL_SECONDS` for its a
 answered then is excluded. The process that failed is killed. The plug-in that was being asked is
 suspended for the user whose jobs it was asked about, longer each time. If it fails for a second
 user before it answers again, it is suspended for all. So a job that makes a plug-in hang harms its
-owner. A new process loads plug-ins while the former one still answers.
+owner; whoever waits then waits for the next process. A new process loads plug-ins while the former
+one still answers. Where there is none, it loads first what has not failed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from secrets import token_hex
@@ -26,20 +28,24 @@ import msgspec
 from metasched.model.job import Job
 from metasched.plug_ins.messages import MAX_LINE, PlugInAnswer, Question
 from metasched.policies.heuristic import ClusterTraits
-from metasched.policies.plug_in_ratings import PlugIn, Rating, checked
+from metasched.policies.plug_in_ratings import PlugIn, PlugInKind, Rating, checked
 from metasched.timeouts import reply_timeout
 
 log = logging.getLogger("metasched")
 
-CHUNK: Final = 64  # jobs of a question
+MAX_CALLS: Final = 64  # of plug-ins in a question; one job may need more
 CALL_SECONDS: Final = 2.0  # for the answer to a question
 ASK_SECONDS: Final = 5.0  # for the turns of the jobs of a request
+KILL_SECONDS: Final = 1.0  # for the end of a killed process; a hung file system delays it
 LOAD_SECONDS: Final = 20.0  # for the start of the process and the import of all plug-ins
 FIRST_SUSPENSION: Final = 5.0  # seconds; doubled by each failure
-MAX_SUSPENSION: Final = 600.0  # seconds
+MAX_SUSPENSION: Final = 600.0  # seconds; one that ended as long ago is forgotten
 WARNING_INTERVAL: Final = 60.0  # seconds between two warnings about a plug-in
 MAX_SUSPENDED_USERS: Final = 1000  # whose suspensions are remembered
 ALL = ""  # in place of a user
+NO_TIME: Final = Rating(
+    error="no time was left: other jobs were being rated, or the plug-ins started"
+)
 # what the process has of an environment, besides the search path of modules
 ENVIRONMENT: Final = {"LC_ALL": "C", "TZ": "UTC", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 _DECODER: Final = msgspec.json.Decoder(PlugInAnswer)
@@ -136,9 +142,13 @@ class _Process:
 
     async def kill(self) -> None:
         """Kill the process with all that it has started in its session's group."""
+        if self._process.returncode is not None:
+            return  # another group may have its number by now
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KILL_SECONDS):
+                await self._process.wait()
 
 
 @dataclass
@@ -152,7 +162,9 @@ class PlugInHost:
     load_seconds: float = LOAD_SECONDS
     first_suspension: float = FIRST_SUSPENSION
     _process: _Process | None = None
+    _stale: bool = False  # the process has loaded packages that may have changed since
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _user_turns: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _suspended: dict[tuple[PlugIn, str], _Suspension] = field(default_factory=dict)
@@ -166,9 +178,11 @@ class PlugInHost:
         try:
             while self.plug_ins:
                 self._changed.clear()
-                wanted = [p for p in self.plug_ins if self._suspension(p, ALL) is None]
+                wanted = self._wanted()
                 loaded = set() if self._process is None else set(self._process.plug_ins)
-                if wanted and loaded != set(wanted) and not await self._replace(wanted):
+                if wanted and (self._stale or loaded != set(wanted)):
+                    if await self._replace(wanted):
+                        self._ready.set()
                     continue
                 self._ready.set()
                 with suppress(TimeoutError):
@@ -180,27 +194,37 @@ class PlugInHost:
     async def ask(
         self, jobs: Sequence[Job], clusters: Sequence[ClusterTraits], user: str
     ) -> list[Ratings]:
-        """Return the ratings of each job of a user. What gives none in time is excluded."""
+        """Return the ratings of each job of a user. What gives none in time is excluded.
+
+        The requests of a user take turns. Those of others wait for a part of a request only.
+        """
         results: list[Ratings] = []
         deadline = asyncio.get_running_loop().time() + self.ask_seconds
-        for first in range(0, len(jobs), CHUNK):
-            chunk = tuple(jobs[first : first + CHUNK])
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._ready.wait()
-                    await self._turn.acquire()
-            except TimeoutError:
-                reason = Rating(
-                    error="no time was left: other jobs were being rated, or the plug-ins started"
-                )
-                results += [dict.fromkeys(self.plug_ins, reason) for _ in chunk]
-                continue
-            try:
-                results += await self._ask_in_turn(chunk, tuple(clusters), user)
-            finally:
-                self._turn.release()
+        size = max(MAX_CALLS // max(self._calls_per_job(len(clusters)), 1), 1)
+        user_turn = self._user_turns[user]
+        has_user_turn = await _in_time(user_turn.acquire(), deadline)
+        try:
+            for first in range(0, len(jobs), size):
+                part = tuple(jobs[first : first + size])
+                if not has_user_turn or not await _in_time(self._take_turn(), deadline):
+                    results += [dict.fromkeys(self.plug_ins, NO_TIME) for _ in part]
+                    continue
+                try:
+                    results += await self._ask_in_turn(part, tuple(clusters), user)
+                finally:
+                    self._turn.release()
+        finally:
+            if has_user_turn:
+                user_turn.release()
         self._note(results)
         return results
+
+    def renew(self) -> None:
+        """Load all plug-ins again: their packages may have changed. Suspensions are over."""
+        self._stale = True
+        self._suspended.clear()
+        self._failed_for.clear()
+        self._changed.set()
 
     def states(self) -> list[PlugInState]:
         """Return the state of each plug-in."""
@@ -212,6 +236,18 @@ class PlugInHost:
             )
             for plug_in in self.plug_ins
         ]
+
+    def _calls_per_job(self, clusters: int) -> int:
+        return sum(clusters if p.kind is PlugInKind.PLACEMENT else 1 for p in self.plug_ins)
+
+    async def _take_turn(self) -> None:
+        """Wait for the process, and for the turn to ask it."""
+        while True:
+            await self._ready.wait()
+            await self._turn.acquire()
+            if self._ready.is_set():
+                return
+            self._turn.release()  # who had the turn before has made it fail
 
     async def _ask_in_turn(
         self, jobs: tuple[Job, ...], clusters: tuple[ClusterTraits, ...], user: str
@@ -250,8 +286,22 @@ class PlugInHost:
                 ratings[plug_in] = checked(plug_in, rating, clusters)
         return results
 
+    def _wanted(self) -> list[PlugIn]:
+        """Return the plug-ins to load; without a process only those that did not fail, if any."""
+        wanted = [p for p in self.plug_ins if self._suspension(p, ALL) is None]
+        if self._process is None:
+            return [p for p in wanted if (p, ALL) not in self._suspended] or wanted
+        return wanted
+
     async def _replace(self, wanted: Sequence[PlugIn]) -> bool:
         """Put a process with these plug-ins in the place of the present one; False: it failed."""
+        was_stale, self._stale = self._stale, False
+        if await self._start(wanted):
+            return True
+        self._stale = self._stale or was_stale
+        return False
+
+    async def _start(self, wanted: Sequence[PlugIn]) -> bool:
         try:
             process = await _Process.start(wanted)
         except OSError as error:
@@ -302,9 +352,13 @@ class PlugInHost:
         self._changed.set()
 
     def _answered(self, plug_in: PlugIn, user: str) -> None:
+        """Forget old suspensions. A recent one counts: it may answer and hang by turns."""
         self._failed_for.pop(plug_in, None)
-        self._suspended.pop((plug_in, user), None)
-        self._suspended.pop((plug_in, ALL), None)
+        now = time.monotonic()
+        for key in ((plug_in, user), (plug_in, ALL)):
+            suspended = self._suspended.get(key)
+            if suspended is not None and now - suspended.until > MAX_SUSPENSION:
+                del self._suspended[key]
 
     def _suspension(self, plug_in: PlugIn, user: str) -> str | None:
         """Return why a plug-in is suspended for a user, or None."""
@@ -342,3 +396,13 @@ class PlugInHost:
             if now - self._warned.get(plug_in, -WARNING_INTERVAL) >= WARNING_INTERVAL:
                 self._warned[plug_in] = now
                 log.warning("heuristic %s is excluded: %s", plug_in, reasons[plug_in])
+
+
+async def _in_time(acquired: Awaitable[object], deadline: float) -> bool:
+    """Await something until a time of the event loop; return False if it is not there by then."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            await acquired
+    except TimeoutError:
+        return False
+    return True

@@ -83,3 +83,13 @@ def test_the_example_decides_in_the_daemon_and_its_values_are_replayed(
     assert "small_first was excluded for 1 jobs" in site.run("policy", "show").stdout
     assert site.log.read_text().count("heuristic [heuristics.small_first] is excluded") == 1
     site.run("db", "check")
+
+    # a reload loads the repaired package, and ends suspensions
+    (packages / "site_heuristics.py").write_text((EXAMPLE / "site_heuristics.py").read_text())
+    site.run("reload")
+
+    def excluded() -> object:
+        row = site.json("submit", "--dry-run", "-n", "2", "--wrap", "true")
+        return row["why"]["ratings"]["excluded"]
+
+    site.until(lambda: excluded() == {})

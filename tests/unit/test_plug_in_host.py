@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ import psutil
 import pytest
 
 from metasched.model.job import Job
+from metasched.plug_ins import host as host_module
 from metasched.plug_ins.host import PlugInHost
+from metasched.plug_ins.messages import Question
 from metasched.policies.heuristic import ClusterTraits
 from metasched.policies.plug_in_ratings import PlugIn, PlugInKind, Rating
 from tests.harness.plug_in_packages import install
@@ -107,9 +109,20 @@ class Stuck(Heuristic):
 
     def contribution(self, job):
         return 1
+
+
+class Fatal(Five):
+    def __init__(self):
+        os._exit(0)
 """
 GROUPS = {
-    "metasched.heuristics": {"five": "Five", "hostile": "Hostile", "stuck": "Stuck"},
+    "metasched.heuristics": {
+        "five": "Five",
+        "hostile": "Hostile",
+        "stuck": "Stuck",
+        "fatal": "Fatal",
+        "fatal2": "Fatal",
+    },
     "metasched.placement": {"small": "Small"},
 }
 CLUSTERS = [ClusterTraits("left", "local", 1.0, 8), ClusterTraits("right", "local", 1.0, 4)]
@@ -118,6 +131,7 @@ HOSTILE = PlugIn(PlugInKind.PRIORITY, "hostile", 10)
 SMALL = PlugIn(PlugInKind.PLACEMENT, "small", 10)
 STUCK = PlugIn(PlugInKind.PRIORITY, "stuck", 10)
 ABSENT = PlugIn(PlugInKind.PRIORITY, "absent", 10)
+FATAL = [PlugIn(PlugInKind.PRIORITY, name, 10) for name in ("fatal", "fatal2")]
 LONG = 300.0  # seconds
 
 
@@ -143,7 +157,8 @@ async def running(*plug_ins: PlugIn, **times: float) -> AsyncIterator[PlugInHost
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert not children(), "a process is left behind"
+        if host_module.KILL_SECONDS >= 1.0:
+            assert not children(), "a process is left behind"
 
 
 def children() -> list[psutil.Process]:
@@ -287,14 +302,113 @@ def test_a_plug_in_that_hangs_while_it_is_created_keeps_no_other_waiting_for_eve
     check(test)
 
 
+def test_what_cannot_be_loaded_is_tried_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[int]()
+    start = host_module._Process.start
+
+    async def count(plug_ins: Sequence[PlugIn]) -> Any:
+        started.append(len(plug_ins))
+        return await start(plug_ins)
+
+    async def test() -> None:
+        # a suspension is over before the next load has failed
+        async with running(*FATAL, FIVE, first_suspension=0.0) as host:
+            await host._ready.wait()
+            assert started[:3] == [3, 2, 1]
+            [row] = await rate(host, "")
+            assert row["five"] == Rating(5.0)
+
+    monkeypatch.setattr(host_module._Process, "start", count)
+    check(test)
+
+
+def test_whoever_waits_while_a_plug_in_fails_waits_for_the_next_process() -> None:
+    async def test() -> None:
+        async with running(FIVE, HOSTILE, first_suspension=LONG) as host:
+            await rate(host, "")
+            asked = [("die", "eve"), ("", "ada"), ("", "ben")]
+            rows = await asyncio.gather(*(rate(host, act, user=user) for act, user in asked))
+            assert rows[0][0]["hostile"].error
+            assert all((r["five"], r["hostile"]) == (Rating(5.0), Rating(3.0)) for [r] in rows[1:])
+
+    check(test)
+
+
+def test_a_plug_in_that_answers_and_fails_by_turns_is_suspended_longer_each_time() -> None:
+    async def test() -> None:
+        async with running(HOSTILE, first_suspension=0.01) as host:
+            for failures in range(1, 4):
+                await rate(host, "die", user="eve")
+                assert host._suspended[HOSTILE, "eve"].delay == 0.01 * 2 ** (failures - 1)
+                while (await rate(host, "", user="eve"))[0]["hostile"] != Rating(3.0):
+                    await asyncio.sleep(0.01)
+
+    check(test)
+
+
+def test_a_killed_process_that_does_not_end_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a read of a file system that hangs."""
+
+    async def never_ends(process: asyncio.subprocess.Process) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+    async def test() -> None:
+        async with running(FIVE, HOSTILE, call_seconds=1.0, first_suspension=LONG) as host:
+            [failed] = await rate(host, "hang", user="eve")
+            assert failed["hostile"].error
+            host.call_seconds = LONG
+            [row] = await rate(host, "")
+            assert row["hostile"] == Rating(3.0)
+        while children():  # they are killed all the same
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(host_module, "KILL_SECONDS", 0.01)
+    monkeypatch.setattr(asyncio.subprocess.Process, "wait", never_ends)
+    check(test)
+
+
+def test_a_changed_package_is_loaded_at_a_reload(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(FIVE) as host:
+            assert (await rate(host, ""))[0]["five"] == Rating(5.0)
+            changed = MODULE.replace("return 5", "return 6")
+            (tmp_path / "host_heuristics.py").write_text(changed)
+            host.renew()
+            while (await rate(host, ""))[0]["five"] != Rating(6.0):
+                await asyncio.sleep(0.01)
+
+    check(test)
+
+
+def test_a_question_has_fewer_jobs_the_more_calls_each_needs() -> None:
+    async def test() -> None:
+        async with running(FIVE, SMALL) as host:
+            await rate(host, "")
+            assert host._process is not None
+            sizes, ask = list[int](), host._process.ask
+
+            async def count(question: Question, seconds: float) -> Any:
+                sizes.append(len(question.jobs))
+                return await ask(question, seconds)
+
+            host._process.ask = count  # type: ignore[method-assign]
+            rows = await rate(host, *[""] * 50)
+            assert sizes == [21, 21, 8]  # 3 calls for a job, 64 at a time
+            assert len(rows) == 50
+
+    check(test)
+
+
 def test_a_question_waits_for_its_turn_only_so_long() -> None:
     async def test() -> None:
         async with running(FIVE) as host:
             await rate(host, "")
             host.ask_seconds = 0.01
-            async with host._turn:
-                [row] = await rate(host, "")
-            assert "other jobs were being rated" in row["five"].error
+            for turn in (host._turn, host._user_turns["ada"]):
+                async with turn:
+                    [row] = await rate(host, "")
+                assert "other jobs were being rated" in row["five"].error
             host.ask_seconds = LONG
             assert (await rate(host, ""))[0]["five"] == Rating(5.0)
 
