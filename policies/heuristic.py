@@ -56,4 +56,4 @@ class RunTimeEstimator(ABC):
 
     @abstractmethod
     def seconds(self, job: Job) -> float:
-        """Return the expected run time in seconds, above 0. More than the limit counts as it."""
+        """Return the expected run time in seconds, at least 0.001. At most the limit counts."""

@@ -27,6 +27,7 @@ from metasched.policies.policy import PlugInSettings, Policy
 
 MAX_PLUG_INS = 20  # of a policy
 MAX_ERROR = 200  # characters of the reason of an exclusion
+MIN_RUN_TIME = 1e-3  # seconds
 MAX_RUN_TIME = 10 * 366 * 86400.0  # seconds
 
 
@@ -156,8 +157,10 @@ def checked(plug_in: PlugIn, rating: Rating, clusters: Sequence[ClusterTraits]) 
         return Rating(error="it returned no number")
     if plug_in.kind is PlugInKind.PRIORITY and not 0 <= value <= plug_in.max_priority:
         return Rating(error=f"its value is {value:g}, not 0 to {plug_in.max_priority}")
-    if plug_in.kind is PlugInKind.RUN_TIME and not 0 < value <= MAX_RUN_TIME:
-        return Rating(error=f"its run time is {value:g} s, not above 0")
+    if plug_in.kind is PlugInKind.RUN_TIME and not MIN_RUN_TIME <= value <= MAX_RUN_TIME:
+        return Rating(
+            error=f"its run time is {value:g} s, not {MIN_RUN_TIME:g} to {MAX_RUN_TIME:g}"
+        )
     return rating
 
 
@@ -203,8 +206,10 @@ def rated_job(job: Job, ratings: Mapping[PlugIn, Rating], policy: Policy) -> Job
     estimated, run_times = job.estimated, values[PlugInKind.RUN_TIME]
     if run_times and job.time_limit is not None:
         weights = {name: policy.run_times[name].weight for name in run_times}
-        mean = math.fsum(weights[name] * run_times[name] for name in run_times)
-        estimated = min(mean / math.fsum(weights.values()), job.estimated)
+        largest = max(weights.values())  # products of tiny weights would be 0
+        shares = {name: weight / largest for name, weight in weights.items()}
+        mean = math.fsum(shares[name] * run_times[name] for name in run_times)
+        estimated = min(mean / math.fsum(shares.values()), job.estimated)
     return msgspec.structs.replace(
         job,
         estimated=estimated,
@@ -226,7 +231,9 @@ def _line_of(error: BaseException) -> str:
         return _shortened(str(error))
     try:
         text = f"{type(error).__name__}: {error}"
-    except Exception:  # of its own class, which may be broken as well
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # of its own class, which may be broken as well
         text = type(error).__name__
     return _shortened(text)
 

@@ -390,7 +390,7 @@ class _TaskReader:
         simulated = Job(
             id=1,
             submitted=ready,
-            estimated=original.estimated,
+            estimated=original.time_limit or original.estimated,  # of no heuristic
             cpus=max(original.cpus, row.alloc_cpus or 0),
             user=original.user,
             user_class=original.user_class,

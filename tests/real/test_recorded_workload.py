@@ -138,7 +138,7 @@ def test_tasks_arrive_when_only_the_scheduling_kept_them_back(database: Database
 
 
 def test_a_period_has_what_was_submitted_in_it_and_ran(database: Database) -> None:
-    record(simulation(small(time_limit=100.0)), database)
+    record(simulation(small(time_limit=120.0)), database)
     change_rows(
         database,
         update(attempt).where(attempt.c.job == 2).values(started=None),
@@ -146,6 +146,8 @@ def test_a_period_has_what_was_submitted_in_it_and_ran(database: Database) -> No
     )
     assert [each.job for each in read(database).tasks] == [1, 4]
     assert read(database).workload.dropped == {NOT_STARTED: 1, NOT_ENDED: 1}
+    # not the time that a heuristic of the policy of then expected
+    assert {entry.job.estimated for entry in read(database).workload.entries} == {120.0}
     assert [each.job for each in read(database, START + 2, START + 9).tasks] == [4]
     with pytest.raises(NothingRecorded, match=r"1 ended without a start, 1 still open.*--trace"):
         read(database, START + 2, START + 3)

@@ -17,12 +17,13 @@ from metasched.model.job import Job
 from metasched.model.ratings import SiteRatings
 from metasched.policies.classify import Classifier, Deadline, RatedAtSubmission, User
 from metasched.policies.dispatch import LoadOrdering
-from metasched.policies.heuristic import ClusterTraits
+from metasched.policies.heuristic import ClusterTraits, Heuristic
 from metasched.policies.plug_in_ratings import (
     PlugIn,
     PlugInError,
     PlugInKind,
     Rating,
+    ask,
     ask_all,
     checked,
     load,
@@ -184,7 +185,7 @@ def test_only_finite_values_in_range_count(value: float, max_priority: int) -> N
     )
     assert (not placed.error) == (0 <= value <= 1)
     expected = checked(plug_in("any", PlugInKind.RUN_TIME), Rating(value), ())
-    assert (not expected.error) == (math.isfinite(value) and 0 < value <= 3660 * 86400)
+    assert (not expected.error) == (math.isfinite(value) and 0.001 <= value <= 3660 * 86400)
 
 
 @pytest.mark.parametrize(
@@ -246,6 +247,24 @@ def test_estimates_count_for_jobs_with_a_limit_and_never_exceed_it() -> None:
         job(time_limit=100.0), {plug_in("half", PlugInKind.RUN_TIME): Rating(900.0)}, by
     )
     assert long.estimated == 100.0
+    tiny = rated_job(
+        job(time_limit=100.0),
+        {plug_in("half", PlugInKind.RUN_TIME): Rating(0.001)},
+        policy(run_times={"half": 1e-323}),
+    )
+    assert tiny.estimated == 0.001  # no product of the two is 0
+
+
+def test_an_error_that_raises_when_it_is_described_is_an_error() -> None:
+    class Defect(Exception):
+        def __str__(self) -> str:
+            raise SystemExit(1)
+
+    class Raises(Heuristic):
+        def contribution(self, job: Job) -> float:
+            raise Defect
+
+    assert ask(plug_in("any"), Raises(), job(), ()) == Rating(error="Defect")
 
 
 def test_ratings_are_stored_with_the_job() -> None:
