@@ -135,7 +135,8 @@ class CalendarEntry(msgspec.Struct, frozen=True, kw_only=True):
             case PruneDatabase():
                 return "prune the database"
             case ActivatePolicy():
-                return f"put {self.act.file} in force"
+                # only operators see where it is
+                return f"put {self.act.file.rpartition('/')[2]} in force"
             case LimitLicence():
                 total, licence = self.act.total, self.act.licence
                 return f"have {total} of licence {licence} for {self.act.duration:g} s"

@@ -191,7 +191,7 @@ def test_a_licence_total_and_a_policy_by_time_of_day(clocked: ClockedSite) -> No
     assert clocked.recorded("calendar_ran")[1] == (
         "night",
         1,
-        f"put {file} in force: policy version 2",
+        "put night.toml in force: policy version 2",
     )
     clocked.stop(signal.SIGKILL)
     clocked.start()

@@ -36,6 +36,7 @@ from metasched.db.store import StorageFailed, StoreError
 from metasched.model.audit import AuditKind, AuditRecord
 from metasched.model.calendar import (
     MAX_REMEMBERED_RUNS,
+    ActivatePolicy,
     BackUpDatabase,
     CalendarEntry,
     DrainCluster,
@@ -330,6 +331,12 @@ def test_a_report_of_another_run_changes_nothing() -> None:
     for stale in (run, structs.replace(run, id=99), structs.replace(run, due=run.due + 60)):
         assert not host.core.step(stale).calendar
     assert host.core.calendar.entries == before
+
+
+def test_users_do_not_see_where_files_of_the_site_are() -> None:
+    for act in (ActivatePolicy("/srv/site/night.toml"), BackUpDatabase("/srv/site/copies", 3)):
+        described = structs.replace(entry("2030-01-02T02:00"), act=act)
+        assert "/srv" not in described.describe()
 
 
 # Copies
