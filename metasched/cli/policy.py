@@ -1,6 +1,7 @@
 """The commands `policy`: show, check, diff, try, activate, undo, history."""
 
 import json as json_format
+import math
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -27,6 +28,7 @@ from metasched.config.policy_words import (
     values_of,
     written,
 )
+from metasched.config.tables import MAX_PARAMETER
 from metasched.errors import UserError, quote_for_error
 from metasched.policies.plug_in_ratings import PlugIn, PlugInError, PlugInKind, installed, load
 from metasched.policies.policy import Policy
@@ -259,11 +261,15 @@ def check_plugin(
 def _parameter(assignment: str) -> tuple[str, float]:
     key, _, value = assignment.partition("=")
     try:
-        return key, float(value)
+        number = float(value)
     except ValueError:
-        raise UserError(
-            f"{quote_for_error(assignment)} sets no number, --set; write it as full=64"
-        ) from None
+        number = math.nan
+    if abs(number) <= MAX_PARAMETER:
+        return key, number
+    raise UserError(
+        f"{quote_for_error(assignment)} sets no number up to {MAX_PARAMETER:g}, --set; "
+        "write it as full=64"
+    )
 
 
 @policy.command()

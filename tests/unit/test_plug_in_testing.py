@@ -11,6 +11,7 @@ from time import monotonic
 
 import pytest
 
+from metasched.cli import policy
 from metasched.cli.policy import check_plugin
 from metasched.errors import UserError
 from metasched.model.job import Job
@@ -154,7 +155,7 @@ def test_the_example_of_the_documents_keeps_the_rules_and_is_simulated(
     assert capsys.readouterr().out.startswith("[heuristics.small_first] range: its value is ")
     for name, settings, problem in (
         ("small", [], 'no heuristic "small" is installed here, NAME; there are '),
-        ("small_first", ["full=x"], '"full=x" sets no number, --set; write it as full=64'),
+        ("small_first", ["full=x"], '"full=x" sets no number up to '),
         ("small_first", ["fill=8"], "cannot be created: TypeError: "),
     ):
         with pytest.raises(UserError, match=problem):
@@ -171,3 +172,12 @@ def test_the_example_of_the_documents_keeps_the_rules_and_is_simulated(
     for done in schedule.jobs:
         ratings = {"fast": done.job.estimated > 3600, "slow": done.job.estimated <= 3600}
         assert ratings[schedule.clusters[done.cluster].name], done
+
+
+@pytest.mark.parametrize("setting", ["full=nan", "full=inf", "full=1e13", "full=", "full"])
+def test_a_parameter_that_no_policy_file_may_have_is_refused(
+    setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "installed", lambda kind: ("narrow",))
+    with pytest.raises(UserError, match="sets no number up to 1e"):
+        policy.check_plugin("narrow", [setting])
