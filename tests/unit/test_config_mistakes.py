@@ -79,9 +79,9 @@ POLICY: dict[str, Any] = {
     "weights": {"user": 2.0},
     "classes": {"gold": 7, "regular": 1},
     "self_optimising": {"base": {"history": 50}},
-    "heuristics": {"short": {"weight": 2.0}},
-    "placement": {"near": {"weight": 2.0}},
-    "run_times": {"past": {"weight": 2.0}},
+    "heuristics": {"small_first": {"weight": 2.0, "parameters": {"full": 8.0}}},
+    "placement": {"long_to_fast": {"weight": 3.0}},
+    "run_times": {"as_before": {"weight": 1.0}},
 }
 # negative values of these are of no consequence
 UNUSED = {("grid", "cpus")}
