@@ -30,7 +30,7 @@ from metasched.db.schema import licence, reservation
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 
 _IS_OPEN = reservation.c.state.in_(sorted(OPEN_STATES))
-_JSON_COLUMNS = ("nodes", "placed", "offers", "licences", "users")
+_JSON_COLUMNS = ("nodes", "placed", "offers", "licences", "users", "accounts")
 _UPDATE = (
     update(reservation)
     .where(reservation.c.id == bindparam("b_id"))

@@ -35,7 +35,7 @@ from metasched.model.policy_version import PolicyChange
 from metasched.model.reservation import FINAL_STATES, ReservationState
 from metasched.model.token_scope import TokenScope
 
-REVISION = "0039"  # the newest migration, which creates exactly these tables
+REVISION = "0040"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -437,6 +437,7 @@ reservation = Table(
     Column("mail", SafeText, nullable=False, server_default=""),
     Column("told", Float),
     Column("users", SafeText, nullable=False, server_default="[]"),  # JSON
+    Column("accounts", SafeText, nullable=False, server_default="[]"),  # JSON
     Column("series", Int64),  # id in `calendar`, while that is open; null: a single reservation
     CheckConstraint('start < "end"', name="window"),
     CheckConstraint("size > 0 AND cpus >= size", name="size"),

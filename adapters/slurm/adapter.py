@@ -78,6 +78,7 @@ class Slurm(Adapter):
         limit_granularity=60.0,
         estimates_starts=True,
         reservations=True,
+        reserves_for_accounts=True,
         reserves_named_nodes=True,
         sets_slurm_variables=True,
         job_options=ALL_OPTIONS,

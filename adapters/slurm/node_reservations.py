@@ -119,7 +119,7 @@ class NodeReservations:
                 f"StartTime={scontrol_time(spec.start)}",
                 f"EndTime={scontrol_time(spec.end)}",
                 f"Nodes={nodes}",
-                f"Users={spec.user}",
+                permitted(spec),
             )
             if "Duplicate" in error:  # an earlier call has arrived late
                 existing, error = self._find(spec.name), ""
@@ -147,6 +147,14 @@ def default_nodes(node_lines: Sequence[NodeLine]) -> dict[str, bool]:
     lines = [line for line in node_lines if line.partition.endswith("*")] or node_lines
     states = {line.name: set(line.state.lower().split("+")) for line in lines}
     return {name: (flags - _UP_FLAGS).isdisjoint(UNUSABLE_FLAGS) for name, flags in states.items()}
+
+
+def permitted(spec: ReservationSpec) -> str:
+    """Return scontrol's option with whose jobs may run in a reservation.
+
+    Given users and accounts, Slurm would ask for both: so the owner's jobs need the account, too.
+    """
+    return f"Accounts={','.join(spec.accounts)}" if spec.accounts else f"Users={spec.user}"
 
 
 def has_jobs(error: str) -> bool:

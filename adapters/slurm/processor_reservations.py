@@ -19,6 +19,7 @@ from metasched.adapters.slurm.node_reservations import (
     check_error,
     default_nodes,
     has_jobs,
+    permitted,
     scontrol_time,
 )
 from metasched.adapters.slurm.reservation_listing import (
@@ -132,7 +133,10 @@ class ProcessorReservations(NodeReservations):
         if len(names) > 1:  # an earlier call did not complete
             replacement = names[-1]
         else:
-            spec = ReservationSpec(name, moved.users, moved.start, moved.end, (), moved.cores)
+            spec = ReservationSpec(
+                *(name, moved.users, moved.start, moved.end, (), moved.cores),
+                accounts=moved.accounts,
+            )
             replacement = self._create(spec, reservations)
         self._replace(names[0], replacement)
 
@@ -146,7 +150,7 @@ class ProcessorReservations(NodeReservations):
                 "create",
                 "reservation",
                 f"ReservationName={name}",
-                f"Users={spec.user}",
+                permitted(spec),
                 f"StartTime={scontrol_time(spec.start)}",
                 f"EndTime={scontrol_time(spec.end)}",
                 f"CoreCnt={spec.size}",

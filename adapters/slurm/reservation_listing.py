@@ -32,6 +32,7 @@ class SlurmReservation:
     cores: int  # on all nodes together
     cores_by_node: Mapping[str, int]  # empty for whole nodes, and in the first seconds
     users: str = ""
+    accounts: tuple[str, ...] = ()  # jobs of these may run in it; empty: see `users`
     all_cores: bool = False  # of its nodes, since the number of cores cannot be read
 
     def cores_on_nodes(self, cores: Mapping[str, NodeCores]) -> Mapping[str, int] | None:
@@ -99,7 +100,9 @@ def _parse_reservation(line: str, fields: Mapping[str, str]) -> SlurmReservation
     cores_by_node = {node: listing.task_count(f"_[{ids}]") for node, ids in core_specs}
     nodes, cores = expand_hosts(fields["Nodes"]), parse_int(fields["CoreCnt"])
     name, users = fields["ReservationName"], fields.get("Users", "")
-    return SlurmReservation(name, start, end, nodes, cores, cores_by_node, users)
+    listed = fields.get("Accounts", "")
+    accounts = () if listed in EMPTY_VALUES else tuple(listed.split(","))
+    return SlurmReservation(name, start, end, nodes, cores, cores_by_node, users, accounts)
 
 
 def parse_reserved_jobs(answer: str, delimiter: str) -> list[ReservedJob]:

@@ -126,7 +126,7 @@ async def modify_jobs(
         ) is not None:
             raise ApiError(403, f"job {job_id}: {refusal}")
         else:
-            if {"time_limit", "clusters", "begin"} & changed_fields(job, modified):
+            if {"time_limit", "clusters", "begin", "account"} & changed_fields(job, modified):
                 check_reservation_fit(service, modified, now)
             needs_dispatch = needs_new_dispatch(job, modified, now)
             description = (

@@ -170,6 +170,7 @@ _RESERVATION = {
     "licences": {},
     "mail": "",
     "users": [],
+    "accounts": [],
     "series": None,
 }
 _SERIES = {

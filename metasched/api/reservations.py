@@ -211,5 +211,6 @@ def _reservation_row(reservation: Reservation) -> ReservationRow:
         "licences": dict(reservation.licences),
         "mail": reservation.mail,
         "users": list(reservation.users),
+        "accounts": list(reservation.accounts),
         "series": reservation.series,
     }

@@ -265,6 +265,7 @@ class ReservationRow(TypedDict):
     licences: dict[str, int]  # tokens
     mail: str  # address for the notice that it broke
     users: list[str]  # that share it with its owner
+    accounts: list[str]  # of accounting; if any, jobs of these alone may run in it
     series: int | None  # of which it is an occurrence
 
 

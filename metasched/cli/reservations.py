@@ -126,6 +126,12 @@ class ReserveOptions:
         str | None,
         typer.Option("--groups", metavar="G,...", help="Groups whose members' jobs may, too."),
     ] = None
+    accounts: Annotated[
+        str | None,
+        typer.Option(
+            "--accounts", metavar="A,...", help="Instead: only jobs of these accounts, of any user."
+        ),
+    ] = None
     every: Annotated[
         str | None,
         typer.Option(
@@ -168,6 +174,7 @@ def reserve(options: ReserveOptions) -> None:
       metasched reserve --size 16 --at-least 1h --at-most 8h --deadline 23:00 --dry-run
       metasched reserve --size 8 --start +2h --duration 1h --licence matlab:4
       metasched reserve --size 8 --start 18:00 --duration 1h --users bob,eve --groups aero
+      metasched reserve --size 8 --start 18:00 --duration 1h --accounts aero,marine
       metasched reserve --size 8 --duration 4h --every "mon-fri 08:00" --until 2030-06-30
     """
     if options.every is not None:
@@ -239,7 +246,8 @@ def _reservation_terms(options: ReserveOptions, now: float) -> dict[str, object]
     }
     if licences := _parse_option("--licence", options.licence, parse_licences):
         terms["licences"] = licences  # omitted if empty: unknown to daemons of earlier releases
-    for name, names in (("users", options.users), ("groups", options.groups)):
+    sharing = {"users": options.users, "groups": options.groups, "accounts": options.accounts}
+    for name, names in sharing.items():
         if names is not None:
             terms[name] = list(_parse_option(f"--{name}", names, parse_names) or ())
     if options.user is not None:

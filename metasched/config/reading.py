@@ -421,6 +421,7 @@ def _cluster_settings(
             move_after=table.move_after,
             fence_dir=table.fence_dir,
             supports_reservations=capabilities.reservations,
+            reserves_for_accounts=capabilities.reserves_for_accounts,
             takes=table.takes,
             binds_late=table.binding == "late",
             lead=table.lead,

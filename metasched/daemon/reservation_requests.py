@@ -22,7 +22,7 @@ from metasched.core.reservations.events import ReservationRequested
 from metasched.daemon.calendar_limits import limits_of
 from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.host import SchedulerHost
-from metasched.daemon.shared_with import MAX_USERS, find_accounts
+from metasched.daemon.shared_with import ACCOUNT, MAX_USERS, find_accounts
 from metasched.errors import ApiError
 from metasched.model.calendar import CalendarLimit, LimitLicence
 from metasched.model.cluster import Cluster
@@ -58,6 +58,7 @@ class ReservationTerms:
     mail: str = ""  # address for the notice that it broke; "": the user name
     users: tuple[str, ...] = ()  # accounts that share it
     groups: tuple[str, ...] = ()  # their members share it
+    accounts: tuple[str, ...] = ()  # of accounting; instead, jobs of these alone may run in it
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the API's validation
 
@@ -178,6 +179,7 @@ async def survey_and_check(
         licences=terms.licences,
         mail=terms.mail,
         users=sharing,
+        accounts=terms.accounts,
         calendar_limits=limits,
     )
 
@@ -249,9 +251,23 @@ def _validate(terms: ReservationTerms) -> None:
             raise ApiError(422, f"{problem}; ask for another")
     if not 0 <= (let_run := terms.let_run or 0.0) <= MAX_NUMBER:
         raise ApiError(422, f"to let run for {let_run:g} s makes no sense; give another time")
+    _check_accounts(terms)
     for name, moment in (("ready", terms.ready), ("deadline", terms.deadline)):
         if not 0 <= (moment or 0.0) < _MAX_EPOCH:
             raise ApiError(422, f"{name} is out of range; give another time")
+
+
+def _check_accounts(terms: ReservationTerms) -> None:
+    """Check the accounts of accounting; that they exist is known to managers alone."""
+    if len(terms.accounts) > MAX_USERS:
+        raise ApiError(422, f"{len(terms.accounts)} accounts; give at most {MAX_USERS}")
+    for name in terms.accounts:
+        if not ACCOUNT.fullmatch(name):
+            raise ApiError(422, f"{name[:63]!r} is no name of an account; give another")
+    if terms.accounts and (terms.users or terms.groups):
+        # a manager would let in only those jobs that match both
+        problem = "accounts beside users or groups; a reservation is for the jobs of either"
+        raise ApiError(422, f"{problem}, leave out one of them")
 
 
 def _build_request(
@@ -328,6 +344,11 @@ def _objection_to(
     """Return why the request cannot be reserved on a cluster now; None: it may be possible."""
     if not cluster.supports_reservations:
         return "its manager keeps no reservations"
+    if terms.accounts and not cluster.reserves_for_accounts:
+        return "its manager reserves for users, not for accounts"
+    unmapped = [name for name in terms.accounts if not cluster.manager_accounts(name)]
+    if unmapped:
+        return f"account {unmapped[0]} has no mapping there"
     if cluster.takes == "jobs":
         return "the site keeps it for jobs without a reservation"
     if terms.longest < cluster.granularity:

@@ -114,6 +114,13 @@ class ReservationSync:
             reservation.nodes,
             reservation.size,
             licences,
+            tuple(
+                dict.fromkeys(
+                    native
+                    for account in reservation.accounts
+                    for native in self._cluster.manager_accounts(account) or (account,)
+                )
+            ),
         )
         reply = await self._call(WorkerCall("reserve", reservation=spec))
         now = time.time()

@@ -18,14 +18,16 @@ def apply_reservation(
 ) -> JobRequest:
     """Restrict a job to its reservation: to its cluster, and to a time limit within its window.
 
-    Raise ApiError if the reservation is another user's or over, or if the job does not fit.
+    Raise ApiError if the reservation is for others or over, or if the job does not fit.
     """
     if request.reservation is None:
         return request
     reservation = service.core.reservations.by_id.get(request.reservation)
     reservation = reservation or find_reservation(service, request.reservation)
     name = f"reservation {reservation.id}"
-    if user not in (reservation.user, *reservation.users):
+    if reservation.accounts:
+        _check_account(reservation, request.account)
+    elif user not in (reservation.user, *reservation.users):
         problem = f"{name} is {reservation.user}'s, and you are {user}"
         raise ApiError(403, f"{problem}; make one of your own, or ask for --users {user}")
     if reservation.state not in OPEN_STATES:
@@ -53,11 +55,22 @@ def check_reservation_fit(service: SchedulerService, job: Job, now: float) -> No
     if reservation is None or reservation.state not in OPEN_STATES:
         return
     name = f"job {job.id} runs in reservation {reservation.id}"
+    if reservation.accounts:
+        _check_account(reservation, job.account)
     if job.time_limit is None:
         raise ApiError(403, f"{name}, where it needs a time limit; give --time")
     remaining_seconds(reservation, job.begin, job.time_limit, now)
     if job.clusters != (reservation.cluster,):
         raise ApiError(403, f"{name}, which is on {reservation.cluster}; leave out --cluster")
+
+
+def _check_account(reservation: Reservation, account: str | None) -> None:
+    """Raise ApiError if a reservation for accounts is not for jobs of this one."""
+    if account not in reservation.accounts:
+        allowed = ", ".join(reservation.accounts)
+        problem = f"reservation {reservation.id} is for jobs of account {allowed}"
+        given = f"this one has {account}" if account else "this one names none"
+        raise ApiError(403, f"{problem}, {given}; give --account {reservation.accounts[0]}")
 
 
 def remaining_seconds(

@@ -81,6 +81,7 @@ class SeriesTerms:
     mail: str = ""  # address for notices
     users: tuple[str, ...] = ()  # accounts that share each occurrence
     groups: tuple[str, ...] = ()  # their members do, as of the time when it is reserved
+    accounts: tuple[str, ...] = ()  # of accounting; instead, jobs of these alone may run there
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the API's validation
 
@@ -124,6 +125,7 @@ async def make_series(
         mail=terms.mail,
         users=terms.users,
         groups=terms.groups,
+        accounts=terms.accounts,
     )
     # what holds for each occurrence is refused now
     check_mail(host, user, terms.mail)
@@ -209,6 +211,7 @@ def _terms_of(act: Reserve, start: float) -> ReservationTerms:
         mail=act.mail,
         users=act.users,
         groups=act.groups,
+        accounts=act.accounts,
     )
 
 

@@ -18,7 +18,7 @@ from metasched.errors import ApiError
 
 MAX_USERS = 200  # of a reservation, besides its owner: managers have them in one command
 # a manager reads them as a list, separated by commas
-_ACCOUNT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,62}")
+ACCOUNT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,62}")
 MAX_THREADS = 8
 LOOK_UP_TIMEOUT = 20.0  # seconds
 
@@ -58,13 +58,13 @@ def accounts_of(
     """
     accounts: set[str] = set()
     for name in users:
-        if _ACCOUNT.fullmatch(name) and _has_account(name):
+        if ACCOUNT.fullmatch(name) and _has_account(name):
             accounts.add(name)
         elif not ignore_unknown:
             raise ApiError(404, f"there is no account {name[:63]!r}; name another user")
     for name in groups:
         try:
-            accounts.update(filter(_ACCOUNT.fullmatch, grp.getgrnam(name).gr_mem))
+            accounts.update(filter(ACCOUNT.fullmatch, grp.getgrnam(name).gr_mem))
         except (KeyError, ValueError):
             if not ignore_unknown:
                 raise ApiError(404, f"there is no group {name[:63]!r}; name another") from None

@@ -81,6 +81,7 @@ class Reserve(msgspec.Struct, frozen=True, tag="reserve", kw_only=True):
     mail: str = ""
     users: tuple[str, ...] = ()  # accounts that share it
     groups: tuple[str, ...] = ()  # their members share it
+    accounts: tuple[str, ...] = ()  # of accounting; their jobs alone may run in it
 
 
 CalendarAct = (

@@ -40,6 +40,7 @@ class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_o
     move_after: float | None = None  # seconds without answer before unstarted tasks move; None: off
     fence_dir: str = ""  # shared folder in which payloads claim their attempts; "": no claims
     supports_reservations: bool = False  # whether its manager can reserve nodes
+    reserves_for_accounts: bool = False  # whether it can reserve them for jobs of accounts
     takes: Literal["both", "jobs", "reservations"] = "both"  # jobs without reservation, or within
     binds_late: bool = False  # reservations reach its manager `lead` seconds before the start
     lead: float = 60.0  # seconds
@@ -61,6 +62,17 @@ class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_o
     def manager_licence_name(self, name: str) -> str:
         """Return the manager's name of a licence."""
         return self.maps.get("licence", {}).get(name, name)
+
+    def manager_accounts(self, name: str) -> tuple[str, ...]:
+        """Return the manager's accounts that jobs of an account charge, whichever users have them.
+
+        Empty: the account has no mapping there, as in `policies.eligible.translate_names`.
+        """
+        if name in self.user_accounts:
+            return tuple(sorted(set(self.user_accounts[name].values())))
+        mapping = self.maps.get("account", {})
+        default = (name,) if mapping.get("*") == "*" else ()
+        return (mapping[name],) if name in mapping else default
 
 
 @dataclass(frozen=True)

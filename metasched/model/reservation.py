@@ -84,6 +84,8 @@ class Reservation(msgspec.Struct, rename=STORED_FIELDS["Reservation"], frozen=Tr
     licences: Mapping[str, int] = msgspec.field(default_factory=dict)  # kept for its jobs, by name
     mail: str = ""  # address for the notice that it broke; "": the user name
     users: tuple[str, ...] = ()  # accounts, besides the owner, whose jobs may run in it
+    # accounts of accounting whose jobs alone may run in it, of any user; empty: those of the users
+    accounts: tuple[str, ...] = ()
     series: int | None = None  # id of the series of which it is an occurrence
 
     @property

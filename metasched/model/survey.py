@@ -83,3 +83,4 @@ class ReservationSpec:
     size: int = 0  # units of a pool
     # in the manager's names; only licences that it can reserve
     licences: Mapping[str, int] = field(default_factory=dict)
+    accounts: tuple[str, ...] = ()  # jobs of these may run in it, of any user; empty: see `user`

@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.conftest import Site, reserve
 from tests.e2e.reservable_clusters import LOCATION_CPUS, ReservableCluster, SlurmReservations
+from tests.harness.daemons import BootError
 
 IN_AN_HOUR = ("--start", "+1h", "--duration", "10m")
 WHOLE_LOCATION = str(LOCATION_CPUS)
@@ -149,6 +150,46 @@ def test_jobs_wait_for_their_windows_and_run_in_them_beside_batch_jobs(
     site.until(lambda: not cluster.natives_of(small["reservation"]))
     assert site.reservation(small["reservation"])["state"] == "cancelled"
     cancel(site, cluster, large["reservation"])
+    end_in_order(site)
+
+
+def test_jobs_of_the_named_accounts_alone_run_in_their_window(
+    cluster: ReservableCluster, site: Site
+) -> None:
+    site.configure(cluster.table(site.folder) + '[cluster.map.account]\n"*" = "*"\n')
+    site.start()
+    terms = ("--size", WHOLE_LOCATION, "--duration", "10m", "--accounts", "aero,marine")
+    if not cluster.capabilities.reserves_for_accounts:
+        assert "its manager reserves for users" in site.error("reserve", *terms, code=3)
+        return
+    assert "beside users" in site.error("reserve", *terms, "--users", "daemon", code=2)
+    made = reserve(site, *terms)
+    id = made["reservation"]
+    assert (made["state"], made["accounts"], made["users"]) == ("bound", ["aero", "marine"], [])
+    [native] = cluster.natives_of(id)
+    assert isinstance(cluster, SlurmReservations)
+    shown = cluster.show(native)
+    assert "Accounts=aero,marine" in shown
+    assert "Users=(null)" in shown
+    natively = ("sbatch", f"--reservation={native}", "--output=/dev/null", "--wrap=true")
+    with pytest.raises(BootError, match="denied"):
+        cluster.slurm.run(*natively, "--account=astro")
+    cluster.slurm.run(*natively, "--account=marine")
+
+    job = ("submit", "--reservation", str(id), "-t", "1", "--wrap", "true")
+    refusal = f"reservation {id} is for jobs of account aero, marine, this one"
+    assert f"{refusal} names none" in site.error(*job, code=3)
+    assert f"{refusal} has astro" in site.error(*job, "--account", "astro", code=3)
+    inside = site.submit(*job[1:], "--account", "marine")
+    waiting = site.submit(*job[1:], "--account", "aero", "--begin", "+5m")
+    change = ("modify", str(waiting), "--account")
+    assert f"{refusal} has astro" in site.error(*change, "astro", code=3)
+    site.run(*change, "marine")
+    [row] = site.until_ended(inside)
+    assert row["state"] == "completed"
+    site.run("cancel", str(waiting))
+    site.until_ended(waiting)
+    cancel(site, cluster, id)
     end_in_order(site)
 
 

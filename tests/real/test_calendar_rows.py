@@ -34,7 +34,9 @@ ACTS = (
     ResumeCluster("alpha"),
     BackUpDatabase("/var/backups", 3),
     PruneDatabase(),
-    Reserve(least=1, most=4, duration=60.0, licences={"matlab": 2}, users=("bob",)),
+    Reserve(
+        least=1, most=4, duration=60.0, licences={"matlab": 2}, users=("bob",), accounts=("x",)
+    ),
 )
 
 

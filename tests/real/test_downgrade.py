@@ -196,6 +196,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "mail": "a@example.org",
         "told": None,
         "users": '["bob"]',
+        "accounts": '["aero"]',
         "series": 3,
     },
     "dependency": {"job": 1 << 40, "target": 12},

@@ -55,6 +55,10 @@ def test_a_service_that_ends_is_not_waited_for() -> None:
     assert cast(object, found) is waiting
 
 
+async def at_once(check: Callable[[], Occurrences]) -> Occurrences:
+    return check()
+
+
 class Desk:
     """The daemon that `create` needs, with two clusters that answer at once."""
 
@@ -109,6 +113,28 @@ class Desk:
             dry_run=dry_run,
             mail=mail,
         )
+        return self.create(request)
+
+    def reserve_for(self, accounts: tuple[str, ...], users: tuple[str, ...]) -> dict[str, Any]:
+        request = ReservationTerms(
+            least=1, most=1, shortest=600.0, longest=600.0, accounts=accounts, users=users
+        )
+        return self.create(request)
+
+    def make_series_for(self, accounts: tuple[str, ...], users: tuple[str, ...]) -> None:
+        self.settings.zone, until = "UTC", time.time() + 864_000.0
+        terms = SeriesTerms(
+            every="daily 08:00",
+            until=until,
+            duration=600,
+            least=1,
+            most=1,
+            accounts=accounts,
+            users=users,
+        )
+        asyncio.run(make_series(cast(SchedulerService, self), "ada", terms, "", at_once))
+
+    def create(self, request: ReservationTerms) -> dict[str, Any]:
         caller = cast(CurrentCaller, SimpleNamespace(user="ada"))
         answer = create(caller, cast(SchedulerService, self), Lookups("account"), request)
         return dict(asyncio.run(answer))
@@ -134,13 +160,45 @@ def test_a_series_mails_the_owner_or_domains_of_the_site() -> None:
     desk = Desk()
     until = time.time() + 864_000.0
     terms = SeriesTerms(every="daily 08:00", until=until, duration=600, least=1, most=1, mail="bob")
-
-    async def in_thread(check: Callable[[], Occurrences]) -> Occurrences:
-        return check()
-
     desk.settings.zone = "UTC"
     with pytest.raises(ApiError, match=r"allows addresses at example\.org, not bob, --mail"):
-        asyncio.run(make_series(cast(SchedulerService, desk), "ada", terms, "", in_thread))
+        asyncio.run(make_series(cast(SchedulerService, desk), "ada", terms, "", at_once))
+
+
+def test_accounts_are_checked_before_anything_is_reserved() -> None:
+    desk = Desk()
+    for accounts, users, status, problem in (
+        (("a,b",), (), 422, "is no name of an account"),
+        (("-a",), (), 422, "is no name of an account"),
+        (("a\nb",), (), 422, "is no name of an account"),
+        (tuple(f"a{i}" for i in range(201)), (), 422, "at most 200"),
+        (("aero",), ("bob",), 422, "beside users or groups"),
+        (("aero",), (), 403, "reserves for users, not for accounts"),
+    ):
+        for make in (desk.reserve_for, desk.make_series_for):
+            with pytest.raises(ApiError, match=problem) as refused:
+                make(accounts, users)
+            assert refused.value.status == status
+    assert desk.core.reservations.by_id == {}
+    assert desk.core.calendar.entries == {}
+
+
+@pytest.mark.parametrize(
+    ("maps", "native"),
+    [
+        ({}, ()),
+        ({"account": {"*": "*"}}, ("aero",)),
+        ({"account": {"aero": "proj7", "*": "*"}}, ("proj7",)),
+        ({"account": {"marine": "proj8"}}, ()),
+    ],
+)
+def test_a_manager_is_given_its_own_names_of_accounts(
+    maps: dict[str, dict[str, str]], native: tuple[str, ...]
+) -> None:
+    assert Cluster(name="a", adapter="slurm", maps=maps).manager_accounts("aero") == native
+    by_user = {"aero": {"bob": "x", "eve": "y", "*": "x"}}
+    mapped = Cluster(name="a", adapter="slurm", maps=maps, user_accounts=by_user)
+    assert mapped.manager_accounts("aero") == ("x", "y")
 
 
 def test_a_window_has_its_licences_and_the_next_request_learns_the_holder() -> None:

@@ -43,6 +43,10 @@ def test_a_reservation() -> None:
     made = SlurmReservation("ms-aa-r1", 1795278692, 1795278767, ("b2", "b3"), 16, {}, "ada")
     assert parse_reservations(SHOWN) == [made]
     assert parse_reservations("No reservations in the system\n") == []
+    listed = SHOWN.replace("Users=ada", "Users=(null)")
+    listed = listed.replace("Accounts=(null)", "Accounts=aero,marine")
+    [of_accounts] = parse_reservations(listed)
+    assert (of_accounts.users, of_accounts.accounts) == ("(null)", ("aero", "marine"))
 
 
 def test_one_that_is_cut_is_not_read_by_half() -> None:

@@ -44,6 +44,7 @@ class ReservationRequested(
     next_occurrence: float | None = None  # start of the next one of the series; None: the last
     # until `horizon`, of the requested licences; events of earlier releases have none
     calendar_limits: tuple[CalendarLimit, ...] = ()
+    accounts: tuple[str, ...] = ()  # of accounting, whose jobs alone may run in it; empty: of users
 
 
 class ReservationBound(msgspec.Struct, frozen=True):

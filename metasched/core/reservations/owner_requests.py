@@ -74,6 +74,7 @@ class OwnerRequests:
             licences=event.licences,
             mail=event.mail,
             users=event.users,
+            accounts=event.accounts,
             series=event.series,
         )
         settings = self._availability.clusters[cluster]
