@@ -41,7 +41,7 @@ from metasched.db.outbox import OutboxRow
 from metasched.db.policy_versions import PolicyHistory
 from metasched.db.reports import ReportQuery, read_report
 from metasched.db.schema import attempt, change, digest, epoch, job, task, token
-from metasched.db.store import StorageFailed, driver_message
+from metasched.db.store import Database, StorageFailed, driver_message
 from metasched.model.arrays import parse_array
 from metasched.model.job import Job, Payload, State
 from metasched.model.job_usage import EndedRun
@@ -452,6 +452,11 @@ class Queries:
         """Read a row of a small table."""
         with self._connect() as connection:
             connection.execute(select(epoch.c.number).limit(1)).first()
+
+    def measure(self, database: Database) -> int:
+        """Return the size of the database in bytes, see `Database.size`."""
+        with self._connect() as connection:
+            return database.size(connection)
 
     def find_token(self, secret: str, now: float) -> ValidToken | None:
         """Return a token that is valid at `now` (epoch seconds), None if there is no such token."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import sqlite3
 import tempfile
 import time
@@ -138,7 +139,11 @@ class Sqlite(Database):
         return None if report == "ok" else (str(report), "stop the daemon and restore a backup")
 
     def size(self, connection: Connection) -> int:
-        return self.path.stat().st_size
+        log = Path(f"{self.path.resolve()}-wal")
+        return self.path.stat().st_size + (log.stat().st_size if log.exists() else 0)
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self.path.resolve().parent).free
 
     def backup(self, target: Path) -> int:
         """Copy by SQLite's online backup, in a single read transaction."""

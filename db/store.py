@@ -136,7 +136,11 @@ class Database(ABC):
 
     @abstractmethod
     def size(self, connection: Connection) -> int:
-        """Return the size in bytes."""
+        """Return the size in bytes, with what is yet to be taken over from a log of writes."""
+
+    def free_bytes(self) -> int | None:
+        """Return the bytes that are free for it; None: unknown. OSError."""
+        return None
 
     @abstractmethod
     def backup(self, target: Path) -> int:

@@ -43,10 +43,12 @@ async def metrics(
     request: Request, daemon: CurrentDaemon, _: CurrentCaller, readers: CurrentReaders
 ) -> Response:
     """Return all metrics. Without a running scheduler those of the daemon alone, not an error."""
+    database_up = await _database_answers(daemon)
     readings = daemon_families(
         version("metasched"),
         daemon.started,
-        database_up=await _database_answers(daemon),
+        database_up=database_up,
+        size=await daemon.database_size.read() if database_up else None,
         running=daemon.unavailable_reason is None,
     )
     readings += _connection_families(request.app.state.listeners)

@@ -10,6 +10,7 @@ licence_monitor       queries licence servers at intervals
 limit_mails           mails about running jobs that near their time limits
 usage_collector       asks accounting what ended tasks used, and stores it
 manager_start_times   start times that managers expect for pending tasks
+database_size         its size, measured now and then for metrics
 forecaster            expected starts of waiting tasks, compared with real starts
 forecast_process      the process that computes them
 progress              whether the scheduler gets on, for the watchdog of systemd

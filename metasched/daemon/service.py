@@ -48,6 +48,7 @@ from metasched.daemon.calendar_runner import CalendarRunner, RunsOutside
 from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.commit_group import CommitGroup
 from metasched.daemon.database_probe import DatabaseProbe
+from metasched.daemon.database_size import DatabaseSize, Size
 from metasched.daemon.forecaster import QUEUED, Forecaster, TaskEstimate
 from metasched.daemon.late_settings import settings_after_wait
 from metasched.daemon.licence_monitor import LicenceMonitor
@@ -507,6 +508,7 @@ class Daemon:
         self.progress = Progress()
         self.audit_added = asyncio.Event()  # set, and replaced, when audit records are stored
         self.database_probe = DatabaseProbe(lambda: self.ledger.check_readable())
+        self.database_size = DatabaseSize(self._measure_database)
         self._stopped_reason = "the daemon starts"  # why `service` is None
         self.database_unavailable = False  # at the last try
         self._outage = ""  # error of the database, as logged last
@@ -533,6 +535,11 @@ class Daemon:
         self.service_runs.clear()
         self.service.fail(ServiceReplaced())
         await done
+
+    def _measure_database(self) -> Size:
+        """Measure the database; called in a thread. StorageFailed or OSError if it fails."""
+        database = self.settings.database
+        return Size(self.ledger.measure(database), database.free_bytes())
 
     @property
     def ledger(self) -> Ledger:

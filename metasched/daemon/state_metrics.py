@@ -19,6 +19,7 @@ from metasched.core.state import SchedulerState
 from metasched.core.transitions import QUEUED_OR_HELD, UNSTARTED
 from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.cluster_connection import ClusterConnection
+from metasched.daemon.database_size import Size
 from metasched.daemon.service import SchedulerService
 from metasched.model.job import MANAGER_REASON, Job, Reason, State
 
@@ -64,14 +65,22 @@ def reason_label(reason: str) -> str:
 
 
 def daemon_families(
-    version: str, started: float, *, database_up: bool, running: bool
+    version: str, started: float, *, database_up: bool, size: Size | None, running: bool
 ) -> list[Family]:
-    """Return the readings that need no running service."""
+    """Return the readings that need no running service. `size` None: unknown."""
+    used = _gauges("database_bytes", "Size of the database.")
+    free = _gauges("database_free_bytes", "Room on the filesystem of SQLite's database.")
+    if size is not None:
+        used.add_metric([], size.used)
+        if size.free is not None:
+            free.add_metric([], size.free)
     info = InfoMetricFamily("metasched", "Release of the daemon.", {"version": version})
     return [
         info,
         _gauge("start_time_seconds", "Start of the daemon, epoch seconds.", started),
         _gauge("database_up", "Whether the database answers (1) or not (0).", float(database_up)),
+        used,
+        free,
         _gauge("scheduler_running", "Whether the scheduler service runs (1).", float(running)),
     ]
 

@@ -111,6 +111,8 @@ def test_a_scrape_shows_queue_clusters_and_licences(site: Site) -> None:
     assert sample(site, "cluster_up", cluster="left") == 1
     assert sample(site, "cluster_processors", cluster="right") == 4
     assert sample(site, "scheduler_running") == sample(site, "database_up") == 1
+    assert (sample(site, "database_bytes") or 0) >= 2**16
+    assert (sample(site, "database_free_bytes") or 0) > 0
     values = scraped(site)
     starts = sum(v for (name, _), v in values.items() if name == "metasched_tasks_started_total")
     assert starts == 2

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ from metasched.db import postgresql
 from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.schema import REVISION, attempt, epoch, instance, metadata, task
+from metasched.db.schema import event as event_table
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import (
     Database,
@@ -212,6 +214,18 @@ def test_the_tasks_of_an_array_are_stored_as_they_are_by_a_few_statements(
     rows = {row["task_index"]: (row["state"], row["reason"]) for row in ledger.status()}
     assert rows == {t.index: (t.state, t.reason) for t in core.tasks_of(1)}
     assert max(row_counts.values()) < 100
+
+
+def test_the_size_counts_what_is_written_at_once(ledger: Ledger, database: Database) -> None:
+    before = ledger.measure(database)
+    assert before >= 2**16
+    with database.open_existing().begin() as connection:
+        for id in range(1000, 1004):
+            row = {"id": id, "time": NOW, "kind": "x", "data": token_hex(2**20)}
+            connection.execute(insert(event_table).values(row))
+    assert ledger.measure(database) > before + 4 * 2**20
+    free = database.free_bytes()
+    assert free is None or free > 0
 
 
 def test_ids_are_never_given_twice(ledger: Ledger, database: Database) -> None:
