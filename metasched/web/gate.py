@@ -108,7 +108,10 @@ class Gate:
             return
         scope.setdefault("app", self._pages)  # for what is answered here
         request, is_static = Request(scope, receive), scope["path"].startswith(f"{PAGES}/static/")
-        answer = _PageSender(request, send, is_static)
+        answer: Send = _PageSender(request, send, is_static)
+        if live.UPDATE in request.headers:
+            clock: live.ChangeClock = self._pages.state.change_clock
+            answer = clock.charging(request, answer)
         await (await self._next(request))(scope, receive, answer)
 
     async def _next(self, request: Request) -> ASGIApp:

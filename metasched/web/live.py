@@ -1,8 +1,9 @@
 """The event stream of an open page. It tells that something was stored, and nothing of it.
 
-All streams share a clock, which ticks after a change, at most every 2 seconds. A browser that reads
-slowly misses ticks, and the next one stands for them. A stream takes a place of those that wait
-(`OpenConnections.waiting`), so each account has a share of them.
+All streams share a clock, which ticks after a change, at most every 2 seconds. Pages that load
+after a tick are charged to a budget: the dearer they are, the later is the next tick. A browser
+that reads slowly misses ticks, and the next one stands for them. A stream takes a place of those
+that wait (`OpenConnections.waiting`), so each account has a share of them.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ from collections.abc import AsyncIterator, Iterator
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
+from starlette.types import Message, Send
 
 from metasched.api.connections import OpenConnections
 from metasched.api.request import CurrentCaller
 from metasched.daemon.service import Daemon
 from metasched.errors import ApiError
 
-INTERVAL = 2.0  # seconds between two events of a stream, at least
+UPDATE = "X-Metasched-Update"  # the header of a load that follows a tick; the script sets it
+SHARE = 0.04  # of a core, for loads of all followed pages together
+INTERVAL = 2.0  # seconds between two ticks, at least
+MAX_INTERVAL = 60.0  # seconds between two ticks after changes, whatever loads cost
+REFRESH = 30.0  # seconds without a change until a tick all the same: times of listings go on
 STOP_CHECK = 0.25  # seconds between looks whether the daemon stops
 SILENCE = 20.0  # seconds after which a stream shows that it is alive
 MAX_LIFE = 300.0  # seconds after which a browser asks again, and is authenticated again
@@ -38,6 +44,9 @@ class ChangeClock:
         self._daemon = daemon
         self._streams: Counter[str] = Counter()  # by user
         self._count = 0
+        self._loads: Counter[str] = Counter()  # by user, charged since the last tick
+        self._spent = 0.0  # seconds of CPU of these loads
+        self._charged = 0.0  # seconds of the process's CPU up to the last charge
         self._task: asyncio.Task[None] | None = None
         self.ticked = asyncio.Event()  # set, and replaced, with each tick
 
@@ -45,6 +54,38 @@ class ChangeClock:
     def version(self) -> str:
         """What stands for the present state; a restart of the daemon changes it, too."""
         return f"{self._daemon.started:.3f}-{self._count}"
+
+    @property
+    def pause(self) -> float:
+        """Seconds from the last tick to the next, at least."""
+        return min(max(INTERVAL, self._spent / SHARE), MAX_INTERVAL)
+
+    def charging(self, request: Request, send: Send) -> Send:
+        """Return a `send` that charges a load once its page is made, before a browser reads it."""
+        begun = time.process_time()
+
+        async def charge_and_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                caller = request.scope["state"].get("caller")
+                if caller is not None:
+                    self.charge(caller.user, begun)
+            await send(message)
+
+        return charge_and_send
+
+    def charge(self, user: str, begun: float) -> None:
+        """Charge the process's CPU since `begun`, of concurrent loads once.
+
+        It counts threads that read the database, and what else the daemon does meanwhile: a busy
+        daemon updates pages less often. An account is charged a load for each of its streams, so
+        that no other program of it delays the pages of all.
+        """
+        if self._loads[user] >= self._streams[user]:
+            return
+        self._loads[user] += 1
+        now = time.process_time()
+        self._spent += now - max(begun, self._charged)
+        self._charged = now
 
     @contextlib.contextmanager
     def followed(self, user: str) -> Iterator[None]:
@@ -70,14 +111,19 @@ class ChangeClock:
             # taken before the pause: a change within it counts
             changed = self._daemon.service_runs if service is None else service.state_changed
             self._tick()
-            until = time.monotonic() + INTERVAL
-            while time.monotonic() < until and not self._daemon.stopping:
+            ticked = time.monotonic()
+            # loads that end within the pause make it longer
+            while time.monotonic() < ticked + self.pause and not self._daemon.stopping:
                 await asyncio.sleep(STOP_CHECK)
-            await changed.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH):
+                    await changed.wait()
         self._tick()
 
     def _tick(self) -> None:
         self._count += 1
+        self._spent = 0.0
+        self._loads.clear()
         previous, self.ticked = self.ticked, asyncio.Event()
         previous.set()
 

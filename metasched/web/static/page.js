@@ -1,7 +1,6 @@
 // Times in the reader's zone, and live pages. Every page works without this script.
 
 const RETRY = 15_000 // milliseconds until the next try to follow changes, after a refusal
-const REFRESH = 30_000 // milliseconds between loads without changes: times of listings go on
 const button = document.getElementById("live")
 
 function localTime(element) {
@@ -63,7 +62,9 @@ async function load() {
   try {
     while (isStale) {
       isStale = false
-      const response = await fetch(location.href, { headers: { Accept: "text/html" } })
+      const response = await fetch(location.href, {
+        headers: { Accept: "text/html", "X-Metasched-Update": "1" }, // charged to the budget of updates
+      })
       if (response.redirected) return location.reload() // the session has ended
       if (response.ok) replaceRegions(await response.text())
       tell(response.ok)
@@ -116,5 +117,4 @@ if (button && document.querySelector("[data-live]")) {
     document.hidden ? unfollow() : (load(), follow())
   })
   follow()
-  setInterval(() => { if (source) load() }, REFRESH)
 }
