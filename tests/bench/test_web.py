@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +15,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from metasched.db.daily_use import count_history
+from metasched.web.live import UPDATE
 from tests.bench.conftest import Record
 from tests.bench.test_reports import FILL
 from tests.conftest import require
@@ -29,6 +31,7 @@ OPEN = 10_000  # tasks that wait
 CALLS = 10
 STREAMS = 16  # of an account, at most
 STREAM_SECONDS = 10.0
+UPDATE_SECONDS = 40.0
 PAGES = ("/web/", "/web/queue", "/web/queue?ended=1", "/web/jobs/900", "/web/events", "/web/use")
 PAINT = """() => new Promise((done) => new PerformanceObserver((list) => {
   for (const entry of list.getEntriesByName("first-contentful-paint")) done(entry.startTime)
@@ -98,6 +101,46 @@ def streams_cost(site: Site, visitor: Visitor, cookie: str) -> float:
     return max(shares[0] - shares[1], 0.0)
 
 
+def updates_cost(site: Site, visitor: Visitor, cookie: str) -> tuple[float, int]:
+    """Return percent of a core, and loads, of followed queues while a task changes each second.
+
+    The same changes without a followed page are subtracted.
+    """
+    headers = {"Host": visitor.authority, "Cookie": cookie}
+    loads = []
+
+    def follow(stop: threading.Event) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", visitor.port, timeout=90)
+        connection.request("GET", "/web/changes", headers=headers)
+        stream = connection.getresponse()
+        assert stream.status == 200
+        is_first = True
+        while not stop.is_set() and (line := stream.readline()):
+            if line.startswith(b"data:") and not is_first:
+                assert visitor.get("/web/queue", Cookie=cookie, **{UPDATE: "1"}).status == 200
+                loads.append(time.monotonic())
+            is_first = is_first and not line.startswith(b"data:")
+        stream.close()
+        connection.close()
+
+    daemon = psutil.Process(site.pid)
+    shares = []
+    for pages in (STREAMS, 0):
+        stop = threading.Event()
+        threads = [threading.Thread(target=follow, args=(stop,), daemon=True) for _ in range(pages)]
+        for thread in threads:
+            thread.start()
+        before, until = sum(daemon.cpu_times()[:2]), time.monotonic() + UPDATE_SECONDS
+        while time.monotonic() < until:
+            site.submit("--begin", "+9h", "-t", "9", "--wrap", "true")
+            time.sleep(1)
+        shares.append((sum(daemon.cpu_times()[:2]) - before) / UPDATE_SECONDS * 100)
+        stop.set()
+        for thread in threads:
+            thread.join(90)
+    return max(shares[0] - shares[1], 0.0), len(loads)
+
+
 def first_paint(site: Site, visitor: Visitor) -> float:
     """Return the milliseconds until Chromium has painted the queue, the median of five."""
     if (reason := browser.missing()) is not None:
@@ -131,6 +174,9 @@ def test_pages_with_many_jobs(tmp_path: Path, record: Record) -> None:
             }
             if jobs == STORED:
                 record("first paint of the queue", first_paint(site, visitor), "ms")
+                share, loads = updates_cost(site, visitor, cookie)
+                assert loads >= STREAMS  # each page was updated
+                record(f"{STREAMS} followed queues, changes each second", share, "% of a core")
                 share = streams_cost(site, visitor, cookie)
                 record(f"{STREAMS} followed pages, nothing changes", share, "% of a core")
         finally:
