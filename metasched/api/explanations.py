@@ -28,6 +28,7 @@ from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.api.selection import find_visible_job
 from metasched.api.shares import standing_row
+from metasched.core.placement import WAITED_FOR_LICENCES
 from metasched.core.share_standings import Standing
 from metasched.core.task_state_machine import HELD_AFTER_BACKUP
 from metasched.core.tasks import Task
@@ -279,6 +280,8 @@ def _describe_state(row: dict[str, Any], clusters: Sequence[VerdictRow], cause: 
             return "It waits for its begin time."
         case State.QUEUED if row["reason"] == "dependency":
             return f"It waits for other jobs: {cause}."
+        case State.QUEUED if cause == WAITED_FOR_LICENCES:
+            return "It waits for its licences."
         case State.QUEUED if row["reason"] in ("licence_busy", "licence_unknown"):
             return f"It waits for its licences: {cause}."
         case State.QUEUED if row["reason"] in ("limit_user", "limit_class"):

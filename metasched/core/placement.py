@@ -29,6 +29,8 @@ from metasched.policies.pull import BackfillCapacity
 
 _PRECEDENCE = {reason: rank for rank, reason in enumerate(Reason)}
 TIME_TOLERANCE = 1.0  # seconds; managers round times
+# the cause of a task whose licences are free by now, or counted by its manager alone
+WAITED_FOR_LICENCES = "it waited for its licences"
 _NO_ROOM = Ineligibility(
     Reason.PRIORITY, "it would start on no cluster now, or delay a task ahead of it"
 )
@@ -717,7 +719,7 @@ class Placement:
         if obstacle.reason not in LICENCE_REASONS:
             return obstacle.text
         shortage = self._leasing.licence_obstacle(task, self._state.now)
-        return "it waited for its licences" if shortage is None else shortage.text
+        return WAITED_FOR_LICENCES if shortage is None else shortage.text
 
     def _is_hopeless(self, task: Task, main_obstacle: Ineligibility) -> bool:
         """Whether a task that managers have rejected can never go to any other."""
