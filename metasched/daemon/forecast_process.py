@@ -1,25 +1,15 @@
 """The process that runs snapshots forward, and the daemon's end of its pipe.
 
 A pass of a local policy cannot be interrupted, and a thread would hold the interpreter's lock
-meanwhile. A process holds nothing of the daemon's, runs at a lower priority, and is ended if it
-does not answer. Messages are pickles of our own types; nobody else has the pipe.
+meanwhile. So a `PickledProcess` does so.
 """
 
 from __future__ import annotations
 
-import asyncio
-import io
-import os
-import pickle
-import signal
-import struct
-import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from metasched.daemon.pickled_process import PickledProcess, ProcessLost, answer_requests
 from metasched.forecast.estimates import Estimates, estimate_starts
 from metasched.forecast.run_times import RunTimeModel
 from metasched.forecast.snapshot import Snapshot
@@ -31,8 +21,6 @@ CPU_SECONDS = 30.0
 # Seconds until the process is ended: one pass of `rcbo` beside 2,000 tasks takes 3.5 s after that,
 # and the host may be busy
 TIME_LIMIT = 300.0
-NICE = 10
-_LENGTH = struct.Struct("!Q")  # precedes each message
 
 
 class EndedRunTime(NamedTuple):
@@ -99,88 +87,23 @@ class ForecastProcess:
     """A `ForecastRunner` in a process of its own, which starts with the first request."""
 
     def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
+        self._process = PickledProcess[ForecastRequest, ForecastReply](
+            "metasched.daemon.forecast_process"
+        )
 
     async def run(self, request: ForecastRequest) -> ForecastReply:
         try:
-            async with asyncio.timeout(TIME_LIMIT):
-                return await self._exchange(await asyncio.to_thread(_encoded, request))
-        except (OSError, EOFError, TimeoutError, pickle.UnpicklingError) as error:
-            await self.close()
+            return await self._process.ask(request, TIME_LIMIT)
+        except ProcessLost as error:
             raise NoForecast(str(error)) from error
-        except BaseException:  # its answer would be taken for that of the next request
-            await self.close()
-            raise
-
-    async def _exchange(self, message: bytes) -> ForecastReply:
-        if self._process is None:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # nothing of the folder in which the daemon was started
-                "-m",
-                "metasched.daemon.forecast_process",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-            )
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(message)
-        await process.stdin.drain()
-        (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
-        answer = await process.stdout.readexactly(length)
-        reply: ForecastReply = await asyncio.to_thread(pickle.loads, answer)
-        return reply
 
     async def close(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
-def _read_only(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
-    return MappingProxyType(mapping)
-
-
-class _Pickler(pickle.Pickler):
-    """Also pickles the empty mapping that stands for no resources."""
-
-    dispatch_table: Mapping[type, Any] = {
-        MappingProxyType: lambda mapping: (_read_only, (dict(mapping),))
-    }
-
-
-def _encoded(message: object) -> bytes:
-    buffer = io.BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(message)
-    return _LENGTH.pack(buffer.tell()) + buffer.getbuffer()
-
-
-def _read(stream: BinaryIO) -> ForecastRequest | None:
-    """Return the next request; None: the daemon has ended."""
-    header = stream.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(header)
-    body = stream.read(length)
-    if len(body) < length:
-        return None
-    request: ForecastRequest = pickle.loads(body)
-    return request
+        await self._process.close()
 
 
 def main() -> None:
     """Answer requests until the daemon closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the daemon decides
-    os.nice(NICE)
-    handler = RequestHandler()
-    with suppress(BrokenPipeError):
-        while (request := _read(sys.stdin.buffer)) is not None:
-            sys.stdout.buffer.write(_encoded(handler.handle(request)))
-            sys.stdout.buffer.flush()
+    answer_requests(RequestHandler().handle)
 
 
 if __name__ == "__main__":
