@@ -19,6 +19,8 @@
     drain        clusters that operators keep closed              primary key
     calendar     acts that recur, and the next run of each        one entry of a name
     policy_version  policies that were in force, with their authors   primary key: the number
+    shadow       the candidate policy beside the one in force     primary key: the number
+    shadow_decision  its last decisions, beside those in force    primary key
     checkpoint   state of the core just before an event           primary key: the event
     epoch        number of daemon starts                          one row; fences off older daemons
     token        access tokens of users on other hosts            hash only, unique

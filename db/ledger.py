@@ -51,6 +51,7 @@ from metasched.db import (
     recovery,
     reservations,
     sessions,
+    shadows,
     share_uses,
     submission_keys,
     task_runs,
@@ -107,6 +108,7 @@ from metasched.model.job import Job, Payload
 from metasched.model.job_usage import EndedRun, RunUsage
 from metasched.model.notice import DeliveryState, Notice
 from metasched.model.policy_version import PolicyVersion
+from metasched.model.shadow import Shadow, ShadowDecision
 from metasched.model.stored_names import EVENT_KINDS
 from metasched.model.token_scope import OPENED_SESSIONS, TokenScope
 
@@ -260,6 +262,7 @@ class Ledger(Writer):
         with self._join_group() as connection:
             if policy is not None:
                 policy_versions.store(connection, policy, self._next_event)
+                shadows.end_in_force(connection, policy, started.time)
             self._policy_number = None if policy is None else policy.number
             self.add_to_group([(started, outcome)])
         self.commit_group()
@@ -330,6 +333,35 @@ class Ledger(Writer):
         """
         with self._join_group():
             self._write_notices(records, conditions)
+
+    def start_shadow(self, shadow: Shadow, record: AuditRecord) -> int:
+        """Add a candidate in place of the last one to the open group; return its number."""
+        with self._join_group() as connection:
+            number = shadows.start(connection, shadow)
+            self._write_notices([record], ())
+        return number
+
+    def stop_shadow(self, shadow: Shadow, record: AuditRecord) -> None:
+        """Add to the open group that a candidate has ended."""
+        assert shadow.ended is not None
+        with self._join_group() as connection:
+            shadows.end(connection, shadow.number, shadow.ended, shadow.end)
+            self._write_notices([record], ())
+
+    def add_shadow_decisions(self, number: int, decisions: Sequence[ShadowDecision]) -> None:
+        """Store decisions of a candidate over a connection of its own.
+
+        May be called from any thread. Raises StorageFailed if nothing was stored.
+        """
+        try:
+            with self._engine.connect() as connection, connection.begin():
+                if connection.dialect.name == "sqlite":
+                    connection.exec_driver_sql("BEGIN IMMEDIATE")
+                shadows.add_decisions(connection, number, decisions)
+        except DBAPIError as error:
+            raise StorageFailed(driver_message(error)) from error
+        except PoolTimeout as error:
+            raise StorageFailed(ALL_IN_USE) from error
 
     def _write_notices(
         self,

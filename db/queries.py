@@ -27,7 +27,16 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from metasched.core.events import CoreEvent, RequeuedTask
 from metasched.core.tasks import TaskId
 from metasched.core.transitions import ATTEMPT_FINAL
-from metasched.db import audit, outbox, policy_versions, recovery, reservations, task_runs, tuning
+from metasched.db import (
+    audit,
+    outbox,
+    policy_versions,
+    recovery,
+    reservations,
+    shadows,
+    task_runs,
+    tuning,
+)
 from metasched.db.job_pages import (
     BEFORE_ALL,
     MAX_EXAMINED,
@@ -47,6 +56,7 @@ from metasched.model.job import Job, Payload, State
 from metasched.model.job_usage import EndedRun
 from metasched.model.policy_version import PolicyVersion
 from metasched.model.reservation import Reservation
+from metasched.model.shadow import Shadow, ShadowComparison, compare
 from metasched.model.token_scope import TokenScope, ValidToken
 
 Value = TypeVar("Value")
@@ -337,6 +347,16 @@ class Queries:
         """Return what `use` makes of versions of the policy, the newest first."""
         with self._connect() as connection:
             return [use(row) for row in policy_versions.read_newest_first(connection, limit)]
+
+    def shadow(self) -> Shadow | None:
+        """Return the candidate policy that runs or ran last."""
+        with self._connect() as connection:
+            return shadows.read(connection)
+
+    def shadow_comparison(self, number: int) -> ShadowComparison:
+        """Return how the stored decisions of a candidate differ from those in force."""
+        with self._connect() as connection:
+            return compare(shadows.read_groups(connection, number))
 
     def policy_history(self) -> PolicyHistory:
         """Return from which event on each version of the policy was in force."""

@@ -680,6 +680,38 @@ policy_version = Table(
     CheckConstraint("previous < number", name="previous"),
 )
 
+# The candidate policy that runs beside the one in force, or ran last: one row.
+shadow = Table(
+    "shadow",
+    metadata,
+    Column("number", Int64, primary_key=True, autoincrement=False),
+    Column("since", Float, nullable=False),
+    Column("by", SafeText, nullable=False),
+    Column("reason", SafeText, nullable=False),
+    Column("file", SafeText, nullable=False),
+    Column("text", SafeText, nullable=False),
+    Column("ended", Float),
+    Column("end", SafeText, nullable=False),
+)
+
+# Its last decisions on dispatched tasks, beside those in force. `cluster` NULL: not compared.
+shadow_decision = Table(
+    "shadow_decision",
+    metadata,
+    Column("id", Int64, primary_key=True),
+    Column("shadow", Int64, nullable=False),
+    Column("time", Float, nullable=False),
+    Column("job", Int64, nullable=False),
+    Column("task_index", Int64, nullable=False),
+    Column("user_class", SafeText, nullable=False),
+    Column("deadline", Boolean, nullable=False),
+    Column("eligible", Int64, nullable=False),
+    Column("live_priority", Int64, nullable=False),
+    Column("priority", Int64, nullable=False),
+    Column("live_cluster", SafeText, nullable=False),
+    Column("cluster", SafeText),
+)
+
 # Configurations of the self-optimising classification, with the jobs they were judged by.
 tuning = Table(
     "tuning",

@@ -13,6 +13,7 @@
 | - rated clusters  | `placement_ratings`      | -                     | goals of the site        |
 | pull              | `pull.BackfillCapacity`  | metasched             | waits of pending jobs    |
 | late binding      | `late_binding`          | Lifka 1995            | waits                    |
+| candidate         | `shadow.Candidate`       | metasched             | nothing: it is compared  |
 | reservations      | `reservation_choice`     | Kurowski 2011, §4.4.2 | early completion         |
 
 `heuristic` has the interfaces of heuristics that a site adds as plug-ins.

@@ -36,6 +36,13 @@ class ClusterLoad(NamedTuple):
     jobs: int  # queued jobs
 
 
+class LoadArrays(NamedTuple):
+    """What `LoadOrdering.choose` compares: rows by priority, a column per cluster."""
+
+    loads: tuple[tuple[float, ...], ...]  # one row if all priorities share it
+    counts: tuple[tuple[int, ...], ...]
+
+
 class LoadOrdering:
     """Load and Ordering over `clusters`, in the order of the site: the most powerful first.
 
@@ -182,6 +189,22 @@ class LoadOrdering:
             for cluster, seconds in zip(self.clusters, loads, strict=True):
                 self.observe(cluster, seconds)
         self._observed_loads[:] = loads
+
+    def arrays(self) -> LoadArrays:
+        """Return a copy of what `choose` compares. O(clusters x priorities)."""
+        loads = self._loads if self._uses_estimated_work else [self._observed_loads]
+        return LoadArrays(tuple(map(tuple, loads)), tuple(map(tuple, self._counts)))
+
+    def take_arrays(self, arrays: LoadArrays) -> None:
+        """Let `choose` compare the arrays of another one with the same clusters and priorities.
+
+        Only for choices: `assigned` and `left_queue` do not fit such arrays.
+        """
+        if self._uses_estimated_work:
+            self._loads = [list(row) for row in arrays.loads]
+        else:
+            self._observed_loads[:] = arrays.loads[0]
+        self._counts = [list(row) for row in arrays.counts]
 
     def load(self, cluster: str) -> list[float]:
         """Return the load by priority; index p-1 holds priority p. ValueError if unknown."""

@@ -221,6 +221,40 @@ _EXPLANATION = {
     "fair_share": None,
     "usage": None,
 }
+_NO_SHADOW_COUNTS = {
+    "tasks": 0,
+    "same_priority": 0,
+    "higher_priority": 0,
+    "lower_priority": 0,
+    "choices": 0,
+    "same_cluster": 0,
+}
+_SHADOW_COUNTS = {
+    "tasks": 420,
+    "same_priority": 400,
+    "higher_priority": 15,
+    "lower_priority": 5,
+    "choices": 300,
+    "same_cluster": 290,
+}
+_SHADOW = {
+    "file": "/home/root/candidate.toml",
+    "digest": "3f0c5f1f6f0c1dca1c1ee9be1bc57d3f5df7ce5c2f2e9a4c8b5dd64c6b5d3a10",
+    "by": "root",
+    "reason": "more for the deadline users",
+    "since": "2026-11-26T08:00:00.000+00:00",
+    "ended": None,
+    "end": "",
+    "obstacle": "",
+    "place_obstacle": "",
+    "problem": "",
+    "waiting": 2,
+    "dropped": 0,
+    "all": _SHADOW_COUNTS,
+    "with_deadline": _NO_SHADOW_COUNTS,
+    "by_class": [{"user_class": "regular"} | _SHADOW_COUNTS],
+    "moves": [{"live": "alpha", "candidate": "beta", "tasks": 10}],
+}
 _CHANGED = {
     "jobs": [{"job": 100000017, "task": None, "was": "running", "state": "cancelled", "note": ""}]
 }
@@ -252,6 +286,11 @@ REQUESTS: Mapping[tuple[str, str], Any] = {
         "file": "/home/root/candidate.toml",
         "reason": "more for the deadline users",
         "expected": 2,
+    },
+    ("POST", "/policy/shadow"): {
+        "text": "[weights]\nuser = 2\n",
+        "file": "/home/root/candidate.toml",
+        "reason": "more for the deadline users",
     },
     ("POST", "/policy/undo"): {"reason": "too many late jobs", "expected": 3},
     ("POST", "/clusters/{name}/drain"): {"reason": "new switches"},
@@ -481,6 +520,13 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     },
     ("GET", "/policy/versions"): [_POLICY_VERSION],
     ("GET", "/policy/versions/{number}"): _POLICY_VERSION | {"text": "[weights]\nuser = 2\n"},
+    ("GET", "/policy/shadow"): _SHADOW,
+    ("POST", "/policy/shadow"): _SHADOW
+    | {"waiting": 0}
+    | dict.fromkeys(("all", "with_deadline"), _NO_SHADOW_COUNTS)
+    | {"by_class": [], "moves": []},
+    ("DELETE", "/policy/shadow"): _SHADOW
+    | {"ended": "2026-11-27T08:00:00.000+00:00", "end": "stopped by root", "waiting": 0},
     ("POST", "/policy/activate"): _POLICY_VERSION,
     ("POST", "/policy/undo"): _POLICY_VERSION
     | {"version": 4, "change": "undone", "previous": None, "copy_of": 2},

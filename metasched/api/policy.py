@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import islice
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -11,18 +13,30 @@ from pydantic import BaseModel, ConfigDict, Field
 from metasched.api.answers import encoded
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
-from metasched.api.site_answers import PlugInRow, PolicyRow, PolicyVersionRow
+from metasched.api.site_answers import (
+    PlugInRow,
+    PolicyRow,
+    PolicyVersionRow,
+    ShadowCountsRow,
+    ShadowRow,
+)
 from metasched.config.policy_file import MAX_POLICY_BYTES
 from metasched.config.policy_words import values_of
 from metasched.daemon.policy_activation import activate, undo
-from metasched.daemon.service import SchedulerService
+from metasched.daemon.service import Daemon, SchedulerService
+from metasched.daemon.shadow import NOT_RUNNING, ShadowState
+from metasched.daemon.shadow_acts import start_shadow, stop_shadow
 from metasched.db.policy_versions import MAX_VERSIONS
 from metasched.errors import ApiError, UserError
 from metasched.model.audit import MAX_CAUSE_LENGTH, MAX_NAME_LENGTH
 from metasched.model.policy_version import PolicyVersion
+from metasched.model.shadow import Shadow, ShadowComparison, ShadowCounts
 from metasched.units import iso
 
 router = APIRouter()
+
+MAX_MOVES = 100  # pairs of clusters in an answer
+_START_SHADOW = "start one by `metasched policy shadow FILE`"
 
 
 class _Act(BaseModel):
@@ -33,6 +47,16 @@ class _Act(BaseModel):
     reason: str = ""
     # version in force that the caller has seen; null: any
     expected: Annotated[int, Field(ge=1)] | None = None
+
+
+class ShadowRequest(BaseModel):
+    """A request to run a candidate: the contents of its file, and where its author has it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: Annotated[str, Field(max_length=MAX_POLICY_BYTES)]
+    file: str
+    reason: str = ""
 
 
 class Undo(_Act):
@@ -106,6 +130,60 @@ async def version(
     return await readers.run(request, ReadingKind.NAMED, read)
 
 
+@router.get("/policy/shadow", response_model=ShadowRow)
+async def shadow(
+    request: Request,
+    caller: CurrentCaller,
+    daemon: CurrentDaemon,
+    service: CurrentService,
+    readers: CurrentReaders,
+) -> Response:
+    """Return the candidate that runs or ran last, and how its decisions differ. For operators."""
+    caller.require_operator("see the candidate policy")
+    state = service.shadow.state
+
+    def read() -> Response:
+        candidate = daemon.ledger.shadow()
+        if candidate is None:
+            raise ApiError(404, f"no candidate has run; {_START_SHADOW}")
+        comparison = daemon.ledger.shadow_comparison(candidate.number)
+        return encoded(_shadow_row(candidate, state, comparison))
+
+    return await readers.run(request, ReadingKind.LISTING, read)
+
+
+@router.post("/policy/shadow")
+async def run_shadow(
+    caller: CurrentCaller, daemon: CurrentDaemon, request: ShadowRequest
+) -> ShadowRow:
+    """Run a candidate beside the policy in force; its decisions are compared, never executed.
+
+    The comparison of an earlier candidate is deleted. The same text as that of the candidate that
+    runs changes nothing.
+    """
+    caller.require_operator("run a candidate policy")
+    _require_line("reason", request.reason, MAX_NAME_LENGTH)
+    _require_file(request.file)
+    try:
+        started = await start_shadow(
+            daemon, request.text, request.file, request.reason, caller.user
+        )
+    except UserError as error:
+        raise ApiError(409, str(error)) from None
+    return await _shadow_answer(daemon, started)
+
+
+@router.delete("/policy/shadow")
+async def end_shadow(caller: CurrentCaller, daemon: CurrentDaemon) -> ShadowRow:
+    """End the candidate; its comparison stays until another one runs."""
+    caller.require_operator("end the candidate policy")
+    try:
+        ended = await stop_shadow(daemon, caller.user)
+    except UserError as error:
+        raise ApiError(409, str(error)) from None
+    return await _shadow_answer(daemon, ended)
+
+
 @router.post("/policy/activate")
 async def activate_policy(
     caller: CurrentCaller, daemon: CurrentDaemon, activation: Activation
@@ -113,9 +191,7 @@ async def activate_policy(
     """Put a policy in force. The same text as that in force changes nothing."""
     caller.require_operator("activate a policy")
     _require_line("reason", activation.reason, MAX_NAME_LENGTH)
-    _require_line("file", activation.file, MAX_CAUSE_LENGTH)
-    if not activation.file:
-        raise ApiError(422, "file: empty; write where its author has it")
+    _require_file(activation.file)
     try:
         version = await activate(
             daemon,
@@ -156,6 +232,12 @@ def _plug_in_rows(service: SchedulerService) -> list[PlugInRow]:
     ]
 
 
+def _require_file(file: str) -> None:
+    _require_line("file", file, MAX_CAUSE_LENGTH)
+    if not file:
+        raise ApiError(422, "file: empty; write where its author has it")
+
+
 def _require_line(name: str, text: str, most: int) -> None:
     if len(text) > most or not text.isprintable():
         raise ApiError(422, f"{name}: unprintable or over {most} characters; write a line")
@@ -174,4 +256,52 @@ def _version_row(version: PolicyVersion) -> PolicyVersionRow:
         "previous": version.previous,
         "copy_of": version.copy_of,
         "text": None,
+    }
+
+
+async def _shadow_answer(daemon: Daemon, candidate: Shadow) -> ShadowRow:
+    """Return a candidate after an act; its comparison has a hundred thousand rows at most."""
+    comparison = await asyncio.to_thread(daemon.ledger.shadow_comparison, candidate.number)
+    service = daemon.service
+    state = NOT_RUNNING if service is None else service.shadow.state
+    return _shadow_row(candidate, state, comparison)
+
+
+def _shadow_row(candidate: Shadow, state: ShadowState, comparison: ShadowComparison) -> ShadowRow:
+    """Return what `policy shadow --json` prints."""
+    if candidate.ended is not None:
+        state = NOT_RUNNING
+    return {
+        "file": candidate.file,
+        "digest": candidate.digest,
+        "by": candidate.by,
+        "reason": candidate.reason,
+        "since": iso(candidate.since),
+        "ended": iso(candidate.ended),
+        "end": candidate.end,
+        "obstacle": state.obstacle,
+        "place_obstacle": state.place_obstacle,
+        "problem": state.problem,
+        "waiting": state.waiting,
+        "dropped": state.dropped,
+        "all": _counts_row(comparison.all),
+        "with_deadline": _counts_row(comparison.with_deadline),
+        "by_class": [
+            {"user_class": name, **_counts_row(each)} for name, each in comparison.by_class.items()
+        ],
+        "moves": [
+            {"live": live, "candidate": chosen, "tasks": tasks}
+            for (live, chosen), tasks in islice(comparison.moves.items(), MAX_MOVES)
+        ],
+    }
+
+
+def _counts_row(counts: ShadowCounts) -> ShadowCountsRow:
+    return {
+        "tasks": counts.tasks,
+        "same_priority": counts.same_priority,
+        "higher_priority": counts.higher_priority,
+        "lower_priority": counts.lower_priority,
+        "choices": counts.choices,
+        "same_cluster": counts.same_cluster,
     }

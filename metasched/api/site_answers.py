@@ -422,6 +422,52 @@ class PolicyVersionRow(TypedDict):
     text: str | None  # contents of the file; null in a list
 
 
+class ShadowCountsRow(TypedDict):
+    """Dispatched tasks, by how a candidate policy decides on them."""
+
+    tasks: int
+    same_priority: int
+    higher_priority: int  # by the candidate
+    lower_priority: int
+    choices: int  # tasks with several eligible clusters, if these are compared
+    same_cluster: int  # of `choices`
+
+
+class ShadowClassRow(ShadowCountsRow):
+    """The counts of a user class."""
+
+    user_class: str
+
+
+class ShadowMoveRow(TypedDict):
+    """Tasks for which the candidate chooses another cluster."""
+
+    live: str  # cluster where they went
+    candidate: str
+    tasks: int
+
+
+class ShadowRow(TypedDict):
+    """A candidate policy beside the one in force, and how its stored decisions differ."""
+
+    file: str
+    digest: str  # SHA-256 of the file
+    by: str
+    reason: str
+    since: str
+    ended: str | None  # null: it runs
+    end: str  # why it ended
+    obstacle: str  # why nothing is compared now
+    place_obstacle: str  # why clusters are not compared now
+    problem: str  # the last failure, while it lasts
+    waiting: int  # submissions and placements that the candidate has not seen yet
+    dropped: int  # placements that were not compared, since the daemon or the policy started
+    all: ShadowCountsRow
+    with_deadline: ShadowCountsRow
+    by_class: list[ShadowClassRow]
+    moves: list[ShadowMoveRow]  # by number of tasks, at most 100
+
+
 class HealthRow(TypedDict):
     """The state of the daemon. What only operators see is null or empty for others."""
 

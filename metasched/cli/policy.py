@@ -1,9 +1,9 @@
-"""The commands `policy`: show, check, diff, try, activate, undo, history."""
+"""The commands `policy`: show, check, diff, try, shadow, activate, undo, history."""
 
 import json as json_format
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +13,7 @@ import typer
 from metasched.cli.common_options import ConfigOption, JsonOption
 from metasched.cli.connect import connect
 from metasched.cli.messages import fail
+from metasched.cli.policy_shadow import print_shadow
 from metasched.cli.policy_try import try_policy
 from metasched.cli.show import format_time, print_table, printable
 from metasched.config.policy_file import (
@@ -45,6 +46,7 @@ policy = typer.Typer(
       metasched policy check candidate.toml
       metasched policy diff live candidate.toml
       metasched policy try candidate.toml --since 30d
+      metasched policy shadow candidate.toml
       metasched policy activate candidate.toml --reason "deadlines first"
       metasched policy undo
     """,
@@ -308,6 +310,62 @@ policy.command("try")(try_policy)
 
 
 @policy.command()
+def shadow(
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE]", show_default=False, autocompletion=_complete_file),
+    ] = None,
+    reason: ReasonOption = "",
+    stop: Annotated[bool, typer.Option("--stop", help="End the candidate.")] = False,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Run a candidate beside the policy in force, on live jobs; compare, never execute. Operators.
+
+    Without FILE it shows how the candidate's decisions differ from those in force: on priorities,
+    and on clusters where a task had several. It decides on the loads of the policy in force, so it
+    does not show what these would become. The comparison stays after --stop, until another starts.
+
+    \b
+    Examples:
+      metasched policy shadow candidate.toml --reason "deadlines first"
+      metasched policy shadow
+      metasched policy shadow --stop
+    """
+    client = connect(config)
+    if stop:
+        if file is not None:
+            raise UserError("FILE and --stop are given; write one of them")
+        row = client.stop_shadow()
+    elif file is None:
+        row = client.shadow()
+    else:
+        text, notes = _checked_text(file)
+        row = client.start_shadow(text, str(Path(file).absolute()), reason)
+        _print_notes(notes)
+    if json:
+        print(json_format.dumps(row, indent=2))
+    else:
+        print_shadow(row)
+
+
+def _checked_text(file: str) -> tuple[str, Sequence[str]]:
+    """Return the text of a policy file and notes on it. UserError for a mistake."""
+    text = _text_of(file)
+    reading = examine_policy(text, file)
+    if reading.policy is None:  # the daemon would name the first mistake only
+        for mistake in reading.mistakes[:-1]:
+            fail(mistake, EXIT_MISTAKES)
+        raise UserError(reading.mistakes[-1])
+    return text, reading.notes
+
+
+def _print_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"note: {printable(note)}", file=sys.stderr)
+
+
+@policy.command()
 def activate(
     file: FileArgument,
     reason: ReasonOption = "",
@@ -326,18 +384,12 @@ def activate(
       metasched policy activate candidate.toml --reason "deadlines first"
       metasched policy activate candidate.toml --expect 3
     """
-    text = _text_of(file)
-    reading = examine_policy(text, file)
-    if reading.policy is None:  # the daemon would name the first mistake only
-        for mistake in reading.mistakes[:-1]:
-            fail(mistake, EXIT_MISTAKES)
-        raise UserError(reading.mistakes[-1])
+    text, notes = _checked_text(file)
     client = connect(config)
     # what another activates from now on is not overwritten
     expected = client.policy()["version"] if expect is None else expect
     row = client.activate_policy(text, str(Path(file).absolute()), reason, expected)
-    for note in reading.notes:
-        print(f"note: {printable(note)}", file=sys.stderr)
+    _print_notes(notes)
     _print_act(row, json)
 
 

@@ -311,6 +311,19 @@ class Client:
         body = {"reason": reason, "expected": expected}
         return self._parse_object(self._request("POST", "/policy/undo", body=body))
 
+    def shadow(self) -> dict[str, Any]:
+        """Return the candidate policy beside the one in force, and its comparison."""
+        return self._parse_object(self._request("GET", "/policy/shadow"))
+
+    def start_shadow(self, text: str, file: str, reason: str = "") -> dict[str, Any]:
+        """Run the policy of a text beside the one in force; refused while another one runs."""
+        body = {"text": text, "file": file, "reason": reason}
+        return self._parse_object(self._request("POST", "/policy/shadow", body=body))
+
+    def stop_shadow(self) -> dict[str, Any]:
+        """End the candidate policy; its comparison stays."""
+        return self._parse_object(self._request("DELETE", "/policy/shadow"))
+
     def health(self) -> dict[str, Any]:
         return self._parse_object(self._request("GET", "/health"))
 

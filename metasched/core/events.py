@@ -32,6 +32,7 @@ from metasched.model.tuning import TuningChange, TuningState
 from metasched.policies.classify import HeuristicContribution
 from metasched.policies.eligible import Ineligibility
 from metasched.policies.policy import Policy
+from metasched.policies.shadow import Observation
 
 
 class DaemonStarted(msgspec.Struct, rename=STORED_FIELDS["DaemonStarted"], frozen=True):
@@ -414,6 +415,9 @@ class Outcome:
     tuning_changes: list[TuningChange] = field(default_factory=list)
     priority: int = 0  # of the event's job, if it is new or modified
     priority_parts: list[HeuristicContribution] = field(default_factory=list)  # of that job
+    # for a candidate beside the policy in force, see `SchedulerState.observes`; not stored
+    observed: list[Observation] = field(default_factory=list)
+    unobserved: int = 0  # placements beyond what a step hands on
 
 
 @dataclass(frozen=True)

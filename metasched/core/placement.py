@@ -507,7 +507,11 @@ class Placement:
                 self._loads_observed = True
             candidates = eligible if len(eligible) < len(state.views) else None
             cluster = state.load_ordering.choose(task.job, task.priority, candidates)
-        return self._defer(task, obstacles) if cluster is None else self._dispatch(task, cluster)
+        if cluster is None:
+            return self._defer(task, obstacles)
+        if state.observes and task.target is None and task.job.reservation is None:
+            state.observe_placement(task, eligible, cluster)
+        return self._dispatch(task, cluster)
 
     def _observe_dispatch(self, change: StateChange) -> None:
         """Let the next choice of a cluster consider a task that was dispatched."""

@@ -26,15 +26,8 @@ from metasched.model.cluster import MAX_CALL_TIMEOUT
 from metasched.model.job import State
 from metasched.model.tags import Instances, is_claim_folder
 from metasched.model.tuning import TuningChange, TuningState
-from metasched.policies.classify import (
-    Classifier,
-    Deadline,
-    Licence,
-    RatedAtSubmission,
-    User,
-)
-from metasched.policies.dispatch import LoadOrdering
-from metasched.policies.policy import Policy, weights_of
+from metasched.policies.configured import make_classifier, make_load_ordering
+from metasched.policies.policy import Policy
 from metasched.policies.tuned_strategies import make_optimisers
 
 LONGEST_CALL = MAX_CALL_TIMEOUT + 60.0  # seconds; an end that is further ahead is a wrong clock
@@ -101,18 +94,8 @@ class Recovery:
         )
         self._leasing.update_windows(self._reservations.by_id.values())
         self._leasing.limit_by_calendar(self._calendar.entries)
-        self._state.classifier = Classifier(
-            max_priority=policy.max_priority,
-            heuristics=[
-                Deadline(window=policy.window),
-                Licence(total=max(event.licence_count if pools is None else len(pools), 1)),
-                User(classes=policy.classes),
-                *map(RatedAtSubmission, policy.heuristics),
-            ],
-            weights={**policy.weights, **weights_of(policy.heuristics)},
-        )
-        for job in self._state.margin_jobs[-policy.window :]:
-            self._state.classifier.remember(job)
+        licences = event.licence_count if pools is None else len(pools)
+        self._state.classifier = make_classifier(policy, licences, self._state.margin_jobs)
         self._configure_tuning(policy)
         self._state.rechecks, self._state.refills = {}, set()
         self._state.views = {
@@ -132,14 +115,8 @@ class Recovery:
         for name, view in self._state.views.items():
             if name in self._state.cluster_info:
                 view.update_info(self._state.cluster_info[name])
-        self._state.load_ordering = LoadOrdering(
-            [cluster.name for cluster in event.clusters],
-            max_priority=policy.max_priority,
-            seed=policy.seed,
-            tolerance=policy.tolerance,
-            load=policy.load,
-            ordering=policy.ordering,
-            placement_weights=weights_of(policy.placement),
+        self._state.load_ordering = make_load_ordering(
+            policy, (cluster.name for cluster in event.clusters)
         )
 
     def _configure_tuning(self, policy: Policy) -> None:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from metasched.core.alternatives import owner_id
 from metasched.core.array_remainder import MAX_RUNS, IndexRun, Remainder, RunChanges, range_of
 from metasched.core.cluster_view import ClusterView, loads
 from metasched.core.events import ClusterDrained, Outcome
@@ -30,6 +31,7 @@ from metasched.model.tuning import TuningState
 from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import MAX_WINDOW, Policy
+from metasched.policies.shadow import MAX_OBSERVED_PER_STEP, ObservedPlacement
 
 MAX_ENDED_TASKS = 20_000  # remembered, in case a manager lists an attempt of them again
 
@@ -64,6 +66,8 @@ class SchedulerState:
         self.step_withdrawals: dict[tuple[int, int, bool], dict[int, str | None]] = {}
         # row of a manager whose changes are being applied; a defect concerns this row only
         self.current_row: JobStatus | None = None
+        # whether outcomes have what decisions were made from; it changes no decision
+        self.observes = False
         self.classifier: Classifier
         self.load_ordering: LoadOrdering
 
@@ -299,6 +303,19 @@ class SchedulerState:
         states = [optimiser.state for optimiser in self.classifier.optimisers]
         self.tuning = {state.parameter: state for state in states}
         self.outcome.tuning = states
+
+    def observe_placement(self, task: Task, eligible: Sequence[str], cluster: str) -> None:
+        """Add to the outcome what a cluster was chosen from."""
+        if len(self.outcome.observed) >= MAX_OBSERVED_PER_STEP:
+            self.outcome.unobserved += 1
+            return
+        _, index = owner_id(task.task_id)
+        loads = self.load_ordering.arrays() if len(eligible) > 1 else None
+        self.outcome.observed.append(
+            ObservedPlacement(
+                self.now, task.job, index, task.priority, cluster, tuple(eligible), loads
+            )
+        )
 
     def observe_loads(self) -> None:
         """Pass current loads of all clusters to the load ordering, if it uses observed loads."""

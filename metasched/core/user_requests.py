@@ -19,6 +19,7 @@ from metasched.core.transitions import STARTED, UNSTARTED, TaskEvent
 from metasched.core.usage_limits import UsageLimits
 from metasched.model.job import Reason, State
 from metasched.policies.eligible import PERMANENT_REASONS
+from metasched.policies.shadow import ObservedClassification
 
 
 class UserRequests:
@@ -45,6 +46,8 @@ class UserRequests:
         priority, state.outcome.priority_parts = state.classifier.classify(job)
         state.outcome.priority = priority
         state.outcome.tuning_changes = state.classifier.remember(job)
+        if state.observes:
+            state.outcome.observed.append(ObservedClassification(job, is_new=True))
         if state.classifier.optimisers:
             state.store_tuning()
         state.remember_job(job)
@@ -164,6 +167,9 @@ class UserRequests:
         priority = event.priority or self._state.classifier.peek(job)
         by_user = f" by {event.by}" if event.by else ""
         self._state.outcome.priority = priority
+        if self._state.observes:
+            observed = ObservedClassification(job, is_new=False, given=event.priority)
+            self._state.outcome.observed.append(observed)
         tasks = self._state.tasks_of(job.id)
         cause = f"changed{by_user}: {event.change_summary}"
         previous_job = self._remainders.modify(job, priority, cause)

@@ -13,6 +13,10 @@ manager_start_times   start times that managers expect for pending tasks
 database_size         its size, measured now and then for metrics
 forecaster            expected starts of waiting tasks, compared with real starts
 forecast_process      the process that computes them
+shadow                a candidate policy beside the one in force
+shadow_acts           starts and stops it
+shadow_process        the process in which it decides
+pickled_process       a process of metasched's own that answers requests
 progress              whether the scheduler gets on, for the watchdog of systemd
 descriptors           file descriptors, and how many of them connections may take
 notices               audit records that no event causes

@@ -25,7 +25,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from metasched.active_until import ACTIVE_SECONDS
@@ -61,6 +61,7 @@ from metasched.daemon.progress import Progress
 from metasched.daemon.quarantine import Quarantine, first_error
 from metasched.daemon.scheduled_policies import ScheduledPolicies
 from metasched.daemon.series import SeriesPlanner
+from metasched.daemon.shadow import ShadowRunner
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.pruning import PruningPass
 from metasched.db.store import DatabaseUnreachable, StorageFailed, StorageUncertain
@@ -71,6 +72,7 @@ from metasched.model.calendar import PruneDatabase
 from metasched.model.job import State
 from metasched.model.listing import ListedQueue
 from metasched.model.policy_version import PolicyVersion
+from metasched.model.shadow import Shadow
 from metasched.plug_ins.host import PlugInHost
 from metasched.policies.plug_in_ratings import plug_ins_of
 
@@ -200,6 +202,8 @@ class SchedulerService:
             )
             outcome = self.core.step(started)
             ledger.record_start(started, outcome, version)
+        with ledger.long_silence():
+            self.shadow = ShadowRunner(self.core, settings, ledger, ledger.shadow())
         self.limit_mails = LimitMails(self, self._store_soon) if settings.mail else None
         metrics.service_starts.inc()
         self._start_actions([outcome])
@@ -282,6 +286,7 @@ class SchedulerService:
             try:
                 self._metrics.observe(outcome)
                 self.forecaster.observe(outcome)
+                self.shadow.observe(outcome)
             except Exception:  # a defect there must not keep actions from their clusters
                 log.exception("an outcome is missing in the metrics; please report it")
         self._timers_changed.set()
@@ -360,6 +365,7 @@ class SchedulerService:
             group.create_task(self._contain("timers", self._run_timers))
             group.create_task(self._contain("plug-ins", self.plug_ins.run))
             group.create_task(self._contain("expected starts", self.forecaster.run))
+            group.create_task(self._contain("policy shadow", self.shadow.run))
             group.create_task(self._contain("removal of old jobs", self._prune_hourly))
             group.create_task(self._contain("calendar", self._calendar_runner.run))
             group.create_task(self._contain("series", self._series_planner.run))
@@ -420,6 +426,25 @@ class SchedulerService:
         self.ledger.record_notices([record])
         self._commit()
         log_record(record)
+
+    def start_shadow(self, shadow: Shadow, record: AuditRecord) -> Shadow:
+        """Store a candidate policy and its record, then run it. StorageFailed if it is not."""
+        record = cleaned(record)
+        self.store_group()
+        started = replace(shadow, number=self.ledger.start_shadow(shadow, record))
+        self._commit()
+        log_record(record)
+        self.shadow.begin(started)
+        return started
+
+    def stop_shadow(self, ended: Shadow, record: AuditRecord) -> None:
+        """Store the end of a candidate policy and its record. StorageFailed if it is not."""
+        record = cleaned(record)
+        self.store_group()
+        self.ledger.stop_shadow(ended, record)
+        self._commit()
+        log_record(record)
+        self.shadow.end()
 
     async def _prune(self) -> str:
         """Delete jobs that ended before the retention time, old keys and others, a few at a time.

@@ -35,6 +35,8 @@ class AuditKind(StrEnum):
     LICENCE_SERVER_SILENT = "licence_server_silent"
     LICENCE_SERVER_ANSWERS = "licence_server_answers"
     POLICY_CHANGED = "policy_changed"
+    SHADOW_STARTED = "shadow_started"
+    SHADOW_ENDED = "shadow_ended"
     CONFIGURATION_CHANGED = "configuration_changed"
     RESERVATION_PROMISED = "reservation_promised"
     RESERVATION_BOUND = "reservation_bound"
@@ -111,6 +113,10 @@ KINDS: Mapping[AuditKind, KindInfo] = {
     K.POLICY_CHANGED: KindInfo(
         "info", "operators", "Another policy is in force, by a file, an activation or an undo."
     ),
+    K.SHADOW_STARTED: KindInfo(
+        "info", "operators", "A candidate policy runs beside the one in force."
+    ),
+    K.SHADOW_ENDED: KindInfo("info", "operators", "An operator ended the candidate."),
     K.CONFIGURATION_CHANGED: KindInfo(
         "info", "operators", "The daemon took a changed configuration over without a restart."
     ),
