@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from msgspec import structs
 
 from metasched.core.events import JobSubmitted, UserRequested
 from metasched.daemon.metrics import Metrics
@@ -92,6 +93,25 @@ def test_open_tasks_are_counted_by_state_class_and_reason() -> None:
     assert counts.tasks["pending", "gold", ""] == 1
     assert counts.tasks.total() == 72
     assert counts.oldest["regular"] == NOW
+
+
+def test_the_oldest_waiting_task_counts_whatever_the_order_of_the_tasks() -> None:
+    """Of a class, over several portions; what runs does not wait."""
+    site = Site()
+    ages = [7 * id % 1_009 for id in range(1, PORTION + 9)]
+    for id, age in enumerate(ages, start=1):
+        user_class = "gold" if id % 2 else "regular"
+        waiting = job(id, held=True, user_class=user_class)
+        site.step(JobSubmitted(NOW, structs.replace(waiting, submitted=NOW - age)))
+    running = job(len(ages) + 1, user_class="gold")
+    site.step(JobSubmitted(NOW, structs.replace(running, submitted=NOW - 5_000)))
+    site.sent(running.id)
+    assert counted(site).oldest["gold"] == NOW - 5_000
+    site.seen("left", None, site.row(State.RUNNING, running.id, started=NOW), at=NOW + 1)
+    assert counted(site).oldest == {
+        "gold": NOW - max(ages[::2]),
+        "regular": NOW - max(ages[1::2]),
+    }
 
 
 def test_a_scrape_yields_between_portions() -> None:
