@@ -35,7 +35,7 @@ from metasched.model.policy_version import PolicyChange
 from metasched.model.reservation import FINAL_STATES, ReservationState
 from metasched.model.token_scope import TokenScope
 
-REVISION = "0040"  # the newest migration, which creates exactly these tables
+REVISION = "0041"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
