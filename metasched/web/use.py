@@ -33,6 +33,7 @@ from metasched.web.filters import MAX_FILTER, Filter
 from metasched.web.rendering import page
 
 ROWS = 200  # of the table
+FIRST_DAY = date(1970, 1, 1)
 DAYS = 30  # of the period, if none is chosen
 PERIODS = {"7 days": 7, "30 days": 30, "1 year": 365}
 MOST_DAYS = 92  # of a period that is plotted by day; longer ones by month
@@ -182,9 +183,12 @@ def _key(text: str) -> ReportKey:
 
 def _day(text: str) -> date:
     try:
-        return date.fromisoformat(text)
+        day = date.fromisoformat(text)
     except ValueError:
         raise ApiError(422, f"day {quote_for_error(text)}; write it as 2026-11-26") from None
+    if day < FIRST_DAY:  # the calendar has no periods before year 1
+        raise ApiError(422, f"day {quote_for_error(text)}; write one after {FIRST_DAY}")
+    return day
 
 
 async def _over_time(

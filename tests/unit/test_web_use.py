@@ -8,9 +8,10 @@ from datetime import date
 import pytest
 
 from metasched.db.reports import ReportKey
+from metasched.errors import ApiError
 from metasched.model.report_figures import COLUMNS, PLOTS, stacked_over_time
 from metasched.web.charts import stacked
-from metasched.web.use import MAX_SLOTS, _plot, _slots, _token_plots
+from metasched.web.use import MAX_SLOTS, _day, _plot, _slots, _token_plots
 
 DAYS = ["2026-02-27", "2026-02-28", "2026-03-01"]
 
@@ -21,6 +22,15 @@ def test_a_period_has_its_days_or_months() -> None:
     assert months == ["2025-11", "2025-12", "2026-01", "2026-02"]
     long = _slots(ReportKey.MONTH, date(1, 1, 1), date(9999, 12, 31))
     assert (len(long), long[-1]) == (MAX_SLOTS, "9999-12")
+
+
+@pytest.mark.parametrize("text", ["0001-01-01", "1969-12-31", "2026-02-30", "x"])
+def test_days_without_a_period(text: str) -> None:
+    """The period before the first day of the calendar, above all, cannot be computed."""
+    with pytest.raises(ApiError) as raised:
+        _day(text)
+    assert raised.value.status == 422
+    assert _day("1970-01-01") == date(1970, 1, 1)
 
 
 def heights(picture: str) -> dict[str, float]:
