@@ -169,29 +169,11 @@ def _read_source(
         cpus = parse_cpus(options.cpus or [])
         return read_accounting(options.sacct or [], options.qacct or [], cpus, since, until), None
     from metasched.simulate.recorded_workload import read_period
+    from metasched.simulate.site_record import open_record
 
-    database, local_policies = _database(options)
+    database, local_policies = open_record(options.database, options.config)
     with database.snapshot() as connection:
         return read_period(connection, since, until, local_policies), database
-
-
-def _database(options: TryOptions) -> tuple[Database, dict[str, str]]:
-    """Return the database, and the policies of its local clusters as far as they are known."""
-    if options.database is not None:
-        from metasched.db.backends import database_from_url
-        from metasched.db.sqlite import Sqlite
-
-        name = options.database
-        return (database_from_url(name, None) if "://" in name else Sqlite(Path(name))), {}
-    from metasched.config.reading import find_config, load_settings
-
-    settings = load_settings(find_config(options.config))
-    policies = {
-        entry.cluster.name: str(entry.options["policy"])
-        for entry in settings.clusters
-        if entry.cluster.adapter == "local" and "policy" in entry.options
-    }
-    return settings.database, policies
 
 
 def _traced_period(options: TryOptions, trace: Path) -> RecordedPeriod:

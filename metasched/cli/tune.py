@@ -227,9 +227,9 @@ def _search(
 ) -> tuple[Outcome, dict[str, float]]:
     """Run the missing trials and the test; return the outcome and the rate of this process."""
     from metasched.tuning.outcome import judge
-    from metasched.tuning.study import Study, open_study
+    from metasched.tuning.study import Study, file_storage, open_study
 
-    storage = options.storage or f"sqlite:///{options.out.with_suffix('.trials.db')}"
+    storage = options.storage or file_storage(options.out.with_suffix(".trials.db"))
     cores = options.cores or len(os.sched_getaffinity(0))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     started = time.perf_counter()
@@ -321,7 +321,7 @@ def _print_outcome(outcome: Outcome, options: TuneOptions) -> None:
     print(f"\nTrial {outcome.chosen.trial.number}:")
     for key, value in changed_keys(outcome.chosen, outcome.present.policy).items():
         print(f"  {printable(key)} = {written(key, value)}")
-    print(f"\n{verdict(outcome.chosen)} Written to {printable(str(options.out))}.")
+    print(f"\n{verdict(outcome)} Written to {printable(str(options.out))}.")
 
 
 def _row(outcome: Outcome, judged: JudgedTrial) -> list[str]:

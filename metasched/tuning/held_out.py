@@ -55,6 +55,11 @@ def _blocks(submitted: NDArray[Any]) -> NDArray[Any]:
     return blocks
 
 
+def count_refused(candidate: HeldOutRun, present: HeldOutRun) -> int:
+    """Return how many jobs ran under the present policy only: limits refuse the others."""
+    return len(present.submitted.keys() - candidate.submitted.keys())
+
+
 def is_gain(differences: Mapping[str, PairedDifference | None]) -> bool:
     """Whether an interval lies below 0 and none above: better in one objective, worse in none."""
     known = [each for each in differences.values() if each is not None]

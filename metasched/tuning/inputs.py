@@ -9,12 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from metasched.config.policy_file import read_policy
 from metasched.config.policy_words import values_of
-from metasched.config.reading import find_config, load_settings
 from metasched.core.scheduler import DECISION_VERSION
-from metasched.db.backends import database_from_url
-from metasched.db.sqlite import Sqlite
 from metasched.errors import UserError
 from metasched.policies.policy import Policy
 from metasched.simulate.clusters import SimulatedCluster
@@ -26,6 +25,7 @@ from metasched.simulate.settings import (
     read_workload,
     simulate,
 )
+from metasched.simulate.site_record import open_record
 from metasched.simulate.workload import Workload
 
 MIN_JOBS = 40  # of each part
@@ -114,21 +114,8 @@ def _read_trace(sources: InputSources) -> TuningInputs:
 
 def _read_record(sources: InputSources) -> TuningInputs:
     """Read what the ledger has of the site. The present policy is the recorded one, or a file."""
-    local_policies: dict[str, str] = {}
-    if sources.database is None:
-        loaded = load_settings(
-            find_config(None if sources.config is None else Path(sources.config))
-        )
-        database = loaded.database
-        local_policies = {
-            entry.cluster.name: str(entry.options["policy"])
-            for entry in loaded.clusters
-            if entry.cluster.adapter == "local" and "policy" in entry.options
-        }
-    elif "://" in sources.database:
-        database = database_from_url(sources.database, None)
-    else:
-        database = Sqlite(Path(sources.database))
+    config = None if sources.config is None else Path(sources.config)
+    database, local_policies = open_record(sources.database, config)
     with database.snapshot() as connection:
         recorded = read_period(connection, local_policies=local_policies)
     present = recorded.policy if sources.policy is None else read_policy(Path(sources.policy))
@@ -145,6 +132,7 @@ def describe_inputs(sources: InputSources, inputs: TuningInputs) -> dict[str, An
         if sources.trace
         else f"record of the site, {len(inputs.workload.entries)} jobs "
         f"(sha256 {_digest_of_jobs(inputs.workload)})",
+        "site": "as given" if inputs.recorded is None else _digest_of_site(inputs.recorded),
         "jobs": sources.jobs or "all",
         "clusters": "its own" if sources.clusters is None else _named_with_digest(sources.clusters),
         "local": sources.local or "default",
@@ -159,14 +147,28 @@ def describe_inputs(sources: InputSources, inputs: TuningInputs) -> dict[str, An
 
 
 def _digest_of_jobs(workload: Workload) -> str:
-    """Return the start of a digest of what was submitted, and how long it ran."""
+    """Return the start of a digest of what was submitted, by whom, and how long it ran."""
     digest = hashlib.sha256()
     for entry in workload.entries:
         job = entry.job
-        digest.update(
-            f"{job.submitted} {entry.run_time} {job.cpus} {job.estimated} {job.deadline}\n".encode()
+        facts = (
+            *(job.submitted, entry.run_time, job.cpus, job.estimated, job.deadline),
+            *(job.user, job.user_class, sorted(job.licences.items())),
         )
+        digest.update(f"{facts}\n".encode(errors="backslashreplace"))
     return digest.hexdigest()[:16]
+
+
+def _digest_of_site(recorded: RecordedPeriod) -> str:
+    """Return the start of a digest of all of a record but its jobs and its policy.
+
+    Neither has to change when a cluster, a licence, a limit or a drain does.
+    """
+    parts = (
+        *(recorded.clusters, recorded.local_policies, recorded.pools),
+        *(recorded.fair_share, recorded.limits, recorded.drains),
+    )
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:16]
 
 
 def _named_with_digest(source: str) -> str:

@@ -11,7 +11,12 @@ from metasched.config.policy_words import differences, values_of
 from metasched.errors import UserError
 from metasched.policies.policy import Policy
 from metasched.simulate.metrics import mean
-from metasched.tuning.held_out import PairedDifference, is_gain, paired_difference
+from metasched.tuning.held_out import (
+    PairedDifference,
+    count_refused,
+    is_gain,
+    paired_difference,
+)
 from metasched.tuning.inputs import InputSources
 from metasched.tuning.objectives import dominates
 from metasched.tuning.search_space import SearchSpace
@@ -29,11 +34,15 @@ class JudgedTrial:
     policy: Policy
     held_out: Mapping[str, float]  # by objective
     difference: Mapping[str, PairedDifference | None]  # from the present policy, by objective
+    refused: int = 0  # held-out jobs that run under the present policy only
 
     @property
     def gain(self) -> bool:
-        """Whether it is better than the present policy beyond chance, in no objective worse."""
-        return is_gain(self.difference)
+        """Whether it is better than the present policy beyond chance, in no objective worse.
+
+        A policy could gain by letting limits refuse jobs, which no difference counts.
+        """
+        return not self.refused and is_gain(self.difference)
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,8 @@ class Outcome:
     present: JudgedTrial
     trade_offs: tuple[JudgedTrial, ...]  # that no trial dominates, the present policy left out
     chosen: JudgedTrial | None  # None: no trial is better than the present policy
+    # whether the trained figures alone chose it; with `--pick` its held-out figures may have
+    is_blind: bool = True
 
     @property
     def pruned(self) -> int:
@@ -108,7 +119,8 @@ def judge(
     """Run the present policy and the trade-offs on the held-out part."""
     present = trials[0]
     front = [each for each in find_front(trials) if each.values != present.values]
-    chosen = choose(front, present) if picked is None else pick(trials, picked)
+    best = choose(front, present)
+    chosen = best if picked is None else pick(trials, picked)
     tested = _spread(front, MAX_TESTED)
     if chosen is not None and chosen not in tested:
         tested.append(chosen)
@@ -125,6 +137,7 @@ def judge(
             policy,
             {name: mean(run.values[name].values()) for name in objectives},
             {name: paired_difference(run, runs[0], name, sources.seed) for name in objectives},
+            count_refused(run, runs[0]),
         )
         for trial, policy, run in zip((present, *tested), policies, runs, strict=True)
     ]
@@ -134,6 +147,7 @@ def judge(
         results[0],
         tuple(each for each in results[1:] if each.trial in front),
         next((each for each in results[1:] if each.trial is chosen), None),
+        chosen is best,
     )
 
 
@@ -163,6 +177,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
                 name: None if each is None else each._asdict()
                 for name, each in judged.difference.items()
             },
+            "refused": judged.refused,
             "gain": judged.gain,
         }
 
@@ -174,4 +189,5 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         "present": row(outcome.present),
         "trade_offs": [row(each) for each in outcome.trade_offs],
         "chosen": None if outcome.chosen is None else row(outcome.chosen),
+        "chosen_blind": outcome.is_blind,
     }

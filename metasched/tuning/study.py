@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import create_engine, inspect
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from metasched.errors import UserError
@@ -60,11 +61,16 @@ def window_of(processes: int) -> int:
     return max(MIN_WINDOW, 2 * processes)
 
 
+def file_storage(path: Path) -> str:
+    """Return the URL of a database in a file, whatever characters its name has."""
+    return URL.create("sqlite", database=str(path)).render_as_string()
+
+
 def hidden_password(storage: str) -> str:
     """Return a URL without its password. UserError if it is none."""
     try:
         return make_url(storage).render_as_string(hide_password=True)
-    except SQLAlchemyError:
+    except (SQLAlchemyError, ValueError):  # as a port that is no number
         raise UserError(
             "no URL of a database, --storage; write sqlite:///FILE or postgresql://HOST/DATABASE"
         ) from None

@@ -71,11 +71,17 @@ def _header(outcome: Outcome, chosen: JudgedTrial, provenance: Mapping[str, Any]
             )
         yield _comment(f"{name}, held-out part: {text}")
     yield _comment(f"intervals: 95%, {RESAMPLES} resamples of days")
-    yield _comment(verdict(chosen))
+    yield _comment(verdict(outcome))
 
 
-def verdict(chosen: JudgedTrial) -> str:
-    """Return a sentence on whether the gain is real."""
+def verdict(outcome: Outcome) -> str:
+    """Return a sentence on whether the gain of the chosen trial is real."""
+    chosen = outcome.chosen
+    assert chosen is not None
+    if chosen.refused:
+        return f"The gain is not shown: limits refuse {chosen.refused} more of the held-out jobs."
+    if chosen.gain and not outcome.is_blind:
+        return "The gain holds on the held-out jobs, but whoever picked the trial had seen them."
     if chosen.gain:
         return "The gain holds on jobs that no trial has seen."
     return "The gain is not shown on jobs that no trial has seen."

@@ -23,8 +23,10 @@ from sqlalchemy import create_engine, inspect, text
 from metasched.cli.app import run as run_command
 from metasched.config.policy_file import examine_policy, parse_policy
 from metasched.config.policy_words import policy_text
+from metasched.core.events import ClusterDrained
 from metasched.db.sqlite import Sqlite
 from metasched.errors import UserError
+from metasched.model.limits import LimitSettings, LimitTable
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy, SelfOptimisation
 from metasched.simulate import metrics, swf
@@ -33,14 +35,14 @@ from metasched.simulate.engine import Simulation
 from metasched.simulate.settings import simulate
 from metasched.simulate.synthetic import generate_lublin
 from metasched.simulate.workload import to_trace
-from metasched.tuning.held_out import is_gain, paired_difference
+from metasched.tuning.held_out import count_refused, is_gain, paired_difference
 from metasched.tuning.inputs import InputSources, describe_inputs, read_inputs
 from metasched.tuning.objectives import OBJECTIVES, dominates, mean_values, parse_objectives
-from metasched.tuning.outcome import choose, find_front
+from metasched.tuning.outcome import JudgedTrial, Outcome, choose, find_front, outcome_json
 from metasched.tuning.search_space import GRID, make_search_space
-from metasched.tuning.study import Study, Trial, open_study
+from metasched.tuning.study import Study, Trial, file_storage, open_study
 from metasched.tuning.trials import MIN_COMPARED, HeldOutRun, run_trial
-from metasched.tuning.tuned_policy import check_output
+from metasched.tuning.tuned_policy import check_output, verdict
 from tests.harness.recorded_site import record
 
 pytest.importorskip("optuna")
@@ -259,11 +261,21 @@ def test_the_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "storage", ["nonsense", "sqlite:////nowhere/at/all.db", "nodb://x/y", "postgresql+nodb://x/y"]
+    "storage",
+    [
+        *("nonsense", "sqlite:////nowhere/at/all.db", "nodb://x/y", "postgresql+nodb://x/y"),
+        "postgresql://db:port/tuning",
+    ],
 )
 def test_a_storage_that_cannot_be_used(storage: str) -> None:
     with pytest.raises(UserError, match="--storage"):
         run_study(storage, 1)
+
+
+def test_trials_are_kept_beside_a_file_of_any_name(tmp_path: Path) -> None:
+    path = tmp_path / "100%3F now?a=b#c.trials.db"
+    run_study(file_storage(path), 1)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
 # The test on the held-out part
@@ -289,6 +301,24 @@ def test_a_real_gain_is_found_and_noise_is_not() -> None:
     assert worse.low > 0
     assert not is_gain({"mean_wait": found, "mean_flow": worse}), "worse in another objective"
     assert not is_gain({"mean_wait": None})
+
+
+def test_a_gain_by_refused_jobs_or_by_a_choice_that_saw_it_is_not_shown() -> None:
+    present, better = held_out([600.0] * 480), held_out([300.0] * 480)
+    fewer = HeldOutRun({job: better.submitted[job] for job in range(477)}, better.values)
+    trial = Trial(1, {}, (300.0,), None, 9)
+    outcomes = []
+    for run, is_blind in ((better, True), (better, False), (fewer, True)):
+        difference = {"mean_wait": paired_difference(run, present, "mean_wait", 0)}
+        assert is_gain(difference)
+        refused = count_refused(run, present)
+        judged = JudgedTrial(trial, Policy(), {"mean_wait": 300.0}, difference, refused)
+        outcomes.append(Outcome(("mean_wait",), (), judged, (), judged, is_blind))
+    shown, seen, refusing = map(verdict, outcomes)
+    assert shown == "The gain holds on jobs that no trial has seen."
+    assert "had seen them" in seen
+    assert "limits refuse 3 more" in refusing
+    assert [outcome_json(each)["present"]["gain"] for each in outcomes] == [True, True, False]
 
 
 def test_intervals_cover_the_true_difference() -> None:
@@ -358,9 +388,12 @@ def test_the_command_writes_a_policy_with_its_provenance(
     schedule = inputs.simulate(inputs.training, reading.policy)
     assert mean_values(schedule, BOTH) == pytest.approx([chosen["training"][n] for n in BOTH])
 
+    assert answer["chosen_blind"]
     # another trade-off of the same study, without a further trial
     other = next(row for row in answer["trade_offs"] if row["trial"] != chosen["trial"])
     pick = ["--trials", "16", "--pick", str(other["trial"])]
+    assert run_command([*COMMAND, *pick, "--json"]) == 0
+    assert not json.loads(capsys.readouterr().out)["chosen_blind"]
     assert run_command([*COMMAND, *pick]) == 0
     assert f"# trial {other['trial']} of 16," in (folder / "tuned-policy.toml").read_text()
     assert f"Trial {other['trial']}:" in capsys.readouterr().out
@@ -427,7 +460,19 @@ def test_the_record_of_a_site(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert run_command(words) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["trials"] == 6
-    space = make_search_space(read_inputs(InputSources("", database="site.db")))
+    sources = InputSources("", database="site.db")
+    inputs = read_inputs(sources)
+    known, recorded = describe_inputs(sources, inputs), inputs.recorded
+    assert recorded is not None
+    for other in (  # what has no part in the jobs' digest
+        replace(recorded, drains=(ClusterDrained(1.0, "a", "op", "", False),)),
+        replace(recorded, local_policies={"a": "fcfs", "b": "easy"}),
+        replace(recorded, limits=LimitSettings(each_user=LimitTable(queued=3))),
+        replace(recorded, clusters=recorded.clusters[:1]),
+    ):
+        described = describe_inputs(sources, replace(inputs, recorded=other))
+        assert [key for key in known if described[key] != known[key]] == ["site"]
+    space = make_search_space(inputs)
     assert space.policy(space.present_indexes()) == replace(live, weights=ANY)
     for option in (["--clusters", "8"], ["--set", "age=5"], ["--jobs", "0:9"], ["--local", "easy"]):
         with pytest.raises(UserError, match=f"has its own, {option[0]}; leave it out"):

@@ -1,0 +1,28 @@
+"""Where the record of a site is: its database, or a backup of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from metasched.config.reading import find_config, load_settings
+from metasched.db.backends import database_from_url
+from metasched.db.sqlite import Sqlite
+from metasched.db.store import Database
+
+
+def open_record(backup: str | None, config: Path | None) -> tuple[Database, dict[str, str]]:
+    """Return the database, and the policies of its local clusters as far as they are known.
+
+    `backup`: a file or URL; None: the database of the configuration, of which None is the nearest
+    one. No event has the policies of local clusters, so those of a backup are not known.
+    """
+    if backup is not None:
+        is_url = "://" in backup
+        return (database_from_url(backup, None) if is_url else Sqlite(Path(backup))), {}
+    settings = load_settings(find_config(config))
+    policies = {
+        entry.cluster.name: str(entry.options["policy"])
+        for entry in settings.clusters
+        if entry.cluster.adapter == "local" and "policy" in entry.options
+    }
+    return settings.database, policies
