@@ -71,7 +71,7 @@ def read_accounting(
     since: float | None = None,
     until: float | None = None,
 ) -> RecordedPeriod:
-    """Return the jobs of these files that were submitted in `since`..`until` and ran.
+    """Return the jobs of these files submitted from `since` to before `until` that ran.
 
     A file without a column of clusters is one cluster, named as the file. `cpus`: processors by
     cluster, where they are known. AccountingError if there is no such job.
@@ -81,7 +81,7 @@ def read_accounting(
     for paths, read, policy in ((sacct, _read_sacct, EASY), (qacct, _read_qacct, FirstFit)):
         for path in paths:
             for job in read(path, dropped):
-                if (since or -math.inf) <= job.submitted <= (until or math.inf):
+                if (since or -math.inf) <= job.submitted < (until or math.inf):
                     jobs.append(job)
                     policies[job.cluster] = policy.name
     if not jobs:

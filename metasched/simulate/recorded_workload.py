@@ -114,7 +114,7 @@ def read_period(
     until: float | None = None,
     local_policies: Mapping[str, str] | None = None,
 ) -> RecordedPeriod:
-    """Read the tasks submitted in `since`..`until` (epoch seconds; None: all that are stored).
+    """Read the tasks submitted from `since` to before `until` (epoch seconds; None: all).
 
     `local_policies`: names of policies by local cluster, which no event has. NothingRecorded if
     there is no such task.
@@ -318,7 +318,7 @@ class _TaskReader:
 
     def read(self, since: float, until: float) -> tuple[list[WorkloadEntry], list[RecordedTask]]:
         """Return the tasks that ran, in the order of their arrival."""
-        in_period = (job.c.submitted >= since) & (job.c.submitted <= until)
+        in_period = (job.c.submitted >= since) & (job.c.submitted < until)
         met = {
             row.job: row.ended
             for row in self._connection.execute(
