@@ -188,7 +188,7 @@ def test_licences_that_two_windows_have_are_found(after: Ruined) -> None:
             "INSERT INTO reservation VALUES "
             f"({id}, 'ada', 'left', {start}, {start + 10}, 1, 1, 1, 'bound', 'made', "
             f"'[\"n{id}\"]', '[\"n{id}\"]', true, 0, NULL, '[]', 0, '{licences}', '', NULL, "
-            "'[]', NULL)"
+            "'[]', NULL, '[]')"
         )
     names = {f"ms-{after.instance()}-r{id}" for id in (7, 8)}
     assert audit(Sqlite(after.database), after.stream, reserved=names).wrong == [

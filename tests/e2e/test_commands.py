@@ -20,7 +20,8 @@ def script(site: Site, text: str, name: str = "job.sh") -> Path:
 
 def test_submit_answers_at_once_and_wait_gives_the_jobs_own_code(running: Site) -> None:
     answer = running.json("submit", "--wrap", "exit 7")
-    assert answer == {"job": 1, "priority": 1, "cluster": "left"}
+    unknown = dict.fromkeys(("expected_start", "expected_early", "expected_late"))
+    assert answer == {"job": 1, "priority": 1, "cluster": "left", **unknown}
     running.run("wait", "1", code=7)
     row = running.row(1)
     assert (row["state"], row["exit_code"], row["cluster"]) == ("failed", 7, "left")
