@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from metasched.model.job import MAX_PRIORITY, Job
 from metasched.model.tuning import TuningChange
@@ -20,6 +20,8 @@ from metasched.policies.heuristic import Heuristic
 from metasched.policies.self_optimising import SelfOptimiser
 
 DEFAULT_BASE, DEFAULT_SPAN = 2.0, 2.0  # of the intervals of `Deadline`
+# the name of `Deadline`; compiled, its class has no attribute of this value
+DEADLINE: Final = "deadline"
 MAX_CACHED_CLASSIFICATIONS = 1000  # entries; the cache is emptied when it is full
 USER_CLASSES: Mapping[str, float] = MappingProxyType({"gold": 7, "silver": 4, "regular": 1})
 
@@ -33,7 +35,7 @@ class Deadline(Heuristic):
     if `window`, `base` or `span` is not positive.
     """
 
-    name = "deadline"
+    name = DEADLINE
 
     def __init__(
         self, window: int = 100, base: float = DEFAULT_BASE, span: float = DEFAULT_SPAN

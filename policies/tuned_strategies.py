@@ -16,7 +16,13 @@ from itertools import pairwise
 
 from metasched.model.job import Job
 from metasched.model.tuning import TuningState
-from metasched.policies.classify import DEFAULT_BASE, DEFAULT_SPAN, Classifier, Deadline
+from metasched.policies.classify import (
+    DEADLINE,
+    DEFAULT_BASE,
+    DEFAULT_SPAN,
+    Classifier,
+    Deadline,
+)
 from metasched.policies.policy import WEIGHT_PREFIX, SelfOptimisation
 from metasched.policies.self_optimising import (
     Configuration,
@@ -181,7 +187,7 @@ def make_optimisers(
 def _make_strategy(
     classifier: Classifier, parameter: str, target: Sequence[float]
 ) -> TunableStrategy:
-    deadline = classifier.heuristics.get(Deadline.name)
+    deadline = classifier.heuristics.get(DEADLINE)
     if isinstance(deadline, Deadline):
         if parameter == DeadlineBase.parameter:
             return DeadlineBase(deadline)

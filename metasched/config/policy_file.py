@@ -11,7 +11,7 @@ from metasched.config.settings import ConfigError
 from metasched.config.tables import PolicyFile, SelfOptimisationTable
 from metasched.config.toml_files import examined, parse_toml, read_text
 from metasched.errors import quote_for_error
-from metasched.policies.classify import Classifier, Deadline
+from metasched.policies.classify import DEADLINE, Classifier
 from metasched.policies.plug_in_ratings import (
     ENTRY_POINT_GROUPS,
     MAX_PLUG_INS,
@@ -164,7 +164,7 @@ def _useless(table: PolicyFile, policy: Policy, place: str) -> Iterator[str]:
         for key in sorted({"weights", "classes", "window", "self_optimising"} & written):
             yield f"{key} has no effect with max_priority = 1, {place}; remove it, or raise that"
     for parameter in (DeadlineBase.parameter, DeadlineBaseSpan.parameter):
-        if parameter in policy.self_optimising and not weights[Deadline.name]:
+        if parameter in policy.self_optimising and not weights[DEADLINE]:
             yield (
                 f"it has no effect with a weight of deadline of 0, {place}, "
                 f"[self_optimising.{parameter}]; remove it"
