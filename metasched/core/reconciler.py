@@ -14,13 +14,14 @@ from metasched.core.events import (
 )
 from metasched.core.stale_attempts import StaleAttempts
 from metasched.core.state import SchedulerState
-from metasched.core.task_state_machine import ACCOUNTING_RETRY_DELAY, TaskStateMachine
+from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import IF_PENDING_INTENTS, StateChange, Task
 from metasched.core.transitions import TaskEvent
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, MissingTask
 
 _NO_TASKS: Mapping[int, Task] = {}
+ACCOUNTING_RETRY_DELAY = (5.0, 600.0)  # seconds between queries of accounting: initial, maximum
 
 
 class Reconciler:
@@ -174,7 +175,7 @@ class Reconciler:
             if attempt.last_listed is not None:
                 earliest_start = last_present = attempt.last_listed
             if listing.since <= earliest_start and last_present <= listing.until:
-                yield from self._resolve_never_started(task)
+                yield self._resolve_never_started(task)
                 return
         if not attempt.missing:
             attempt.missing, attempt.missing_since = True, self._state.now
@@ -185,25 +186,21 @@ class Reconciler:
             cause = "the manager no longer lists it; how it ended is unknown"
             yield self._state_machine.apply(task, TaskEvent.SILENCE, cause)
 
-    def _resolve_never_started(self, task: Task) -> Iterator[StateChange]:
+    def _resolve_never_started(self, task: Task) -> StateChange:
         """Handle an attempt that is gone from its manager and never started.
 
-        It was cancelled, or lost by a restart of the manager; then the task is dispatched again. If
-        the manager may have forgotten a start, its claim is revoked first.
+        It was cancelled, or lost by a restart of the manager; then the task is dispatched again.
         """
         attempt = task.live_attempt
         last_present = attempt.last_listed or attempt.accepted or attempt.dispatched
-        is_former = self._state.instances.is_former(attempt.dispatch_id)
         if last_present < self._state.views[attempt.cluster].up_since:
-            event, cause = TaskEvent.ABSENT, "lost by a restart of its manager; it never started"
-        else:
-            withdrawn = attempt.intent in IF_PENDING_INTENTS or is_former
-            event = TaskEvent.WITHDRAW if withdrawn else TaskEvent.KILL
-            cause = "gone from the manager; it never started"
-        if event is not TaskEvent.KILL and self._state_machine.may_hide_start(attempt):
-            yield from self._state_machine.await_claim(task)
-        else:
-            yield self._state_machine.apply(task, event, cause)
+            cause = "lost by a restart of its manager; it never started"
+            return self._state_machine.apply(task, TaskEvent.ABSENT, cause)
+        is_former = self._state.instances.is_former(attempt.dispatch_id)
+        withdrawn = attempt.intent in IF_PENDING_INTENTS or is_former
+        event = TaskEvent.WITHDRAW if withdrawn else TaskEvent.KILL
+        cause = "gone from the manager; it never started"
+        return self._state_machine.apply(task, event, cause)
 
     def query_accounting(self, view: ClusterView) -> None:
         """Query a manager's accounting about its missing tasks, and revoke their claims."""
@@ -253,7 +250,7 @@ class Reconciler:
                 cause = "accounting proves that it never reached the manager"
                 yield self._state_machine.apply(task, TaskEvent.ABSENT, cause)
             else:
-                yield from self._resolve_never_started(task)
+                yield self._resolve_never_started(task)
 
     def apply_revocations(self, event: ClaimsRevoked) -> Iterator[StateChange]:
         """Apply revoked claims: the tasks can be dispatched again, unless they claimed before."""

@@ -39,7 +39,6 @@ WITHDRAWAL_RETRY_SECONDS = 60.0  # until a withdrawal without effect is requeste
 HELD_AFTER_BACKUP = (
     "restored from a backup, after which it may have been dispatched; release it if it was not"
 )
-ACCOUNTING_RETRY_DELAY = (5.0, 600.0)  # seconds between queries of accounting: initial, maximum
 START_TOLERANCE = 5.0  # seconds that a new start differs at least; managers round times
 
 
@@ -197,7 +196,6 @@ class TaskStateMachine:
         attempt = task.live_attempt
         if attempt.revoking:
             self._state.views[attempt.cluster].deferred_rows[task.task_id] = status
-            self._ask_until_known(task)
             return
         if _was_restarted(attempt, status):
             may_reclaim = self._may_reclaim(task, status)
@@ -206,9 +204,6 @@ class TaskStateMachine:
             if may_reclaim and attempt.intent is None:
                 attempt.intent = Intent.RECLAIM
                 self._state.record_note(task, f"taken back from {attempt.cluster}")
-        if self._hides_start(attempt, status):
-            yield from self.await_claim(task)
-            return
         attempt.in_last_listing, attempt.missing, attempt.tried = True, False, None
         attempt.lease_expired = False  # its change of state leases its licences again
         attempt.native_id = status.native_id
@@ -247,10 +242,7 @@ class TaskStateMachine:
             and task.reason != Reason.DUPLICATE
         ):
             task.reason = MANAGER_REASON + status.manager_reason
-        # pending in spite of a start that only the claim knows: the withdrawal goes on
-        waits_there = bool(attempt.fence) and status.state is State.PENDING
-        has_begun = attempt.has_started and not waits_there
-        if if_pending and task.attempt is attempt and has_begun:
+        if if_pending and task.attempt is attempt and attempt.has_started:
             if attempt.intent is Intent.RECALL and attempt.state in STARTED:
                 self._state.record_note(task, "it started before it could be recalled")
             if attempt.yields_to is not None:
@@ -261,59 +253,6 @@ class TaskStateMachine:
             self._state.store(task)
         if task.attempt is not None and task.attempt.intent is not None:
             self.request_withdrawal(task)
-
-    def may_hide_start(self, attempt: Attempt) -> bool:
-        """Whether an attempt may have started though its manager reports that it never did.
-
-        A killed manager forgets its last seconds, and with them a start; its claim knows of it. One
-        that is down has perhaps restarted. An attempt of a former instance is not asked for: the
-        daemon that made it may still run.
-        """
-        if not attempt.fence or self._is_former(attempt):
-            return False
-        view = self._state.views.get(attempt.cluster)
-        return view is not None and (attempt.dispatched < view.up_since or not view.up)
-
-    def _hides_start(self, attempt: Attempt, status: JobStatus) -> bool:
-        """Whether a row shows a withdrawal before the start, though the attempt may have started.
-
-        Only the claim can have shown a start: a listed start would have ended the intent.
-        """
-        return (
-            status.state is State.CANCELLED
-            and status.started is None
-            and attempt.intent in IF_PENDING_INTENTS
-            and bool(attempt.fence)
-            and (attempt.has_started or self.may_hide_start(attempt))
-        )
-
-    def await_claim(self, task: Task) -> Iterator[StateChange]:
-        """Keep a task that its manager reports as never started until its claim is revoked.
-
-        So it is not dispatched again beside a start that its manager has forgotten. It is missing
-        meanwhile: accounting and the claim are asked until they know.
-        """
-        attempt = task.live_attempt
-        self._ask_until_known(task)
-        if attempt.has_started:
-            if attempt.yields_to is not None:
-                self.report_duplicate(task, attempt.yields_to)
-                attempt.yields_to = None
-        elif not attempt.revoking:
-            self.revoke_claims(self._state.views[attempt.cluster], [task])
-        if attempt.state is not State.UNKNOWN:
-            cause = "its manager has restarted since its dispatch; its claim tells if it started"
-            yield self.apply(task, TaskEvent.SILENCE, cause)
-
-    def _ask_until_known(self, task: Task) -> None:
-        """Let accounting and the claim of a task be asked repeatedly, after a first delay."""
-        attempt, now = task.live_attempt, self._state.now
-        if attempt.missing:
-            return
-        attempt.in_last_listing, attempt.missing, attempt.missing_since = False, True, now
-        attempt.accounting_queries = 0
-        attempt.next_accounting_query = now + ACCOUNTING_RETRY_DELAY[0]
-        self._state.views[attempt.cluster].needs_attention[task.task_id] = task
 
     def _may_reclaim(self, task: Task, status: JobStatus) -> bool:
         """Whether a task that its manager has restarted may be queued in metasched instead.

@@ -26,10 +26,7 @@ from metasched.adapters.claims import (
 from metasched.adapters.errors import Refused
 from metasched.core.events import (
     AccountingReceived,
-    Action,
     ClaimsRevoked,
-    ClusterDrained,
-    ClusterUnreachable,
     DaemonStarted,
     Dispatch,
     DispatchAccepted,
@@ -38,7 +35,7 @@ from metasched.core.events import (
     Revoke,
     UserRequested,
 )
-from metasched.core.task_state_machine import ACCOUNTING_RETRY_DELAY
+from metasched.core.reconciler import ACCOUNTING_RETRY_DELAY
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, Reason, State
 from metasched.model.listing import ClaimEnd, JobStatus, TaskClaim
@@ -441,127 +438,3 @@ def test_what_an_operator_called_lost_too_early_goes_before() -> None:
     assert [
         type(a).__name__ for a in site.step(ClaimsRevoked(NOW + 9, already_started=(claimed(),)))
     ] == ["Withdraw"]
-
-
-# A killed manager forgets a start: it lists a task as pending that has run
-
-
-BOOT = NOW + 5  # of the manager of left, after its dispatch
-
-
-def recalled(boot: float = BOOT) -> Site:
-    """Return a site whose task is being recalled from left, which has been up since `boot`."""
-    site = Site(fence_dir="/fence")
-    site.step(JobSubmitted(NOW, job()))
-    site.sent()
-    site.seen("left", None, site.row(State.PENDING), at=NOW + 9, up_since=boot, since=boot)
-    drain = ClusterDrained(NOW + 9, "left", "op", "new kernel")
-    assert [type(action).__name__ for action in site.step(drain)] == ["Withdraw"]
-    return site
-
-
-def withdrawn(site: Site, how: str = "listed", at: float = NOW + 10) -> list[Action]:
-    """Let left report the withdrawal: a cancelled row, a delta without it, or a whole listing."""
-    rows = (site.row(State.CANCELLED, ended=NOW + 10),) if how == "listed" else ()
-    gone = (claimed(),) if how == "vanished" else ()
-    return site.seen(
-        "left",
-        None,
-        *rows,
-        at=at,
-        up_since=BOOT,
-        since=BOOT,
-        previous_taken=NOW + 9,
-        full=how == "missing",
-        vanished=gone,
-    )
-
-
-REPORTS = ("listed", "vanished", "missing")
-
-
-@pytest.mark.parametrize("how", REPORTS)
-def test_a_withdrawn_task_waits_for_its_claim_if_its_manager_has_restarted(how: str) -> None:
-    site = recalled()
-    assert withdrawn(site, how) == [Revoke("left", (TaskClaim("/fence", *claimed()),))]
-    assert withdrawn(site, how) == []
-    assert site.state() is State.UNKNOWN
-    assert site.step(ClaimsRevoked(NOW + 11, (claimed(),))) == [Dispatch(1, 2, "right", (0,))]
-
-
-@pytest.mark.parametrize("how", REPORTS)
-def test_a_forgotten_start_is_not_dispatched_again(how: str) -> None:
-    site = recalled()
-    withdrawn(site, how)
-    assert site.step(ClaimsRevoked(NOW + 11, already_started=(claimed(),))) == []
-    assert withdrawn(site, how, NOW + 12) == []
-    assert site.state() is State.UNKNOWN
-    end = ClaimEnd(NOW + 1, NOW + 3, 0)
-    site.step(ClaimsRevoked(NOW + 17, ends=((*claimed(), end),)))
-    [(task, attempt)] = site.out.closed_attempts
-    assert (task.state, task.reason) == (State.COMPLETED, "")
-    assert (attempt.dispatch_id, attempt.started, attempt.ended) == (1, NOW + 1, NOW + 3)
-
-
-def test_a_forgotten_start_that_still_runs_stays() -> None:
-    site = recalled()
-    withdrawn(site)
-    site.step(ClaimsRevoked(NOW + 11, already_started=(claimed(),)))
-    running = site.row(State.RUNNING, started=NOW + 2)
-    assert site.seen("left", None, running, at=NOW + 12, up_since=BOOT) == []
-    assert site.state() is State.RUNNING
-    assert site.core.tasks[1, 0].live_attempt.intent is None
-
-
-@pytest.mark.parametrize("how", REPORTS)
-def test_a_claim_without_an_answer_is_asked_again(how: str) -> None:
-    site = recalled()
-    asked = withdrawn(site, how)
-    assert withdrawn(site, how, NOW + 11) == []
-    assert withdrawn(site, how, NOW + 11 + ACCOUNTING_RETRY_DELAY[0]) == asked
-    assert site.step(site.started(NOW + 20)) == asked
-    again = withdrawn(site, how, NOW + 21)
-    again += withdrawn(site, how, NOW + 21 + ACCOUNTING_RETRY_DELAY[0])
-    assert [action for action in again if isinstance(action, Revoke)][-1:] == asked
-    assert site.state() is State.UNKNOWN
-    site.seen("right", facts(4), at=NOW + 30)
-    actions = site.step(UserRequested(NOW + 30, "lost", 1, by="root"))
-    assert actions == [*asked, Dispatch(1, 2, "right", (0,))]
-
-
-def test_a_restart_between_answer_and_end_keeps_a_forgotten_start() -> None:
-    site = recalled()
-    withdrawn(site)
-    site.step(ClaimsRevoked(NOW + 11, already_started=(claimed(),)))
-    site.step(site.started(NOW + 20))
-    for at in (NOW + 21, NOW + 30):
-        actions = withdrawn(site, at=at)
-        assert not any(isinstance(action, Dispatch) for action in actions)
-    assert Revoke("left", (TaskClaim("/fence", *claimed(), started=True),)) in actions
-    assert site.state() is State.UNKNOWN
-
-
-def test_an_owner_cancels_a_task_whose_start_was_forgotten() -> None:
-    site = recalled()
-    withdrawn(site)
-    site.step(ClaimsRevoked(NOW + 11, already_started=(claimed(),)))
-    site.step(UserRequested(NOW + 12, "cancel", 1))
-    withdrawn(site, at=NOW + 13)
-    assert not site.core.tasks
-
-
-def test_a_partial_listing_of_a_manager_that_was_silent_does_not_show_its_start() -> None:
-    site = recalled(boot=NOW - 1)
-    site.step(ClusterUnreachable(NOW + 10, "left", "no answer"))
-    cancelled = site.row(State.CANCELLED, ended=NOW + 11)
-    actions = site.seen("left", None, cancelled, at=NOW + 11, partial=True)
-    assert [type(action).__name__ for action in actions] == ["Revoke"]
-
-
-def test_a_manager_that_has_been_up_since_the_dispatch_forgot_nothing() -> None:
-    site = recalled(boot=NOW - 1)
-    cancelled = site.row(State.CANCELLED, ended=NOW + 10)
-    assert site.seen("left", None, cancelled, at=NOW + 10, up_since=NOW - 1) == [
-        Revoke("left", (TaskClaim("/fence", *claimed()),)),
-        Dispatch(1, 2, "right", (0,)),
-    ]
