@@ -150,6 +150,7 @@ async def running(*plug_ins: PlugIn, **times: float) -> AsyncIterator[PlugInHost
         "load_seconds": LONG,
         **times,
     }
+    others = set(children())  # of earlier tests of this process
     host = PlugInHost(plug_ins, **values)
     task = asyncio.create_task(host.run())
     try:
@@ -158,7 +159,7 @@ async def running(*plug_ins: PlugIn, **times: float) -> AsyncIterator[PlugInHost
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         if host_module.KILL_SECONDS >= 1.0:
-            assert not children(), "a process is left behind"
+            assert not set(children()) - others, "a process is left behind"
 
 
 def children() -> list[psutil.Process]:
