@@ -372,6 +372,8 @@ class Placement:
             self._leasing.join(task)
         elif self._waits_as_before(task, reason):
             return None  # as do most, of which there may be thousands
+        if self._gates.is_head(task):
+            self._state.remainders_in_line.add(task.job.id)
         self._licence_waiters[task.task_id] = task
         return None
 
@@ -379,12 +381,14 @@ class Placement:
         """Whether a task is the new head of a remainder that waits for licences.
 
         So do its tasks, also while no cluster has a place: it takes the turn of the former head.
+        After a restart nothing waits in their queue yet, whatever the stored reason is.
         """
         remainder = self._state.remainders.get(task.job.id)
         return (
             remainder is not None
             and self._gates.is_head(task)
             and remainder.reason in LICENCE_REASONS
+            and task.job.id in self._state.remainders_in_line
             and task.task_id not in self._leasing.licences
         )
 
@@ -661,6 +665,8 @@ class Placement:
     def _set_aside(self, task: Task, obstacles: list[Ineligibility]) -> StateChange | None:
         """Group a task without eligible cluster and set its reason, or reject it permanently."""
         self._leasing.leave(task)
+        if self._gates.is_head(task):
+            self._state.remainders_in_line.discard(task.job.id)
         awaited = [
             name
             for name, obstacle in zip(self._state.views, obstacles, strict=True)

@@ -45,6 +45,8 @@ class SchedulerState:
         self.tasks: dict[TaskId, Task] = {}
         self.open_tasks: dict[int, dict[int, Task]] = {}  # by job and index
         self.remainders: dict[int, Remainder] = {}  # by job: its other open tasks
+        # jobs whose remainder waits for licences: its head is in their queue, or the last one was
+        self.remainders_in_line: set[int] = set()
         # tasks with a live attempt, by (job, dispatch id) and index
         self.dispatches: dict[tuple[int, int], dict[int, Task]] = {}
         self.last_dispatch: dict[int, int] = {}  # highest dispatch id of each open job
@@ -338,6 +340,7 @@ class SchedulerState:
         job_id = remainder.job.id
         if not remainder.runs:
             del self.remainders[job_id]
+            self.remainders_in_line.discard(job_id)
         self.outcome.remainders[job_id] = remainder if remainder.runs else None
         if changes:
             self.outcome.run_changes.setdefault(job_id, {}).update(changes)

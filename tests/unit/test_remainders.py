@@ -22,6 +22,8 @@ from metasched.core.events import (
 )
 from metasched.core.gates import MAX_RELEASED_PER_STEP
 from metasched.core.ineligible_tasks import MAX_REASONS_PER_STEP
+from metasched.core.recovered_state import RecoveredState
+from metasched.core.scheduler import Core
 from metasched.core.transitions import LIVE
 from metasched.model.dependencies import DependencyTarget
 from metasched.model.job import Reason, State
@@ -292,6 +294,29 @@ def test_the_next_task_waits_for_licences_also_while_no_cluster_has_a_place() ->
     assert (1, 6) in site.core.licences
     assert site.core.remainders[1].reason == Reason.LICENCE_BUSY
     assert site.core.licences.status("a", NOW).waiting_tokens == waiting - 1
+
+
+def test_after_a_restart_a_remainder_waits_for_its_clusters_as_all_tasks_do() -> None:
+    """Its stored reason, of the licences, is not taken for a turn in their new queue."""
+    site = Site(pools=FLOATING)
+    site.step(JobSubmitted(NOW, job(1, array=f"1-{SIZE}", licences={"a": 1})))
+    assert site.core.remainders[1].reason == Reason.LICENCE_BUSY
+    again = Core()
+    again.restore(
+        RecoveredState(
+            tasks=list(site.core.tasks.values()),
+            last_dispatches={},
+            info={"left": facts(8), "right": facts(4)},
+            margins=[],
+            drains=[],
+            leases=list(site.core.licences.leases.values()),
+            remainders=list(site.core.remainders.values()),
+        )
+    )
+    again.step(site.started(NOW + 1))
+    queued = {task_id: t.reason for task_id, t in again.tasks.items() if t.attempt is None}
+    assert set(queued.values()) == {Reason.CLUSTER_DOWN}
+    assert again.remainders[1].reason == Reason.CLUSTER_DOWN
 
 
 def test_an_array_that_waits_for_processors_stays_a_range() -> None:
