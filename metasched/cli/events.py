@@ -12,12 +12,13 @@ from metasched.cli.common_options import ConfigOption, JsonOption
 from metasched.cli.completion import complete_clusters, complete_jobs
 from metasched.cli.connect import connect
 from metasched.cli.messages import warn
+from metasched.cli.past_moments import parse_past_moment
 from metasched.cli.show import format_time, print_table, printable
 from metasched.client.client import Client
 from metasched.client.connection import DaemonUnreachable, ResponseLost
 from metasched.errors import UserError
 from metasched.model.audit import AuditKind
-from metasched.units import ParseError, parse_moment, quote_for_error
+from metasched.units import quote_for_error
 
 Rows = list[dict[str, Any]]
 NEWEST = 1000  # events that are listed without --since
@@ -76,8 +77,8 @@ def events(
     """
     client, now = connect(config), time.time()
     filters: dict[str, Any] = {
-        "since": _moment(since, now, "--since"),
-        "until": _moment(until, now, "--until"),
+        "since": parse_past_moment(since, now, "--since"),
+        "until": parse_past_moment(until, now, "--until"),
         "user": user,
         "cluster": cluster,
         "job": None if job is None else _job_id(job),
@@ -122,15 +123,6 @@ def _following(client: Client, cursor: str, filters: Mapping[str, Any]) -> Itera
             continue
         is_away = False
         yield rows
-
-
-def _moment(text: str | None, now: float, option: str) -> float | None:
-    if text is None:
-        return None
-    try:
-        return parse_moment(text, now, past=True)
-    except ParseError as error:
-        raise UserError(f"{error.problem}, {option}; {error.fix}") from None
 
 
 def _job_id(text: str) -> int:

@@ -15,12 +15,12 @@ import typer
 from metasched.cli.common_options import JsonOption, NearestConfigOption
 from metasched.cli.messages import fail
 from metasched.cli.option_class import takes_options
+from metasched.cli.past_moments import parse_past_moment
 from metasched.cli.progress import progress_bar
 from metasched.cli.show import print_table, printable
 from metasched.config.policy_file import examine_policy, read_policy_text
 from metasched.config.policy_words import differences, values_of, written
 from metasched.errors import UserError
-from metasched.units import ParseError, parse_moment
 
 if TYPE_CHECKING:
     from metasched.db.replay import Replay
@@ -120,7 +120,7 @@ def try_policy(options: TryOptions) -> int:
         check_report(options.html, "--html")
     now = time.time()
     since, until = (
-        _moment(text, now, option)
+        parse_past_moment(text, now, option)
         for text, option in ((options.since, "--since"), (options.until, "--until"))
     )
     if since is not None and until is not None and until <= since:
@@ -131,15 +131,6 @@ def try_policy(options: TryOptions) -> int:
     _report(options, outcome)
     replayed = outcome.replayed
     return EXIT_OTHER_DECISIONS if replayed is not None and replayed.problems else 0
-
-
-def _moment(text: str | None, now: float, option: str) -> float | None:
-    if text is None:
-        return None
-    try:
-        return parse_moment(text, now, past=True)
-    except ParseError as error:
-        raise UserError(f"{error.problem}, {option}; {error.fix}") from None
 
 
 def _read_source(
