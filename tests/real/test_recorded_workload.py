@@ -150,7 +150,7 @@ def test_a_period_has_what_was_submitted_in_it_and_ran(database: Database) -> No
     assert {entry.job.estimated for entry in read(database).workload.entries} == {120.0}
     assert [each.job for each in read(database, START + 2, START + 9).tasks] == [4]
     with pytest.raises(NothingRecorded, match=r"1 ended without a start, 1 still open.*--trace"):
-        read(database, START + 2, START + 3)
+        read(database, START + 2, START + 4)
     with pytest.raises(NothingRecorded, match="no start of a daemon"):
         read(database, None, START)
 
