@@ -179,7 +179,8 @@ def test_a_queue_of_100_000_jobs(running: Site, record: Record) -> None:
 def two_users(common_folder: Path) -> Iterator[MultiUserSite]:
     """A running site over a local cluster."""
     cluster = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\n'
-    with running_site(common_folder / "s", cluster, f"[cluster.left]\n{SUPERVISE}") as site:
+    folder = common_folder / f"site-{len(list(common_folder.iterdir()))}"  # each test has its own
+    with running_site(folder, cluster, f"[cluster.left]\n{SUPERVISE}") as site:
         yield site
 
 
