@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 log = logging.getLogger("metasched")
 
 WINDOW = 5.0  # seconds; time constant of the decayed use of an account
-SHARE = 0.1  # of a processor, for what an account reads of a kind while others call
+SHARE = 0.07  # of a processor, for what an account reads of a kind while others call
 # The same for short readings and all that happens in the event loop; less, since each takes the
 # interpreter from the scheduler for up to 5 ms.
 REQUEST_SHARE = 0.05
