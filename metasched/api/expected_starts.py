@@ -70,16 +70,25 @@ def smaller_requests(service: SchedulerService, task: Task, estimate: TaskEstima
     """Describe the smallest changes by which a waiting task would start sooner, in a sentence.
 
     Each is a new job of fewer processors or a shorter limit, behind all others: modified in its
-    place, the task starts no later. "" if none is known.
+    place, the task starts no later. Of a job with licences of the site it is one with another
+    licence: probes take none, and a smaller job waits for the same tokens. "" if none is known.
     """
     if estimate is None:
         return ""
+    licences = sorted({name for request in task.job.licence_requests for name in request})
+    needs_tokens = service.core.leases_licences and bool(licences)
     now, start = time.time(), estimate.start.median
     latest = start - max(MIN_GAIN, MIN_SHARE * (start - now))
     names = [estimate.cluster] if estimate.cluster else eligible_clusters(service, task)
     texts = list[str]()
     for name in names:
         cpus, limit = task.job.cpus, limit_on(task.job, service.core.state.views[name])
+        if needs_tokens:
+            found = service.forecaster.probe(name, cpus, limit)
+            if found is not None and found.median <= latest:
+                other = f"with a licence other than {' or '.join(licences)} that has free tokens"
+                texts.append(f"{other} on {name} at {iso(max(found.median, now))}")
+            continue
         probes = service.forecaster.probes(name)
         sizes = sorted({probe.cpus for probe in probes if probe.cpus < cpus}, reverse=True)
         limits = sorted({probe.limit for probe in probes if probe.limit < limit}, reverse=True)

@@ -117,3 +117,21 @@ def test_the_nearest_smaller_request_that_starts_sooner_is_told() -> None:
     assert smaller_requests(service, task, None) == ""
     task.job = structs.replace(task.job, time_limit=3000.0)
     assert "with a limit of 10 min on left at 1970" in smaller_requests(service, task, far)
+
+
+def test_a_job_that_needs_tokens_is_told_of_another_licence_alone() -> None:
+    """A smaller job would wait for the same tokens."""
+    site = half_busy(pools=(LicencePool(name="m", total=2), LicencePool(name="n", total=2)))
+    service, task = service_of(site), site.core.tasks[2, 0]
+    task.job = structs.replace(task.job, cpus=2, time_limit=600.0, licences={"m": 1})
+    far = TaskEstimate(StartEstimate(*[NOW + 5000.0] * 3), "left", NOW)
+    told = smaller_requests(service, task, far)
+    assert told == (
+        " A new job would start sooner with a licence other than m that has free tokens on left at "
+        "1970-01-12T13:48:00.000+00:00."
+    )
+    choices = ({"m": 1}, {"n": 1})
+    task.job = structs.replace(task.job, licence_choices=choices)
+    assert "other than m or n that" in smaller_requests(service, task, far)
+    soon = TaskEstimate(StartEstimate(*[NOW + 120.0] * 3), "left", NOW)
+    assert smaller_requests(service, task, soon) == ""
