@@ -13,6 +13,7 @@
     change       story: each state change with its cause          append-only; refers to its event
     audit        who did what, and what happened                 append-only; id grows with the time
     daily_use    what ended tasks used, by day and user           primary key: the day and whose use
+    licence_sample  figures of licences over time                 primary key: licence and time
     outbox       mails and events of webhooks                     checks: state; `ended` iff over
     limit_mail   shares of time limits that were mailed           primary key: the run and share
     cluster      last lasting information of each cluster         primary key

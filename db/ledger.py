@@ -45,6 +45,7 @@ from metasched.db import (
     calendar,
     daily_use,
     leases,
+    licence_samples,
     limit_uses,
     outbox,
     policy_versions,
@@ -106,6 +107,7 @@ from metasched.model.cluster import ClusterInfo
 from metasched.model.dependencies import DependencyTarget, parse_dependency
 from metasched.model.job import Job, Payload
 from metasched.model.job_usage import EndedRun, RunUsage
+from metasched.model.licence import LicenceSample
 from metasched.model.notice import DeliveryState, Notice
 from metasched.model.policy_version import PolicyVersion
 from metasched.model.shadow import Shadow, ShadowDecision
@@ -353,11 +355,25 @@ class Ledger(Writer):
 
         May be called from any thread. Raises StorageFailed if nothing was stored.
         """
+        with self._own_transaction() as connection:
+            shadows.add_decisions(connection, number, decisions)
+
+    def add_licence_samples(self, samples: Sequence[LicenceSample]) -> None:
+        """Store figures of licences over a connection of its own.
+
+        May be called from any thread. Raises StorageFailed if nothing was stored.
+        """
+        with self._own_transaction() as connection:
+            licence_samples.store(connection, samples)
+
+    @contextmanager
+    def _own_transaction(self) -> Iterator[Connection]:
+        """Begin a writing transaction beside that of the scheduler. StorageFailed."""
         try:
             with self._engine.connect() as connection, connection.begin():
                 if connection.dialect.name == "sqlite":
                     connection.exec_driver_sql("BEGIN IMMEDIATE")
-                shadows.add_decisions(connection, number, decisions)
+                yield connection
         except DBAPIError as error:
             raise StorageFailed(driver_message(error)) from error
         except PoolTimeout as error:

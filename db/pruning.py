@@ -1,9 +1,9 @@
 """Deletion of old rows in short transactions, beside a daemon that writes.
 
 A pass walks the index of ended tasks, then reservations, keys, audit records, notifications,
-tokens and events, each by a cursor: a row that is kept is examined once in a pass. So its cost
-grows with the rows that have become old, and with tokens, and neither with their square nor with
-the whole history. `PortionSize` bounds for how long others wait.
+tokens, figures of licences and events, each by a cursor: a row that is kept is examined once in a
+pass. So its cost grows with the rows that have become old, and with tokens, and neither with their
+square nor with the whole history. `PortionSize` bounds for how long others wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from typing import Any
 from sqlalchemy import Connection, Engine, and_, delete, func, select, tuple_
 from sqlalchemy.exc import DBAPIError
 
-from metasched.db import audit, outbox, reservations, sessions, submission_keys, task_runs
+from metasched.db import (
+    audit,
+    licence_samples,
+    outbox,
+    reservations,
+    sessions,
+    submission_keys,
+    task_runs,
+)
 from metasched.db.job_pages import PLAN_BY_INDEX
 from metasched.db.portion_size import PortionSize
 from metasched.db.schema import (
@@ -93,7 +101,8 @@ class PruningPass:
         """Times are epoch seconds; None: what it is for is not deleted.
 
         `keys_before`: creation of submission keys. `audit_before`: audit records. `now`: the
-        present time, for tokens that ended, and notifications that were delivered or given up.
+        present time, for tokens that ended, notifications that were delivered or given up, and
+        figures of licences.
         `clock` returns seconds.
         """
         self._clock = clock
@@ -114,6 +123,7 @@ class PruningPass:
             self._prune_audit,
             self._prune_outbox,
             self._prune_tokens,
+            self._prune_samples,
             self._prune_events,
         ]
 
@@ -228,6 +238,14 @@ class PruningPass:
         last = sessions.prune_batch(connection, self._now, self._last_token, most)
         self._last_token = last or self._last_token
         return last is not None
+
+    def _prune_samples(self, connection: Connection) -> bool:
+        """Delete figures of licences before the time, or when they are as old as they get."""
+        oldest = self._before
+        if self._now is not None:
+            oldest = max(oldest, self._now - licence_samples.KEPT)
+        most = self._size.rows(RECORDS_PER_PORTION)
+        return licence_samples.prune_batch(connection, oldest, most) > 0
 
     def _prune_events(self, connection: Connection) -> bool:
         """Delete events without changes before the last checkpoint that is old enough."""

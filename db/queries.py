@@ -29,6 +29,7 @@ from metasched.core.tasks import TaskId
 from metasched.core.transitions import ATTEMPT_FINAL
 from metasched.db import (
     audit,
+    licence_samples,
     outbox,
     policy_versions,
     recovery,
@@ -54,6 +55,7 @@ from metasched.db.store import Database, StorageFailed, driver_message
 from metasched.model.arrays import parse_array
 from metasched.model.job import Job, Payload, State
 from metasched.model.job_usage import EndedRun
+from metasched.model.licence import LicencePeriod
 from metasched.model.policy_version import PolicyVersion
 from metasched.model.reservation import Reservation
 from metasched.model.shadow import Shadow, ShadowComparison, compare
@@ -525,6 +527,13 @@ class Queries:
         """Return the rows of a report and their total; see `reports.read_report`."""
         with self._connect() as connection:
             return read_report(connection, query)
+
+    def licence_periods(
+        self, licence: str, since: float, seconds: float, number: int
+    ) -> list[LicencePeriod | None]:
+        """Return the figures of a licence by period; see `licence_samples.read_periods`."""
+        with self._connect() as connection:
+            return licence_samples.read_periods(connection, licence, since, seconds, number)
 
     def events(self, since: int = 0) -> Iterator[CoreEvent]:
         """Yield the recorded events in order; see `recovery.recorded_events`."""

@@ -35,7 +35,7 @@ from metasched.model.policy_version import PolicyChange
 from metasched.model.reservation import FINAL_STATES, ReservationState
 from metasched.model.token_scope import TokenScope
 
-REVISION = "0041"  # the newest migration, which creates exactly these tables
+REVISION = "0042"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -393,6 +393,19 @@ daily_licence_peak = Table(
     Column("peak", Int64, nullable=False),
     Column("last", Int64, nullable=False),  # after the last change of the day
     Column("total", Int64, nullable=False),  # tokens that there are; the most of the day
+)
+
+# Figures of licences over time: after changes, at most once a minute; deleted after some weeks.
+licence_sample = Table(
+    "licence_sample",
+    metadata,
+    Column("licence", SafeText, primary_key=True),
+    Column("time", Float, primary_key=True),
+    Column("total", Int64),  # None: unknown
+    *(Column(name, Int64, nullable=False) for name in ("leased", "outside")),
+    Column("free", Int64),  # None: unknown
+    Column("waiting", Int64, nullable=False),  # tokens that queued tasks request
+    Index("ix_licence_sample_time", "time"),
 )
 
 # Positions in the accounting of clusters, after the jobs whose use has been counted.

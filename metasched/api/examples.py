@@ -406,6 +406,22 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
             "breaker": _CLOSED,
         }
     ],
+    ("GET", "/licences/{name}/history"): {
+        "licence": "solver",
+        "since": "2026-11-25T08:12:00.000+00:00",
+        "seconds": 720,
+        "periods": 120,
+        "rows": [
+            {
+                "begin": "2026-11-26T07:48:00.000+00:00",
+                "total": 24,
+                "ours": 12,
+                "outside": 4,
+                "free": 8,
+                "waiting": 0,
+            }
+        ],
+    },
     ("POST", "/licences/release"): {
         "jobs": [{"job": 100000017, "task": None, "released": {"solver": 1}, "note": ""}]
     },

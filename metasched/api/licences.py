@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Depends, Request
+from fastapi import APIRouter, Body, Depends, Query, Request
 from fastapi.responses import Response
 
-from metasched.api.answers import MissingLicence
+from metasched.api.answers import MissingLicence, encoded
 from metasched.api.clusters import breaker_row
 from metasched.api.identity import Caller
 from metasched.api.pages import KeyPage, key_page
-from metasched.api.readers import CurrentReaders
+from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.selection import JobSelection, select_tasks
 from metasched.api.site_answers import (
+    LicenceHistoryAnswer,
     LicenceHolder,
     LicenceHolders,
     LicenceRow,
@@ -35,7 +36,7 @@ from metasched.core.scheduler import Core
 from metasched.core.tasks import Task
 from metasched.daemon.licence_monitor import LicenceMonitor
 from metasched.daemon.service import SchedulerService
-from metasched.errors import ApiError
+from metasched.errors import ApiError, quote_for_error
 from metasched.model.job import State
 from metasched.model.licence import MAX_TOKENS, Lease, LicenceStatus
 from metasched.units import iso
@@ -43,6 +44,8 @@ from metasched.units import iso
 router = APIRouter()
 
 MAX_HOLDERS = 50  # of a licence, in a listing or an explanation
+MAX_HOURS = 31 * 24  # of a history: older figures are deleted
+HISTORY_PERIODS = 120  # of a history; each has a whole number of seconds
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,49 @@ async def licences(
 @router.get("/licences/servers")
 async def licence_servers(_: CurrentCaller, service: CurrentService) -> list[LicenceServerRow]:
     return [_server_row(monitor) for monitor in service.licence_monitors]
+
+
+@router.get("/licences/{name}/history", response_model=LicenceHistoryAnswer)
+async def licence_history(
+    request: Request,
+    _: CurrentCaller,
+    service: CurrentService,
+    readers: CurrentReaders,
+    name: str,
+    hours: Annotated[int, Query(ge=1, le=MAX_HOURS, description="up to now")] = 24,
+) -> Response:
+    """Return how many tokens were in use, free and waited for, in periods up to now.
+
+    All users see these counts, and nobody the holders of that time.
+    """
+    if service.core.licences.configured_pool(name) is None:
+        raise ApiError(404, f"there is no licence {quote_for_error(name)}; write one as listed")
+    seconds = hours * 3600 // HISTORY_PERIODS
+    since = (int(time.time()) // seconds + 1 - HISTORY_PERIODS) * seconds
+    ledger = service.ledger
+
+    def read() -> LicenceHistoryAnswer:
+        periods = ledger.licence_periods(name, float(since), float(seconds), HISTORY_PERIODS)
+        return {
+            "licence": name,
+            "since": iso(since) or "",
+            "seconds": seconds,
+            "periods": HISTORY_PERIODS,
+            "rows": [
+                {
+                    "begin": iso(period.begin) or "",
+                    "total": period.total,
+                    "ours": period.leased,
+                    "outside": period.outside,
+                    "free": period.free,
+                    "waiting": period.waiting,
+                }
+                for period in periods
+                if period is not None
+            ],
+        }
+
+    return encoded(await readers.run(request, ReadingKind.LISTING, read, until_answered=False))
 
 
 @router.post("/licences/release")

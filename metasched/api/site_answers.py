@@ -175,6 +175,28 @@ class LicenceRow(TokenCounts, LicenceHolders):
     managers: list[ManagerTokens]
 
 
+class LicencePeriodRow(TypedDict):
+    """The extreme figures of a licence in a period, in tokens."""
+
+    begin: str
+    # at the time when most were in use
+    total: int | None
+    ours: int
+    outside: int
+    free: int | None  # the fewest
+    waiting: int  # requested by queued tasks, the most
+
+
+class LicenceHistoryAnswer(TypedDict):
+    """The figures of a licence over time; without periods of which nothing is known."""
+
+    licence: str
+    since: str
+    seconds: int  # of each period
+    periods: int
+    rows: list[LicencePeriodRow]
+
+
 class LicenceServerRow(TypedDict):
     """The state of a licence server."""
 

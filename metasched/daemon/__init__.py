@@ -7,6 +7,7 @@ pending_actions       actions that wait for a cluster
 worker_process        the process that hosts the adapter of a cluster
 reservation_sync      creates and deletes reservations at a cluster's manager
 licence_monitor       queries licence servers at intervals
+licence_history       stores the figures of licences over time
 limit_mails           mails about running jobs that near their time limits
 usage_collector       asks accounting what ended tasks used, and stores it
 manager_start_times   start times that managers expect for pending tasks

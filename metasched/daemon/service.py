@@ -51,6 +51,7 @@ from metasched.daemon.database_probe import DatabaseProbe
 from metasched.daemon.database_size import DatabaseSize, Size
 from metasched.daemon.forecaster import QUEUED, Forecaster, TaskEstimate
 from metasched.daemon.late_settings import settings_after_wait
+from metasched.daemon.licence_history import LicenceHistory
 from metasched.daemon.licence_monitor import LicenceMonitor
 from metasched.daemon.limit_mails import LimitMails
 from metasched.daemon.manager_start_times import ExpectedStart
@@ -366,6 +367,9 @@ class SchedulerService:
             group.create_task(self._contain("plug-ins", self.plug_ins.run))
             group.create_task(self._contain("expected starts", self.forecaster.run))
             group.create_task(self._contain("policy shadow", self.shadow.run))
+            if self.settings.licences:
+                history = LicenceHistory(self.core, self.ledger)
+                group.create_task(self._contain("history of licences", history.run))
             group.create_task(self._contain("removal of old jobs", self._prune_hourly))
             group.create_task(self._contain("calendar", self._calendar_runner.run))
             group.create_task(self._contain("series", self._series_planner.run))

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import msgspec
 
@@ -114,6 +115,40 @@ class LingeringTokens(msgspec.Struct, rename=STORED_FIELDS["LingeringTokens"], f
     count: int  # tokens
     returned: float  # when the lease ended, epoch seconds
     until: float  # when they stop counting as in use, epoch seconds
+
+
+class LicenceSample(NamedTuple):
+    """The figures of a licence at a time, in tokens."""
+
+    licence: str
+    time: float  # epoch seconds
+    total: int | None  # None: unknown
+    leased: int  # by tasks of metasched
+    outside: int  # in use outside metasched
+    free: int | None  # may be leased; None: unknown
+    waiting: int  # requested by queued tasks
+
+
+class LicencePeriod(NamedTuple):
+    """The extreme figures of a licence within a period, in tokens."""
+
+    begin: float  # epoch seconds
+    # at the time when most were in use
+    total: int | None
+    leased: int
+    outside: int
+    free: int | None  # the fewest; None: never known
+    waiting: int  # the most
+
+    def merged(self, other: LicencePeriod) -> LicencePeriod:
+        """Return the extreme figures of both; the begin is that of this one."""
+        busiest = max(self, other, key=lambda period: period.leased + period.outside)
+        free = [period.free for period in (self, other) if period.free is not None]
+        return busiest._replace(
+            begin=self.begin,
+            free=min(free, default=None),
+            waiting=max(self.waiting, other.waiting),
+        )
 
 
 @dataclass(frozen=True)

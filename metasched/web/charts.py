@@ -51,10 +51,12 @@ def stacked(
     heights: Sequence[Sequence[float]],
     highest: float,
     label: str,
+    limits: Sequence[float | None] = (),
 ) -> Markup:
     """Return a column for each slot of time, of stacked parts; `heights` are by part and slot.
 
-    Each part has a colour of the style, `part-0` and so on, and a title for a pointer.
+    Each part has a colour of the style, `part-0` and so on, and a title for a pointer. `limits`, by
+    slot, are drawn as lines.
     """
     scale = _TALL / highest if highest > 0 else 0.0
     rectangles = []
@@ -76,6 +78,15 @@ def stacked(
                     _COLUMN,
                     height,
                     visible(f"{slot}, {part}: {heights[colour][place]:.4g}"),
+                )
+            )
+    for place, limit in enumerate(limits):
+        if limit is not None:
+            rectangles.append(
+                Markup('<rect class="limit" x="{}" y="{:.2f}" width="{}" height="1"/>').format(
+                    place * (_COLUMN + _GAP),
+                    min(max(_TALL - limit * scale, 0.0), _TALL - 1),
+                    _COLUMN + _GAP,
                 )
             )
     return Markup(

@@ -185,6 +185,7 @@ _BY_CHANCE: set[Step] = {
             "open_session",  # the sites have no pages: tests/e2e/test_web.py
             # they have no candidate policy, whose rows decide nothing: tests/unit/test_shadow.py
             *("start_shadow", "stop_shadow", "add_shadow_decisions"),
+            "add_licence_samples",  # decides nothing either: tests/unit/test_licence_history.py
         )
         for side in ("before", "after")
     ),

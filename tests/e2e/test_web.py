@@ -34,7 +34,15 @@ BACKWARDS = "gpj.\u202etxt.exe"  # shown as exe.txt.jpg by what obeys it
 ARABIC = "محاكاة"
 PRINTS = r"printf '<b>\033[31m\n'; sleep 600"
 VIEWS = (
-    *("/web/", "/web/queue", "/web/licences", "/web/events", "/web/use", "/web/use?kind=licences"),
+    *(
+        "/web/",
+        "/web/queue",
+        "/web/licences",
+        "/web/licences/matlab",
+        "/web/events",
+        "/web/use",
+        "/web/use?kind=licences",
+    ),
     *("/web/jobs/1", "/web/jobs/2"),
 )
 
@@ -419,23 +427,25 @@ def test_users_see_what_the_api_lets_them_see(shared_web: tuple[MultiUserSite, V
     for account in (A, B, OPERATOR):
         cookie = visitor.sign_in(secret_of(site.by(account).run("web").stdout))
         views = ("/web/", "/web/queue", "/web/licences", "/web/events", "/web/use")
-        paths = (*views, f"/web/jobs/{job}")
+        paths = (*views, "/web/licences/matlab", f"/web/jobs/{job}")
         pages[account] = [visitor.get(path, Cookie=cookie) for path in paths]
     # the launcher reads output as its owner, and for the owner alone
     assert ["secret-line" in pages[by][-1].text for by in (A, OPERATOR)] == [True, False]
     for account in (A, OPERATOR):
-        _, queue, licences, _, use, details = pages[account]
+        _, queue, licences, _, use, _, details = pages[account]
         assert A in use.text.partition("<main")[2]
         assert "secret-name" in queue.text
         assert f"/web/jobs/{job}" in licences.text
         assert (details.status, "secret-name" in details.text) == (200, True)
-    assert [reply.status for reply in pages[B]] == [200, 200, 200, 200, 200, 404]
+    assert [reply.status for reply in pages[B]] == [200, 200, 200, 200, 200, 200, 404]
     cookie = visitor.sign_in(secret_of(site.by(B).run("web").stdout))
     assert visitor.get(f"/web/use?user={A}", Cookie=cookie).status == 403
     for reply in pages[B]:
         assert "secret-name" not in reply.text
         assert A not in reply.text
     assert "another user" in pages[B][2].text
+    assert "svg" in pages[B][5].text  # tokens over time: totals are for all
+    assert visitor.get("/web/licences/none", Cookie=cookie).status == 404
     assert "operator</span>" in pages[OPERATOR][0].text
     # a token gives an operator the rights of an ordinary user
     token = json.loads(site.by(OPERATOR).run("token", "create", "--json").stdout)["token"]

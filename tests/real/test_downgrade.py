@@ -149,6 +149,15 @@ ROWS: dict[str, dict[str, Any]] = {
         "last": 1,
         "total": 4,
     },
+    "licence_sample": {
+        "licence": "matlab",
+        "time": 1.5,
+        "total": 4,
+        "leased": 1,
+        "outside": 2,
+        "free": None,
+        "waiting": 3,
+    },
     "share_use": {"account": WIDE, "user": WIDE, "used": 1.5, "as_of": 2.5},
     "tuning": {"parameter": "base", "state": "{}"},
     "tuning_change": {
