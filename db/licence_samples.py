@@ -9,13 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, Integer, Row, cast, delete, func, insert, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Row,
+    Select,
+    cast,
+    delete,
+    func,
+    insert,
+    select,
+)
 
 from metasched.db.schema import licence_sample
 from metasched.model.licence import LicencePeriod, LicenceSample
 
 MAX_HOLD: Final = 3000.0  # seconds
 KEPT: Final = 31 * 86400.0  # seconds; daily sums and peaks stay longer
+_time = licence_sample.c.time
+# A number that orders samples by tokens in use, then by leased ones; MAX_TOKENS is below 2**30
+_BUSIEST: Final = 2**31
 
 
 def store(connection: Connection, samples: Sequence[LicenceSample]) -> None:
@@ -27,74 +41,61 @@ def read_periods(
 ) -> list[LicencePeriod | None]:
     """Return `number` periods of equal length in `seconds` from `since` (epoch seconds) on.
 
-    None: nothing is known of a period. The database sorts the samples, O(s log s), and returns two
+    None: nothing is known of a period. The database groups the samples, O(s), and returns two rows
     of each period at most.
     """
-    columns = licence_sample.c
-    of_licence = columns.licence == licence
-    position = (columns.time - since) / seconds
-    if connection.dialect.name == "postgresql":  # whose cast rounds; that of SQLite truncates
-        position = func.floor(position)
-    place = cast(position, Integer)
-    used = columns.leased + columns.outside
-    sorted_samples = (
-        select(
-            licence_sample,
-            place.label("place"),
-            func.row_number()
-            .over(partition_by=place, order_by=(used.desc(), columns.time))
-            .label("by_use"),
-            func.row_number().over(partition_by=place, order_by=columns.time.desc()).label("last"),
-            func.min(columns.free).over(partition_by=place).label("least_free"),
-            func.max(columns.waiting).over(partition_by=place).label("most_waiting"),
-        )
-        .where(of_licence, columns.time >= since, columns.time < since + number * seconds)
-        .subquery()
+    of_licence = licence_sample.c.licence == licence
+    rows = connection.execute(_grouped(connection, licence, since, seconds, number)).all()
+    by_place = {row.place: row for row in rows}
+    lasts = connection.execute(
+        select(licence_sample).where(of_licence, _time.in_([row.last for row in rows]))
     )
-    rows = connection.execute(
-        select(sorted_samples)
-        .where(or_(sorted_samples.c.by_use == 1, sorted_samples.c.last == 1))
-        .order_by(sorted_samples.c.time)
-    ).all()
+    by_time = {row.time: _sample(row) for row in lasts}
     before = connection.execute(
         select(licence_sample)
-        .where(of_licence, columns.time < since, columns.time >= since - MAX_HOLD)
-        .order_by(columns.time.desc())
+        .where(of_licence, _time < since, _time >= since - MAX_HOLD)
+        .order_by(_time.desc())
         .limit(1)
     ).first()
-    return _with_held(before, rows, since, seconds, number)
-
-
-def _with_held(
-    before: Row[Any] | None,
-    rows: Sequence[Row[Any]],
-    since: float,
-    seconds: float,
-    number: int,
-) -> list[LicencePeriod | None]:
-    """Return the periods; what held when one began counts in it, too."""
-    by_place: dict[int, list[Row[Any]]] = {}
-    for row in rows:
-        by_place.setdefault(row.place, []).append(row)
-    periods: list[LicencePeriod | None] = []
     held = None if before is None else _sample(before)
+    periods: list[LicencePeriod | None] = []
     for place in range(number):
-        begin, of_place = since + place * seconds, by_place.get(place, ())
-        period = None
+        begin, period = since + place * seconds, None
         if held is not None and begin <= held.time + MAX_HOLD:
             period = LicencePeriod(
                 begin, held.total, held.leased, held.outside, held.free, held.waiting
             )
-        for row in of_place:
-            if row.by_use == 1:
-                busiest = LicencePeriod(
-                    begin, row.total, row.leased, row.outside, row.least_free, row.most_waiting
-                )
-                period = busiest if period is None else period.merged(busiest)
-            if row.last == 1:
-                held = _sample(row)
+        if (row := by_place.get(place)) is not None:
+            used, leased = divmod(row.busiest, _BUSIEST)
+            within = LicencePeriod(begin, row.total, leased, used - leased, row.free, row.waiting)
+            period = within if period is None else period.merged(within)
+            held = by_time[row.last]
         periods.append(period)
     return periods
+
+
+def _grouped(
+    connection: Connection, licence: str, since: float, seconds: float, number: int
+) -> Select[Any]:
+    """Return a query of the extreme figures of each period that has samples."""
+    columns = licence_sample.c
+    position = (_time - since) / seconds
+    if connection.dialect.name == "postgresql":  # whose cast rounds; that of SQLite truncates
+        position = func.floor(position)
+    place = cast(position, Integer).label("place")
+    used = columns.leased + columns.outside
+    figures: list[ColumnElement[Any]] = [
+        func.max(used * _BUSIEST + columns.leased).label("busiest"),
+        func.max(columns.total).label("total"),
+        func.min(columns.free).label("free"),
+        func.max(columns.waiting).label("waiting"),
+        func.max(_time).label("last"),
+    ]
+    return (
+        select(place, *figures)
+        .where(columns.licence == licence, _time >= since, _time < since + number * seconds)
+        .group_by(place)
+    )
 
 
 def _sample(row: Row[Any]) -> LicenceSample:
@@ -103,9 +104,8 @@ def _sample(row: Row[Any]) -> LicenceSample:
 
 def prune_batch(connection: Connection, before: float, limit: int) -> int:
     """Delete at most about `limit` of the oldest samples before a time; return their number."""
-    time = licence_sample.c.time
-    oldest = select(time).where(time < before).order_by(time).limit(limit)
+    oldest = select(_time).where(_time < before).order_by(_time).limit(limit)
     times = connection.execute(oldest).scalars().all()
     if not times:
         return 0
-    return connection.execute(delete(licence_sample).where(time <= times[-1])).rowcount
+    return connection.execute(delete(licence_sample).where(_time <= times[-1])).rowcount

@@ -105,6 +105,12 @@ def parse_moment(text: str, now: float, *, past: bool = False) -> float:
     return moment
 
 
+def parse_last_day(text: str, now: float) -> float:
+    """Parse the end of a series as `parse_moment` does; a date includes its whole day."""
+    moment = parse_moment(text, now)
+    return moment + 86399.0 if len(text.strip()) == len("2030-01-31") and "-" in text else moment
+
+
 def _moment(text: str, now: float, past: bool) -> float | None:
     from datetime import datetime, timedelta
 

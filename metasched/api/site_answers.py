@@ -179,9 +179,8 @@ class LicencePeriodRow(TypedDict):
     """The extreme figures of a licence in a period, in tokens."""
 
     begin: str
-    # at the time when most were in use
-    total: int | None
-    ours: int
+    total: int | None  # the most
+    ours: int  # this and the next when most were in use
     outside: int
     free: int | None  # the fewest
     waiting: int  # requested by queued tasks, the most

@@ -23,6 +23,7 @@ from metasched.units import (
     ParseError,
     parse_count,
     parse_duration,
+    parse_last_day,
     parse_licences,
     parse_moment,
     parse_names,
@@ -207,7 +208,8 @@ def _reserve_series(options: ReserveOptions, now: float) -> None:
     duration = terms.pop("longest")
     for name in ("shortest", "ready", "deadline"):
         del terms[name]
-    terms |= {"every": options.every, "duration": duration, "until": _end_of(options.until, now)}
+    until = _parse_option("--until", options.until, lambda given: parse_last_day(given, now))
+    terms |= {"every": options.every, "duration": duration, "until": until}
     if options.zone is not None:
         terms["zone"] = options.zone
     row = connect(options.config).make_series(terms)
@@ -223,13 +225,6 @@ def _reserve_series(options: ReserveOptions, now: float) -> None:
         return
     first = local_time(row["next"][0])
     print(f"series {row['entry']}: {count} occurrences from {first}; see `metasched calendar`")
-
-
-def _end_of(text: str, now: float) -> float:
-    """Return the moment until which occurrences may start; a date includes its whole day."""
-    moment = _parse_option("--until", text, lambda given: parse_moment(given, now))
-    assert moment is not None
-    return moment + 86399.0 if len(text.strip()) == len("2030-01-31") and "-" in text else moment
 
 
 def _reservation_terms(options: ReserveOptions, now: float) -> dict[str, object]:

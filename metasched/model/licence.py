@@ -133,9 +133,8 @@ class LicencePeriod(NamedTuple):
     """The extreme figures of a licence within a period, in tokens."""
 
     begin: float  # epoch seconds
-    # at the time when most were in use
-    total: int | None
-    leased: int
+    total: int | None  # the most; None: never known
+    leased: int  # this and the next when most were in use
     outside: int
     free: int | None  # the fewest; None: never known
     waiting: int  # the most
@@ -144,8 +143,10 @@ class LicencePeriod(NamedTuple):
         """Return the extreme figures of both; the begin is that of this one."""
         busiest = max(self, other, key=lambda period: period.leased + period.outside)
         free = [period.free for period in (self, other) if period.free is not None]
+        totals = [period.total for period in (self, other) if period.total is not None]
         return busiest._replace(
             begin=self.begin,
+            total=max(totals, default=None),
             free=min(free, default=None),
             waiting=max(self.waiting, other.waiting),
         )

@@ -1,4 +1,7 @@
-"""The act that reserves: its fields, then the windows that are free, then one of them."""
+"""The act that reserves: its fields, then the windows that are free, then one of them.
+
+With a rule it makes a series: its fields, then its first occurrences, then the series.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,19 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from metasched.api.identity import Caller
-from metasched.api.lookups import AccountLookups
+from metasched.api.lookups import AccountLookups, Lookups
+from metasched.api.readers import CurrentReaders, Readers
 from metasched.api.request import CurrentCaller, CurrentService
-from metasched.api.reservations import create
+from metasched.api.reservations import create, create_series
 from metasched.daemon.reservation_requests import ReservationTerms
+from metasched.daemon.series import SeriesTerms
 from metasched.daemon.service import SchedulerService
 from metasched.errors import ApiError, ParseError, quote_for_error
 from metasched.model.reservation import OPEN_STATES
 from metasched.units import (
     parse_count,
     parse_duration,
+    parse_last_day,
     parse_licences,
     parse_moment,
     parse_names,
@@ -49,6 +55,10 @@ def _moment(text: str) -> float:
     return parse_moment(text, time.time())
 
 
+def _last_day(text: str) -> float:
+    return parse_last_day(text, time.time())
+
+
 FIELDS: Mapping[str, Field] = {
     "size": Field("Size", "processors; nodes if that is ticked below", parse_count),
     "duration": Field("Duration", "4h or 1:30:00", parse_duration),
@@ -56,19 +66,34 @@ FIELDS: Mapping[str, Field] = {
     "deadline": Field("End at the latest", "of a reservation without a start", _moment),
     "cluster": Field("Clusters", "names with commas between; empty: all", parse_names),
     "licences": Field("Licences", "matlab:2", parse_licences),
-    "users": Field("Shared with", "accounts with commas between", parse_names),
+    "users": Field("Shared with users", "accounts of hosts, with commas between", parse_names),
+    "groups": Field("Shared with groups", "their members share it", parse_names),
+    "accounts": Field("Accounts", "instead: only jobs of these accounts, of any user", parse_names),
+    "every": Field("Every", "a series: mon-fri 08:00 or monthly 1 06:00; no start then", str),
+    "until": Field("Until", "2030-06-30, the last day of a series", _last_day),
     "owner": Field("For", "another account; empty: yourself", str, for_operators=True),
 }
 
 
 @router.get("/acts/reserve")
 async def offer(
-    request: Request, caller: CurrentCaller, service: CurrentService, accounts: AccountLookups
+    request: Request,
+    caller: CurrentCaller,
+    service: CurrentService,
+    accounts: AccountLookups,
+    readers: CurrentReaders,
 ) -> Response:
     """Ask for the terms; with terms, show the windows that are free."""
     given = _given(request.query_params)
     offers: list[dict[str, Any]] = []
-    if given:
+    series: dict[str, Any] | None = None
+    if "every" in given:
+        planned: Any = await create_series(
+            request, caller, service, accounts, readers, _series_terms(given, is_dry_run=True)
+        )
+        owner = given.get("owner") or caller.user
+        series = {**planned, "fields": {**given, "seen": _open_series(service, owner)}}
+    elif given:
         answer: Any = await create(caller, service, accounts, _terms(given, is_dry_run=True))
         offers = [
             {
@@ -87,6 +112,7 @@ async def offer(
         "act_reserve.html",
         given=given,
         offers=offers,
+        series=series,
         fields={
             name: field
             for name, field in FIELDS.items()
@@ -103,8 +129,13 @@ async def reserve(
     caller: CurrentCaller,
     service: CurrentService,
     accounts: AccountLookups,
+    readers: CurrentReaders,
 ) -> Response:
     given = _given(form)
+    if "every" in given:
+        return await _make_series(
+            request, form.get("seen", ""), given, caller, service, accounts, readers
+        )
     terms = _terms(given, is_dry_run=False)
     if "start" not in given:
         raise ApiError(422, "no start; choose one of the windows that the page shows")
@@ -117,6 +148,26 @@ async def reserve(
         row: Any = await create(caller, service, accounts, terms)
     size = f"{row['size']} processors on {row['cluster']}"
     text = f"Reservation {row['reservation']} of {size} from {row['start']} is {row['state']}."
+    return lead_to(request, link("/reservations"), text)
+
+
+async def _make_series(
+    request: Request,
+    seen: str,
+    given: Mapping[str, str],
+    caller: Caller,
+    service: SchedulerService,
+    accounts: Lookups,
+    readers: Readers,
+) -> Response:
+    terms = _series_terms(given, is_dry_run=False)
+    owner = given.get("owner") or caller.user
+    _require_owner(caller, owner)
+    async with alone([f"series of {owner}"]):
+        require_same(seen, _open_series(service, owner), f"the list of series of {owner}")
+        record(service, caller, f"make a series for {owner}")
+        row = await create_series(request, caller, service, accounts, readers, terms)
+    text = f"Series {row['entry']} has {row['occurrences']} occurrences from {row['next'][0]}."
     return lead_to(request, link("/reservations"), text)
 
 
@@ -135,8 +186,8 @@ def _given(values: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in given.items() if text}
 
 
-def _terms(given: Mapping[str, str], is_dry_run: bool) -> ReservationTerms:
-    """Return the request of a form. ApiError for a field that is missing or no value."""
+def _values(given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the parsed fields. ApiError for a field that is missing or no value."""
     values: dict[str, Any] = {}
     for name, text in given.items():
         if name == "by_node":
@@ -148,6 +199,45 @@ def _terms(given: Mapping[str, str], is_dry_run: bool) -> ReservationTerms:
     for name in ("size", "duration"):
         if name not in values:
             raise ApiError(422, f"no {FIELDS[name].label.lower()}; fill it in")
+    return values
+
+
+def _shared_terms(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """Return what reservations and series have in common."""
+    return {
+        "least": values["size"],
+        "most": values["size"],
+        "by_node": "by_node" in given,
+        "clusters": values.get("cluster", ()),
+        "licences": values.get("licences", {}),
+        "user": values.get("owner"),
+        **{name: values.get(name, ()) for name in ("users", "groups", "accounts")},
+    }
+
+
+def _series_terms(given: Mapping[str, str], is_dry_run: bool) -> SeriesTerms:
+    """Return the request of a form with a rule. ApiError as of `_values`."""
+    values = _values(given)
+    if "until" not in values:
+        raise ApiError(422, "no last day of the series, Until; fill it in")
+    for name in ("start", "deadline"):
+        if name in values:
+            label = FIELDS[name].label
+            raise ApiError(422, f"{label} beside a rule, which gives the starts; leave it out")
+    return SeriesTerms(
+        every=values["every"],
+        until=values["until"],
+        duration=values["duration"],
+        dry_run=is_dry_run,
+        **_shared_terms(values, given),
+    )
+
+
+def _terms(given: Mapping[str, str], is_dry_run: bool) -> ReservationTerms:
+    """Return the request of a form. ApiError for a field that is missing or no value."""
+    values = _values(given)
+    if "until" in values:
+        raise ApiError(422, "a last day without a rule, Until; fill in Every, too")
     start, duration = values.get("start"), values["duration"]
     if start is not None and not is_dry_run and 0 < time.time() - start < PATIENCE:
         start = time.time()  # the window was free from then on
@@ -155,18 +245,12 @@ def _terms(given: Mapping[str, str], is_dry_run: bool) -> ReservationTerms:
         problem = f"{quote_for_error(given['deadline'])} beside a start"
         raise ApiError(422, f"{problem}, {FIELDS['deadline'].label}; leave out one of them")
     return ReservationTerms(
-        least=values["size"],
-        most=values["size"],
         shortest=duration,
         longest=duration,
         ready=start,
         deadline=values.get("deadline") if start is None else start + duration,
-        by_node="by_node" in given,
-        clusters=values.get("cluster", ()),
-        licences=values.get("licences", {}),
         dry_run=is_dry_run,
-        user=values.get("owner"),
-        users=values.get("users", ()),
+        **_shared_terms(values, given),
     )
 
 
@@ -178,3 +262,10 @@ def _open_ids(service: SchedulerService, owner: str) -> str:
         if reservation.user == owner and reservation.state in OPEN_STATES
     )
     return f"reservation {ids[-1]} and {len(ids) - 1} more" if ids else ""
+
+
+def _open_series(service: SchedulerService, owner: str) -> str:
+    """Return the series of an owner, which a new one changes."""
+    entries = service.core.calendar.entries.values()
+    ids = sorted(entry.id for entry in entries if entry.is_series and entry.owner == owner)
+    return f"series {ids[-1]} and {len(ids) - 1} more" if ids else ""

@@ -344,6 +344,9 @@ def test_nobody_reserves_for_others_or_ends_their_series(session: Sessions) -> N
     token = owner.form("/web/acts/jobs/hold", job=owner.site.submit(*LATER))[1]["form_token"]
     assert owner.post("/web/acts/reserve", {**terms, "form_token": token}).status == 403
     assert owner.post("/web/acts/reserve", {"size": "1"}).status == 403
+    series = terms | {"every": "daily 08:00", "until": "2030-01-31", "start": ""}
+    assert owner.get("/web/acts/reserve", **series).status == 403
+    assert owner.post("/web/acts/reserve", {**series, "form_token": token}).status == 403
     assert "For <input" not in owner.get("/web/acts/reserve").text
     assert "For <input" in operator.get("/web/acts/reserve").text
     for by in (owner, operator):

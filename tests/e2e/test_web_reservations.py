@@ -98,8 +98,24 @@ def check_series(session: Session) -> None:
     """A series ends with its open reservations; an occurrence may be skipped alone."""
     site = session.site
     day = date.today() + timedelta(days=2)
-    every = ("--every", "daily 08:00", "--until", day.isoformat(), "--duration", "10m")
-    site.run("reserve", "--size", "1", *every)
+    until = day.isoformat()
+    terms = {"size": "1", "duration": "10m", "every": "daily 08:00", "until": until}
+    planned = session.get("/web/acts/reserve", **terms)
+    assert "<bdi>daily 08:00</bdi>" in planned.text
+    assert not [row for row in site.json("calendar") if row["owner"]]
+    action, fields = session.form("/web/acts/reserve", **terms)
+    assert " occurrences from " in session.told(session.post(action, fields))
+    assert session.post(action, fields).status == 409  # sent twice
+    for more, problem in (
+        ({"until": ""}, "no last day"),
+        ({"every": ""}, "a last day without a rule"),
+        ({"every": "daily at tea"}, ""),
+        ({"start": "+1h"}, "beside a rule"),
+        ({"until": "2001-01-01"}, "the last day has passed"),
+        ({"accounts": "aero", "users": "nobody"}, "accounts beside users"),
+    ):
+        refused = session.get("/web/acts/reserve", **(terms | more))
+        assert (refused.status, problem in refused.text) == (422, True), more
     [entry] = [row["entry"] for row in site.json("calendar") if row["owner"]]
 
     def occurrences() -> list[dict[str, Any]]:

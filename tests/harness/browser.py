@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 # where pages are drawn for the documents and for people who look at them; unset: nowhere
 SCREENSHOTS = os.environ.get("METASCHED_SCREENSHOTS")
@@ -37,7 +37,14 @@ def chromium() -> Iterator[Browser]:
 
 def barriers(page: Page) -> list[str]:
     """Return what the rules of axe find on a page: the rule, and the first element."""
-    found: list[dict[str, Any]] = Axe().run(page).response["violations"]
+    found: list[dict[str, Any]] = []
+    for tries_left in reversed(range(3)):
+        try:
+            found = Axe().run(page).response["violations"]
+            break
+        except Error as error:  # a live page has replaced what axe was looking at
+            if not tries_left or "documentElement" not in str(error):
+                raise
     return [f"{rule['id']}: {rule['nodes'][0]['html'][:200]}" for rule in found]
 
 

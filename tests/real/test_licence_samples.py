@@ -12,7 +12,7 @@ from metasched.db.licence_samples import KEPT, MAX_HOLD
 from metasched.db.pruning import PruningPass
 from metasched.db.schema import licence_sample
 from metasched.db.store import Database, StorageFailed
-from metasched.model.licence import LicencePeriod, LicenceSample
+from metasched.model.licence import MAX_TOKENS, LicencePeriod, LicenceSample
 
 BEGIN = 1_000_000.0
 MINUTE = 60.0
@@ -57,6 +57,18 @@ def test_nothing_is_known_of_a_gap(ledger: Ledger) -> None:
     assert [None if period is None else period.leased for period in found] == [3, 3, None, 5]
     # a sample that is too old does not hold for the first period
     assert ledger.licence_periods("matlab", BEGIN + MAX_HOLD + 1, MINUTE, 1) == [None]
+
+
+def test_the_largest_numbers_of_tokens_are_told_apart(ledger: Ledger) -> None:
+    most = MAX_TOKENS
+    ledger.add_licence_samples(
+        [
+            LicenceSample("matlab", BEGIN, most, most - 1, most, 0, 0),
+            LicenceSample("matlab", BEGIN + 1, most, most, most - 2, 0, 0),
+        ]
+    )
+    [period] = ledger.licence_periods("matlab", BEGIN, MINUTE, 1)
+    assert period == LicencePeriod(BEGIN, most, most - 1, most, 0, 0)
 
 
 def test_unknown_totals_stay_unknown(ledger: Ledger) -> None:
