@@ -24,9 +24,12 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
+    Subquery,
     Text,
     and_,
+    case,
     cast,
+    false,
     func,
     or_,
     select,
@@ -303,7 +306,7 @@ def _read_from(
         .join(task, and_(_job_id == found.c.job, _index == found.c.task_index))
         .join(job, job.c.id == _job_id)
         .outerjoin(attempt, _IS_LAST_ATTEMPT)
-        .where(*wanted.conditions())
+        .where(*_conditions_after(found, wanted, connection.dialect.name))
         .order_by(_job_id, _index)
         .limit(limit)
     )
@@ -311,6 +314,21 @@ def _read_from(
     if len(rows) == limit:
         return JobPage(rows, (rows[-1]["job"], rows[-1]["task_index"]))
     return JobPage(rows, None if boundary is None else (boundary.job, boundary.task_index))
+
+
+def _conditions_after(
+    found: Subquery, wanted: TaskFilter, dialect: str
+) -> Iterator[ColumnElement[bool]]:
+    """Yield the conditions of a filter, compared with found tasks alone.
+
+    PostgreSQL expects few tasks with a rare state or reason, and would read all tasks to find these
+    first. So there the conditions depend on `found`.
+    """
+    for condition in wanted.conditions():
+        if dialect == "postgresql":
+            yield case((found.c.job >= 0, condition), else_=false())
+        else:
+            yield condition
 
 
 def _first_tasks(sources: Sequence[TaskIds], count: int) -> TaskIds:

@@ -225,6 +225,10 @@ LISTINGS = {
     "cancel --user": TaskFilter(user="ada", only_open=True),
     "cancel --cluster": TaskFilter(cluster="left", only_open=True),
     "by reason": TaskFilter(user="ada", reason="priority", ended_since=NOW),
+    "of all by reason": TaskFilter(reason="priority", ended_since=NOW),
+    "of all by reason, also ended": TaskFilter(reason="priority"),
+    "of all by state": TaskFilter(states=["running"], ended_since=NOW),
+    "of all by cluster": TaskFilter(cluster="right", ended_since=NOW),
     "by licence": TaskFilter(user="ada", licence="matlab", ended_since=NOW),
 }
 
