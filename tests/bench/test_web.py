@@ -6,7 +6,7 @@ import http.client
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from tests.bench.conftest import Record
 from tests.bench.test_reports import FILL
 from tests.conftest import require
 from tests.e2e.conftest import TWO_LOCAL, Site
-from tests.e2e.test_web import Visitor, secret_of, tables
+from tests.e2e.multi_user_site import running_site
+from tests.e2e.test_web import LEFT, PROGRAMS, Visitor, secret_of, tables
 from tests.harness import browser
+from tests.harness.accounts import KEEPER, OPERATOR, A, B
 from tests.harness.http_calls import call
 from tests.harness.ports import free_port
 
@@ -32,6 +34,7 @@ CALLS = 10
 STREAMS = 16  # of an account, at most
 STREAM_SECONDS = 10.0
 UPDATE_SECONDS = 40.0
+MANY = 50  # followed pages, of several accounts
 PAGES = ("/web/", "/web/queue", "/web/queue?ended=1", "/web/jobs/900", "/web/events", "/web/use")
 PAINT = """() => new Promise((done) => new PerformanceObserver((list) => {
   for (const entry of list.getEntriesByName("first-contentful-paint")) done(entry.startTime)
@@ -101,15 +104,18 @@ def streams_cost(site: Site, visitor: Visitor, cookie: str) -> float:
     return max(shares[0] - shares[1], 0.0)
 
 
-def updates_cost(site: Site, visitor: Visitor, cookie: str) -> tuple[float, int]:
+def updates_cost(
+    site: Site, owner: Site, visitor: Visitor, cookies: Sequence[str]
+) -> tuple[float, int]:
     """Return percent of a core, and loads, of followed queues while a task changes each second.
 
-    The same changes without a followed page are subtracted.
+    There is a page for each of `cookies`. `owner` submits. The same changes without a followed page
+    are subtracted.
     """
-    headers = {"Host": visitor.authority, "Cookie": cookie}
     loads = []
 
-    def follow(stop: threading.Event) -> None:
+    def follow(cookie: str, stop: threading.Event) -> None:
+        headers = {"Host": visitor.authority, "Cookie": cookie}
         connection = http.client.HTTPConnection("127.0.0.1", visitor.port, timeout=90)
         connection.request("GET", "/web/changes", headers=headers)
         stream = connection.getresponse()
@@ -125,14 +131,16 @@ def updates_cost(site: Site, visitor: Visitor, cookie: str) -> tuple[float, int]
 
     daemon = psutil.Process(site.pid)
     shares = []
-    for pages in (STREAMS, 0):
+    for pages in (cookies, ()):
         stop = threading.Event()
-        threads = [threading.Thread(target=follow, args=(stop,), daemon=True) for _ in range(pages)]
+        threads = [
+            threading.Thread(target=follow, args=(cookie, stop), daemon=True) for cookie in pages
+        ]
         for thread in threads:
             thread.start()
         before, until = sum(daemon.cpu_times()[:2]), time.monotonic() + UPDATE_SECONDS
         while time.monotonic() < until:
-            site.submit("--begin", "+9h", "-t", "9", "--wrap", "true")
+            owner.submit("--begin", "+9h", "-t", "9", "--wrap", "true")
             time.sleep(1)
         shares.append((sum(daemon.cpu_times()[:2]) - before) / UPDATE_SECONDS * 100)
         stop.set()
@@ -174,7 +182,7 @@ def test_pages_with_many_jobs(tmp_path: Path, record: Record) -> None:
             }
             if jobs == STORED:
                 record("first paint of the queue", first_paint(site, visitor), "ms")
-                share, loads = updates_cost(site, visitor, cookie)
+                share, loads = updates_cost(site, site, visitor, [cookie] * STREAMS)
                 assert loads >= STREAMS  # each page was updated
                 record(f"{STREAMS} followed queues, changes each second", share, "% of a core")
                 share = streams_cost(site, visitor, cookie)
@@ -191,3 +199,21 @@ def test_pages_with_many_jobs(tmp_path: Path, record: Record) -> None:
                 **{f"GET {plain}": costs[STORED][plain] for plain in PLAIN},
             },
         )
+
+
+@pytest.mark.bench
+@pytest.mark.root
+def test_fifty_followed_pages(common_folder: Path, record: Record) -> None:
+    """Of four accounts, at a site where 10,000 tasks wait and a job is submitted each second."""
+    port = free_port()
+    visitor = Visitor(port)
+    with running_site(common_folder / "fifty", tables(port) + LEFT, PROGRAMS) as site:
+        owner = site.by(A)
+        owner.submit("--array", f"1-{OPEN}", "--begin", "+9h", "-t", "9", "--wrap", "true")
+        cookies = [
+            visitor.sign_in(secret_of(site.by(account).run("web").stdout))
+            for account in (A, B, OPERATOR, KEEPER)
+        ]
+        share, loads = updates_cost(site, owner, visitor, (cookies * MANY)[:MANY])
+        assert loads >= MANY  # each page was updated
+        record(f"{MANY} followed queues, changes each second", share, "% of a core", target="5%")

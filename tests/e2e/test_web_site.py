@@ -5,10 +5,18 @@ With METASCHED_SCREENSHOTS it draws the pictures of docs/web.md: see `make pictu
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+from itertools import product
+from math import sin
 from pathlib import Path
 
 from playwright.sync_api import Page, expect
+from sqlalchemy import create_engine
 
+from metasched.db.daily_use import add
+from metasched.db.licence_samples import store
+from metasched.model.daily_use import UseKey, UseSums
+from metasched.model.licence import LicenceSample
 from tests.conftest import require
 from tests.e2e.conftest import Site
 from tests.e2e.test_web import Visitor, tables
@@ -19,6 +27,7 @@ from tests.harness.slurm import SlurmSite
 
 POLLS = "poll_interval = 0.5\n"
 RUNS = "sleep 600"
+CLUSTERS = ("alpha", "beta", "cell")
 
 
 def submit_jobs(site: Site) -> int:
@@ -41,6 +50,31 @@ def submit_jobs(site: Site) -> int:
     return waiting
 
 
+def store_past(database: Path) -> None:
+    """Store a month of use and a day of a licence, as if the daemon had counted them."""
+    now = datetime.now().astimezone()
+    uses = {}
+    for ago in range(1, 29):
+        day = now - timedelta(days=ago)
+        for number, (user, cluster) in enumerate(product(("ada", "bob", "eve"), CLUSTERS)):
+            if day.weekday() < 5 or number < 2:
+                jobs = 3 + (ago * 7 + number * 5) % 11
+                hours = jobs * (20 + 13 * sin(ago / 3 + number))
+                key = UseKey(int(f"{day:%Y%m%d}"), cluster, user, "", "", "regular")
+                uses[key] = UseSums(jobs=jobs, completed=jobs, cpu_allocated=3600 * hours)
+    last = now.timestamp() // 600 * 600
+    samples = []
+    for ago in range(6, 140):
+        leased, outside = round(3 + 2 * sin(ago / 12)), round(1.5 + 1.5 * sin(ago / 30))
+        free, waiting = 8 - leased - outside, max(leased + outside - 6, 0) * 2
+        samples.append(LicenceSample("ansys", last - 600 * ago, 8, leased, outside, free, waiting))
+    engine = create_engine(f"sqlite:///{database}", connect_args={"timeout": 60})
+    with engine.begin() as connection:
+        add(connection, uses)
+        store(connection, samples)
+    engine.dispose()
+
+
 def sign_in(page: Page, site: Site) -> None:
     page.goto(site.run("web").stdout.strip())
     page.get_by_role("button", name="Sign in as").click()
@@ -60,6 +94,7 @@ def test_one_page_shows_all_clusters_to_two_browsers(
     try:
         site.start()
         waiting = submit_jobs(site)
+        store_past(site.database)
         with browser.chromium() as running:
             one, other = (
                 running.new_page(
@@ -75,13 +110,15 @@ def test_one_page_shows_all_clusters_to_two_browsers(
             for name in ("alpha", "beta", gridengine_cell.name):
                 expect(rows.filter(has_text=name)).to_contain_text("up")
             browser.draw(one, "site")
-            for view in ("queue", f"jobs/{waiting}", "licences", "use"):
+            for view in ("queue", f"jobs/{waiting}", "licences", "licences/ansys", "use"):
                 one.goto(f"/web/{view}")
-                if view.startswith(("queue", "jobs")):
-                    browser.draw(one, view.partition("/")[0])
+                if view != "licences":
+                    browser.draw(one, view.replace("/ansys", "").partition("/")[0])
                 one.set_viewport_size({"width": 2560, "height": 1440})
                 assert one.evaluate("document.documentElement.scrollWidth") <= 2560, view
                 one.set_viewport_size({"width": 1280, "height": 720})
+            assert one.locator("svg.plot").count() == 1
+            expect(one.locator(".keys")).to_contain_text("eve")
             # both look at the same page, and press its button
             for page in (one, other):
                 page.goto("/web/acts/drain?cluster=beta")
