@@ -4,6 +4,7 @@ harness              cases, seeds, results
 catalogue            all experiments by name, and their execution
 finished_runs        runs of an interrupted experiment
 pasquali2008         Load and Ordering, Flexible Backfilling; also two tables of Kurowski et al.
+pass_times           time of a pass of Convergent Scheduling beside a longer queue
 kurowski2011         reservations beside batch jobs
 reserved_providers   simulation of providers with advance reservations
 admission            reservations accepted or rejected, by the time of processor binding

@@ -5,9 +5,6 @@ Each is also compared with SciPy's assignment solver alone, on the same matrix i
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -18,42 +15,22 @@ pytest.importorskip("scipy")
 from scipy.optimize import linear_sum_assignment
 
 from metasched.experiments.knapsacks import KnapsackCase, meet_instances, solve_instance
+from metasched.experiments.pass_times import BEGIN, full_queue, milliseconds
 from metasched.policies.local.convergent.knapsack import choose_exact, choose_greedy
 from metasched.policies.local.convergent.matching import match_incremental, match_optimal
 from metasched.policies.local.convergent.policies import OptimalConvergent
-from metasched.policies.local.convergent.weights import OPTIMAL, PREEMPTIVE_OPTIMAL
-from metasched.policies.local.preemption import PreemptivePolicy
+from metasched.policies.local.convergent.weights import (
+    OPTIMAL,
+    PREEMPTIVE_INCREMENTAL,
+    PREEMPTIVE_OPTIMAL,
+)
 from metasched.policies.local.queueing import FreeResources
-from metasched.policies.local.registry import make_policy
-from metasched.simulate import synthetic
 from metasched.simulate.manager import SimulatedManager
-from metasched.simulate.preemptive_manager import PreemptiveManager
 from tests.bench.conftest import Record
 
-ROUNDS, EVENTS, NOW = 7, 15, 1000.0
+ROUNDS, EVENTS = 7, 15
 SMALL, LARGE = 1000, 10_000  # jobs
 TRIVIAL = 100.0  # milliseconds of the exact knapsack
-
-
-def full_queue(jobs: int, name: str = OPTIMAL) -> SimulatedManager:
-    """Return a manager of 150 idle machines (Table 4 of the thesis) with all jobs queued."""
-    generator = replace(synthetic.CONVERGENT, jobs=jobs, inter_arrival=NOW / jobs)
-    workload, (cluster,) = generator.generate("bench", 1)
-    policy = make_policy(name, licences=cluster.licences)
-    manager = (
-        PreemptiveManager(cluster, policy)
-        if isinstance(policy, PreemptivePolicy)
-        else SimulatedManager(cluster, policy)
-    )
-    for entry in workload.entries:
-        manager.submit(entry.job, 1, entry.run_time, entry.inputs)
-    return manager
-
-
-def milliseconds(call: Callable[[], object]) -> float:
-    begun = time.process_time()
-    call()
-    return 1e3 * (time.process_time() - begun)
 
 
 def first_pass(jobs: int, name: str) -> tuple[float, SimulatedManager]:
@@ -61,7 +38,7 @@ def first_pass(jobs: int, name: str) -> tuple[float, SimulatedManager]:
     times = []
     for _ in range(ROUNDS):
         manager = full_queue(jobs, name)
-        times.append(milliseconds(lambda manager=manager: manager.run_policy(NOW)))  # type: ignore[misc]
+        times.append(milliseconds(lambda manager=manager: manager.run_policy(BEGIN)))  # type: ignore[misc]
     return min(times), manager
 
 
@@ -70,7 +47,7 @@ def solver_time(manager: SimulatedManager) -> float:
     sizes = tuple(machine.cpus for machine in manager.cluster.machines)
     free = FreeResources(sum(sizes), manager.cluster.licences, sizes, shared=False)
     policy = OptimalConvergent(licences=manager.cluster.licences)
-    matrix = policy.preferences(NOW, list(manager.queue.values()), free)
+    matrix = policy.preferences(BEGIN, list(manager.queue.values()), free)
     matrix = np.where(matrix > -np.inf, matrix + 1e5, 0.0)
     times = [
         milliseconds(lambda: linear_sum_assignment(matrix, maximize=True)) for _ in range(ROUNDS)
@@ -80,7 +57,7 @@ def solver_time(manager: SimulatedManager) -> float:
 
 @pytest.mark.bench
 @pytest.mark.cpu
-@pytest.mark.parametrize("name", [OPTIMAL, PREEMPTIVE_OPTIMAL])
+@pytest.mark.parametrize("name", [OPTIMAL, PREEMPTIVE_OPTIMAL, PREEMPTIVE_INCREMENTAL])
 @pytest.mark.parametrize("jobs", [SMALL, LARGE])
 def test_plan(jobs: int, name: str, record: Record) -> None:
     """With preemption an event matches queued and running jobs to all machines.
@@ -94,7 +71,7 @@ def test_plan(jobs: int, name: str, record: Record) -> None:
         manager.end_job(ended.id)
         events.append(milliseconds(lambda ended=ended: manager.run_policy(ended.end)))  # type: ignore[misc]
     edf, _ = first_pass(jobs, "edf")
-    peers = {"SciPy's solver": solver_time(full_queue(jobs)), "EDF": edf}
+    peers = {"SciPy's solver": solver_time(full_queue(jobs, OPTIMAL)), "EDF": edf}
     has_targets = (jobs, name) == (SMALL, OPTIMAL)
     targets = ("at most 25 ms", "at most 3 ms") if has_targets else ("", "")
     label = f"{jobs:,} jobs, 150 machines" + ("" if name == OPTIMAL else f", {name}")
@@ -107,13 +84,13 @@ def test_plan(jobs: int, name: str, record: Record) -> None:
 @pytest.mark.parametrize("jobs", [SMALL, LARGE])
 def test_matching_after_an_arrival(jobs: int, record: Record) -> None:
     """The incremental matching against a new one, with all machines in the matrix."""
-    manager = full_queue(jobs)
+    manager = full_queue(jobs, OPTIMAL)
     sizes = tuple(machine.cpus for machine in manager.cluster.machines)
     free = FreeResources(sum(sizes), manager.cluster.licences, sizes, shared=False)
     queue = list(manager.queue.values())
     policy = OptimalConvergent(licences=manager.cluster.licences)
-    previous = match_optimal(policy.preferences(NOW, queue[:-1], free), {})
-    matrix = policy.preferences(NOW + 5, queue, free)
+    previous = match_optimal(policy.preferences(BEGIN, queue[:-1], free), {})
+    matrix = policy.preferences(BEGIN + 5, queue, free)
     fresh = [milliseconds(lambda: match_optimal(matrix, {})) for _ in range(ROUNDS)]
     repaired = [milliseconds(lambda: match_incremental(matrix, previous)) for _ in range(ROUNDS)]
     assert len(match_incremental(matrix, previous)) == len(match_optimal(matrix, {}))
