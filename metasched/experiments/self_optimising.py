@@ -7,23 +7,31 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from random import Random
 from typing import NamedTuple
 
 from metasched.experiments.harness import Curves, Experiment
 from metasched.model.job import Job
-from metasched.policies.classify import Classifier, Deadline
+from metasched.policies.classify import DEFAULT_BASE, DEFAULT_SPAN, Classifier, Deadline
 from metasched.policies.policy import SelfOptimisation
-from metasched.policies.self_optimising import Evaluator, halving_target
-from metasched.policies.tuned_strategies import DeadlineBase, make_optimisers
+from metasched.policies.self_optimising import (
+    Configuration,
+    Evaluator,
+    Item,
+    Prediction,
+    SelfOptimiser,
+    halving_target,
+)
+from metasched.policies.tuned_strategies import DeadlineBase, DeadlineBaseSpan
 
 CLASSES = 5  # of the thesis, which counts them from 0
 TARGET = halving_target(CLASSES)
 SETTINGS = SelfOptimisation()
 _EDGE = 100  # jobs at both ends of a part, for the figures of its beginning and its end
 _SOURCE = "Pasquali 2008, Tables 10 to 12"
-_HEURISTICS = {"deadline": "", "adh": "base", "base-span": "base-span"}  # tuned parameter
+_FIXED, _SPREAD = "deadline", 1000  # column without self-optimisation; margins of a range
 
 
 class StreamPart(NamedTuple):
@@ -60,44 +68,142 @@ class ClassifiedJob(NamedTuple):
     outside: bool  # whether the last classes were outside the polytope then
 
 
+class PrintedBase(DeadlineBase):
+    """ADH as (3.3) is printed: the base is in the denominator alone, so it changes the span."""
+
+    parameter = "base-printed"
+
+    def __init__(self, deadline: Deadline) -> None:
+        super().__init__(deadline)
+        self._base = DEFAULT_BASE
+
+    @property
+    def configuration(self) -> Configuration:
+        return (self._base,)
+
+    def reconfigure(self, configuration: Configuration) -> None:
+        (self._base,) = configuration
+        self._deadline.span = self._span(self._base)
+
+    def prediction(self, items: Sequence[Item]) -> Prediction:
+        predict = super().prediction(items)
+        return lambda configuration: predict((DEFAULT_BASE, self._span(configuration[0])))
+
+    def _span(self, base: float) -> float:
+        classes = range(1, self._deadline.max_priority + 1)
+        return DEFAULT_SPAN * sum(DEFAULT_BASE**k for k in classes) / sum(base**k for k in classes)
+
+
+_STRATEGIES: Mapping[str, Callable[[Deadline], DeadlineBase]] = {  # by column
+    _FIXED: DeadlineBase,
+    "adh": DeadlineBase,
+    "adh-printed": PrintedBase,
+    "base-span": lambda deadline: DeadlineBaseSpan(deadline, TARGET),
+}
+
+
+def draw_margins(stream: str, seed: int) -> list[float]:
+    """Draw the margins of a stream, a key of `STREAMS`, in seconds."""
+    rng = Random(seed)
+    return [rng.uniform(part.low, part.high) for part in STREAMS[stream] for _ in range(part.jobs)]
+
+
+@lru_cache(maxsize=2 * len(_STRATEGIES))  # all parts of a stream need it
+def classify_stream(stream: str, column: str, seed: int) -> Sequence[ClassifiedJob]:
+    """Classify a stream by a heuristic, a key of `_STRATEGIES`."""
+    classifier = Classifier(CLASSES, [deadline := Deadline()])
+    strategy, evaluator = _STRATEGIES[column](deadline), Evaluator(TARGET, SETTINGS.delta)
+    if column != _FIXED:
+        classifier.optimisers = [SelfOptimiser(strategy, evaluator, SETTINGS.history)]
+    classified: list[ClassifiedJob] = []
+    for position, margin in enumerate(draw_margins(stream, seed)):
+        job = Job(id=position + 1, submitted=0.0, estimated=1.0, deadline=margin + 1.0)
+        item_class, base = strategy.classify((margin,)), strategy.configuration[0]
+        recent = [done.item_class for done in classified[-SETTINGS.history :]]
+        outside = (
+            len(recent) == SETTINGS.history
+            and evaluator.distance(_numbers(recent)) > SETTINGS.delta
+        )
+        changed = bool(classifier.remember(job))
+        classified.append(ClassifiedJob(item_class, base, changed, outside))
+    return classified
+
+
 @dataclass(frozen=True)
 class StreamCase:
-    """A stream, or a part of it, classified by a heuristic."""
+    """A stream, classified by a heuristic."""
 
-    row: str
-    column: str  # key of `_HEURISTICS`
-    stream: str  # key of `STREAMS`
-    first: int = 0  # position of the first job that counts
-    last: int | None = None  # position after the last
+    row: str  # key of `STREAMS`
+    column: str  # key of `_STRATEGIES`
     published: Mapping[str, float] = field(default_factory=dict)
 
     def scenario(self, seed: int) -> list[float]:
-        """Draw the margins of the stream."""
-        rng = Random(seed)
-        return [
-            rng.uniform(part.low, part.high)
-            for part in STREAMS[self.stream]
-            for _ in range(part.jobs)
-        ]
+        return draw_margins(self.row, seed)
 
     def run(self, seed: int) -> Sequence[ClassifiedJob]:
-        """Classify the stream; return the jobs that count."""
-        classifier = Classifier(CLASSES, [deadline := Deadline()])
-        if parameter := _HEURISTICS[self.column]:
-            classifier.optimisers = make_optimisers(classifier, {parameter: SETTINGS}, {})
-        strategy, evaluator = DeadlineBase(deadline), Evaluator(TARGET, SETTINGS.delta)
-        classified: list[ClassifiedJob] = []
-        for position, margin in enumerate(self.scenario(seed)):
-            job = Job(id=position + 1, submitted=0.0, estimated=1.0, deadline=margin + 1.0)
-            item_class, base = strategy.classify((margin,)), deadline.base
-            recent = [done.item_class for done in classified[-SETTINGS.history :]]
-            outside = (
-                len(recent) == SETTINGS.history
-                and evaluator.distance(_numbers(recent)) > SETTINGS.delta
-            )
-            changed = bool(classifier.remember(job))
-            classified.append(ClassifiedJob(item_class, base, changed, outside))
-        return classified[self.first : self.last]
+        return classify_stream(self.row, self.column, seed)
+
+
+class ClassifiedPart(NamedTuple):
+    """The jobs of a part of a stream, and what its heuristic can reach there at best."""
+
+    jobs: Sequence[ClassifiedJob]
+    least_distance: float
+
+
+@dataclass(frozen=True)
+class PartCase:
+    """A part of a stream, classified by a heuristic after the parts before it."""
+
+    stream: str  # key of `STREAMS`
+    column: str
+    number: int  # of the part, from 0
+
+    @property
+    def row(self) -> str:
+        part, first = STREAMS[self.stream][self.number], self._first
+        jobs = f"jobs {first + 1}-{first + part.jobs}"
+        return f"{self.stream}, {jobs}: {part.low:g}-{part.high:g} s"
+
+    @property
+    def published(self) -> Mapping[str, float]:
+        return {}
+
+    @property
+    def _first(self) -> int:
+        return sum(part.jobs for part in STREAMS[self.stream][: self.number])
+
+    def scenario(self, seed: int) -> list[float]:
+        return draw_margins(self.stream, seed)
+
+    def run(self, seed: int) -> ClassifiedPart:
+        part, jobs = (
+            STREAMS[self.stream][self.number],
+            classify_stream(self.stream, self.column, seed),
+        )
+        return ClassifiedPart(
+            jobs[self._first : self._first + part.jobs],
+            least_distance(part.low, part.high, self.column),
+        )
+
+
+def least_distance(low: float, high: float, column: str) -> float:
+    """Return the least distance from the target that a heuristic can have.
+
+    All margins are of this range, evenly spread, and the window has their mean. What tunes itself
+    has the best of its candidates.
+    """
+    deadline = Deadline()
+    deadline.max_priority = CLASSES
+    strategy, evaluator = _STRATEGIES[column](deadline), Evaluator(TARGET, SETTINGS.delta)
+    mean_margin = (low + high) / 2
+    deadline.remember(Job(id=1, submitted=0.0, estimated=1.0, deadline=mean_margin + 1.0))
+    items = [(low + (high - low) * (k + 0.5) / _SPREAD,) for k in range(_SPREAD)]
+    predict = strategy.prediction(items)
+    candidates = [strategy.configuration]
+    if column != _FIXED:
+        candidates += filter(strategy.allows, strategy.candidates(items))
+    return min(evaluator.distance(predict(candidate)) for candidate in candidates)
 
 
 def _numbers(classes: Sequence[int]) -> list[int]:
@@ -129,15 +235,13 @@ def _percent_of(item_class: int) -> Callable[[Sequence[ClassifiedJob]], float]:
 def _curves(seed: int) -> Iterator[Curves]:
     """Yield the mean margin and the base at each job of the streams that change."""
     for stream in ("table 11", "table 12"):
-        case = StreamCase(stream, "deadline", stream)
-        margins, window = case.scenario(seed), deque[float](maxlen=_EDGE)
-        means = []
-        for margin in margins:
+        window, means = deque[float](maxlen=_EDGE), []
+        for margin in draw_margins(stream, seed):
             window.append(margin)
             means.append(sum(window) / len(window))
         bases = {
-            column: [job.base for job in replace(case, column=column).run(seed)]
-            for column in _HEURISTICS
+            column: [job.base for job in classify_stream(stream, column, seed)]
+            for column in _STRATEGIES
         }
         panels = {"margin, s": {f"mean of the last {_EDGE} jobs": means}, "base": bases}
         yield Curves(stream, "job", panels)
@@ -146,27 +250,19 @@ def _curves(seed: int) -> Iterator[Curves]:
 def _streams() -> list[StreamCase]:
     optimum = {f"priority_{k - 1}": 100 * share for k, share in enumerate(TARGET, start=1)}
     return [
-        StreamCase(
-            stream,
-            column,
-            stream,
-            published={**optimum, "changes": 0.0} if stream == "table 10" else {},
-        )
+        StreamCase(stream, column, {**optimum, "changes": 0.0} if stream == "table 10" else {})
         for stream in STREAMS
-        for column in _HEURISTICS
+        for column in _STRATEGIES
     ]
 
 
-def _parts() -> list[StreamCase]:
-    cases = []
-    for stream in ("table 11", "table 12"):
-        first = 0
-        for part in STREAMS[stream]:
-            last = first + part.jobs
-            row = f"{stream}, jobs {first + 1}-{last}: {part.low:g}-{part.high:g} s"
-            cases += [StreamCase(row, column, stream, first, last) for column in _HEURISTICS]
-            first = last
-    return cases
+def _parts() -> list[PartCase]:
+    return [
+        PartCase(stream, column, number)
+        for stream in ("table 11", "table 12")
+        for number in range(len(STREAMS[stream]))
+        for column in _STRATEGIES
+    ]
 
 
 CLASSIFIED = (
@@ -175,7 +271,7 @@ CLASSIFIED = (
         about="Shares of five priorities, with and without self-optimisation",
         source=f"{_SOURCE}, Figures 34, 36 and 38",
         runs=20,
-        baseline="deadline",
+        baseline=_FIXED,
         figures={
             "distance": _distance,
             "changes": _changes,
@@ -188,14 +284,16 @@ CLASSIFIED = (
         about="Distance from the target after each change of the margins, and the base",
         source=f"{_SOURCE}, Figures 35 and 37",
         runs=20,
-        baseline="deadline",
+        baseline=_FIXED,
         figures={
-            "distance_first_100": lambda jobs: _distance(jobs[:_EDGE]),
-            "distance_last_100": lambda jobs: _distance(jobs[-_EDGE:]),
-            "jobs_outside": lambda jobs: sum(job.outside for job in jobs),
-            "base_first_100": lambda jobs: _mean_base(jobs[:_EDGE]),
-            "base_last_100": lambda jobs: _mean_base(jobs[-_EDGE:]),
-            "changes": _changes,
+            "distance_first_100": lambda part: _distance(part.jobs[:_EDGE]),
+            "distance_last_100": lambda part: _distance(part.jobs[-_EDGE:]),
+            "least_distance": lambda part: part.least_distance,
+            "jobs_outside": lambda part: sum(job.outside for job in part.jobs),
+            "outside_at_end, %": lambda part: 100.0 * part.jobs[-1].outside,
+            "base_first_100": lambda part: _mean_base(part.jobs[:_EDGE]),
+            "base_last_100": lambda part: _mean_base(part.jobs[-_EDGE:]),
+            "changes": lambda part: _changes(part.jobs),
         },
         cases=_parts,
         curves=_curves,
