@@ -51,10 +51,10 @@ from metasched.api.lookups import Lookups
 from metasched.api.readers import Readers
 from metasched.api.readiness import Readiness
 from metasched.api.request import CurrentCaller, CurrentService, request_source
-from metasched.api.site_answers import HealthRow
 from metasched.api.struct_body import HALF_A_CHARACTER
 from metasched.api.throttle import Throttle
 from metasched.api.version_exchange import PATHS, VersionExchange
+from metasched.client.site_answers import HealthRow
 from metasched.daemon.descriptors import descriptor_use
 from metasched.daemon.service import Daemon, ServiceReplaced
 from metasched.db.store import StorageFailed, StorageUncertain

@@ -12,7 +12,7 @@ from metasched.api.answers import encoded
 from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentService
-from metasched.api.site_answers import CalendarRow
+from metasched.client.site_answers import CalendarRow
 from metasched.daemon.calendar_runner import recurrence_of
 from metasched.errors import ParseError
 from metasched.model.calendar import BackUpDatabase, CalendarEntry

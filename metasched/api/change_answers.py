@@ -19,8 +19,8 @@ from typing import NamedTuple
 import msgspec
 from fastapi.responses import Response, StreamingResponse
 
-from metasched.api.answers import ChangedTask
 from metasched.api.selection import SelectedTasks
+from metasched.client.job_answers import ChangedTask
 from metasched.core.array_remainder import common_indices
 from metasched.core.events import Outcome
 from metasched.core.scheduler import Core
@@ -49,7 +49,13 @@ class _Lines:
         """Return the lines with commas between them."""
         index = None if self.tasks.array is None else 0
         line = msgspec.json.encode(
-            ChangedTask(self.tasks.job, index, self.tasks.state, self.state, self.note)
+            ChangedTask(
+                job=self.tasks.job,
+                task=index,
+                was=self.tasks.state,
+                state=self.state,
+                note=self.note,
+            )
         )
         if index is None:
             return line

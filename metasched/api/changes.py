@@ -11,7 +11,6 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
-from metasched.api.answers import ChangedTasks
 from metasched.api.change_answers import AppliedChange, ChangedStates, change_answer
 from metasched.api.identity import Caller
 from metasched.api.modifications import (
@@ -25,6 +24,7 @@ from metasched.api.readers import CurrentReaders, Readers
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.selection import JobSelection, SelectedTasks, parse_states, select_tasks
 from metasched.api.submissions import deadline_warnings, default_time_limit, dependency_targets
+from metasched.client.job_answers import ChangedTasks
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
     CoreEvent,

@@ -13,16 +13,16 @@ from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.selection import find_cluster
-from metasched.api.site_answers import (
+from metasched.api.slurm_options import SLURM_ADAPTER
+from metasched.api.whole_answers import live_answer
+from metasched.client.options import MAX_NAME_LENGTH
+from metasched.client.site_answers import (
     BreakerRow,
     ClusterRow,
     NativeCluster,
     NativeClusters,
     UseRow,
 )
-from metasched.api.slurm_options import SLURM_ADAPTER
-from metasched.api.whole_answers import live_answer
-from metasched.client.options import MAX_NAME_LENGTH
 from metasched.config.settings import ClusterSettings
 from metasched.core.events import ClusterDrained, ClusterResumed
 from metasched.daemon.circuit_breaker import CircuitBreaker

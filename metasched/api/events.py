@@ -27,7 +27,7 @@ from metasched.api.pages import (
 )
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon
-from metasched.api.site_answers import EventRow
+from metasched.client.site_answers import EventRow
 from metasched.daemon.audit_log import readable
 from metasched.db.audit import AuditFilter
 from metasched.model.audit import PUBLIC, AuditKind

@@ -12,7 +12,14 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from metasched.api.answers import (
+from metasched.api.answers import encoded
+from metasched.api.expected_starts import smaller_requests
+from metasched.api.licences import describe_holders, licence_holders
+from metasched.api.readers import CurrentReaders, ReadingKind
+from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
+from metasched.api.selection import find_visible_job
+from metasched.api.shares import standing_row
+from metasched.client.job_answers import (
     Explanation,
     MissingLicence,
     NodeFitRow,
@@ -20,14 +27,7 @@ from metasched.api.answers import (
     TuningRow,
     UsageRow,
     VerdictRow,
-    encoded,
 )
-from metasched.api.expected_starts import smaller_requests
-from metasched.api.licences import describe_holders, licence_holders
-from metasched.api.readers import CurrentReaders, ReadingKind
-from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
-from metasched.api.selection import find_visible_job
-from metasched.api.shares import standing_row
 from metasched.core.placement import WAITED_FOR_LICENCES
 from metasched.core.share_standings import Standing
 from metasched.core.task_state_machine import HELD_AFTER_BACKUP

@@ -12,15 +12,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
-from metasched.api.answers import (
-    JobDetails,
-    JobRow,
-    OutputPaths,
-    Story,
-    StoryEvent,
-    encoded,
-    job_details,
-)
+from metasched.api.answers import encoded, job_details
 from metasched.api.connections import OpenConnections, Wait
 from metasched.api.explanations import shown_start
 from metasched.api.identity import Caller
@@ -43,6 +35,7 @@ from metasched.api.selection import (
     visible_jobs,
 )
 from metasched.api.whole_answers import joined, whole_answer
+from metasched.client.job_answers import JobDetails, JobRow, OutputPaths, Story, StoryEvent
 from metasched.core.tasks import TaskId
 from metasched.daemon.service import Daemon, SchedulerService
 from metasched.db.job_pages import BEFORE_ALL, JobPage, TaskFilter, TaskSelector

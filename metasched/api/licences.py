@@ -11,14 +11,16 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Depends, Query, Request
 from fastapi.responses import Response
 
-from metasched.api.answers import MissingLicence, encoded
+from metasched.api.answers import encoded
 from metasched.api.clusters import breaker_row
 from metasched.api.identity import Caller
 from metasched.api.pages import KeyPage, key_page
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.selection import JobSelection, select_tasks
-from metasched.api.site_answers import (
+from metasched.api.whole_answers import live_answer, live_page
+from metasched.client.job_answers import MissingLicence
+from metasched.client.site_answers import (
     LicenceHistoryAnswer,
     LicenceHolder,
     LicenceHolders,
@@ -30,7 +32,6 @@ from metasched.api.site_answers import (
     TokenCounts,
     TokenWindow,
 )
-from metasched.api.whole_answers import live_answer, live_page
 from metasched.core.events import LicenceSet, LicencesReleased
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Task

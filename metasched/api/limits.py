@@ -14,8 +14,8 @@ from metasched.api.lookups import AccountLookups
 from metasched.api.pages import Key, KeyPage, key_page
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentService
-from metasched.api.site_answers import LimitRow
 from metasched.api.whole_answers import live_answer, live_page
+from metasched.client.site_answers import LimitRow
 from metasched.model.limits import LimitScope, LimitUse, ScopeKind
 
 router = APIRouter()

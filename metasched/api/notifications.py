@@ -12,8 +12,8 @@ from msgspec import structs
 from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon
-from metasched.api.site_answers import NotificationRow
 from metasched.client.schemas import JobRequest
+from metasched.client.site_answers import NotificationRow
 from metasched.config.settings import MailSettings
 from metasched.daemon.service import SchedulerService
 from metasched.model.audit import one_line

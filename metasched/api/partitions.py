@@ -9,8 +9,8 @@ from fastapi.responses import Response
 
 from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentService
-from metasched.api.site_answers import NodesRow, PartitionRow
 from metasched.api.whole_answers import live_answer
+from metasched.client.site_answers import NodesRow, PartitionRow
 from metasched.daemon.service import SchedulerService
 from metasched.model.cluster import Cluster, NodeCapacity, Partition
 

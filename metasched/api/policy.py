@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from metasched.api.answers import encoded
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
-from metasched.api.site_answers import (
+from metasched.client.site_answers import (
     PlugInRow,
     PolicyRow,
     PolicyVersionRow,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from metasched.api.request import CurrentCaller, CurrentDaemon
-from metasched.api.site_answers import ReloadRow
+from metasched.client.site_answers import ReloadRow
 from metasched.daemon.reload import reload
 from metasched.errors import ApiError, UserError
 

@@ -12,7 +12,7 @@ from metasched.api.answers import encoded
 from metasched.api.identity import Caller, ForbiddenError
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon
-from metasched.api.site_answers import Report
+from metasched.client.site_answers import Report
 from metasched.db.reports import (
     TIME_KEYS,
     ReportKey,

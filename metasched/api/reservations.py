@@ -19,14 +19,14 @@ from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.api.selection import RECENTLY_ENDED
-from metasched.api.site_answers import (
+from metasched.api.whole_answers import joined, whole_answer
+from metasched.client.site_answers import (
     CalendarRow,
     FreeWindows,
     OfferRow,
     ReservationRow,
     SeriesRow,
 )
-from metasched.api.whole_answers import joined, whole_answer
 from metasched.core.reservations.events import ReservationCancelled
 from metasched.daemon.reservation_requests import (
     ReservationTerms,

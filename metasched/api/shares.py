@@ -12,8 +12,8 @@ from metasched.api.identity import ForbiddenError
 from metasched.api.pages import Key, KeyPage, Row, key_page
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentService
-from metasched.api.site_answers import ShareRow
 from metasched.api.whole_answers import encoded_in_portions, joined, whole_answer
+from metasched.client.site_answers import ShareRow
 from metasched.core.share_standings import Standing
 
 router = APIRouter()

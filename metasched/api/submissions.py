@@ -17,7 +17,7 @@ from msgspec import structs
 
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient
-from metasched.api.answers import PriorityPart, SubmittedJob, SubmittedJobs, encoded
+from metasched.api.answers import encoded
 from metasched.api.expected_starts import (
     deadline_warning,
     eligible_clusters,
@@ -31,6 +31,7 @@ from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.slurm_options import apply_slurm_options
 from metasched.api.struct_body import StructBody, StructRoute
 from metasched.api.submission_keys import CurrentSubmissionKey, earlier_answer
+from metasched.client.job_answers import PriorityPart, SubmittedJob, SubmittedJobs
 from metasched.client.options import MAX_NAME_LENGTH
 from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.core.dependency_status import TargetSummary

@@ -17,8 +17,8 @@ from metasched.api.identity import BEARER_SCOPES, ForbiddenError
 from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders, ReadingKind
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
-from metasched.api.site_answers import NewLink, NewTokenRow, RevokedToken, TokenRow
 from metasched.api.whole_answers import joined, whole_answer
+from metasched.client.site_answers import NewLink, NewTokenRow, RevokedToken, TokenRow
 from metasched.errors import ApiError
 from metasched.model.token_scope import TokenScope
 from metasched.units import iso

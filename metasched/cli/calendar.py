@@ -1,13 +1,14 @@
 """The command `calendar`."""
 
 import json as json_format
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from metasched.cli.common_options import ConfigOption, JsonOption
 from metasched.cli.connect import connect
 from metasched.cli.show import print_table
+from metasched.client.site_answers import CalendarRow
 
 MAX_RUNS = 50  # of an entry
 
@@ -35,7 +36,7 @@ def calendar(
     if json:
         print(json_format.dumps(rows, indent=2))
         return
-    lines = [(moment, row) for row in rows for moment in row["next"] or [None]]
+    lines = [(moment, row) for row in rows for moment in row["next"] or (None,)]
     lines.sort(key=lambda line: (line[0] is None, line[0] or "", line[1]["entry"]))
     print_table(
         ("NEXT", "ENTRY", "DOES", "RULE", "ZONE", "LAST", "BY"),
@@ -61,7 +62,7 @@ def local_time(timestamp: str) -> str:
     return datetime.fromisoformat(timestamp).astimezone().strftime("%a %Y-%m-%d %H:%M %Z")
 
 
-def _maker(row: dict[str, Any]) -> str:
+def _maker(row: CalendarRow) -> str:
     """Return who made an entry, and for whom."""
     if row["owner"] is None:
         return "site"

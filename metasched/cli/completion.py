@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -62,12 +62,12 @@ def complete_reservations() -> list[str]:
 
 def _names(address: str, key: str) -> Iterable[str]:
     client = Client(address, TIMEOUT)
-    rows: list[dict[str, Any]] = {
+    listings: dict[str, Callable[[], Sequence[Mapping[str, Any]]]] = {
         "cluster": client.clusters,
         "licence": client.licences,
         "reservation": client.reservations,
-    }[key]()
-    return [str(row[key]) for row in rows]
+    }
+    return [str(row[key]) for row in listings[key]()]
 
 
 def _after_list(incomplete: str, names: Iterable[str]) -> list[str]:

@@ -28,6 +28,7 @@ from rich.table import Table
 from metasched.client.client import Client
 from metasched.client.connection import ClientError
 from metasched.client.schemas import JobRequest, SubmitRequest
+from metasched.client.site_answers import ClusterRow
 from metasched.errors import UserError
 
 CLUSTERS = {"left": (8, 300), "right": (4, 100)}  # processors, benchmark
@@ -182,7 +183,7 @@ def _run_workload(
 ) -> list[dict[str, Any]]:
     """Submit each job when it is due and show the clusters until all have ended."""
     started_at = time.monotonic()
-    deadlines: dict[int, float | None] = {}
+    deadlines: dict[int | None, float | None] = {}
     rows: list[dict[str, Any]] = []
     waiting = list(enumerate(planned, 1))
     with Live(console=console, refresh_per_second=8, transient=False) as live:
@@ -193,7 +194,7 @@ def _run_workload(
                 answer = client.submit(to_builtins(submission))[0]
                 deadlines[answer["job"]] = submission.jobs[0].deadline
             rows = [
-                row | {"deadline": deadlines[row["job"]], "cpus": planned[row["job"] - 1].cpus}
+                {**row, "deadline": deadlines[row["job"]], "cpus": planned[row["job"] - 1].cpus}
                 for row in client.jobs(all="1")
             ]
             elapsed = time.monotonic() - started_at
@@ -232,7 +233,7 @@ def _count_met_deadlines(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
 
 
 def _render(
-    clusters: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], jobs: int, now: float
+    clusters: Sequence[ClusterRow], rows: Sequence[dict[str, Any]], jobs: int, now: float
 ) -> Group:
     table = Table(title=f"metasched demo, {now:.0f} s", title_justify="left", expand=False)
     for heading in ("cluster", "processors", "in use", "queued", "running", "ended", "share"):

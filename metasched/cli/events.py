@@ -16,11 +16,12 @@ from metasched.cli.past_moments import parse_past_moment
 from metasched.cli.show import format_time, print_table, printable
 from metasched.client.client import Client
 from metasched.client.connection import DaemonUnreachable, ResponseLost
+from metasched.client.site_answers import EventRow
 from metasched.errors import UserError
 from metasched.model.audit import AuditKind
 from metasched.units import quote_for_error
 
-Rows = list[dict[str, Any]]
+Rows = list[EventRow]
 NEWEST = 1000  # events that are listed without --since
 PAGE = 5000  # events that are requested at once
 FOLLOW_WAIT = 30.0  # seconds for which the daemon waits for an event

@@ -148,7 +148,7 @@ def describe_ratings(ratings: Mapping[str, Any]) -> Iterator[str]:
         yield printable(f"{heuristic} is excluded: {reason}.")
 
 
-def describe_policies(versions: Mapping[str, int | None]) -> str:
+def describe_policies(versions: Mapping[str, Any]) -> str:
     """Return a line on the policy that decided; "": none is recorded."""
     priority, placement = versions.get("priority"), versions.get("placement")
     if priority is not None and priority == placement:

@@ -20,10 +20,11 @@ from metasched.errors import ParseError, UserError
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, BinaryIO
 
     from metasched.client.client import Client
+    from metasched.client.job_answers import JobRow
 
 FOLLOW_INTERVAL = 0.2  # seconds between reads of a growing file
 MAX_CODE = 3  # letters of the code of a state, such as R
@@ -98,7 +99,7 @@ def _query(
     }
 
 
-def _report_missing(ids: Sequence[str], rows: Sequence[dict[str, Any]]) -> int:
+def _report_missing(ids: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> int:
     """Report the jobs that are not among the rows. Return the exit code."""
     listed = {(row["job"], row["task"]) for row in rows}
     jobs = {job for job, _ in listed}
@@ -165,7 +166,7 @@ def change_jobs(
     print_changes(rows, as_json)
 
 
-def print_changes(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
+def print_changes(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     """Print the state before and after a change for each task."""
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -195,7 +196,7 @@ def wait_for_jobs(jobs: Sequence[str], as_json: bool = False, config: str | None
     return exit_code(rows)
 
 
-def wait_until_ended(client: Client, jobs: Sequence[str]) -> list[dict[str, Any]]:
+def wait_until_ended(client: Client, jobs: Sequence[str]) -> list[JobRow]:
     """Wait until all jobs have ended, also across restarts of the daemon. Return their rows."""
     last_answer: float | None = None
     while True:
@@ -213,7 +214,7 @@ def wait_until_ended(client: Client, jobs: Sequence[str]) -> list[dict[str, Any]
             time.sleep(POLL_INTERVAL)
 
 
-def exit_code(rows: Sequence[dict[str, Any]]) -> int:
+def exit_code(rows: Sequence[Mapping[str, Any]]) -> int:
     """Return the highest exit code of jobs that have ended."""
     return max((_exit_code_for(row["state"], row["exit_code"]) for row in rows), default=0)
 

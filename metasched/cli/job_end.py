@@ -26,9 +26,9 @@ def print_end(client: Client, job: str) -> None:
     code = "unknown" if row["exit_code"] is None else row["exit_code"]
     signal = f", signal {row['signal']}" if row.get("signal") else ""
     print(f"\nExit code {code}{signal}.")
-    for stream in ("error", "output"):
-        if paths[stream]:
-            _print_tail(stream, paths[stream])
+    for stream, path in (("error", paths["error"]), ("output", paths["output"])):
+        if path:
+            _print_tail(stream, path)
 
 
 def _print_tail(stream: str, path: str) -> None:

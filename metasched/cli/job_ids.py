@@ -8,7 +8,7 @@ from metasched.errors import ParseError, UserError
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
 MAX_DIGITS = 19  # of the id of a job
@@ -29,19 +29,19 @@ def check_job_ids(references: Sequence[str]) -> list[str]:
     return list(references)
 
 
-def format_task_id(row: dict[str, object]) -> str:
+def format_task_id(row: Mapping[str, Any]) -> str:
     """Return the id of a job or task as users write it: `17` or `17_3`."""
     return str(row["job"]) if row.get("task") is None else f"{row['job']}_{row['task']}"
 
 
 def fold_array_rows(
-    rows: Sequence[dict[str, Any]], group_key: Callable[[dict[str, Any]], object]
-) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    rows: Sequence[Mapping[str, Any]], group_key: Callable[[Mapping[str, Any]], object]
+) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
     """Group the tasks of each array with equal `group_key`, as squeue does: `17_[3-9]`.
 
     Yield the label and the rows of each group.
     """
-    groups: dict[object, list[dict[str, Any]]] = {}
+    groups: dict[object, list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["job"], row.get("task") is None, group_key(row)), []).append(row)
     for group in groups.values():

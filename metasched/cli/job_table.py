@@ -9,7 +9,7 @@ from metasched.errors import UserError
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
 DEFAULT_COLUMNS = "job,name,user,state,time,left,nodes,cpus,cluster_reason"
@@ -19,7 +19,7 @@ LONG_COLUMNS = "job,name,state,exit,time,cpu_time,max_memory,nodes,cpus,cluster,
 class Line:
     """A task, or equal tasks of an array."""
 
-    def __init__(self, label: str, rows: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, label: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """`rows`: of `GET /jobs/details`, or of `GET /jobs`, which lacks some values."""
         self.label, self.rows = label, rows
         self.row = rows[0]
@@ -69,7 +69,7 @@ class Line:
         return max(known, default=None)
 
     @property
-    def same_for_all(self) -> dict[str, Any]:
+    def same_for_all(self) -> Mapping[str, Any]:
         """The values that belong to a single task alone, or nothing for several."""
         return self.row if len(self.rows) == 1 else {}
 
@@ -137,7 +137,7 @@ def parse_columns(text: str, option: str) -> list[str]:
     return names
 
 
-def print_jobs(rows: Sequence[dict[str, Any]], format: str | None, sort: str | None) -> None:
+def print_jobs(rows: Sequence[Mapping[str, Any]], format: str | None, sort: str | None) -> None:
     """Print rows of jobs by the columns of `format`, ordered by those of `sort`."""
     names = parse_columns(format or DEFAULT_COLUMNS, "--format")
     lines = [Line(label, group) for label, group in fold_array_rows(rows, _shared_values)]
@@ -153,7 +153,7 @@ def print_jobs(rows: Sequence[dict[str, Any]], format: str | None, sort: str | N
     )
 
 
-def _shared_values(row: dict[str, Any]) -> object:
+def _shared_values(row: Mapping[str, Any]) -> object:
     """Return the values that tasks on a line share; a running task has its own line."""
     running_task = row["task"] if row["state"] in ("running", "suspended") else None
     return running_task, *(row[key] for key in ("state", "reason", "cluster", "exit_code"))

@@ -15,6 +15,7 @@ from metasched.cli.explain import format_number
 from metasched.cli.job_ids import check_job_ids, format_task_id
 from metasched.cli.licence_probe import probe
 from metasched.cli.show import format_time, print_table
+from metasched.client.site_answers import LicenceRow
 from metasched.errors import UserError
 from metasched.units import ParseError, parse_count
 
@@ -54,7 +55,7 @@ def licences(
       metasched licences --json
     """
     client = connect(config)
-    previous: list[dict[str, Any]] | None = None
+    previous: list[LicenceRow] | None = None
     while True:
         rows = client.licences()
         if rows != previous:

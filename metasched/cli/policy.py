@@ -139,12 +139,13 @@ def _values_of(name: str, config: str | None) -> tuple[dict[str, Any], dict[str,
     """Return the values of a named policy, and what else the daemon says of the one in force."""
     if name == LIVE:
         answer = connect(config).policy()
-        return answer.pop("values"), answer
+        return answer["values"], {key: value for key, value in answer.items() if key != "values"}
     if name == DEFAULT:
         return values_of(parse_policy("", DEFAULT)), {}
     if name.isascii() and name.isdecimal():
         row = connect(config).policy_version(int(name))
-        return values_of(parse_policy(row["text"], f"version {name}")), {"version": row["version"]}
+        policy = parse_policy(row["text"] or "", f"version {name}")
+        return values_of(policy), {"version": row["version"]}
     return values_of(parse_policy(_text_of(name), name)), {}
 
 

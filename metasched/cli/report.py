@@ -14,6 +14,7 @@ from metasched.cli.completion import complete_clusters, complete_licences
 from metasched.cli.connect import connect
 from metasched.cli.messages import warn
 from metasched.cli.show import print_table, printable
+from metasched.client.site_answers import Report
 from metasched.errors import UserError
 from metasched.model.report_figures import (
     COLUMNS,
@@ -182,9 +183,7 @@ def _write(path: Path, text: str) -> None:
         raise UserError(f"{error.strerror}, {path}; give a file that you can write") from None
 
 
-def _table(
-    kind: str, names: Sequence[str], answer: dict[str, Any]
-) -> tuple[list[str], list[list[str]]]:
+def _table(kind: str, names: Sequence[str], answer: Report) -> tuple[list[str], list[list[str]]]:
     """Return headings and cells; the last row is the total."""
     columns = [column for column in COLUMNS[kind] if _is_known(column, answer["rows"])]
     headings = [
@@ -233,7 +232,7 @@ def _csv_text(text: str) -> str:
     return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") else text
 
 
-def _page(kind: str, names: Sequence[str], answer: dict[str, Any]) -> str:
+def _page(kind: str, names: Sequence[str], answer: Report) -> str:
     from metasched.experiments import plots
     from metasched.experiments.html_page import html_table, image, page, section
 

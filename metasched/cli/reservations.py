@@ -185,14 +185,20 @@ def reserve(options: ReserveOptions) -> None:
         option = "--until" if options.zone is None else "--zone"
         raise UserError(f"{option} without --every; add the rule of a series")
     request = _reservation_terms(options, time.time())
-    answer = connect(options.config).reserve(request)
+    client = connect(options.config)
+    if not options.dry_run:
+        row = client.reserve(request)
+        if options.json:
+            print(json_format.dumps(row, indent=2))
+        else:
+            _print_reservations([row])
+        return
+    windows = client.free_windows(request)
     if options.json:
-        print(json_format.dumps(answer, indent=2))
-    elif options.dry_run:
-        print("Dry run, nothing reserved. Possible windows:")
-        _print_offers(answer["offers"])
+        print(json_format.dumps({"offers": windows}, indent=2))
     else:
-        _print_reservations([answer])
+        print("Dry run, nothing reserved. Possible windows:")
+        _print_offers(windows)
 
 
 def _reserve_series(options: ReserveOptions, now: float) -> None:

@@ -66,11 +66,12 @@ def create(
         except BaseException:
             file.unlink()
             raise
-        target.write(f"{new_token.pop('token')}\n")
+        target.write(f"{new_token['token']}\n")
     message = (
         f"Token {new_token['id']} in {file} is valid until {format_time(new_token['expires'])}"
     )
-    print(json_format.dumps(new_token) if json else message)
+    public = {key: value for key, value in new_token.items() if key != "token"}
+    print(json_format.dumps(public) if json else message)
 
 
 @token.command(name="list")
@@ -86,13 +87,12 @@ def list_tokens(json: JsonOption = False, config: ConfigOption = None) -> None:
     if json:
         print(json_format.dumps(rows, indent=2))
         return
-    time_fields = ("created", "expires", "revoked")
     print_table(
-        ("ID", "USER", "SCOPE", *(name.upper() for name in time_fields)),
+        ("ID", "USER", "SCOPE", "CREATED", "EXPIRES", "REVOKED"),
         (
             (
-                *(row["id"], row["user"], row.get("scope", "user")),
-                *(format_time(row[name]) for name in time_fields),
+                *(row["id"], row["user"], row.get("scope", "user"), format_time(row["created"])),
+                *(format_time(row["expires"]), format_time(row["revoked"])),
             )
             for row in rows
         ),

@@ -1,6 +1,7 @@
 """The client of the daemon; imports the standard library and msgspec at most, to start quickly.
 
 client        calls of the daemon over HTTP
+job_answers, site_answers   types of their answers, which the OpenAPI document describes, too
 connection    a request to the daemon and its response
 address       where the daemon is
 unix_socket   connections to a daemon on this host

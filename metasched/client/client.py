@@ -23,6 +23,39 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from metasched.client.job_answers import (
+        ChangedTask,
+        Explanation,
+        JobDetails,
+        JobRow,
+        OutputPaths,
+        StoryEvent,
+        SubmittedJob,
+    )
+    from metasched.client.site_answers import (
+        CalendarRow,
+        ClusterRow,
+        EventRow,
+        FreeWindow,
+        HealthRow,
+        LicenceRow,
+        LicenceServerRow,
+        LimitRow,
+        NewLink,
+        NewTokenRow,
+        NotificationRow,
+        PolicyRow,
+        PolicyVersionRow,
+        ReleasedTask,
+        ReloadRow,
+        Report,
+        ReservationRow,
+        SeriesRow,
+        ShadowRow,
+        ShareRow,
+        TokenRow,
+    )
+
 RETRY_TIME = 30.0  # seconds from the first try for which a submission is repeated
 RETRY_INTERVAL = 0.5  # seconds between two tries
 PAGE_SIZE = 5000  # rows of a listing that are requested at once
@@ -49,7 +82,7 @@ class Client:
 
     def submit(
         self, submission: Mapping[str, object], key: str | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> list[SubmittedJob]:
         """Submit all jobs of a `SubmitRequest`, or none, if a job is invalid.
 
         Return `job`, `priority`, `cluster` and `warnings` of each. If the response is lost, the
@@ -95,21 +128,22 @@ class Client:
                 time.sleep(RETRY_INTERVAL)
         raise lost
 
-    def jobs(self, jobs: Sequence[str] = (), **filters: str | float | None) -> list[dict[str, Any]]:
+    def jobs(self, jobs: Sequence[str] = (), **filters: str | float | None) -> list[JobRow]:
         """Return the rows of `status` for these jobs, or for all jobs that pass the filters."""
         return self._all_pages("/jobs", {"job": jobs, **filters})
 
     def job_details(
         self, jobs: Sequence[str] = (), **filters: str | float | None
-    ) -> list[dict[str, Any]]:
+    ) -> list[JobDetails]:
         """Return rows of `jobs` with what each job asks for and where it runs.
 
         An earlier daemon returns the rows of `jobs`.
         """
+        query = {"job": jobs, **filters}
         try:
-            return self._all_pages("/jobs/details", {"job": jobs, **filters})
+            return self._all_pages("/jobs/details", query)
         except (NotFound, UnknownRoute):
-            return self.jobs(jobs, **filters)
+            return self._all_pages("/jobs", query)
 
     def lowest_job(self, user: str, state: str) -> int | None:
         """Return the lowest id of a user's jobs with a task in one of the states."""
@@ -130,7 +164,7 @@ class Client:
         state: str | None = None,
         cluster: str | None = None,
         exit_code: int | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[ChangedTask]:
         """Cancel, hold, release or requeue jobs; `lost` and `ran` resolve unknown jobs.
 
         `exit_code` is that of jobs that `ran`. Return the state before and after, and a note, for
@@ -147,7 +181,7 @@ class Client:
         jobs: Sequence[str],
         user: str | None = None,
         state: str | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[ChangedTask]:
         """Change job attributes (`JobChanges`); return the state before and after for each task."""
         body = {
             "choice": {"jobs": list(jobs), "user": user, "state": state},
@@ -155,50 +189,50 @@ class Client:
         }
         return self._parse_rows(self._request("POST", "/jobs/modify", body=body), "jobs")
 
-    def wait(self, jobs: Sequence[str], timeout: float = LONG_POLL) -> list[dict[str, Any]]:
+    def wait(self, jobs: Sequence[str], timeout: float = LONG_POLL) -> list[JobRow]:
         """Return the rows of the jobs when all have ended, or after `timeout` seconds."""
         return self._parse_rows(
             self._request("GET", "/jobs/wait", {"job": jobs, "timeout": timeout})
         )
 
-    def story(self, job: str) -> list[dict[str, Any]]:
+    def story(self, job: str) -> list[StoryEvent]:
         """Return the events of a job, oldest first."""
         return self._all_pages(f"/jobs/{percent_encode(job)}/story", {}, "events")
 
-    def explain(self, job: str) -> dict[str, Any]:
+    def explain(self, job: str) -> Explanation:
         """Return the state of a job with its reason, priority and eligible clusters."""
         return self._parse_object(self._request("GET", f"/jobs/{percent_encode(job)}/explain"))
 
-    def output(self, job: str) -> dict[str, Any]:
+    def output(self, job: str) -> OutputPaths:
         """Return the paths of a job's `output` and `error` (None: the same file)."""
         return self._parse_object(self._request("GET", f"/jobs/{percent_encode(job)}/output"))
 
-    def clusters(self) -> list[dict[str, Any]]:
+    def clusters(self) -> list[ClusterRow]:
         return self._all_pages("/clusters", {})
 
-    def licence_servers(self) -> list[dict[str, Any]]:
+    def licence_servers(self) -> list[LicenceServerRow]:
         return self._parse_rows(self._request("GET", "/licences/servers"))
 
-    def drain(self, cluster: str, reason: str = "", keep_pending: bool = False) -> dict[str, Any]:
+    def drain(self, cluster: str, reason: str = "", keep_pending: bool = False) -> ClusterRow:
         """Stop dispatching to a cluster. Return its new row of `clusters`."""
         body = {"reason": reason, "keep_pending": keep_pending}
         path = f"/clusters/{percent_encode(cluster)}/drain"
         return self._parse_object(self._request("POST", path, body=body))
 
-    def resume(self, cluster: str) -> dict[str, Any]:
+    def resume(self, cluster: str) -> ClusterRow:
         """Dispatch to a cluster again. Return its new row of `clusters`."""
         return self._parse_object(
             self._request("POST", f"/clusters/{percent_encode(cluster)}/resume")
         )
 
-    def licences(self) -> list[dict[str, Any]]:
+    def licences(self) -> list[LicenceRow]:
         return self._all_pages("/licences", {})
 
-    def limits(self, user: str | None = None) -> list[dict[str, Any]]:
+    def limits(self, user: str | None = None) -> list[LimitRow]:
         """Return the limits of a user's tasks (None: all that the caller may see) and their use."""
         return self._all_pages("/limits", {} if user is None else {"user": user})
 
-    def shares(self, user: str | None = None) -> list[dict[str, Any]]:
+    def shares(self, user: str | None = None) -> list[ShareRow]:
         """Return where a user stands in the tree of shares; None: all that the caller may see.
 
         Accounts come first, then users by place.
@@ -206,41 +240,47 @@ class Client:
         rows = self._all_pages("/shares", {} if user is None else {"user": user})
         return sorted(rows, key=lambda row: row["place"] or 0)
 
-    def set_licence(self, name: str, total: int | None) -> dict[str, Any]:
+    def set_licence(self, name: str, total: int | None) -> LicenceRow:
         """Set the total of a licence (None: as configured). Return its new row of `licences`."""
         path = f"/licences/{percent_encode(name)}/total"
         return self._parse_object(self._request("POST", path, body={"total": total}))
 
-    def release_licences(self, jobs: Sequence[str]) -> list[dict[str, Any]]:
+    def release_licences(self, jobs: Sequence[str]) -> list[ReleasedTask]:
         """Release the leases of unknown jobs. Return the tokens released by each task."""
         return self._parse_rows(
             self._request("POST", "/licences/release", body={"jobs": list(jobs)}), "jobs"
         )
 
-    def reserve(self, request: Mapping[str, object]) -> dict[str, Any]:
-        """Make a reservation (`ReservationTerms`). Return its row; with `dry_run` the `offers`."""
-        return self._parse_object(self._request("POST", "/reservations", body=dict(request)))
+    def reserve(self, request: Mapping[str, object]) -> ReservationRow:
+        """Make a reservation (`ReservationTerms`). Return its row."""
+        body = {**request, "dry_run": False}
+        return self._parse_object(self._request("POST", "/reservations", body=body))
 
-    def reservations(self, include_closed: bool = False) -> list[dict[str, Any]]:
+    def free_windows(self, request: Mapping[str, object]) -> list[FreeWindow]:
+        """Return windows in which a reservation (`ReservationTerms`) could be made."""
+        body = {**request, "dry_run": True}
+        return self._parse_rows(self._request("POST", "/reservations", body=body), "offers")
+
+    def reservations(self, include_closed: bool = False) -> list[ReservationRow]:
         """Return the reservations that are open or closed in the last hour, or all, by start."""
         rows = self._all_pages("/reservations", {"all": include_closed})
         return sorted(rows, key=lambda row: (row["start"], row["reservation"]))
 
-    def cancel_reservation(self, reservation_id: int) -> dict[str, Any]:
+    def cancel_reservation(self, reservation_id: int) -> ReservationRow:
         return self._parse_object(self._request("POST", f"/reservations/{reservation_id}/cancel"))
 
-    def make_series(self, request: Mapping[str, object]) -> dict[str, Any]:
+    def make_series(self, request: Mapping[str, object]) -> SeriesRow:
         """Make a series of reservations (`SeriesTerms`). Return its row of `calendar`."""
         return self._parse_object(self._request("POST", "/series", body=dict(request)))
 
-    def cancel_series(self, series_id: int) -> dict[str, Any]:
+    def cancel_series(self, series_id: int) -> CalendarRow:
         return self._parse_object(self._request("POST", f"/series/{series_id}/cancel"))
 
-    def calendar(self, runs: int = 1) -> list[dict[str, Any]]:
+    def calendar(self, runs: int = 1) -> list[CalendarRow]:
         """Return the entries of the calendar by id, each with its next `runs` times."""
         return self._all_pages("/calendar", {"runs": runs})
 
-    def create_token(self, lifetime: float, *, for_metrics: bool = False) -> dict[str, Any]:
+    def create_token(self, lifetime: float, *, for_metrics: bool = False) -> NewTokenRow:
         """Create a token for the caller, valid for `lifetime` seconds: `id`, `token`, `expires`.
 
         `for_metrics`: a token that reads metrics, and nothing else.
@@ -250,11 +290,11 @@ class Client:
             body["scope"] = "metrics"
         return self._parse_object(self._request("POST", "/tokens", body=body))
 
-    def create_link(self) -> dict[str, Any]:
+    def create_link(self) -> NewLink:
         """Make a link that signs a browser in once: `url` and `expires`."""
         return self._parse_object(self._request("POST", "/tokens/link"))
 
-    def tokens(self) -> list[dict[str, Any]]:
+    def tokens(self) -> list[TokenRow]:
         return self._all_pages("/tokens", {})
 
     def revoke_token(self, token_id: int) -> None:
@@ -262,7 +302,7 @@ class Client:
 
     def events(
         self, cursor: str | None = None, limit: int = PAGE_SIZE, **filters: object
-    ) -> tuple[list[dict[str, Any]], str]:
+    ) -> tuple[list[EventRow], str]:
         """Return audit records after a cursor, at most `limit`, and the cursor after them.
 
         `filters`: see GET /events. With `wait` (seconds) the daemon waits for a record.
@@ -271,7 +311,7 @@ class Client:
         answer, fields = self._connection.request("GET", "/events", query)
         return self._parse_rows(answer), fields.get(NEXT_CURSOR_HEADER.lower(), cursor or "0")
 
-    def report(self, kind: str, by: Sequence[str], **query: str | None) -> dict[str, Any]:
+    def report(self, kind: str, by: Sequence[str], **query: str | None) -> Report:
         """Return a report of ended jobs, or of leases: `rows`, their `total`, and the period.
 
         `kind` is use, waits, deadlines or licences. `query`: see GET /reports/{kind}.
@@ -279,63 +319,61 @@ class Client:
         path = f"/reports/{percent_encode(kind)}"
         return self._parse_object(self._request("GET", path, {"by": by, **query}))
 
-    def notifications(self, *, delivered: bool = False) -> list[dict[str, Any]]:
+    def notifications(self, *, delivered: bool = False) -> list[NotificationRow]:
         """Return mails and groups of events that are not delivered, or all, by id."""
         return self._all_pages("/notifications", {"delivered": delivered} if delivered else {})
 
-    def reload(self) -> dict[str, Any]:
+    def reload(self) -> ReloadRow:
         """Let the daemon read its configuration again: `changes`, `restart_needed`, `findings`."""
         return self._parse_object(self._request("POST", "/reload"))
 
-    def policy(self) -> dict[str, Any]:
+    def policy(self) -> PolicyRow:
         """Return the policy in force: its version and `values`."""
         return self._parse_object(self._request("GET", "/policy"))
 
-    def policy_versions(self) -> list[dict[str, Any]]:
+    def policy_versions(self) -> list[PolicyVersionRow]:
         """Return the versions of the policy, the newest first, without their texts."""
         return self._parse_rows(self._request("GET", "/policy/versions"))
 
-    def policy_version(self, number: int) -> dict[str, Any]:
+    def policy_version(self, number: int) -> PolicyVersionRow:
         """Return a version of the policy with its `text`."""
         return self._parse_object(self._request("GET", f"/policy/versions/{number}"))
 
     def activate_policy(
         self, text: str, file: str, reason: str = "", expected: int | None = None
-    ) -> dict[str, Any]:
+    ) -> PolicyVersionRow:
         """Put the policy of a text in force; refused unless version `expected` is in force."""
         body = {"text": text, "file": file, "reason": reason, "expected": expected}
         return self._parse_object(self._request("POST", "/policy/activate", body=body))
 
-    def undo_policy(self, reason: str = "", expected: int | None = None) -> dict[str, Any]:
+    def undo_policy(self, reason: str = "", expected: int | None = None) -> PolicyVersionRow:
         """Put the policy before the present one in force; refused as `activate_policy`."""
         body = {"reason": reason, "expected": expected}
         return self._parse_object(self._request("POST", "/policy/undo", body=body))
 
-    def shadow(self) -> dict[str, Any]:
+    def shadow(self) -> ShadowRow:
         """Return the candidate policy beside the one in force, and its comparison."""
         return self._parse_object(self._request("GET", "/policy/shadow"))
 
-    def start_shadow(self, text: str, file: str, reason: str = "") -> dict[str, Any]:
+    def start_shadow(self, text: str, file: str, reason: str = "") -> ShadowRow:
         """Run the policy of a text beside the one in force; refused while another one runs."""
         body = {"text": text, "file": file, "reason": reason}
         return self._parse_object(self._request("POST", "/policy/shadow", body=body))
 
-    def stop_shadow(self) -> dict[str, Any]:
+    def stop_shadow(self) -> ShadowRow:
         """End the candidate policy; its comparison stays."""
         return self._parse_object(self._request("DELETE", "/policy/shadow"))
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> HealthRow:
         return self._parse_object(self._request("GET", "/health"))
 
-    def _all_pages(
-        self, path: str, query: Mapping[str, object], key: str | None = None
-    ) -> list[dict[str, Any]]:
+    def _all_pages(self, path: str, query: Mapping[str, object], key: str | None = None) -> Any:
         """Return the rows of all pages of a listing, in the order of the pages.
 
         `key`: of the rows in an answer; None: the answer is the list of rows.
         A daemon of an earlier release sends all rows as one page.
         """
-        rows: list[dict[str, Any]] = []
+        rows: list[Any] = []
         page = {**query, "limit": PAGE_SIZE}
         while True:
             answer, fields = self._connection.request("GET", path, page)
@@ -355,7 +393,7 @@ class Client:
         """Send a request; return the JSON of its response."""
         return self._connection.request(method, path, query, body, headers)[0]
 
-    def _parse_rows(self, answer: Any, key: str | None = None) -> list[dict[str, Any]]:
+    def _parse_rows(self, answer: Any, key: str | None = None) -> Any:
         rows = answer.get(key) if key is not None and isinstance(answer, dict) else answer
         if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
             raise ResponseLost(
@@ -363,7 +401,7 @@ class Client:
             )
         return rows
 
-    def _parse_object(self, answer: Any) -> dict[str, Any]:
+    def _parse_object(self, answer: Any) -> Any:
         if not isinstance(answer, dict):
             raise ResponseLost(
                 f"unexpected response, socket {self.path}; check that it is metasched's"

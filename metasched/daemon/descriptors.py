@@ -7,6 +7,8 @@ import logging
 import os
 import resource
 
+from metasched.client.site_answers import DescriptorsRow
+
 log = logging.getLogger("metasched")
 
 RESERVED = 256  # descriptors for the database, launcher calls, programs and libraries
@@ -36,14 +38,14 @@ def connection_limit(wanted: int, listeners: int, workers: int) -> int:
     return min(wanted, possible)
 
 
-def descriptor_use() -> dict[str, int | None]:
+def descriptor_use() -> DescriptorsRow:
     """Return the number of open descriptors and the soft limit (None: unlimited)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = None if soft == resource.RLIM_INFINITY else soft
     try:
         return {"open": len(os.listdir("/proc/self/fd")), "limit": limit}
     except OSError:  # none is left to look
-        return {"open": limit, "limit": limit}
+        return {"open": soft, "limit": limit}
 
 
 def restore_limit(pid: int) -> None:

@@ -7,7 +7,7 @@ import time
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 # State of a task -> state and code of Slurm. `unknown` is not here: a client that sees it would
@@ -69,8 +69,8 @@ _ABSENT: dict[str, Any] = {"clusters": (), "wckey": "", "nice": 0, "nodelist": "
 class Job:
     """A row of `GET /jobs/details`."""
 
-    def __init__(self, row: dict[str, Any]) -> None:
-        self.row = _ABSENT | row
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self.row = {**_ABSENT, **row}
         self.state, self.code = _slurm_state(row)
         task = row["task"]
         self.tasks = None if task is None else str(task)  # its index, or those of a folded line
@@ -199,7 +199,7 @@ class Job:
         return (0 if signal else code), signal
 
 
-def _slurm_state(row: dict[str, Any]) -> tuple[str, str]:
+def _slurm_state(row: Mapping[str, Any]) -> tuple[str, str]:
     state = row["state"]
     if state == "unknown":
         return STATES["running" if row["started"] else "pending"]

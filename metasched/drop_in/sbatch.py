@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from metasched.client.job_answers import JobRow
+
 _OPEN = ("queued", "held", "dispatching", "pending", "running", "suspended", "unknown")
 _RETRY_INTERVAL = 5.0  # seconds between two questions to a daemon that does not answer
 
@@ -136,7 +138,7 @@ def _wait(client: Client, job: str) -> int:
             return max((_exit_code(row) for row in rows), default=0)
 
 
-def _exit_code(row: dict[str, Any]) -> int:
+def _exit_code(row: JobRow) -> int:
     """Return the exit code of a task; 1 if it has not ended by itself."""
     code: int | None = row["exit_code"]
     if row["state"] == "completed":

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from metasched.client.client import Client
+from metasched.client.job_answers import SubmittedJob
 from tests.bench.conftest import Record
 from tests.bench.test_daemon import seconds, submission
 from tests.bench.test_recovery import occupy, restart_after_a_kill
@@ -37,7 +38,7 @@ def test_calls_on_ten_thousand_tasks(running: Site, record: Record) -> None:
     spent: dict[str, list[float]] = {}
 
     def submit(name: str, limit: str = "", **fields: Any) -> str:
-        rows: list[dict[str, Any]] = []
+        rows: list[SubmittedJob] = []
         new = submission(running.folder, array=f"1-{TASKS}{limit}", **fields)
         timed(name, lambda: rows.extend(client.submit(new)))
         return str(rows[0]["job"])
@@ -126,7 +127,7 @@ def call_in_a_loop(
     client, slowest = Client(Path(socket), timeout=300), 0.0
     new = submission(Path(folder), held=True)
     while not stop.is_set():
-        rows: list[dict[str, Any]] = []
+        rows: list[SubmittedJob] = []
         for call in (
             lambda: rows.extend(client.submit(new)),  # noqa: B023 - called at once
             lambda: client.jobs([str(rows[0]["job"])]),  # noqa: B023

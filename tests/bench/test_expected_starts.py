@@ -6,7 +6,6 @@ import random
 import statistics
 import time
 from datetime import datetime
-from typing import Any
 
 import pytest
 
@@ -29,8 +28,8 @@ cpus = 100
 """
 
 
-def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()
+def _seconds(text: str | None) -> float:
+    return datetime.fromisoformat(text or "").timestamp()
 
 
 @pytest.mark.bench
@@ -85,14 +84,13 @@ def _follow(
     shown: dict[int, tuple[float, float, float]] = {}
     starts: dict[int, float] = {}
     while len(starts) < len(jobs):
-        rows: list[dict[str, Any]] = client.jobs([str(job) for job in sorted(jobs)])
+        rows = client.jobs([str(job) for job in sorted(jobs)])
         for row in rows:
             job = row["job"]
             if row["started"]:
                 starts[job] = _seconds(row["started"])
             elif row["expected_early"] and job not in shown:
-                keys = ("expected_early", "expected_start", "expected_late")
-                early, median, late = (_seconds(row[key]) for key in keys)
-                shown[job] = early, median, late
+                early, median = _seconds(row["expected_early"]), _seconds(row["expected_start"])
+                shown[job] = early, median, _seconds(row["expected_late"])
         time.sleep(1)
     return {job: (shown.get(job), start) for job, start in starts.items()}

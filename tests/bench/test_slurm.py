@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any
+from collections.abc import Sequence
 
 import psutil
 import pytest
 
 from metasched.client.client import Client
+from metasched.client.job_answers import JobRow
 from tests.bench.conftest import Record
 from tests.bench.test_daemon import submission
 from tests.conftest import require
@@ -59,11 +60,11 @@ def test_a_whole_cycle_with_twenty_thousand_jobs(
     assert sum(spent.values()) < 1
 
 
-def _arrays(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+def _arrays(rows: Sequence[JobRow]) -> dict[str, list[str]]:
     """Return the tasks of each Slurm array."""
     tags: dict[str, list[str]] = {}
     for row in rows:
-        array, _, task = row["native_id"].partition("_")
+        array, _, task = (row["native_id"] or "").partition("_")
         tags.setdefault(array, []).append(task)
     return tags
 

@@ -139,7 +139,7 @@ def dispatch(site: Site, client: Client, *requests: JobRequest) -> Dispatched:
         jobs=requests, scripts={"s": SCRIPT}, environments={"e": {"PATH": "/usr/bin:/bin"}}
     )
     used, submitted = cpu(site.pid), time.perf_counter()
-    first = min(int(row["job"]) for row in client.submit(to_builtins(submission)))
+    first = min(row["job"] or 0 for row in client.submit(to_builtins(submission)))
     accepted = f"job >= {first} AND native_id IS NOT NULL"
     ended = f"job >= {first} AND ended IS NOT NULL"
     begun = until_count(site, accepted, 1)

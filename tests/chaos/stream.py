@@ -20,6 +20,7 @@ from msgspec import to_builtins
 from metasched.client.client import Client
 from metasched.client.connection import ClientError, DaemonUnreachable, ResponseLost
 from metasched.client.schemas import JobRequest, SubmitRequest
+from metasched.client.site_answers import ReleasedTask
 from metasched.model.arrays import parse_array
 
 # Each start appends a line, so that a second start shows, and its uid and the manager's id of its
@@ -267,7 +268,7 @@ class Stream:
         self._client.set_licence(name, 1)
         self._client.set_licence(name, None)
 
-    def release_licences(self) -> list[dict[str, Any]]:
+    def release_licences(self) -> list[ReleasedTask]:
         """Release, as an operator, the licences of unknown tasks whose payload has ended."""
         used = {use.name for use in self.used() if use.ended}
         unknown = self._client.jobs(state="unknown")
@@ -379,7 +380,7 @@ class Stream:
             if was_lost or (submission not in self._answered and self._draw.random() < 0.5):
                 self._unanswered[submission.key] = submission
             raise
-        ids = [answer["job"] for answer in answers]
+        ids = [answer["job"] for answer in answers if answer["job"] is not None]
         if submission in self._answered:
             earlier = [next(iter(of_job.values())).accepted for of_job in submission.promises]
             assert ids == earlier, f"{submission.key}: accepted as {earlier}, repeated as {ids}"

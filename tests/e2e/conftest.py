@@ -197,34 +197,34 @@ class Site:
     def _client(self) -> Client:
         return Client(find_daemon(str(self.config)))
 
-    def rows(self, *jobs: int | str) -> list[dict[str, Any]]:
+    def rows(self, *jobs: int | str) -> list[Any]:
         """Return the rows of `status --json` for the jobs, or for all jobs without arguments.
 
         The client runs in this process if possible: a command per poll would load the host.
         """
         arguments = [str(job) for job in jobs]
         if self.caller:
-            printed: list[dict[str, Any]] = self.json("status", *(arguments or ["--all"]))
+            printed: list[Any] = self.json("status", *(arguments or ["--all"]))
             return printed
         return self._client.jobs(arguments, all=None if jobs else "true")
 
-    def cluster_rows(self) -> list[dict[str, Any]]:
+    def cluster_rows(self) -> list[Any]:
         """Return the rows of `clusters --json`, read as in `rows`."""
         if self.caller:
-            printed: list[dict[str, Any]] = self.json("clusters")
+            printed: list[Any] = self.json("clusters")
             return printed
         return self._client.clusters()
 
-    def reservation(self, id: int) -> dict[str, Any]:
+    def reservation(self, id: int) -> Any:
         """Return the row of a reservation in `reservations --all --json`."""
         [row] = [r for r in self._client.reservations(True) if r["reservation"] == id]
         return row
 
-    def row(self, job: int) -> dict[str, Any]:
+    def row(self, job: int) -> Any:
         [row] = self.rows(job)
         return row
 
-    def details(self, job: int) -> dict[str, Any]:
+    def details(self, job: int) -> Any:
         """Return the row of a job in `GET /jobs/details`."""
         [row] = self._client.job_details([str(job)])
         return row

@@ -21,6 +21,7 @@ from msgspec import to_builtins
 from metasched.client.client import Client
 from metasched.client.connection import PermissionDenied
 from metasched.client.schemas import JobRequest, SubmitRequest
+from metasched.client.site_answers import ReservationRow
 from tests.e2e.conftest import ENDED, Site
 from tests.e2e.reservable_clusters import cores, hosts
 from tests.harness.daemons import BootError
@@ -178,11 +179,12 @@ class Promises:
             scripts={script: SCRIPTS[script]},
             environments={"e": ENVIRONMENT},
         )
-        return [answer["job"] for answer in self.client.submit(to_builtins(submission))]
+        answers = self.client.submit(to_builtins(submission))
+        return [answer["job"] for answer in answers if answer["job"] is not None]
 
     def _reserve(
         self, cluster: str, units: int, start: float, lasts: float
-    ) -> dict[str, Any] | None:
+    ) -> ReservationRow | None:
         request = {
             "least": units,
             "most": units,
@@ -208,7 +210,7 @@ class Promises:
 
     # Faults during the run
 
-    def _drain_one(self, promised: dict[int, dict[str, Any]]) -> tuple[int, SlurmCluster, str]:
+    def _drain_one(self, promised: dict[int, ReservationRow]) -> tuple[int, SlurmCluster, str]:
         first = next(iter(self.slurm))
         id = max(id for id, row in promised.items() if row["cluster"] == first.name)
         [row] = [r for r in self.client.reservations() if r["reservation"] == id]

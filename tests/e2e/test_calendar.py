@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from metasched.client.site_answers import CalendarRow
 from tests.conftest import require
 from tests.e2e.conftest import COMMAND, TWO_LOCAL, Site
 
@@ -79,9 +80,9 @@ class ClockedSite(Site):
         [left] = [row for row in self.cluster_rows() if row["cluster"] == "left"]
         return left["drained"] is not None
 
-    def calendar(self) -> dict[str, dict[str, Any]]:
+    def calendar(self) -> dict[str, CalendarRow]:
         """Return the rows of `calendar --json` by name."""
-        return {row["name"]: row for row in self._client.calendar()}
+        return {row["name"]: row for row in self._client.calendar() if row["name"]}
 
     def next_runs(self) -> dict[str, str]:
         return {name: row["next"][0][:16] for name, row in self.calendar().items()}
@@ -89,7 +90,7 @@ class ClockedSite(Site):
     def recorded(self, kind: str) -> list[tuple[str, int, str]]:
         """Return entry, count and cause of the events of a kind."""
         rows, _ = self._client.events(kind=kind, since=0.0)
-        return [(row["details"]["entry"], row["count"], row["cause"]) for row in rows]
+        return [(row["details"]["entry"], row["count"], row["cause"] or "") for row in rows]
 
     def copies(self) -> list[str]:
         return sorted(path.name for path in (self.folder / "copies").glob("*"))

@@ -96,7 +96,7 @@ class Jobs:
         self.ids[name] = self.site.submit(*words)
         return self.ids[name]
 
-    def row(self, name: str) -> dict[str, Any]:
+    def row(self, name: str) -> Any:
         return self.site.row(self.ids[name])
 
     def end(self, *names: str) -> None:

@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
+from metasched.client.site_answers import HealthRow
 from metasched.paths import PROTOCOL_HEADER
 from tests.e2e.conftest import COMMAND, ENDED
 from tests.harness import accounts
@@ -120,9 +120,8 @@ class Attacker:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._instance = self._health()["instance"]
 
-    def _health(self) -> dict[str, Any]:
-        answer: dict[str, Any] = self.hostile.site._client.health()
-        return answer
+    def _health(self) -> HealthRow:
+        return self.hostile.site._client.health()
 
     @property
     def socket(self) -> str:

@@ -93,7 +93,8 @@ def _submit(client: Client, job: _Open) -> int:
     [answer] = client.submit(
         {"jobs": [request], "scripts": {"s": SCRIPT}, "environments": {"e": environment}}
     )
-    number: int = answer["job"]
+    number = answer["job"]
+    assert number is not None
     return number
 
 

@@ -244,7 +244,7 @@ def test_a_submission_under_way_is_repeated_by_its_key(pair: tuple[Listener, Lis
     active, standby = pair
     client = Client(f"{active.url},{standby.url}")
     thread = take_over_when_asked(active, standby)
-    assert client.submit({"jobs": []}) == [{"job": 7}]
+    assert [row["job"] for row in client.submit({"jobs": []})] == [7]
     thread.join()
     assert active.asked == ["POST /jobs HTTP/1.0"]
     assert standby.asked == ["GET /health HTTP/1.0", "POST /jobs HTTP/1.0"]

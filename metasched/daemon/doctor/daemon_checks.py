@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from importlib.metadata import version
 from typing import Any
@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from metasched.client.client import Client
 from metasched.client.connection import NotFound
 from metasched.client.native_ids import first_id_problem
+from metasched.client.site_answers import ClusterRow, DescriptorsRow, HealthRow
 from metasched.config.settings import Settings
 from metasched.daemon.doctor.cluster_checks import check_records
 from metasched.daemon.doctor.findings import Finding, found, from_error, passed
@@ -62,24 +63,24 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
     for row in health.get("connections", ()):  # of an operator; unknown to earlier daemons
         yield _check_listener(row)
     if (descriptors := health.get("descriptors")) is not None:
-        yield _check_descriptors(**descriptors)
+        yield _check_descriptors(descriptors)
     if delayed := health.get("delayed"):  # of an operator; unknown to earlier daemons
         yield _delayed_listings(delayed)
     yield _check_ids(health, clusters)
     yield from _check_heuristics(client)
-    for row in clusters:
-        yield _check_cluster(row)
-        yield from check_evidence(row, settings)
-        yield from check_listing_age(row)
-        yield from check_use(row, settings)
-    for row in servers:
-        yield _check_licence_server(row)
-    for row in licences:
-        yield from _check_manager_licences(row)
+    for cluster in clusters:
+        yield _check_cluster(cluster)
+        yield from check_evidence(cluster, settings)
+        yield from check_listing_age(cluster)
+        yield from check_use(cluster, settings)
+    for server in servers:
+        yield _check_licence_server(server)
+    for licence in licences:
+        yield from _check_manager_licences(licence)
     names = {row["cluster"] for row in clusters}
-    for row in reservations:
-        if row["closed"] is None and row["cluster"] not in names:
-            yield _unconfigured_reservation(row)
+    for reservation in reservations:
+        if reservation["closed"] is None and reservation["cluster"] not in names:
+            yield _unconfigured_reservation(reservation)
     down = {row["cluster"] for row in clusters if row["state"].startswith("down")}
     for job in unknown[:MAX_LISTED_JOBS]:
         yield _unknown_job(job, tag_of_unknown(settings.database, job), down)
@@ -90,7 +91,7 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _check_ids(health: dict[str, Any], clusters: list[dict[str, Any]]) -> Finding:
+def _check_ids(health: HealthRow, clusters: list[ClusterRow]) -> Finding:
     """Return whether the drop-in commands can be used; they need not."""
     first_id = health.get("first_id", 1)
     problem, fix = first_id_problem(first_id, clusters)
@@ -112,7 +113,7 @@ def _check_heuristics(client: Client) -> Iterator[Finding]:
         yield check_heuristic(row)
 
 
-def check_heuristic(row: dict[str, Any]) -> Finding:
+def check_heuristic(row: Mapping[str, Any]) -> Finding:
     check = f"heuristic {row['heuristic']}"
     if row["problem"]:
         return found("heuristic-excluded", check, row["problem"])
@@ -122,7 +123,7 @@ def check_heuristic(row: dict[str, Any]) -> Finding:
     return passed(check, f"[{row['table']}.{row['heuristic']}] is asked")
 
 
-def check_webhook(row: dict[str, Any]) -> Finding:
+def check_webhook(row: Mapping[str, Any]) -> Finding:
     check = f"webhook {row['name']}"
     waiting = f"{row['waiting']} groups of events wait"
     if not row["failures"]:
@@ -142,7 +143,7 @@ def _quarantine_entry(entry: dict[str, Any]) -> Finding:
     return found("daemon-defect", entry["source"], f"{message}: {entry['defect']}", fix)
 
 
-def _check_listener(row: dict[str, Any]) -> Finding:
+def _check_listener(row: Mapping[str, Any]) -> Finding:
     """Return the result for a listener: it is full, or how many connections it has refused."""
     refused = ", ".join(f"{kind} {count}" for kind, count in row["refused"].items() if count)
     message = (
@@ -165,7 +166,8 @@ def _delayed_listings(rows: list[dict[str, Any]]) -> Finding:
     return found("daemon-delayed", "listings", message)
 
 
-def _check_descriptors(open: int, limit: int | None) -> Finding:
+def _check_descriptors(use: DescriptorsRow) -> Finding:
+    open, limit = use["open"], use["limit"]
     message = f"{open} of {'any number' if limit is None else limit}"
     if limit is None or open < MAX_DESCRIPTOR_USE * limit:
         return passed("file descriptors", message)
@@ -173,7 +175,7 @@ def _check_descriptors(open: int, limit: int | None) -> Finding:
     return found("daemon-descriptors", "file descriptors", message, fix)
 
 
-def _check_cluster(row: dict[str, Any]) -> Finding:
+def _check_cluster(row: Mapping[str, Any]) -> Finding:
     check, worker, breaker = f"cluster {row['cluster']}", row["worker"], row["breaker"]
     if row["state"].startswith("down"):
         message = f"{row['state']}, since {breaker['since']}, next try {breaker['next_try']}"
@@ -185,7 +187,7 @@ def _check_cluster(row: dict[str, Any]) -> Finding:
     return passed(check, row["state"])
 
 
-def _check_licence_server(row: dict[str, Any]) -> Finding:
+def _check_licence_server(row: Mapping[str, Any]) -> Finding:
     check, breaker = f"licence server {row['server']}", row["breaker"]
     if breaker["failures"]:
         message = f"{breaker['words']}, since {breaker['since']}, next try {breaker['next_try']}"
@@ -202,7 +204,7 @@ def _check_licence_server(row: dict[str, Any]) -> Finding:
     )
 
 
-def _check_manager_licences(row: dict[str, Any]) -> Iterator[Finding]:
+def _check_manager_licences(row: Mapping[str, Any]) -> Iterator[Finding]:
     """Compare the manager's own counter of a licence with the ledger."""
     name = row["licence"]
     for counter in row["managers"]:
@@ -215,7 +217,7 @@ def _check_manager_licences(row: dict[str, Any]) -> Iterator[Finding]:
             yield found("licence-outside", check, text)
 
 
-def _unconfigured_reservation(row: dict[str, Any]) -> Finding:
+def _unconfigured_reservation(row: Mapping[str, Any]) -> Finding:
     """Return the result for an open reservation on a cluster that is not configured."""
     id, cluster = row["reservation"], row["cluster"]
     message = f"of {row['user']}, {row['state']} from {row['start']}: cluster {cluster}"
@@ -226,7 +228,7 @@ def _unconfigured_reservation(row: dict[str, Any]) -> Finding:
     return found("reservation-cluster", f"reservation {id}", f"{message} is not configured", fix)
 
 
-def check_evidence(row: dict[str, Any], settings: Settings) -> Iterator[Finding]:
+def check_evidence(row: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
     """Warn where nothing remembers the end of a job that its manager has forgotten."""
     if row["state"].startswith("down"):
         return  # whether it has accounting is not known
@@ -235,7 +237,7 @@ def check_evidence(row: dict[str, Any], settings: Settings) -> Iterator[Finding]
     yield from check_records(row["cluster"], row["adapter"], row["records"], has_claims)
 
 
-def check_listing_age(row: dict[str, Any]) -> Iterator[Finding]:
+def check_listing_age(row: Mapping[str, Any]) -> Iterator[Finding]:
     """Warn of a cluster that is up, though its last listing is old."""
     listed = row.get("listed")  # unknown to earlier daemons
     if not listed or row["state"].startswith("down"):
@@ -264,7 +266,7 @@ def _check_files(read: dict[str, Any] | None, settings: Settings) -> Iterator[Fi
         yield passed("daemon's file", f"{path or 'none'}, as the daemon has read it")
 
 
-def check_use(row: dict[str, Any], settings: Settings) -> Iterator[Finding]:
+def check_use(row: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
     """With fair share, report a cluster whose accounting reports no use or no shares."""
     fair_share, use = settings.fair_share, row.get("use")  # unknown to earlier daemons
     if fair_share is None or use is None or row["state"].startswith("down"):
@@ -286,7 +288,7 @@ def check_use(row: dict[str, Any], settings: Settings) -> Iterator[Finding]:
         yield found("fair-share-partial", check, text)
 
 
-def tag_of_unknown(database: Database, row: dict[str, Any]) -> str:
+def tag_of_unknown(database: Database, row: Mapping[str, Any]) -> str:
     """Return the tag of an unknown task's live attempt, as its manager has it.
 
     An attempt in a backup has the name that the database had when it was dispatched.
@@ -312,7 +314,7 @@ def tag_of_unknown(database: Database, row: dict[str, Any]) -> str:
     return unknown_tag if dispatch_id is None else instances.tag_of(row["job"], dispatch_id)
 
 
-def _unknown_job(row: dict[str, Any], tag: str, down: set[str]) -> Finding:
+def _unknown_job(row: Mapping[str, Any], tag: str, down: set[str]) -> Finding:
     """Return the result for a job in state `unknown`."""
     id = row["job"] if row["task"] is None else f"{row['job']}_{row['task']}"
     message = f"unknown on {row['cluster']} (there {row['native_id'] or 'without an id'})"

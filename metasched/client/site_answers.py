@@ -489,6 +489,13 @@ class ShadowRow(TypedDict):
     moves: list[ShadowMoveRow]  # by number of tasks, at most 100
 
 
+class DescriptorsRow(TypedDict):
+    """File descriptors of the daemon."""
+
+    open: int
+    limit: int | None  # null: none
+
+
 class HealthRow(TypedDict):
     """The state of the daemon. What only operators see is null or empty for others."""
 
@@ -503,6 +510,6 @@ class HealthRow(TypedDict):
     first_id: int
     quarantine: list[dict[str, Any]]  # sources and rows that are set aside
     connections: list[dict[str, Any]]  # of each listener
-    descriptors: dict[str, int | None] | None
+    descriptors: DescriptorsRow | None
     configuration: dict[str, Any] | None
     delayed: list[dict[str, Any]]  # users whose requests waited longest
