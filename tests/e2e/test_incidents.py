@@ -1,15 +1,17 @@
-"""Each command of the page on incidents is one that an operator can run as it stands."""
+"""Each command of the pages on incidents, growing and site policy can be run as it stands."""
 
 from __future__ import annotations
 
+import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
 from tests.e2e.conftest import COMMAND, ONE_LOCAL, Site
-from tests.unit.test_documents import commands
 
-PAGE = Path(__file__).parents[2] / "docs/admin/incidents.md"
+TESTS = Path(__file__).parents[1]
+PAGES = ("incidents", "growing", "site-policy")
 # what stands for the site's own: the cluster alpha is `here`
 SITE = {"alpha": "here"}
 LICENCE = """
@@ -21,26 +23,58 @@ command = ["/bin/false"]
 name = "matlab"
 server = "main"
 """
-# a bare name of a command stands in the text for any of its uses
-NAMES = {"db prune", "story", "doctor"}
-PROBE = "doctor --probe"  # has tests of its own: it needs site mode
+PROGRAMS = {"metasched", "journalctl", "qdel", "scancel", "scontrol", "squeue", "systemctl"}
+# programs of this host that the pages have as words
+WORDS = {"r", "t", "w", "true", "false", "free"}
+# a bare name of a command stands in the text for a use that the page has, too
+BARE = {"metasched story", "metasched db prune", "scancel", "squeue"}
+# commands that need more than this site: where they are run, and what is written there
+ELSEWHERE = {
+    "metasched doctor --probe": ("e2e/test_probe_jobs.py", '"doctor", "--probe"'),
+    "metasched db move": ("e2e/test_moved_database.py", '"db", "move", new'),
+    "journalctl -u metasched": ("e2e/test_systemd.py", '"journalctl", "-u", "metasched"'),
+    "scontrol update NodeName=NODE State=RESUME": (
+        "e2e/test_slurm.py",
+        '"scontrol", "update", "NodeName=a2", "State=RESUME"',
+    ),
+    "scontrol release": ("e2e/test_lost_controller.py", '"scontrol", "release", native'),
+    "scancel": ("e2e/test_lost_controller.py", '"scancel"'),
+    "squeue": ("e2e/test_lost_controller.py", '"squeue"'),
+    "qdel -f": ("real/test_gridengine.py", '"qdel", "-f"'),
+}
 
 
-def lines() -> list[str]:
-    found = dict.fromkeys(line.strip() for line in commands(PAGE.read_text()))
-    return [line for line in found if line not in NAMES and line != PROBE]
+def commands() -> list[str]:
+    """Return all code of the pages that is a command: of metasched, or a program of this host."""
+    found = dict[str, None]()
+    for name in PAGES:
+        text = TESTS.with_name("docs").joinpath("admin", f"{name}.md").read_text()
+        assert "\n    " not in text.replace("\n    --", "")  # all code is in the text
+        for code in re.findall(r"`([^`]+)`", text):
+            first = code.split()[0]
+            if first in PROGRAMS or (first not in WORDS and shutil.which(first)):
+                found[" ".join(code.split())] = None
+    return list(found)
 
 
-def test_the_commands_of_the_page_run(site: Site) -> None:
+def test_a_command_that_is_run_elsewhere_is_run_there() -> None:
+    assert ELSEWHERE.keys() <= set(commands())
+    for command, (file, text) in ELSEWHERE.items():
+        assert text in (TESTS / file).read_text(), command
+
+
+def test_the_commands_of_the_pages_run(site: Site) -> None:
     """A licence server is down, a job failed, another is held: nothing is said to be misused."""
     site.configure(ONE_LOCAL, LICENCE)
     site.start()
     job = site.submit("--wrap", "exit 3")
     site.until_ended(job)
     site.submit("--licence", "matlab", "--wrap", "true")
-    assert len(lines()) > 12
-    for line in lines():
-        words = shlex.split(line.replace("JOB", str(job)).replace("-N", "3").replace(" N", " 3"))
+    lines = [command for command in commands() if command not in BARE | ELSEWHERE.keys()]
+    assert len(lines) > 17
+    for line in lines:
+        program, *words = shlex.split(line.replace("JOB", str(job)))
+        assert program == "metasched", f"{line}: name a test that runs it"
         done = subprocess.run(
             [COMMAND, *(SITE.get(word, word) for word in words)],
             env=site.environment,

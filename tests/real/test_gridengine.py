@@ -118,6 +118,16 @@ def test_a_job_deleted_by_others_before_it_began_has_not_failed(
     assert len(listing.rows) == 1
 
 
+def test_a_job_that_an_operator_removed_by_force_has_ended(
+    manager: Manager, gridengine_cell: Cell
+) -> None:
+    """What the page on incidents advises for a job without a process."""
+    [blocker] = manager.fill()
+    [row] = manager.adapter.poll().rows
+    gridengine_cell.run("qdel", "-f", row.native_id)
+    assert manager.wait_end(blocker).ended is not None
+
+
 def test_a_job_held_by_others_is_pending_and_no_demand(
     manager: Manager, gridengine_cell: Cell
 ) -> None:
