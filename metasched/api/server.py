@@ -27,6 +27,7 @@ from fastapi import FastAPI
 from metasched.api.app import AddPages, create_app
 from metasched.api.connections import Connection, OpenConnections, Refusal
 from metasched.api.http_protocol import DeadlineProtocol
+from metasched.config.reading import scheduled_policy_mistakes
 from metasched.config.settings import ConfigError, Settings
 from metasched.config.tables import TcpTable
 from metasched.daemon.audit_log import FORMATTERS
@@ -124,6 +125,8 @@ def serve(settings: Settings, *, standby: bool = False, add_pages: AddPages | No
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)
     gc.set_threshold(NEW_OBJECTS_PER_COLLECTION)
+    for mistake in scheduled_policy_mistakes(settings):
+        log.error("a policy of the calendar cannot be put in force: %s", mistake)
     try:
         with contextlib.ExitStack() as lock_stack, contextlib.ExitStack() as stack:
             open_ledger = partial(_open_ledger, settings, standby, lock_stack)

@@ -47,8 +47,11 @@ def serve(
 
 def _check(settings: "Settings") -> int:
     from metasched.cli.findings import print_findings
+    from metasched.config.reading import scheduled_policy_mistakes
     from metasched.daemon.doctor.checks import check_settings
 
+    for mistake in scheduled_policy_mistakes(settings):
+        raise mistake
     problems = [finding for finding in check_settings(settings) if finding.severity != "ok"]
     if problems:
         print_findings([finding.as_json() for finding in problems])

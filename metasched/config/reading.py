@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -132,9 +132,6 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
     daemon, site = config.daemon, config.site
     zone = read_zone(config, path)
     calendar = read_calendar(config, zone, base, path)
-    for entry in calendar:
-        if isinstance(entry.act, ActivatePolicy):
-            _check_scheduled_policy(entry.name, Path(entry.act.file), config, path)
     socket = _daemon_socket(config, base, path)
     tcp = None if config.tcp is None else checked_tcp(config.tcp, base, path)
     if site is not None:
@@ -188,12 +185,17 @@ def with_policy(settings: Settings, policy: Policy) -> Settings:
     return replace(settings, **_policy_settings(settings.tables, policy, settings.config_path))
 
 
-def _check_scheduled_policy(entry: str, file: Path, config: ConfigFile, path: Path | None) -> None:
-    """ConfigError if a policy of the calendar cannot be put in force: told now, not at night."""
-    try:
-        _policy_settings(config, read_policy(file), path)
-    except ConfigError as error:
-        raise ConfigError(f'{error} (calendar "{entry}")') from None
+def scheduled_policy_mistakes(settings: Settings) -> Iterator[ConfigError]:
+    """Yield why policies of the calendar cannot be put in force: known now, not at night.
+
+    They are no part of the settings: a daemon that starts again for another reason goes on.
+    """
+    for entry in settings.calendar:
+        if isinstance(entry.act, ActivatePolicy):
+            try:
+                with_policy(settings, read_policy(Path(entry.act.file)))
+            except ConfigError as error:
+                yield ConfigError(f'{error} (calendar "{entry.name}")')
 
 
 def _policy_settings(config: ConfigFile, policy: Policy, path: Path | None) -> dict[str, Any]:

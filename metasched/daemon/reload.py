@@ -17,7 +17,7 @@ import logging
 import time
 from dataclasses import dataclass, replace
 
-from metasched.config.reading import reload_settings
+from metasched.config.reading import reload_settings, scheduled_policy_mistakes
 from metasched.config.restart_keys import describe_changes
 from metasched.config.settings import ClusterSettings, Settings
 from metasched.daemon.doctor.checks import check_settings
@@ -66,10 +66,18 @@ async def reload(daemon: Daemon, by: str) -> ReloadResult:
     return result
 
 
+def _read_settings(running: Settings) -> tuple[Settings, list[str]]:
+    """Read the files again, and the policies of the calendar. ConfigError for the first mistake."""
+    settings, restart_keys = reload_settings(running)
+    for mistake in scheduled_policy_mistakes(settings):
+        raise mistake
+    return settings, restart_keys
+
+
 async def _reload(daemon: Daemon, by: str) -> ReloadResult:
     running = daemon.settings
     # in threads: files and directory services may hang
-    settings, restart_keys = await asyncio.to_thread(reload_settings, running)
+    settings, restart_keys = await asyncio.to_thread(_read_settings, running)
     settings = with_policy_in_force(settings, running.policy_version, by)
     findings = await asyncio.to_thread(check_settings, settings)
     changes = describe_changes(running.tables, settings.tables)

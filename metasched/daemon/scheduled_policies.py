@@ -2,8 +2,8 @@
 
 Each such run replaces the service that began it. So it belongs to the daemon, and the next service
 awaits it and records the result. After a crash it is done again: a policy that is in force already
-makes no further version. A run that waits for its next try gives way to a later one, and a run is
-not begun after its time: else the policy of the night would be in force by day.
+makes no further version. A run that waits for its next try gives way to a later one, unless that
+fails, and a run is not begun after its time: else the policy of the night would be in force by day.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ScheduledPolicies:
     def __init__(self, activate: ActivateText) -> None:
         self._activate = activate
         self._tasks: dict[EntryRun, asyncio.Task[str]] = {}
-        self._overtaken: set[EntryRun] = set()  # a later run has begun
+        self._overtaken: set[EntryRun] = set()  # a later run, already forgotten, has succeeded
 
     async def put_in_force(self, run: EntryRun, file: str, entry: str, until: float) -> str:
         """Put the policy of a file in force for an entry; return which version that is.
@@ -57,29 +57,35 @@ class ScheduledPolicies:
         """
         task = self._tasks.get(run)
         if task is None:
-            self._overtake(run)
             attempt = self._try(run, Path(file), entry, until)
             task = self._tasks[run] = asyncio.create_task(attempt, name=f"policy {entry}")
         return await asyncio.shield(task)
 
     def forget(self, run: EntryRun) -> None:
         """Forget a run whose result is stored."""
-        self._tasks.pop(run, None)
+        task = self._tasks.pop(run, None)
         self._overtaken.discard(run)
+        if task is not None and _has_succeeded(task):
+            self._overtaken |= {other for other in self._tasks if _order(other) < _order(run)}
 
-    def _overtake(self, run: EntryRun) -> None:
-        """Note which of the runs under way no longer count."""
-        latest = max([*self._tasks, run], key=_order)
-        self._overtaken |= {other for other in (*self._tasks, run) if other != latest}
+    async def _give_way(self, run: EntryRun) -> None:
+        """Wait for later runs under way. PolicyRunSkipped if any put its policy in force."""
+
+        def later() -> list[asyncio.Task[str]]:
+            return [task for other, task in self._tasks.items() if _order(other) > _order(run)]
+
+        while waiting := [task for task in later() if not task.done()]:
+            await asyncio.wait(waiting)
+        if run in self._overtaken or any(map(_has_succeeded, later())):
+            raise PolicyRunSkipped("a later policy of the calendar was due as well")
 
     async def _try(self, run: EntryRun, file: Path, entry: str, until: float) -> str:
-        if time.time() > until:
-            raise PolicyRunSkipped("the daemon ended meanwhile, and did not run until it was late")
         for tries_left in range(MAX_TRIES - 1, -1, -1):
             try:
                 text = await asyncio.to_thread(read_policy_text, file)
-                if run in self._overtaken:
-                    raise PolicyRunSkipped("a later policy of the calendar was due as well")
+                await self._give_way(run)
+                if time.time() > until:
+                    raise PolicyRunSkipped("it was late before it could be put in force")
                 version = await self._activate(text, str(file), f"calendar entry {entry}")
             except ConfigError as error:
                 raise PolicyNotActivated(str(error)) from error
@@ -96,6 +102,10 @@ class ScheduledPolicies:
             else:
                 return f"policy version {version.number}"
         raise AssertionError("the last try returns or raises")
+
+
+def _has_succeeded(task: asyncio.Task[str]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 def _order(run: EntryRun) -> tuple[float, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -214,6 +215,13 @@ def test_a_licence_total_and_a_policy_by_time_of_day(clocked: ClockedSite) -> No
     assert "pull" in cause
     assert len(clocked.json("policy", "history")) == 2
     assert clocked.error("reload", code=1).endswith('(calendar "night")')
+    assert clocked.error("serve", "--check", code=2).endswith('(calendar "night")')
+    # a daemon that starts again at night goes on
+    clocked.stop(signal.SIGKILL)
+    clocked.start()
+    assert "a policy of the calendar cannot be put in force" in clocked.log.read_text()
+    findings = json.loads(clocked.run("doctor", "--json", code=1).stdout)
+    assert "calendar-policy" in {row["id"] for row in findings}
     file.write_text("pull = false\n")
     clocked.stop()
     assert {row["ok"] for row in clocked.json("db", "check")} == {True}

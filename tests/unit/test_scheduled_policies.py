@@ -9,9 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from metasched.config.reading import load_settings
 from metasched.config.settings import ConfigError
-from metasched.daemon import scheduled_policies
+from metasched.daemon import reload, scheduled_policies
 from metasched.daemon.backup_threads import EntryRun
+from metasched.daemon.doctor.folder_checks import check_scheduled_policies
 from metasched.daemon.scheduled_policies import (
     MAX_TRIES,
     PolicyNotActivated,
@@ -135,6 +137,72 @@ def test_the_policy_of_the_later_run_stays(file: str, order: str) -> None:
         assert daemon.calls[-1][2] == "calendar entry day"
 
     asyncio.run(runs())
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_later_run_that_fails_overtakes_none(file: str, forgotten: bool) -> None:
+    """Both had begun when the daemon ended. The file of the day has a mistake."""
+    day = EntryRun(1, 200.0)
+
+    async def runs() -> None:
+        daemon = Activations()
+        daemon.may_end.clear()
+        policies = ScheduledPolicies(daemon.activate)
+        morning = asyncio.create_task(policies.put_in_force(day, file, "day", LATER))
+        while not daemon.calls:
+            await asyncio.sleep(0.001)
+        night = asyncio.create_task(policies.put_in_force(RUN, file, "night", LATER))
+        await asyncio.sleep(0.01)
+        assert len(daemon.calls) == 1  # it waits
+        daemon.errors.append(ConfigError("pull = 3"))
+        daemon.may_end.set()
+        with pytest.raises(PolicyNotActivated, match="pull = 3"):
+            await morning
+        if forgotten:
+            policies.forget(day)
+        assert await night == "policy version 7"
+        assert [call[2] for call in daemon.calls] == ["calendar entry day", "calendar entry night"]
+
+    asyncio.run(runs())
+
+
+def test_a_run_gives_way_to_a_later_one_that_is_forgotten(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduled_policies, "RETRY_PAUSE", 0.05)
+
+    async def runs() -> None:
+        daemon = Activations(UserError("another reload"))
+        policies = ScheduledPolicies(daemon.activate)
+        night = asyncio.create_task(policies.put_in_force(RUN, file, "night", LATER))
+        while daemon.errors:
+            await asyncio.sleep(0.001)
+        day = EntryRun(1, 200.0)
+        await policies.put_in_force(day, file, "day", LATER)
+        policies.forget(day)
+        with pytest.raises(PolicyRunSkipped):
+            await night
+
+    asyncio.run(runs())
+
+
+def test_a_mistake_in_a_file_is_a_finding_and_no_obstacle_of_a_start(file: str) -> None:
+    folder = Path(file).parent
+    config = folder / "metasched.toml"
+    config.write_text(
+        '[daemon]\ndatabase = "sqlite:///ms.db"\n'
+        '[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 1\n'
+        '[[calendar]]\nname = "night"\nat = "20:00"\ndo = "policy"\nfile = "night.toml"\n'
+    )
+    assert not list(check_scheduled_policies(load_settings(config)))
+    Path(file).write_text("pull = 3\n")
+    settings = load_settings(config)
+    [finding] = check_scheduled_policies(settings)
+    assert finding.severity == "error"
+    assert "pull" in finding.text
+    assert file in finding.text
+    with pytest.raises(ConfigError, match='calendar "night"'):  # a reload
+        reload._read_settings(settings)
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from metasched.daemon.doctor.findings import Finding, from_error
 from metasched.daemon.doctor.folder_checks import (
     check_config_file,
     check_disk,
+    check_scheduled_policies,
     check_socket_folder,
     check_state_folder,
 )
@@ -65,6 +66,7 @@ def checks_of_file(settings: Settings, timeout: float) -> list[Check]:
     """Return the checks of a configuration, in the order in which their findings are shown."""
     site_checks = (
         ("configuration", check_config_file),
+        ("policies of the calendar", check_scheduled_policies),
         ("accounts", check_accounts),
         ("account", check_own_account),
         ("filesystem", check_disk),

@@ -34,6 +34,13 @@ _ROWS: Final[tuple[tuple[str, str, Severity, str, str], ...]] = (
     ),
     ("config-none", "configuration", "note", "There is no file: defaults apply.", "none needed"),
     (
+        "calendar-policy",
+        "configuration",
+        "error",
+        "A policy of the calendar cannot be put in force.",
+        "correct that file",
+    ),
+    (
         "check-timeout",
         "configuration",
         "warning",

@@ -9,8 +9,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from metasched.config.reading import scheduled_policy_mistakes
 from metasched.config.settings import Settings
-from metasched.daemon.doctor.findings import Finding, found, passed
+from metasched.daemon.doctor.findings import Finding, found, from_error, passed
 from metasched.db.sqlite import NETWORK_FILESYSTEMS, Sqlite, filesystem_type
 
 MIN_FREE_BYTES = 256 * 1024 * 1024
@@ -28,6 +29,12 @@ def check_config_file(settings: Settings) -> Iterator[Finding]:
     if mode & stat.S_IWOTH or (settings.site is not None and mode & stat.S_IWGRP):
         text = f"{path} has mode {stat.S_IMODE(mode):o}: other accounts can write it"
         yield found("config-writable", "configuration file", text, f"chmod go-w {path}")
+
+
+def check_scheduled_policies(settings: Settings) -> Iterator[Finding]:
+    """Check the policy files that the calendar will put in force."""
+    for mistake in scheduled_policy_mistakes(settings):
+        yield from_error("calendar-policy", "policy of the calendar", str(mistake))
 
 
 def check_state_folder(settings: Settings) -> Iterator[Finding]:
