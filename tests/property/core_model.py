@@ -237,15 +237,16 @@ class Life(RuleBasedStateMachine):
             came = (task.job.id, task.index) in self.came
             assert came or self.has_come(task.job, task.index), (task.name, task.job.dependency)
 
-    def has_come(self, job: Job, index: int) -> bool:
+    def has_come(self, job: Job, index: int, within: float = 0.0) -> bool:
+        """Return whether dependencies are met, now or `within` seconds by time alone."""
         any_of = "?" in (job.dependency or "")
         targets = [
-            self.term_has_come(job, index, term)
+            self.term_has_come(job, index, term, self.now + within)
             for term in (job.dependency or "").replace("?", ",").split(",")
         ]
         return any(targets) if any_of else all(targets)
 
-    def term_has_come(self, job: Job, index: int, term: str) -> bool:
+    def term_has_come(self, job: Job, index: int, term: str, at: float) -> bool:
         condition, _, target = term.partition(":")
         if condition == "singleton":
             earlier = [j for j in self.jobs.values() if j.name == job.name and j.id < job.id]
@@ -259,7 +260,7 @@ class Life(RuleBasedStateMachine):
         match condition:
             case "after":
                 begun = [self.begun_at.get(task_id, 1e12) for task_id in places]
-                return self.now >= max(begun) + 60 * int(minutes or 0)
+                return at >= max(begun) + 60 * int(minutes or 0)
             case "afterany":
                 return None not in ends
             case "afternotok":

@@ -242,7 +242,7 @@ class World(Scenarios):
         if task.state is not State.QUEUED:
             return False
         if task.reason == Reason.DEPENDENCY:
-            return not self.has_come(task.job, task.index) and self.core.next_due is None
+            return not self.has_come(task.job, task.index, within=3600.0)
         if task.reason == Reason.LICENCE_BUSY:
             return bool(self.held)  # by an unknown task
         limit = task.job.parsed_array.limit if task.job.parsed_array else None
