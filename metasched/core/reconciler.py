@@ -14,14 +14,17 @@ from metasched.core.events import (
 )
 from metasched.core.stale_attempts import StaleAttempts
 from metasched.core.state import SchedulerState
-from metasched.core.task_state_machine import TaskStateMachine
+from metasched.core.task_state_machine import (
+    ACCOUNTING_RETRY_DELAY,
+    TaskStateMachine,
+    shows_withdrawal,
+)
 from metasched.core.tasks import IF_PENDING_INTENTS, StateChange, Task
 from metasched.core.transitions import TaskEvent
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, MissingTask
 
 _NO_TASKS: Mapping[int, Task] = {}
-ACCOUNTING_RETRY_DELAY = (5.0, 600.0)  # seconds between queries of accounting: initial, maximum
 
 
 class Reconciler:
@@ -167,7 +170,7 @@ class Reconciler:
                 return  # not submitted yet, or the command may still arrive
             if listing.since <= attempt.dispatched:
                 cause = "a complete listing proves that it never reached the manager"
-                yield self._state_machine.apply(task, TaskEvent.ABSENT, cause)
+                yield from self._state_machine.settle_unstarted(task, TaskEvent.ABSENT, cause)
                 return
         elif not attempt.has_started:
             earliest_start = attempt.dispatched
@@ -175,7 +178,7 @@ class Reconciler:
             if attempt.last_listed is not None:
                 earliest_start = last_present = attempt.last_listed
             if listing.since <= earliest_start and last_present <= listing.until:
-                yield self._resolve_never_started(task)
+                yield from self._resolve_never_started(task)
                 return
         if not attempt.missing:
             attempt.missing, attempt.missing_since = True, self._state.now
@@ -186,7 +189,7 @@ class Reconciler:
             cause = "the manager no longer lists it; how it ended is unknown"
             yield self._state_machine.apply(task, TaskEvent.SILENCE, cause)
 
-    def _resolve_never_started(self, task: Task) -> StateChange:
+    def _resolve_never_started(self, task: Task) -> Iterator[StateChange]:
         """Handle an attempt that is gone from its manager and never started.
 
         It was cancelled, or lost by a restart of the manager; then the task is dispatched again.
@@ -195,15 +198,20 @@ class Reconciler:
         last_present = attempt.last_listed or attempt.accepted or attempt.dispatched
         if last_present < self._state.views[attempt.cluster].up_since:
             cause = "lost by a restart of its manager; it never started"
-            return self._state_machine.apply(task, TaskEvent.ABSENT, cause)
+            yield from self._state_machine.settle_unstarted(task, TaskEvent.ABSENT, cause)
+            return
         is_former = self._state.instances.is_former(attempt.dispatch_id)
-        withdrawn = attempt.intent in IF_PENDING_INTENTS or is_former
-        event = TaskEvent.WITHDRAW if withdrawn else TaskEvent.KILL
         cause = "gone from the manager; it never started"
-        return self._state_machine.apply(task, event, cause)
+        if attempt.intent in IF_PENDING_INTENTS or is_former:
+            yield from self._state_machine.settle_unstarted(task, TaskEvent.WITHDRAW, cause)
+        else:
+            yield self._state_machine.apply(task, TaskEvent.KILL, cause)
 
-    def query_accounting(self, view: ClusterView) -> None:
-        """Query a manager's accounting about its missing tasks, and revoke their claims."""
+    def query_accounting(self, view: ClusterView) -> Iterator[StateChange]:
+        """Query a manager's accounting about its missing tasks, and revoke their claims.
+
+        A withdrawn task whose claim has not answered until now is unknown.
+        """
         now = self._state.now
         due_tasks = [
             task
@@ -221,8 +229,12 @@ class Reconciler:
                 initial * 2.0**attempt.accounting_queries, maximum
             )
             attempt.accounting_queries += 1
-            if not has_accounting or attempt.accounting_queries > 1:  # a first query may suffice
+            # a first query may suffice
+            if not has_accounting or attempt.accounting_queries > 1 or attempt.revoking:
                 to_revoke.append(task)
+            if attempt.revoking and attempt.state is not State.UNKNOWN:
+                cause = "the claim that shows whether it has started does not answer"
+                yield self._state_machine.apply(task, TaskEvent.SILENCE, cause)
             tag = self._state.live_tag(task)
             missing_tasks.append(
                 MissingTask(
@@ -248,18 +260,22 @@ class Reconciler:
                 continue  # what was listed as started is not refuted by a missing record
             if task.live_attempt.native_id is None:
                 cause = "accounting proves that it never reached the manager"
-                yield self._state_machine.apply(task, TaskEvent.ABSENT, cause)
+                yield from self._state_machine.settle_unstarted(task, TaskEvent.ABSENT, cause)
             else:
-                yield self._resolve_never_started(task)
+                yield from self._resolve_never_started(task)
 
     def apply_revocations(self, event: ClaimsRevoked) -> Iterator[StateChange]:
         """Apply revoked claims: the tasks can be dispatched again, unless they claimed before."""
         for tag, index in event.tasks:
             if (task := self._state.task_by_tag(tag, index)) is not None:
-                task.live_attempt.revoking, task.live_attempt.revoked = False, True
-                self._state.views[task.live_attempt.cluster].deferred_rows.pop(task.task_id, None)
-                cause = "its claim is revoked: it can never start"
-                yield self._state_machine.apply(task, TaskEvent.ABSENT, cause)
+                attempt = task.live_attempt
+                attempt.revoking, attempt.revoked = False, True
+                row = self._state.views[attempt.cluster].deferred_rows.pop(task.task_id, None)
+                if row is not None and shows_withdrawal(attempt, row):
+                    yield from self._apply_row(task, row)
+                else:
+                    cause = "its claim is revoked: it can never start"
+                    yield self._state_machine.apply(task, TaskEvent.ABSENT, cause)
             elif (dispatch := self._state.instances.parse_tag(tag)) is not None:
                 past_attempt = self._state.past_attempts_of(dispatch[0], index).get(dispatch[1])
                 if past_attempt is not None:
@@ -275,9 +291,7 @@ class Reconciler:
                     task.task_id, None
                 )
                 if row is not None:
-                    self._state.current_row = row
-                    yield from self._state_machine.apply_status(task, row)
-                    self._state.current_row = None
+                    yield from self._apply_row(task, row)
             elif (dispatch := self._state.instances.parse_tag(tag)) is not None:
                 open_task = self._state.tasks.get((dispatch[0], index))
                 if open_task is not None and dispatch[1] in open_task.past_attempts:
@@ -293,3 +307,9 @@ class Reconciler:
             native_id = task.live_attempt.native_id or ""
             status = JobStatus(tag, index, native_id, state, end.started, end.ended, end.exit_code)
             yield from self._state_machine.apply_status(task, status)
+
+    def _apply_row(self, task: Task, row: JobStatus) -> Iterator[StateChange]:
+        """Apply a deferred row, now that the claim of its task has answered."""
+        self._state.current_row = row
+        yield from self._state_machine.apply_status(task, row)
+        self._state.current_row = None

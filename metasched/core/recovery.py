@@ -191,7 +191,7 @@ class Recovery:
                 self._state.store(task)
             never_tried = attempt.untried
             is_legacy_claim = attempt.fence and not is_claim_folder(attempt.fence)
-            if is_legacy_claim and not (attempt.dispatched or never_tried):
+            if is_legacy_claim and is_copy and not never_tried:
                 # its claim has the tag of another instance in its name, which nothing revokes
                 attempt.fence, attempt.revoking = "", False
                 self._state.store(task)

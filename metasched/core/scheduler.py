@@ -345,7 +345,7 @@ class Core:
                 view, f"{view.name} was unreachable for {silent_seconds:.0f} s"
             )
         if view.needs_attention:
-            self._reconciler.query_accounting(view)
+            yield from self._reconciler.query_accounting(view)
         if view.stale_attempts:
             self._stale_attempts.request_withdrawals(view)
         if view.scope_limits.counts_tasks:

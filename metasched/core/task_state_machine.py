@@ -39,6 +39,7 @@ WITHDRAWAL_RETRY_SECONDS = 60.0  # until a withdrawal without effect is requeste
 HELD_AFTER_BACKUP = (
     "restored from a backup, after which it may have been dispatched; release it if it was not"
 )
+ACCOUNTING_RETRY_DELAY = (5.0, 600.0)  # seconds between queries of accounting: initial, maximum
 START_TOLERANCE = 5.0  # seconds that a new start differs at least; managers round times
 
 
@@ -196,6 +197,7 @@ class TaskStateMachine:
         attempt = task.live_attempt
         if attempt.revoking:
             self._state.views[attempt.cluster].deferred_rows[task.task_id] = status
+            self._ask_until_known(task)
             return
         if _was_restarted(attempt, status):
             may_reclaim = self._may_reclaim(task, status)
@@ -204,6 +206,9 @@ class TaskStateMachine:
             if may_reclaim and attempt.intent is None:
                 attempt.intent = Intent.RECLAIM
                 self._state.record_note(task, f"taken back from {attempt.cluster}")
+        if shows_withdrawal(attempt, status) and self._claim_decides(attempt):
+            yield from self._ask_claim(task, status)
+            return
         attempt.in_last_listing, attempt.missing, attempt.tried = True, False, None
         attempt.lease_expired = False  # its change of state leases its licences again
         attempt.native_id = status.native_id
@@ -242,7 +247,9 @@ class TaskStateMachine:
             and task.reason != Reason.DUPLICATE
         ):
             task.reason = MANAGER_REASON + status.manager_reason
-        if if_pending and task.attempt is attempt and attempt.has_started:
+        # pending in spite of a start that only the claim knows: the withdrawal goes on
+        waits_there = status.state is State.PENDING and attempt.intent is not Intent.YIELD
+        if if_pending and task.attempt is attempt and attempt.has_started and not waits_there:
             if attempt.intent is Intent.RECALL and attempt.state in STARTED:
                 self._state.record_note(task, "it started before it could be recalled")
             if attempt.yields_to is not None:
@@ -253,6 +260,58 @@ class TaskStateMachine:
             self._state.store(task)
         if task.attempt is not None and task.attempt.intent is not None:
             self.request_withdrawal(task)
+
+    def settle_unstarted(self, task: Task, event: TaskEvent, cause: str) -> Iterator[StateChange]:
+        """Apply ABSENT or WITHDRAW to a task that by its manager's listings never started.
+
+        Its claim is revoked before, if it has any: see `_claim_decides`.
+        """
+        if self._claim_decides(task.live_attempt):
+            yield from self._ask_claim(task, None)
+        else:
+            yield self.apply(task, event, cause)
+
+    def _claim_decides(self, attempt: Attempt) -> bool:
+        """Whether an attempt counts as never started only once its claim is revoked.
+
+        A killed manager forgets its last seconds, and with them a start. The claim remembers it.
+        An attempt of a former instance is not asked for: the daemon that made it may still run.
+        """
+        asks = bool(attempt.fence) and not attempt.revoked and not self._is_former(attempt)
+        return asks and attempt.cluster in self._state.views
+
+    def _ask_claim(self, task: Task, status: JobStatus | None) -> Iterator[StateChange]:
+        """Keep a task that its manager reports as never started until its claim has answered.
+
+        So it is not dispatched again beside a start that its manager has forgotten. If the payload
+        was first, the task is `unknown`: accounting and the claim are asked for its end.
+        `status`: its row, or None if it is gone from the manager.
+        """
+        attempt = task.live_attempt
+        view = self._state.views[attempt.cluster]
+        self._ask_until_known(task)
+        if not attempt.has_started:
+            if not attempt.revoking:
+                self.revoke_claims(view, [task])
+            if status is not None:
+                view.deferred_rows[task.task_id] = status
+            return
+        if attempt.yields_to is not None:
+            self.report_duplicate(task, attempt.yields_to)
+            attempt.yields_to = None
+        if attempt.state is not State.UNKNOWN:
+            cause = "it has started, and its manager has no record of that; how it ended is unknown"
+            yield self.apply(task, TaskEvent.SILENCE, cause)
+
+    def _ask_until_known(self, task: Task) -> None:
+        """Let accounting and the claim of a task be asked repeatedly, after a first delay."""
+        attempt, now = task.live_attempt, self._state.now
+        if attempt.missing:
+            return
+        attempt.missing, attempt.missing_since = True, now
+        attempt.accounting_queries = 0
+        attempt.next_accounting_query = now + ACCOUNTING_RETRY_DELAY[0]
+        self._state.views[attempt.cluster].needs_attention[task.task_id] = task
 
     def _may_reclaim(self, task: Task, status: JobStatus) -> bool:
         """Whether a task that its manager has restarted may be queued in metasched instead.
@@ -410,6 +469,12 @@ class TaskStateMachine:
             claims.append(TaskClaim(attempt.fence, tag, task.index, accepted, started=started))
         if claims:
             self._state.outcome.actions.append(Revoke(view.name, tuple(claims)))
+
+
+def shows_withdrawal(attempt: Attempt, status: JobStatus) -> bool:
+    """Whether a row shows that metasched withdrew an attempt before its manager started it."""
+    is_unstarted = status.state is State.CANCELLED and status.started is None
+    return is_unstarted and attempt.intent in IF_PENDING_INTENTS
 
 
 def _was_restarted(attempt: Attempt, status: JobStatus) -> bool:

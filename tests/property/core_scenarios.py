@@ -11,6 +11,7 @@ from msgspec import structs
 from metasched.core.events import Dispatch, UserRequested
 from metasched.core.transitions import ATTEMPT_FINAL
 from metasched.model.job import Job, State
+from metasched.model.listing import ClaimEnd
 from tests.property.core_model import SIZES
 from tests.property.core_rules import Deeds
 from tests.property.managers import Key, Place, place_of
@@ -210,4 +211,50 @@ class Scenarios(Deeds):
                     self.managers[other].start(self.now)
                     self.poll(other, False)
         self.poll(name, False)
+        self.follow(name, task_id, follow)
+
+    def claiming_keys(self) -> list[tuple[str, Key]]:
+        """Return the cluster and key of each pending attempt that would claim its task."""
+        return [
+            (name, key)
+            for name, key in self.live_keys()
+            if self.managers[name].fence and key not in self.managers[name].claims
+            if self.managers[name].rows[key].state is State.PENDING
+        ]
+
+    @precondition(lambda self: self.claiming_keys())
+    @rule(
+        data=st.data(),
+        ended=st.booleans(),
+        then=st.sampled_from(["hold", "drain", "drain", "wait"]),
+        unrecorded=st.booleans(),
+        follow=FOLLOW,
+    )
+    def forget_start(
+        self, data: Any, ended: bool, then: str, unrecorded: bool, follow: list[str]
+    ) -> None:
+        """A task starts, and its killed manager forgets that: it lists the task as pending.
+
+        `ended`: the payload has ended by itself, else with the manager. `unrecorded`: the
+        manager keeps no record of the withdrawal.
+        """
+        name, key = data.draw(st.sampled_from(self.claiming_keys()))
+        manager, task_id = self.managers[name], place_of(key)
+        manager.claims[key] = False
+        manager.begun[key] += 1
+        if ended:
+            manager.ends[key] = ClaimEnd(self.now, self.now + 1.0, 0)
+        self.now += 1.0
+        manager.boots(self.now)
+        self.poll(name, True)
+        if then == "hold":
+            self.step(UserRequested(self.now, "hold", task_id[0], (task_id[1],), by="ada"))
+        elif then == "drain":
+            self.drain(name, False)
+        self.carry_out()
+        if unrecorded and manager.rows[key].state is State.CANCELLED:
+            del manager.rows[key]
+            manager.unrecorded.add(key)
+        for other in SIZES:
+            self.poll(other, False)
         self.follow(name, task_id, follow)

@@ -26,16 +26,19 @@ from metasched.adapters.claims import (
 from metasched.adapters.errors import Refused
 from metasched.core.events import (
     AccountingReceived,
+    Action,
     ClaimsRevoked,
+    ClusterDrained,
     DaemonStarted,
     Dispatch,
     DispatchAccepted,
     DispatchStarted,
+    DispatchUncertain,
     JobSubmitted,
     Revoke,
     UserRequested,
 )
-from metasched.core.reconciler import ACCOUNTING_RETRY_DELAY
+from metasched.core.task_state_machine import ACCOUNTING_RETRY_DELAY
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, Reason, State
 from metasched.model.listing import ClaimEnd, JobStatus, TaskClaim
@@ -438,3 +441,188 @@ def test_what_an_operator_called_lost_too_early_goes_before() -> None:
     assert [
         type(a).__name__ for a in site.step(ClaimsRevoked(NOW + 9, already_started=(claimed(),)))
     ] == ["Withdraw"]
+
+
+# A killed manager forgets a start: it lists a task as pending that has run
+
+
+def recalled() -> Site:
+    """Return a site whose task is being recalled from left, which was up since before it came."""
+    site = Site(fence_dir="/fence")
+    site.step(JobSubmitted(NOW, job()))
+    site.sent()
+    site.seen("left", None, site.row(State.PENDING), at=NOW + 9)
+    drain = ClusterDrained(NOW + 9, "left", "op", "new kernel")
+    assert [type(action).__name__ for action in site.step(drain)] == ["Withdraw"]
+    return site
+
+
+def withdrawn(site: Site, how: str = "listed", at: float = NOW + 10) -> list[Action]:
+    """Let left report the withdrawal: a cancelled row, a delta without it, or a whole listing."""
+    rows = (site.row(State.CANCELLED, ended=NOW + 10),) if how == "listed" else ()
+    gone = (claimed(),) if how == "vanished" else ()
+    return site.seen(
+        "left",
+        None,
+        *rows,
+        at=at,
+        since=NOW + 5,
+        previous_taken=NOW + 9,
+        full=how == "missing",
+        vanished=gone,
+    )
+
+
+REPORTS = ("listed", "vanished", "missing")
+
+
+@pytest.mark.parametrize("how", REPORTS)
+def test_a_withdrawn_task_is_dispatched_once_its_claim_is_revoked(how: str) -> None:
+    site = recalled()
+    assert withdrawn(site, how) == [Revoke("left", (TaskClaim("/fence", *claimed()),))]
+    assert withdrawn(site, how) == []
+    assert site.state() is State.PENDING
+    assert site.step(ClaimsRevoked(NOW + 11, (claimed(),))) == [Dispatch(1, 2, "right", (0,))]
+    assert site.step(ClaimsRevoked(NOW + 12, (claimed(),))) == []
+
+
+@pytest.mark.parametrize("how", REPORTS)
+def test_a_forgotten_start_is_not_dispatched_again(how: str) -> None:
+    site = recalled()
+    withdrawn(site, how)
+    assert site.step(ClaimsRevoked(NOW + 11, already_started=(claimed(),))) == []
+    assert withdrawn(site, how, NOW + 12) == []
+    assert site.state() is State.UNKNOWN
+    end = ClaimEnd(NOW + 1, NOW + 3, 0)
+    site.step(ClaimsRevoked(NOW + 17, ends=((*claimed(), end),)))
+    [(task, attempt)] = site.out.closed_attempts
+    assert (task.state, task.reason) == (State.COMPLETED, "")
+    assert (attempt.dispatch_id, attempt.started, attempt.ended) == (1, NOW + 1, NOW + 3)
+
+
+@pytest.mark.parametrize("how", REPORTS)
+def test_a_claim_that_also_has_the_end_settles_at_once(how: str) -> None:
+    site = recalled()
+    withdrawn(site, how)
+    end = ClaimEnd(NOW + 1, NOW + 3, 4)
+    site.step(ClaimsRevoked(NOW + 11, already_started=(claimed(),), ends=((*claimed(), end),)))
+    [(task, attempt)] = site.out.closed_attempts
+    assert (task.state, attempt.exit_code) == (State.FAILED, 4)
+
+
+def test_a_forgotten_start_that_still_runs_stays() -> None:
+    site = recalled()
+    withdrawn(site)
+    site.step(ClaimsRevoked(NOW + 11, already_started=(claimed(),)))
+    running = site.row(State.RUNNING, started=NOW + 2)
+    assert site.seen("left", None, running, at=NOW + 12) == []
+    assert site.state() is State.RUNNING
+    assert site.core.tasks[1, 0].live_attempt.intent is None
+
+
+def test_a_forgotten_start_that_is_pending_is_withdrawn_all_the_same() -> None:
+    """Else its manager would run it again; the claim has its end."""
+    site = recalled()
+    withdrawn(site)
+    site.step(ClaimsRevoked(NOW + 11, already_started=(claimed(),)))
+    site.seen("left", None, site.row(State.PENDING), at=NOW + 12)
+    assert site.state() is State.PENDING
+    again = site.seen("left", None, site.row(State.PENDING), at=NOW + 99)
+    assert [type(action).__name__ for action in again] == ["Withdraw"]
+    assert withdrawn(site, at=NOW + 100) == []
+    assert site.state() is State.UNKNOWN
+
+
+@pytest.mark.parametrize("how", REPORTS)
+def test_a_claim_without_an_answer_is_asked_again_and_the_task_is_unknown(how: str) -> None:
+    site = recalled()
+    asked = withdrawn(site, how)
+    assert withdrawn(site, how, NOW + 11) == []
+    assert site.state() is State.PENDING
+    assert withdrawn(site, how, NOW + 11 + ACCOUNTING_RETRY_DELAY[0]) == asked
+    assert site.state() is State.UNKNOWN
+    site.seen("right", facts(4), at=NOW + 30)
+    actions = site.step(UserRequested(NOW + 30, "lost", 1, by="root"))
+    assert actions == [*asked, Dispatch(1, 2, "right", (0,))]
+
+
+@pytest.mark.parametrize("how", REPORTS)
+def test_a_claim_is_asked_again_after_a_restart(how: str) -> None:
+    site = recalled()
+    asked = withdrawn(site, how)
+    assert site.step(site.started(NOW + 20)) == asked
+    later = NOW + 21 + ACCOUNTING_RETRY_DELAY[0]
+    again = [*withdrawn(site, how, NOW + 21), *withdrawn(site, how, later)]
+    assert [action for action in again if isinstance(action, Revoke)][-1:] == asked
+    assert not any(isinstance(action, Dispatch) for action in again)
+    site.seen("right", facts(4), at=later)
+    assert site.step(ClaimsRevoked(later, (claimed(),))) == [Dispatch(1, 2, "right", (0,))]
+
+
+@pytest.mark.parametrize("how", REPORTS)
+def test_a_restart_between_answer_and_end_keeps_a_forgotten_start(how: str) -> None:
+    site = recalled()
+    withdrawn(site, how)
+    site.step(ClaimsRevoked(NOW + 11, already_started=(claimed(),)))
+    site.step(site.started(NOW + 20))
+    asked = []
+    for at in (NOW + 21, NOW + 30):
+        asked += withdrawn(site, "missing" if how == "vanished" else how, at)
+        assert not any(isinstance(action, Dispatch) for action in asked)
+    assert Revoke("left", (TaskClaim("/fence", *claimed(), started=True),)) in asked
+    assert site.state() is State.UNKNOWN
+
+
+@pytest.mark.parametrize("how", REPORTS)
+@pytest.mark.parametrize("answered", [False, True])
+def test_an_owner_cancels_a_task_that_waits_for_its_claim(how: str, answered: bool) -> None:
+    site = recalled()
+    withdrawn(site, how)
+    site.step(UserRequested(NOW + 11, "cancel", 1))
+    if answered:
+        site.step(ClaimsRevoked(NOW + 12, (claimed(),)))
+    else:  # it has run: its manager says that it is cancelled, or nothing
+        site.step(ClaimsRevoked(NOW + 12, already_started=(claimed(),)))
+        withdrawn(site, how, at=NOW + 13)
+    if answered or how == "listed":
+        assert site.core.state.ended_tasks[1, 0].state is State.CANCELLED
+    else:
+        assert site.state() is State.UNKNOWN
+
+
+def test_a_held_task_waits_for_its_claim() -> None:
+    site = recalled()
+    withdrawn(site)
+    site.step(UserRequested(NOW + 11, "hold", 1))
+    site.step(ClaimsRevoked(NOW + 12, (claimed(),)))
+    assert site.state() is State.HELD
+
+
+def test_a_refuted_dispatch_waits_for_its_claim_too() -> None:
+    """The listing that proves absence is of a manager that may have forgotten the start."""
+    site = Site(fence_dir="/fence")
+    site.step(JobSubmitted(NOW, job()))
+    site.step(DispatchStarted(NOW, 1, 1, "/fence"))
+    site.step(DispatchUncertain(NOW, 1, 1, "time-out"))
+    gone = site.seen("left", facts(8), full=True, at=NOW + 9, since=1.0)
+    assert gone == [Revoke("left", (TaskClaim("/fence", *claimed(), accepted=False),))]
+    site.step(ClaimsRevoked(NOW + 10, already_started=(claimed(),)))
+    assert site.core.tasks[1, 0].live_attempt.dispatch_id == 1
+
+
+def test_a_row_that_comes_back_in_time_is_not_lost_to_an_unanswered_claim() -> None:
+    """After a restart the claim may not answer, while the manager lists the task."""
+    site = recalled()
+    withdrawn(site)
+    site.step(site.started(NOW + 20))
+    site.seen("left", facts(8), site.row(State.PENDING), at=NOW + 21, full=True)
+    later = NOW + 21 + ACCOUNTING_RETRY_DELAY[0]
+    again = site.seen("left", None, at=later, full=False)
+    assert [action for action in again if isinstance(action, Revoke)]
+
+
+def test_a_claim_is_asked_though_the_clock_was_set_back_while_no_daemon_ran() -> None:
+    site = recalled()
+    site.step(site.started(NOW - 100))
+    assert Revoke("left", (TaskClaim("/fence", *claimed()),)) in withdrawn(site, at=NOW - 90)
+    assert site.state() is State.PENDING
