@@ -98,6 +98,7 @@ class Recovery:
         self._state.classifier = make_classifier(policy, licences, self._state.margin_jobs)
         self._configure_tuning(policy)
         self._state.rechecks, self._state.refills = {}, set()
+        self._state.remainders_in_line = set()
         self._state.views = {
             cluster.name: ClusterView(
                 cluster, rechecks=self._state.rechecks, refills=self._state.refills

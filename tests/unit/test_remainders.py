@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from copy import deepcopy
 
 import pytest
 
@@ -304,19 +305,20 @@ def test_after_a_restart_a_remainder_waits_for_its_clusters_as_all_tasks_do() ->
     again = Core()
     again.restore(
         RecoveredState(
-            tasks=list(site.core.tasks.values()),
+            tasks=deepcopy(list(site.core.tasks.values())),
             last_dispatches={},
             info={"left": facts(8), "right": facts(4)},
             margins=[],
             drains=[],
             leases=list(site.core.licences.leases.values()),
-            remainders=list(site.core.remainders.values()),
+            remainders=deepcopy(list(site.core.remainders.values())),
         )
     )
-    again.step(site.started(NOW + 1))
-    queued = {task_id: t.reason for task_id, t in again.tasks.items() if t.attempt is None}
-    assert set(queued.values()) == {Reason.CLUSTER_DOWN}
-    assert again.remainders[1].reason == Reason.CLUSTER_DOWN
+    for core in (again, site.core):  # restored, and replayed
+        core.step(site.started(NOW + 1))
+        queued = {task_id: t.reason for task_id, t in core.tasks.items() if t.attempt is None}
+        assert set(queued.values()) == {Reason.CLUSTER_DOWN}
+        assert core.remainders[1].reason == Reason.CLUSTER_DOWN
 
 
 def test_an_array_that_waits_for_processors_stays_a_range() -> None:
