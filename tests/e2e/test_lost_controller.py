@@ -269,3 +269,35 @@ def test_what_ended_before_its_controller_forgot_it_is_settled_by_its_claim(
     assert run_log.read_text() == "x\n"
     assert behind_fence.stop() == 0
     behind_fence.replayed()
+
+
+def test_a_start_that_the_controller_forgot_is_not_repeated_elsewhere(
+    behind_fence: Site, beta: SlurmCluster
+) -> None:
+    """It is listed as pending again, withdrawn, and the other cluster has room."""
+    behind_fence.run("cluster", "drain", "alpha", "--reason", "full")
+    run_log = behind_fence.folder / "ran"
+    job = behind_fence.submit("--wrap", f"echo x >> '{run_log}'; exit 6", "-t", "5")
+    behind_fence.until(lambda: behind_fence.row(job)["reason"].startswith("manager:"))
+    native = behind_fence.row(job)["native_id"]
+    beta.run("scontrol", "hold", native)  # so that it stays pending when it is listed again
+    beta.run("scancel", "--name=others")
+    behind_fence.until(lambda: "RUNNING" not in state(beta, "--name=others"))
+    behind_fence.stop()
+    with beta.forgetting():
+        beta.run("scontrol", "release", native)
+        [folder] = (behind_fence.folder / "claims").glob("jobs-*/claims-*")
+        claim = folder / "task.0"
+        behind_fence.until(lambda: claim.exists() and "ended 6" in claim.read_text())
+    assert state(beta, "-j", native) == "PENDING"
+    behind_fence.start("drained")
+    behind_fence.run("cluster", "resume", "alpha")
+    behind_fence.run("cluster", "drain", "beta", "--reason", "new kernel")
+    [row] = behind_fence.until_ended(job)
+    assert (row["state"], row["exit_code"], row["cluster"]) == ("failed", 6, "beta")
+    assert state(beta, "-j", native) == "CANCELLED"
+    assert run_log.read_text() == "x\n"
+    story = behind_fence.json("story", str(job))
+    assert [line["cluster"] for line in story if line["event"] == "send"] == ["beta"], story
+    assert behind_fence.stop() == 0
+    behind_fence.replayed()
