@@ -12,6 +12,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from msgspec import structs
 
@@ -25,6 +26,8 @@ from metasched.model.job import Payload
 from metasched.model.listing import TaskClaim
 from metasched.model.reservation import manager_name
 from metasched.policies.eligible import choose_gres, translate_job
+
+MAX_CLAIMS_PER_CALL = 100  # each is written to the disk of the shared filesystem
 
 
 @dataclass(eq=False)
@@ -57,7 +60,7 @@ class PendingActions:
         self._dispatches: dict[str, list[tuple[float, int, int, Dispatch]]] = {}
         self._withdrawals: dict[tuple[int, int, bool], PendingWithdrawal] = {}
         self._accounting_query: QueryAccounting | None = None
-        self._claims: set[TaskClaim] = set()
+        self._claims: dict[str, dict[TaskClaim, None]] = {}  # by `_waiting_owner`, in order
 
     def enqueue(self, action: Action) -> None:
         """Add an action. Withdrawals of the same dispatch are merged."""
@@ -80,7 +83,15 @@ class PendingActions:
             case QueryAccounting():
                 self._accounting_query = action
             case Revoke():
-                self._claims.update(action.claims)
+                for claim in action.claims:
+                    self._claims.setdefault(self._waiting_owner(claim), {})[claim] = None
+
+    def _waiting_owner(self, claim: TaskClaim) -> str:
+        """Return the owner of an open task; "" if it has ended, so that nobody waits for it."""
+        core = self._host.core
+        dispatch = core.instances.parse_tag(claim.tag)
+        task = core.tasks.get((dispatch[0], claim.task)) if dispatch is not None else None
+        return "" if task is None else task.job.user
 
     def _queue_of(self, owner: str) -> str:
         return owner if self._by_owner else ""
@@ -99,7 +110,7 @@ class PendingActions:
             "dispatch": sum(map(len, self._dispatches.values())),
             "withdrawal": len(self._withdrawals),
             "accounting": int(self._accounting_query is not None),
-            "claim": len(self._claims),
+            "claim": sum(map(len, self._claims.values())),
         }
 
     # Dispatches
@@ -253,7 +264,15 @@ class PendingActions:
         return bool(self._claims)
 
     def take_claims(self) -> tuple[TaskClaim, ...]:
-        """Remove and return the claims to be revoked, ordered by tag and task."""
-        claims = tuple(sorted(self._claims, key=lambda claim: (claim.tag, claim.task)))
-        self._claims.clear()
+        """Remove and return claims to be revoked in one call: of one owner, who then comes last.
+
+        So no owner waits for thousands of claims of another, and a call ends in time.
+        """
+        owner = next(iter(self._claims))
+        queue = self._claims.pop(owner)
+        claims = tuple(islice(queue, MAX_CLAIMS_PER_CALL))
+        for claim in claims:
+            del queue[claim]
+        if queue:
+            self._claims[owner] = queue
         return claims

@@ -1,0 +1,50 @@
+"""Actions that wait for a cluster: claims to be revoked are taken in turns of their owners."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+from metasched.config.settings import ClusterSettings
+from metasched.core.events import JobSubmitted, Revoke
+from metasched.daemon.host import SchedulerHost
+from metasched.daemon.pending_actions import MAX_CLAIMS_PER_CALL, PendingActions
+from metasched.model.cluster import Cluster
+from metasched.model.listing import TaskClaim
+from metasched.model.tags import tag_of
+from tests.unit.core_site import NOW, Site, job
+
+
+def pending(site: Site) -> PendingActions:
+    settings = ClusterSettings(Cluster(name="left", adapter="local"), {}, 1.0, 1.0, None, {})
+    host = SimpleNamespace(core=site.core)
+    return PendingActions(cast(SchedulerHost, host), settings, 60.0, by_owner=False)
+
+
+def claims(id: int, count: int) -> tuple[TaskClaim, ...]:
+    return tuple(TaskClaim("/fence", tag_of("cafe", id, 1), index) for index in range(count))
+
+
+def test_no_owner_waits_for_thousands_of_claims_of_another_or_of_ended_tasks() -> None:
+    site = Site(remainder_minimum=5000)
+    for id, user, array in ((1, "ada", "0-999"), (2, "bob", None)):
+        site.step(JobSubmitted(NOW, job(id, user=user, array=array)))
+    actions, ended = pending(site), claims(99, 1000)
+    for order in (claims(1, 1000), ended, claims(2, 1)):
+        actions.enqueue(Revoke("left", order))
+    assert actions.take_claims() == claims(1, MAX_CLAIMS_PER_CALL)
+    assert actions.take_claims() == ended[:MAX_CLAIMS_PER_CALL]
+    assert actions.take_claims() == claims(2, 1)
+    taken = 2 * MAX_CLAIMS_PER_CALL + 1
+    while actions.has_claims:
+        taken += len(actions.take_claims())
+    assert taken == 2001
+
+
+def test_a_claim_that_is_asked_again_meanwhile_is_asked_once() -> None:
+    actions = pending(Site())
+    for _ in range(2):
+        actions.enqueue(Revoke("left", claims(1, 2)))
+    assert actions.counts()["claim"] == 2
+    assert actions.take_claims() == claims(1, 2)
+    assert not actions.has_claims
