@@ -200,11 +200,13 @@ class TaskStateMachine:
             self._ask_until_known(task)
             return
         if _was_restarted(attempt, status):
-            may_reclaim = self._may_reclaim(task, status)
+            may_reclaim, requested = self._may_reclaim(task, status), attempt.withdrawal_requested
             yield self._apply_restart(task, status)
             attempt = task.live_attempt
             if may_reclaim and attempt.intent is None:
                 attempt.intent = Intent.RECLAIM
+                if status.state is State.CANCELLED:  # by the request for the former attempt
+                    attempt.withdrawal_requested = requested
                 self._state.record_note(task, f"taken back from {attempt.cluster}")
         if shows_withdrawal(attempt, status) and self._claim_decides(attempt):
             yield from self._ask_claim(task, status)
@@ -317,11 +319,17 @@ class TaskStateMachine:
         """Whether a task that its manager has restarted may be queued in metasched instead.
 
         The manager must have counted the restart. A controller that lost its last seconds counts
-        none, and the payload may still run.
+        none, and the payload may still run. A withdrawal that was under way may have ended it.
         """
         attempt = task.live_attempt
+        is_withdrawn = (
+            status.state is State.CANCELLED
+            and attempt.intent in IF_PENDING_INTENTS
+            and attempt.withdrawal_requested is not None
+            and attempt.yields_to is None
+        )
         return (
-            status.state is State.PENDING
+            (status.state is State.PENDING or is_withdrawn)
             and status.restarts > attempt.restarts
             and not status.restart_held
             and task.job.requeue is not False

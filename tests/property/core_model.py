@@ -102,6 +102,7 @@ class Life(RuleBasedStateMachine):
         self.cancelled: set[Place] = set()
         self.lost: set[Place] = set()
         self.excused: Counter[Place] = Counter()  # starts that metasched did not cause
+        self.restarted: set[Place] = set()  # by a manager, though no job here may run again
         self.final: dict[Place, State] = {}
         self.begun_at: dict[Place, float] = {}  # as the core knows it; includes ended tasks
         self.came: set[Place] = set()  # tasks whose dependencies were met at some time

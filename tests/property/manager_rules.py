@@ -71,6 +71,7 @@ class ManagerRules(Life):
         row = manager.rows[key]
         again = structs.replace(row, state=State.PENDING, started=None)
         if counted:
+            self.restarted.add(place_of(key))
             again = structs.replace(again, restarts=row.restarts + 1, started=self.now)
         else:
             manager.boots(self.now)

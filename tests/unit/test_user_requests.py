@@ -7,6 +7,7 @@ import pytest
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
     Action,
+    ClusterDrained,
     Dispatch,
     DispatchRejected,
     DispatchSkipped,
@@ -159,6 +160,22 @@ def test_a_task_that_ended_before_it_was_taken_back_is_not_run_again(state: Stat
     assert site.seen("left", None, ended, at=NOW + 4) == []
     assert (1, 0) not in site.core.tasks
     assert [c.after for c in site.out.changes] == [state]
+
+
+@pytest.mark.parametrize("requeue", [None, True, False])
+def test_a_recall_that_meets_a_restart_ends_no_task_that_may_run_again(
+    requeue: bool | None,
+) -> None:
+    """It ended what its manager had requeued meanwhile: nobody has cancelled the task."""
+    site = Site()
+    site.step(JobSubmitted(NOW, job(requeue=requeue)))
+    site.sent()
+    site.seen("left", None, site.row(State.PENDING))
+    assert site.step(ClusterDrained(NOW, "left", "op", "new kernel")) != []
+    ended = site.row(State.CANCELLED, started=NOW + 1, ended=NOW + 2, restarts=1)
+    again = [] if requeue is False else [Dispatch(1, 2, "right", (0,))]
+    assert site.seen("left", None, ended, at=NOW + 2) == again
+    assert site.out.closed_attempts[-1][1].state is State.CANCELLED
 
 
 def test_a_cancel_of_a_task_that_is_taken_back_counts() -> None:
