@@ -249,11 +249,13 @@ class Reconciler:
         """Apply records of accounting to attempts that are still missing."""
         for row in event.rows:
             task = self._state.task_by_tag(row.tag, row.task)
-            if task is not None and task.live_attempt.missing:
-                self._state.current_row = row
-                self._state.record_note(task, "found in the manager's accounting")
-                yield from self._state_machine.apply_status(task, row)
-        self._state.current_row = None
+            if task is None or not task.live_attempt.missing:
+                continue
+            attempt = task.live_attempt
+            if attempt.has_started and shows_withdrawal(attempt, row):
+                continue  # its claim knows better
+            self._state.record_note(task, "found in the manager's accounting")
+            yield from self._apply_row(task, row)
         for tag, index in event.never_started:
             task = self._state.task_by_tag(tag, index)
             if task is None or not task.live_attempt.missing or task.live_attempt.has_started:
@@ -309,7 +311,7 @@ class Reconciler:
             yield from self._state_machine.apply_status(task, status)
 
     def _apply_row(self, task: Task, row: JobStatus) -> Iterator[StateChange]:
-        """Apply a deferred row, now that the claim of its task has answered."""
+        """Apply a row of accounting, or one that was deferred until a claim answered."""
         self._state.current_row = row
         yield from self._state_machine.apply_status(task, row)
         self._state.current_row = None

@@ -574,6 +574,21 @@ def test_a_restart_between_answer_and_end_keeps_a_forgotten_start(how: str) -> N
 
 
 @pytest.mark.parametrize("how", REPORTS)
+def test_accounting_that_has_forgotten_the_start_too_changes_nothing(how: str) -> None:
+    site = recalled()
+    withdrawn(site, how)
+    site.step(ClaimsRevoked(NOW + 11, already_started=(claimed(),)))
+    withdrawn(site, how, NOW + 12)
+    for _ in range(2):
+        row = site.row(State.CANCELLED, ended=NOW + 10)
+        site.step(AccountingReceived(NOW + 13, "left", (row,), (claimed(),)))
+        assert (site.out.changes, site.state()) == ([], State.UNKNOWN)
+    row = site.row(State.COMPLETED, started=NOW + 1, ended=NOW + 3, exit_code=0)
+    site.step(AccountingReceived(NOW + 14, "left", (row,)))
+    assert site.core.state.ended_tasks[1, 0].state is State.COMPLETED
+
+
+@pytest.mark.parametrize("how", REPORTS)
 @pytest.mark.parametrize("answered", [False, True])
 def test_an_owner_cancels_a_task_that_waits_for_its_claim(how: str, answered: bool) -> None:
     site = recalled()
