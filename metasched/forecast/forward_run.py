@@ -46,7 +46,7 @@ class _Queue:
         self.free_cpus = cluster.free_cpus
         self.resources = dict(cluster.resources)  # free
         self.windows = cluster.windows
-        self.plans = getattr(self.policy, "keeps_windows", False)  # it remembers what it is asked
+        self.plans = getattr(self.policy, "keeps_plan", False)
         self.kept_for = () if self.plans else sorted(cluster.windows)[:MAX_WINDOWS]
 
     def room_before_windows(self, now: float) -> list[tuple[float, int]]:
@@ -213,7 +213,9 @@ class ForwardRun:
         while refused and (queue.waiting or queue.probes) and queue.free_cpus > 0:
             refused = False
             free = FreeResources(
-                queue.free_cpus, {**queue.resources, **self._site_resources}, windows=queue.windows
+                queue.free_cpus,
+                {**queue.resources, **self._site_resources},
+                windows=queue.windows if queue.plans else (),  # `room` has them for the others
             )
             room = queue.room_before_windows(now)
             candidates = list(islice(self._candidates(queue, now, room), MAX_TESTED))

@@ -7,6 +7,7 @@ clusters                   simulated clusters: counted processors or machines
 cluster_specs              clusters given on the command line
 cluster_file               clusters and shared licences of a TOML file
 manager                    a simulated resource manager: a queue and a local policy
+kept_windows               the reserved windows of a simulated manager
 preemptive_manager         a manager that suspends and resumes jobs
 schemes, planned           how jobs reach clusters: through the core, or submitted by users
 engine                     discrete events, and the core on top of the managers

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from metasched.model.cluster import ClusterInfo, HeadPlan, NodeCapacity, Partition
 from metasched.model.job import Job
+from metasched.model.survey import Survey
 from metasched.policies.local.capacity import (
     HeadReservation,
     MachineHeadReservation,
@@ -23,10 +24,12 @@ from metasched.policies.local.queueing import (
     FreeResources,
     JobStart,
     LocalPolicy,
+    ReservedWindow,
     RunningJob,
     WaitingJob,
 )
 from metasched.simulate.clusters import ClusterError, SimulatedCluster, StoredInput
+from metasched.simulate.kept_windows import KeptWindows
 from metasched.simulate.lazy_head_plan import LazyHeadPlan
 
 # A job that has just started, its machine, and its true run time in seconds.
@@ -64,11 +67,8 @@ class SimulatedManager:
         reports_plan: bool = False,
     ) -> None:
         self.cluster, self.policy, self._licences_leased = cluster, policy, licences_leased
-        if cluster.windows and not getattr(policy, "keeps_windows", False):
-            raise ClusterError(
-                f'cluster "{cluster.name}" has reservations, which its policy does not keep; '
-                "write eg-edf, tabu or rcbo"
-            )
+        if cluster.windows:
+            self.require_windows()
         self.queue: dict[int, WaitingJob] = {}
         self.running: dict[int, RunningJob] = {}
         self.free_cpus = cluster.cpus
@@ -103,6 +103,21 @@ class SimulatedManager:
         self._plan: tuple[WaitingJob, HeadPlan] | None = None  # of a head; cached like the above
         # of the policy's last pass; None: it made none, or a job has ended or left since
         self._reservation: HeadReservation | None = None
+        self.windows = KeptWindows(cluster)
+
+    def require_windows(self) -> None:
+        """Raise ClusterError if jobs would not stay out of reserved windows."""
+        name, policy = self.cluster.name, self.policy
+        if not getattr(policy, "keeps_windows", False):
+            raise ClusterError(
+                f'cluster "{name}" has reservations, which its policy does not keep; '
+                "write fb-unmod, easy or another that does"
+            )
+        if self.cluster.machines and not getattr(policy, "keeps_plan", False):
+            raise ClusterError(
+                f'cluster "{name}" has machines and reservations, which only a policy with a plan '
+                "keeps there; write eg-edf, tabu or rcbo"
+            )
 
     def can_run(self, job: Job) -> bool:
         """Whether the cluster could run the job if it were empty."""
@@ -137,16 +152,22 @@ class SimulatedManager:
         inputs: Sequence[StoredInput] = (),
         *,
         through_metasched: bool = True,
+        window: str = "",
     ) -> None:
         """Queue a job that runs `run_time` seconds on a machine of its own benchmark.
 
+        It waits for the window of that name, if any, and runs in it to the end at most.
         `through_metasched` False: the core sees the job only in the totals of `cluster_info`.
         """
         counted = self._free_by_machine is None
         speed = job.benchmark / self.cluster.benchmark if counted else job.benchmark
         self._true_run_times[job.id] = run_time * speed
         self._info = None
-        self.queue[job.id] = self._waiting_job(job, priority, inputs)
+        waiting = self._waiting_job(job, priority, inputs)
+        if window:
+            self.windows.waiting[job.id] = window, waiting
+        else:
+            self.queue[job.id] = waiting
         if not through_metasched:
             self._bypassing_work[job.id] = job.cpus * job.estimated
 
@@ -184,17 +205,27 @@ class SimulatedManager:
             transfers=transfers,
         )
 
+    def is_waiting(self, job_id: int) -> bool:
+        """Whether a job is queued, or waits for its window."""
+        return job_id in self.queue or job_id in self.windows.waiting
+
     def withdraw(self, job_id: int) -> None:
         """Remove a queued job. KeyError if it is not queued."""
-        del self.queue[job_id], self._true_run_times[job_id]
+        if self.windows.waiting.pop(job_id, None) is None:
+            del self.queue[job_id]
+        del self._true_run_times[job_id]
         self._info, self._reservation, self._blocked_count = None, None, 0
         self._bypassing_work.pop(job_id, None)
 
     def run_policy(self, now: float) -> ManagerPass:
         """Run a pass of the local policy."""
         queue, self._last_pass, self._reservation = self.queue, now, None
+        first: list[StartedJob] = []
+        if self.windows:
+            self._info = self._occupancy = None  # a window may have begun
+            first, self._blocked_count = self._start_in_windows(now), 0
         if not queue or self.free_cpus <= 0:
-            return ManagerPass([])
+            return ManagerPass(first)
         candidates: Collection[WaitingJob] = queue.values()
         if self._blocked_count and self._releases and self._releases[0][0] > now:
             jobs = list(candidates)
@@ -202,7 +233,7 @@ class SimulatedManager:
         started = [
             self._start(now, start)
             for start in self.policy.choose_starts(
-                now, candidates, self.running.values(), self._free_resources()
+                now, candidates, self._running_jobs(now), self._free_resources(now)
             )
         ]
         self._reservation = getattr(self.policy, "reservation", None)
@@ -210,7 +241,22 @@ class SimulatedManager:
             self._blocked_count = len(queue)
         elif self._plans_queue:
             self._plan = None
-        return ManagerPass(started)
+        return ManagerPass(first + started)
+
+    def _start_in_windows(self, now: float) -> list[StartedJob]:
+        """Start jobs in their windows that are open; each runs to the end of its at most."""
+        windows, started = self.windows, []
+        use = windows.use(now)
+        for name, job in list(windows.waiting.values()):
+            if job.cpus <= min(use.room(name), self.free_cpus):
+                use.start(name, job.cpus)
+                windows.start(job.id, name, job.cpus)
+                left = windows.end_of(name) - now
+                self._true_run_times[job.id] = min(self._true_run_times[job.id], left)
+                # its processors are not free for others before the end of the window
+                self.queue[job.id] = _with_estimate(job, left)
+                started.append(self._start(now, JobStart(job.id)))
+        return started
 
     def _start(self, now: float, start: JobStart) -> StartedJob:
         """Start a queued job."""
@@ -239,6 +285,7 @@ class SimulatedManager:
         self._forget_running()
         self._blocked_count = 0
         del self._true_ends[job_id]
+        self.windows.end(job_id, ended.cpus)
         self.free_cpus += ended.cpus
         if self._free_by_machine is not None:
             self._change_free(ended.machine, ended.cpus)
@@ -258,14 +305,40 @@ class SimulatedManager:
             else:
                 self._nodes.pop(shape, None)
 
-    def _free_resources(self) -> FreeResources:
+    def _free_resources(self, now: float) -> FreeResources:
+        """Return what is free for the local policy, to which windows are whole."""
+        free_cpus, windows = self.free_cpus, tuple[ReservedWindow, ...]()
+        if self.windows:
+            use = self.windows.use(now)
+            free_cpus, windows = free_cpus + use.held_cpus, use.kept
         return FreeResources(
-            self.free_cpus,
+            free_cpus,
             self._free_licences,
             self._free_by_machine,
             self.cluster.shared,
-            windows=self.cluster.windows,
+            windows=windows,
         )
+
+    def _running_jobs(self, now: float) -> Collection[RunningJob]:
+        """Return the running jobs for the local policy, to which windows are whole."""
+        running = self.running.values()
+        return self.windows.outside(now, running) if self.windows else running
+
+    # Reservations
+
+    def survey(self, now: float) -> Survey:
+        """Return what the manager reports of its reservations and jobs."""
+        return self.windows.survey(now, self.running.values())
+
+    def reserve(self, name: str, window: ReservedWindow, now: float) -> bool:
+        """Keep a window for a reservation; return False if its processors are not free."""
+        self._forget_running()
+        return self.windows.reserve(name, window, now, self.running.values())
+
+    def delete_reservation(self, name: str) -> None:
+        """Keep the window of a reservation no more; do nothing if there is none of that name."""
+        self._forget_running()
+        self.windows.delete(name)
 
     # Estimated starts of a job that is not queued here, for the choice of a cluster
 
@@ -298,7 +371,9 @@ class SimulatedManager:
             queue = [_with_estimate(waiting, self._true_run_times[waiting.id]) for waiting in queue]
             running = [r._replace(end=self._true_ends[r.id]) for r in running]
             candidate = _with_estimate(candidate, run_time * job.benchmark / self.cluster.benchmark)
-        return planned_start(now, queue, running, self._free_resources(), candidate)
+        if self.windows:
+            running = list(self.windows.outside(now, running))
+        return planned_start(now, queue, running, self._free_resources(now), candidate)
 
     def cluster_info(self) -> ClusterInfo:
         """Return what the cluster reports to metasched."""
@@ -315,7 +390,7 @@ class SimulatedManager:
             partition = (
                 Partition("all", tuple(self._nodes.values()), default=True)
                 if self._nodes
-                else self._partition(self.free_cpus, self._shapes)
+                else self._partition(self._unreserved_cpus, self._shapes)
             )
             self._occupancy = _Occupancy(
                 (partition,),
@@ -329,7 +404,7 @@ class SimulatedManager:
             plan = self._head_plan(first)
         return ClusterInfo(
             cpus=self.cluster.cpus,
-            used_cpus=self.cluster.cpus - self.free_cpus,
+            used_cpus=self.cluster.cpus - self._unreserved_cpus,
             partitions=partitions,
             running_jobs=running_jobs,
             owed_by_others=sum(self._bypassing_work.values()),
@@ -338,7 +413,22 @@ class SimulatedManager:
             free_licences=free_licences,
             head_plan=plan,
             in_order=self._in_order,
+            upcoming_windows=self._upcoming_windows(),
         )
+
+    @property
+    def _unreserved_cpus(self) -> int:
+        """Free processors without those that open windows keep idle."""
+        if not self.windows or self.cluster.machines:
+            return self.free_cpus
+        return max(self.free_cpus - self.windows.use(self._last_pass).idle_cpus, 0)
+
+    def _upcoming_windows(self) -> tuple[tuple[float, int], ...]:
+        if not self.windows or self.cluster.machines:
+            return ()
+        now = self._last_pass
+        running = [(r.end, r.cpus) for r in self._running_jobs(now)]
+        return tuple(self.windows.use(now).upcoming(self.cluster.cpus, running))
 
     def _head_plan(self, first: WaitingJob) -> HeadPlan:
         """Return the plan of the queue's head; `first` is the head unless the policy has another.
@@ -384,7 +474,7 @@ class SimulatedManager:
             return HeadPlan(start, (self._partition(free.cpus, shapes),), licences)
         reservation = self._reservation
         if reservation is None or reservation.head is not head:
-            capacity = make_capacity(now, self.running.values(), self._free_resources())
+            capacity = make_capacity(now, self._running_jobs(now), self._free_resources(now))
             reservation = capacity.reserve(head)
         if reservation.shadow_time == NEVER:
             return HeadPlan(NEVER, (), {})
@@ -394,7 +484,7 @@ class SimulatedManager:
             free = self._free_by_machine[reservation.machine]
             remaining = self._partition_after(size, free, min(free, reservation.extra_cpus))
         else:
-            remaining = self._partition(min(self.free_cpus, reservation.extra_cpus), {})
+            remaining = self._partition(min(self._unreserved_cpus, reservation.extra_cpus), {})
         extra = reservation.extra_resources
         return HeadPlan(
             reservation.shadow_time,

@@ -30,7 +30,7 @@ class PreemptiveManager(SimulatedManager):
             now,
             self.queue.values(),
             [PreemptibleJob(self._as_queued[r.id], r) for r in self.running.values()],
-            self._free_resources(),
+            self._free_resources(now),
         )
         if changes.suspended:
             suspended = {job_id: self._suspend(now, job_id) for job_id in changes.suspended}

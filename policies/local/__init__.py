@@ -1,6 +1,7 @@
 """Local policies: which queued jobs of a cluster start now. Pure.
 
 queueing               the interface of a policy: its input and output
+reserved_windows       windows that a manager keeps, and the jobs in them
 capacity               free resources during a pass, the reservation of the blocked head
 backfilling            passes over a queue: strict order, first fit, EASY
 orders                 policies that sort the queue

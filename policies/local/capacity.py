@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop
 from itertools import chain
 from operator import attrgetter
 
+from metasched.policies.local.availability import AvailabilityProfile
 from metasched.policies.local.queueing import (
     NEVER,
     NO_MACHINE,
@@ -174,10 +175,55 @@ class FreeOnMachines(Capacity):
         return self.reservation
 
 
+class CapacityBesideWindows(Capacity):
+    """Free resources beside reserved windows: by its estimate no job runs into one.
+
+    Finding and starting a job are O(v) in the v steps of the free processors over time.
+    """
+
+    def __init__(self, now: float, running: Collection[RunningJob], free: FreeResources) -> None:
+        super().__init__(now, running, free)
+        changes = [(expected_end(r, now), r.cpus) for r in running]
+        for window in free.windows:
+            if window.end > now:
+                changes += ((max(window.start, now), -window.cpus), (window.end, window.cpus))
+        self.profile = AvailabilityProfile(now, free.cpus, changes)
+        # below 0: jobs have outlasted their estimates, or the cluster has shrunk
+        self.cpus = max(self.profile.free[0], 0)
+
+    def find_machine(self, job: WaitingJob) -> int:
+        if super().find_machine(job) == NO_MACHINE or not can_run_now(self.profile, job):
+            return NO_MACHINE
+        return 0
+
+    def start(self, job: WaitingJob, machine: int) -> None:
+        super().start(job, machine)
+        self.profile.hold(self.now, self.now + job.estimated, job.cpus)
+
+    def snapshot(self) -> object:
+        return *(self.cpus, self.resources), self.profile.times, self.profile.free
+
+    def reserve(self, head: WaitingJob) -> HeadReservation:
+        self.reservation = HeadBesideWindows(head, self)
+        return self.reservation
+
+
+def can_run_now(profile: AvailabilityProfile, job: WaitingJob) -> bool:
+    """Whether the processors of a job are free from now on for as long as its estimate."""
+    now = profile.times[0]
+    return profile.earliest_start(job.cpus, job.estimated, now, now) == now
+
+
 def make_capacity(now: float, running: Collection[RunningJob], free: FreeResources) -> Capacity:
-    """Create the capacity of a pass over a cluster of counted processors or of machines."""
-    capacity_class = Capacity if free.machines is None else FreeOnMachines
-    return capacity_class(now, running, free)
+    """Create the capacity of a pass over a cluster of counted processors or of machines.
+
+    Windows are kept where processors are counted.
+    """
+    if free.machines is not None:
+        return FreeOnMachines(now, running, free)
+    if free.windows and any(window.end > now for window in free.windows):
+        return CapacityBesideWindows(now, running, free)
+    return Capacity(now, running, free)
 
 
 class HeadReservation:
@@ -195,20 +241,38 @@ class HeadReservation:
         self.extra_resources: dict[str, int] = {}
         if not (head.resources and capacity.resources):
             return
-        scarce = {name: need for name, need in head.resources.items() if name in capacity.resources}
-        if not scarce:
+        if not (scarce := self._scarce_needs()):
             return
         running = list(capacity.all_running())
+        self.shadow_time = max(self.shadow_time, self._resources_ready(scarce, running))
+        released = self._leave_resources(scarce, running)
+        self.extra_cpus = capacity.cpus - head.cpus + sum(r.cpus for r in released)
+
+    def _scarce_needs(self) -> dict[str, int]:
+        """Return the counted resources that the head needs."""
+        counted = self.capacity.resources
+        return {name: need for name, need in self.head.resources.items() if name in counted}
+
+    def _resources_ready(self, scarce: Mapping[str, int], running: Sequence[RunningJob]) -> float:
+        """Return when these resources are free for the head, each for itself."""
+        capacity, ready = self.capacity, self.capacity.now
         for name, need in scarce.items():
             releases = [(r.end, r.resources[name]) for r in running if name in r.resources]
             fit_time, _ = earliest_fit(need, capacity.resources[name], releases, capacity.now)
-            self.shadow_time = max(self.shadow_time, fit_time)
+            ready = max(ready, fit_time)
+        return ready
+
+    def _leave_resources(
+        self, scarce: Mapping[str, int], running: Sequence[RunningJob]
+    ) -> list[RunningJob]:
+        """Set what the head leaves of these resources at its start; return what has ended then."""
+        capacity = self.capacity
         released = [r for r in running if expected_end(r, capacity.now) <= self.shadow_time]
-        self.extra_cpus = capacity.cpus - head.cpus + sum(r.cpus for r in released)
         self.extra_resources = {
             name: capacity.resources[name] - need + sum(r.resources.get(name, 0) for r in released)
             for name, need in scarce.items()
         }
+        return released
 
     @property
     def max_overlapping_cpus(self) -> int:
@@ -260,6 +324,47 @@ class HeadReservation:
         for name, amount in job.resources.items():
             if name in self.extra_resources:
                 self.extra_resources[name] -= amount
+
+
+class HeadBesideWindows(HeadReservation):
+    """The reservation beside windows: the head runs in the first gap between them."""
+
+    def __init__(self, head: WaitingJob, capacity: CapacityBesideWindows) -> None:
+        self.head, self.capacity = head, capacity
+        self.shadow_time, self.extra_resources = NEVER, {}
+        self._profile = capacity.profile.copy()  # without the processors of the head
+        running, scarce = list(capacity.all_running()), self._scarce_needs()
+        ready = self._resources_ready(scarce, running)
+        if ready < NEVER:
+            self.shadow_time = self._profile.earliest_start(head.cpus, head.estimated, ready)
+        if self.shadow_time < NEVER:
+            self._profile.hold(self.shadow_time, self.shadow_time + head.estimated, head.cpus)
+            self._leave_resources(scarce, running)
+        self._count_extra()
+
+    def _count_extra(self) -> None:
+        """Set the processors of the largest job that may run for any time."""
+        self.extra_cpus = max(min(self._profile.free), 0)
+
+    @property
+    def max_overlapping_cpus(self) -> int:
+        return self.capacity.cpus
+
+    def still_valid(self, capacity: Capacity) -> bool:
+        return False
+
+    def admit(self, job: WaitingJob) -> bool:
+        capacity = self.capacity
+        if capacity.find_machine(job) == NO_MACHINE or not can_run_now(self._profile, job):
+            return False
+        if capacity.now + job.estimated > self.shadow_time:
+            if not self._fits_extra(job):
+                return False
+            self._use_extra(job)
+        self._profile.hold(capacity.now, capacity.now + job.estimated, job.cpus)
+        self._count_extra()
+        capacity.start(job, 0)
+        return True
 
 
 class MachineHeadReservation(HeadReservation):

@@ -7,12 +7,13 @@ earliest start then available, until no job gains; so no planned start ever beco
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import ClassVar, NamedTuple
 
 from metasched.policies.local.availability import AvailabilityProfile
 from metasched.policies.local.capacity import (
     Capacity,
+    CapacityBesideWindows,
     FreeOnMachines,
     expected_end,
     make_capacity,
@@ -23,6 +24,7 @@ from metasched.policies.local.queueing import (
     FreeResources,
     JobStart,
     LeftOver,
+    ReservedWindow,
     RunningJob,
     WaitingJob,
 )
@@ -48,6 +50,8 @@ class _Plan:
             self.machines[machine] = AvailabilityProfile(now, cpus, releases)
             if isinstance(capacity, FreeOnMachines) and not capacity.shared:
                 self.whole_machines[machine] = cpus + sum(amount for _, amount in releases)
+        if isinstance(capacity, CapacityBesideWindows):
+            self.machines = {0: capacity.profile.copy()}
         self.resources = {
             name: AvailabilityProfile(
                 now, amount, [(expected_end(r, now), r.resources.get(name, 0)) for r in running]
@@ -132,11 +136,13 @@ class Conservative:
     name: ClassVar[str] = "conservative"
     period: float = 0.0
     incremental: ClassVar[bool] = False
+    keeps_windows: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._planned: dict[int, _PlannedRun] = {}
         self._plan: _Plan | None = None  # of the last pass
         self._expected_ends: dict[int, float] = {}  # end of each job that ran after the last pass
+        self._windows: Sequence[ReservedWindow] = ()  # of the last pass
 
     def choose_starts(
         self,
@@ -147,7 +153,10 @@ class Conservative:
     ) -> list[JobStart]:
         capacity = make_capacity(now, running, free)
         plan = self._plan = _Plan(capacity)
-        planned = self._valid_runs(now, queue, running)
+        windows = [window for window in free.windows if window.end > now]
+        windows_kept = windows == [window for window in self._windows if window.end > now]
+        self._windows = windows
+        planned = self._valid_runs(now, queue, running) if windows_kept else {}
         for job in queue:
             if job.id in planned:
                 plan.hold(job, planned[job.id])

@@ -209,6 +209,7 @@ class FlexibleBackfilling:
     name: ClassVar[str] = MODIFIED
     period: float = 0.0
     incremental: ClassVar[bool] = False
+    keeps_windows: ClassVar[bool] = True
 
     def __init__(
         self, weights: Weights | None = None, licences: Mapping[str, int] | None = None

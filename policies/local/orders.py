@@ -17,6 +17,7 @@ class FCFS:
     name: ClassVar[str] = "fcfs"
     period: float = 0.0
     incremental: ClassVar[bool] = True
+    keeps_windows: ClassVar[bool] = True
     in_order: ClassVar[bool] = True
 
     def choose_starts(
@@ -40,6 +41,7 @@ class FirstFit:
     name: ClassVar[str] = "first-fit"
     period: float = 0.0
     incremental: ClassVar[bool] = True
+    keeps_windows: ClassVar[bool] = True
 
     def choose_starts(
         self,
@@ -156,6 +158,7 @@ class EASY:
     name: ClassVar[str] = "easy"
     period: float = 0.0
     incremental: ClassVar[bool] = True
+    keeps_windows: ClassVar[bool] = True
     reservation: HeadReservation | None = None  # of the last pass
 
     def choose_starts(

@@ -39,6 +39,7 @@ class EarliestGap:
     period: float = 0.0
     incremental: ClassVar[bool] = False
     keeps_windows: ClassVar[bool] = True
+    keeps_plan: ClassVar[bool] = True
 
     def __init__(self, compare: Comparison = "plan", depth: float = 1000) -> None:
         if compare not in COMPARISONS:

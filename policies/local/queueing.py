@@ -101,7 +101,9 @@ class LocalPolicy(Protocol):
     estimate; until then it is enough to pass the head of the queue and the jobs that arrived since.
 
     A policy may have more, for pulls and listings:
-    - `keeps_windows`: whether its jobs stay out of `FreeResources.windows`, by their estimates;
+    - `keeps_windows`: whether its jobs stay out of `FreeResources.windows`, by their estimates,
+      where processors are counted. While there are any, it is not `incremental`;
+    - `keeps_plan`: whether it remembers the jobs of its last pass, which must all be real;
     - `in_order`: whether no job starts before an earlier job of the queue;
     - `head_id`: the job for which its last pass reserved, if not the first of the queue;
     - `reservation`: the `HeadReservation` of its last pass, or None;

@@ -157,6 +157,12 @@ def keeps_order(name: str) -> bool:
     return getattr(_find_factory(name), "in_order", False)
 
 
+def keeps_windows(name: str) -> bool:
+    """Whether jobs stay out of reserved windows under the policy of that name."""
+    is_flexible = name in (MODIFIED, UNMODIFIED)  # their class needs numpy
+    return is_flexible or getattr(_find_factory(name), "keeps_windows", False)
+
+
 def make_policy(
     name: str, parameters: Parameters | None = None, licences: Mapping[str, int] | None = None
 ) -> LocalPolicy:
