@@ -63,6 +63,12 @@ class SimulateOptions:
         str | None,
         typer.Option("--clusters", metavar="SPEC|FILE", help="128, 2x64, 64,32,32 or a TOML file."),
     ] = None
+    reservations: Annotated[
+        Path | None,
+        typer.Option(
+            "--reservations", metavar="FILE", help="Request the reservations of a TOML file, too."
+        ),
+    ] = None
     jobs: Annotated[
         str | None,
         typer.Option("--jobs", metavar="A:B", help="Use only jobs A to B-1, counted from 0."),
@@ -101,6 +107,7 @@ def simulate(options: SimulateOptions) -> None:
       metasched simulate trace.swf --clusters 64,32,32 --set load=paper --set pull=false --json
       metasched simulate table6 --policy fb-mod --set inter_arrival=10 --seed 3
       metasched simulate lublin --set jobs=50000 --jobs 0:1000 --schedule out.csv --plot out.png
+      metasched simulate trace.swf --set reserved=0.1 --reservations course.toml
       metasched simulate table1 --policy easy --policy fb-unmod --runs 10 --report out.html
     """
     if options.plot is not None:
@@ -125,7 +132,13 @@ def _simulate_once(options: SimulateOptions) -> None:
     from metasched.simulate.settings import simulate as run
 
     [policy] = _policies(options)
-    settings = read_settings(policy, options.settings or [], options.seed, options.clusters)
+    settings = read_settings(
+        policy,
+        options.settings or [],
+        options.seed,
+        options.clusters,
+        reservations=options.reservations,
+    )
     trace, cluster_specs = read_workload(options.workload, options.clusters, options.jobs, settings)
     with progress_bar("jobs ended", len(trace.entries), 1000) as progress:
         started, cpu_started = time.perf_counter(), time.process_time()
@@ -165,7 +178,11 @@ def _policies(options: SimulateOptions) -> list[str]:
 
 def _parameters(options: SimulateOptions) -> dict[str, object]:
     """Return the options that a report lists for every kind of run."""
-    given = {"clusters": options.clusters, "jobs": options.jobs}
+    given = {
+        "clusters": options.clusters,
+        "reservations": options.reservations,
+        "jobs": options.jobs,
+    }
     parameters: dict[str, object] = {key: text for key, text in given.items() if text is not None}
     return parameters | ({"set": " ".join(options.settings)} if options.settings else {})
 
@@ -191,6 +208,7 @@ def _compare_runs(options: SimulateOptions) -> None:
             options.jobs,
             seeds,
             progress,
+            options.reservations,
         )
     if options.report is not None:
         used_seeds = f"{first} to {seeds[-1]}" if options.runs > 1 else first
@@ -218,6 +236,11 @@ def _write_schedule(path: Path, schedule: Any) -> None:
     with open(path, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(SCHEDULE_COLUMNS)
+        reservations = {
+            result.job: number
+            for number, result in enumerate(schedule.reservations, 1)
+            if result.granted
+        }
         for placement in schedule.jobs:
             cluster = schedule.clusters[placement.cluster]
             rows.writerows(
@@ -230,7 +253,7 @@ def _write_schedule(path: Path, schedule: Any) -> None:
                     cluster.name,
                     run.machine if cluster.machines else "",
                     placement.priority,
-                    "",
+                    reservations.get(placement.job.id, ""),
                 )
                 for run in placement.runs
             )
@@ -251,11 +274,20 @@ def _write_over_time(path: Path, schedule: Any) -> None:
 def _print_figures(figures: dict[str, Any]) -> None:
     rows = []
     for name, value in figures.items():
-        if name in ("clusters", "load_share", "dropped"):
+        if name in ("clusters", "load_share", "dropped", "reservations"):
             continue
         rows.append((name, f"{value:.6g}" if isinstance(value, float) else value))
     print_table(("FIGURE", "VALUE"), rows)
     print()
+    if "reservations" in figures:
+        print_table(
+            ("RESERVATIONS", "VALUE"),
+            [
+                (name, f"{value:.6g}" if isinstance(value, float) else value)
+                for name, value in figures["reservations"].items()
+            ],
+        )
+        print()
     print_table(
         ("CLUSTER", "JOBS", "SHARE", "UTILISATION", "MEAN_WAIT", "BOUNDED_SLOWDOWN"),
         [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from metasched.experiments.harness import FigureResult
@@ -21,6 +22,7 @@ COMPARED_FIGURES = (
     "licence_usage",
     "moves",
 )
+RESERVATION_FIGURES = ("refused_share", "kept_share", "mean_wait_of_others")
 
 
 def compare(
@@ -31,6 +33,7 @@ def compare(
     jobs: str | None,
     seeds: Sequence[int],
     progress: Callable[[int], None] | None = None,
+    reservations: Path | None = None,
 ) -> list[FigureResult]:
     """Simulate each policy with each seed; return its figures, with the first policy as baseline.
 
@@ -40,17 +43,21 @@ def compare(
         raise SettingError(f"{duplicate} is named twice, --policy; name each once")
     values: dict[str, list[dict[str, Any]]] = {name: [] for name in policies}
     simulations = [
-        (name, read_settings(name, assignments, seed, clusters))
+        (name, read_settings(name, assignments, seed, clusters, reservations=reservations))
         for name in policies
         for seed in seeds
     ]
     for name, settings in simulations:
         loaded_workload, loaded_clusters = read_workload(workload, clusters, jobs, settings)
         schedule = simulate(loaded_workload, loaded_clusters, settings)
-        values[name].append(metrics.summary(schedule, name, 0.0))
+        summary = metrics.summary(schedule, name, 0.0)
+        values[name].append(summary | summary.get("reservations", {}))
         if progress is not None:
             progress(1)
     baseline = policies[0]
+    figures: tuple[str, ...] = COMPARED_FIGURES
+    if all("kept_share" in summary for name in policies for summary in values[name]):
+        figures += RESERVATION_FIGURES
 
     def values_of(name: str, figure: str) -> tuple[float, ...]:
         return tuple(float(figures[figure]) for figures in values[name])
@@ -64,6 +71,6 @@ def compare(
             published=None,
             baseline=None if name == baseline else values_of(baseline, figure),
         )
-        for figure in COMPARED_FIGURES
+        for figure in figures
         for name in policies
     ]

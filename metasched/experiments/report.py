@@ -15,7 +15,7 @@ from metasched.simulate.engine import Schedule
 
 _SHARES = ("utilisation", "missed_deadlines", "licence_usage")
 _HIDDEN = (
-    *("policy", "clusters", "load_share", "dropped"),
+    *("policy", "clusters", "load_share", "dropped", "reservations"),
     *("wall_seconds", "cpu_seconds", "jobs_per_second"),
 )
 _ABOUT_DIFFERENCES = (
@@ -53,6 +53,12 @@ def render_run(
     if small:
         text = "Processors are counted, not assigned: a job is shown on the lowest free processors."
         parts.append(section("Schedule", image(plots.plot_gantt(schedule), "Gantt chart"), text))
+    if "reservations" in figures:
+        rows = [
+            (name.replace("_", " "), _format_number(value))
+            for name, value in figures["reservations"].items()
+        ]
+        parts.append(section("Reservations", html_table(("figure", "value"), rows)))
     if figures["dropped"]:
         rows = [(cause, str(count)) for cause, count in figures["dropped"].items()]
         parts.append(section("Jobs left out", html_table(("cause", "jobs"), rows)))

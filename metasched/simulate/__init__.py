@@ -5,11 +5,13 @@ recorded_workload          a period of a site from its ledger
 accounting_history         a period of a site without metasched, from sacct and qacct
 clusters                   simulated clusters: counted processors or machines
 cluster_specs              clusters given on the command line
+reservation_file           requests for reservations of a TOML file
 cluster_file               clusters and shared licences of a TOML file
 manager                    a simulated resource manager: a queue and a local policy
 kept_windows               the reserved windows of a simulated manager
 preemptive_manager         a manager that suspends and resumes jobs
 schemes, planned           how jobs reach clusters: through the core, or submitted by users
+reservations               requests for reservations, and what became of them
 engine                     discrete events, and the core on top of the managers
 metrics                    figures of a schedule
 settings                   settings of the command line, and their checks

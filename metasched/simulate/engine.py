@@ -27,7 +27,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -42,6 +42,7 @@ from metasched.core.events import (
     DispatchAccepted,
     JobSubmitted,
     ListingReceived,
+    Outcome,
     TimerExpired,
     Withdraw,
 )
@@ -63,13 +64,15 @@ from metasched.simulate.clusters import ClusterError, SimulatedCluster
 from metasched.simulate.manager import SimulatedManager
 from metasched.simulate.planned import PlannedDispatch
 from metasched.simulate.preemptive_manager import PreemptiveManager
+from metasched.simulate.reservations import ReservationDesk, ReservationResult
 from metasched.simulate.schemes import SubmissionScheme
-from metasched.simulate.workload import Workload, WorkloadEntry
+from metasched.simulate.workload import WindowRequest, Workload, WorkloadEntry
 
 INSTANCE = "lab"  # of the simulated daemon, in tags
 UPDATES_PER_LISTING = 1000  # status changes of a cluster in a listing
 # why jobs were left out, in `Schedule.dropped`
 REFUSED, NEVER_STARTED = "refused by a limit", "kept waiting by a drain that does not end"
+WINDOW_OVER = "their reservation ended before its processors were free"
 
 # The fields of a job status: native id, state, start, end (seconds), exit code. Most are replaced
 # before they are reported, so a JobStatus is created only for a report.
@@ -139,6 +142,7 @@ class Schedule(NamedTuple):
     search_iterations: int = 0  # of local policies that search plans
     # jobs for which a heuristic of the site was excluded, by its name
     excluded: Mapping[str, int] = MappingProxyType({})
+    reservations: tuple[ReservationResult, ...] = ()  # in the order of their requests
 
 
 THROUGH_METASCHED = SubmissionScheme()
@@ -203,13 +207,16 @@ class Simulation:
         self._pull_waits = False  # whether an unreported change ends a withdrawal, or fails a pull
         self._has_periodic_policy = any(manager.policy.period > 0 for manager in self._managers)
         self._ticks: dict[int, float] = {}  # next pass of clusters with a periodic policy
-        # a planned job may start at the end of a window
-        self._window_ends = sorted(
+        # when windows of clusters begin and end: jobs may start then
+        self._window_changes = [
             (window.end, index) for index, c in enumerate(clusters) for window in c.windows
-        )
+        ]
+        heapify(self._window_changes)
+        self._window_requests = deque(workload.windows)
+        self._desk = self._make_desk(workload) if workload.has_windows else None
         self._tags: dict[int, str] = {}  # of dispatched jobs
         self._unlisted: dict[int, int] = {}  # job to cluster; missing from listings so far
-        start = self._entries[0].job.submitted if self._entries else 0.0
+        start = self._start = self._entries[0].job.submitted if self._entries else 0.0
         self._drains = [structs.replace(act, time=max(act.time, start)) for act in drains]
         self._scheduled: dict[int, ScheduledJob] = {}
         self._refused: set[int] = set()  # jobs
@@ -221,6 +228,26 @@ class Simulation:
         self._traits = [ClusterTraits(c.name, "simulated", c.benchmark, c.cpus) for c in clusters]
         self._excluded = Counter[str]()
         self._clock, self._policy_seconds = clock, 0.0
+
+    def _make_desk(self, workload: Workload) -> ReservationDesk:
+        names = {cluster.name: index for index, cluster in enumerate(self.clusters)}
+        for window in (*workload.windows, *(entry.window for entry in workload.entries)):
+            if window is not None and (unknown := set(window.clusters) - names.keys()):
+                raise ClusterError(
+                    f'a reservation asks for cluster "{min(unknown)}", --reservations; '
+                    f"there are {', '.join(names)}"
+                )
+        for manager in self._managers:
+            manager.require_windows()
+
+        def record_change(cluster: str, time: float) -> None:
+            heappush(self._window_changes, (time, names[cluster]))
+
+        managers = {
+            cluster.name: self._managers[index]
+            for cluster, index in zip(self.clusters, names.values(), strict=True)
+        }
+        return ReservationDesk(managers, INSTANCE, self._step_core, record_change)
 
     def _make_manager(self, cluster: SimulatedCluster, policy: LocalPolicy) -> SimulatedManager:
         if not isinstance(policy, PreemptivePolicy):
@@ -278,12 +305,20 @@ class Simulation:
         """Simulate from the first submission to the last ending."""
         self._start_core()
         entries, ends, polls, ticks = self._entries, self._ends, self._poll_times, self._ticks
-        window_ends, drains = deque(self._window_ends), deque(self._drains)
+        changes, drains = self._window_changes, deque(self._drains)
+        requests, desk = self._window_requests, self._desk
         arrivals, index, now = len(entries), 0, 0.0
         arrival = entries[0].job.submitted if entries else math.inf
         timer = math.inf
         while (
-            index < arrivals or ends or polls or ticks or window_ends or drains or timer < math.inf
+            index < arrivals
+            or ends
+            or polls
+            or ticks
+            or changes
+            or drains
+            or requests
+            or timer < math.inf
         ):
             now = arrival
             if timer < now:
@@ -297,10 +332,12 @@ class Simulation:
             if ticks:
                 now = min(now, *ticks.values())
                 self._needs_pass.update(index for index, tick in ticks.items() if tick <= now)
-            if window_ends:
-                now = min(now, window_ends[0][0])
-                while window_ends and window_ends[0][0] <= now:
-                    self._needs_pass.add(window_ends.popleft()[1])
+            if requests:
+                now = min(now, max(requests[0].submitted, self._start))
+            if changes:
+                now = min(now, changes[0][0])
+                while changes and changes[0][0] <= now:
+                    self._needs_pass.add(heappop(changes)[1])
             while ends and ends[0][0] <= now:
                 end = heappop(ends)
                 if self._void_ends and self._void_ends[end]:
@@ -320,10 +357,17 @@ class Simulation:
             while polls and polls[0] <= now:
                 heappop(polls)
                 polled = True
+            while requests and requests[0].submitted <= now:
+                assert desk is not None
+                desk.request(now, requests.popleft(), None)
             if timer <= now:
+                if desk is not None:  # what has ended is not to be ended with its window
+                    self._report_to_core(now, self._unreported | self._needs_pass)
                 self._step_core(TimerExpired(now))
             self._run_policies(now, polled)
-            if self._leasing or self._limited:
+            if desk is not None:
+                desk.record_passes(now)
+            if self._leasing or self._limited or desk is not None:
                 timer = self._next_timer(now)
         self._report_to_core(now, self._unreported)
         stuck = self._stuck_jobs()
@@ -348,6 +392,7 @@ class Simulation:
                 getattr(manager.policy, "iterations", 0) for manager in self._managers
             ),
             excluded=self._excluded,
+            reservations=() if desk is None else desk.results,
         )
 
     def _apply_drain(self, now: float, event: ClusterDrained | ClusterResumed) -> None:
@@ -357,13 +402,15 @@ class Simulation:
         self._step_core(event)
 
     def _stuck_jobs(self) -> Set[int]:
-        """Return the jobs that wait for the end of a drain that has none."""
-        if not self._drains:
+        """Return the jobs that wait for a drain without end, or whose window is over."""
+        if not self._drains and self._desk is None:
             return set()
         ids = {entry.job.id for entry in self._entries}
         stuck = ids - self._scheduled.keys() - self._refused
-        if stuck:
-            self.dropped[NEVER_STARTED] = len(stuck)
+        over = {id for id in stuck if self.core.tasks[id, 0].job.reservation is not None}
+        for cause, count in ((NEVER_STARTED, len(stuck - over)), (WINDOW_OVER, len(over))):
+            if count:
+                self.dropped[cause] = count
         return stuck
 
     def _next_timer(self, now: float) -> float:
@@ -372,7 +419,6 @@ class Simulation:
         return math.inf if timer is None else max(timer, now)
 
     def _start_core(self) -> None:
-        start = self._entries[0].job.submitted if self._entries else 0.0
         clusters = tuple(
             Cluster(
                 name=c.name,
@@ -381,11 +427,13 @@ class Simulation:
                 max_unanswered=None,
                 queue_depth=self._queue_depth(c),
                 start_delay=0.0,
+                supports_reservations=self._desk is not None,
             )
             for c in self.clusters
         )
         licences = {name for c in self.clusters for name in c.licences}
         pools = self._licence_pools if self._leasing else None
+        start = self._start
         self._step_core(
             DaemonStarted(
                 start,
@@ -415,6 +463,9 @@ class Simulation:
 
     def _arrive(self, now: float, entry: WorkloadEntry) -> None:
         """Submit a job to managers if it bypasses metasched, else to the core."""
+        if entry.window is not None and not (self._limited and self._is_refused(entry.job)):
+            self._arrive_with_window(now, entry, entry.window)
+            return
         targets = self._scheme.bypass_targets(entry, now, self._policy.seed, self._managers)
         for index in targets:
             self._managers[index].submit(
@@ -428,6 +479,20 @@ class Simulation:
             self.dropped[REFUSED] = len(self._refused)
         else:
             self._submit(now, entry.job)
+
+    def _arrive_with_window(self, now: float, entry: WorkloadEntry, wish: WindowRequest) -> None:
+        """Request the reservation of a job, then submit the job into it, or like all others."""
+        assert self._desk is not None
+        job = entry.job
+        wish = wish._replace(clusters=wish.clusters or job.clusters)
+        reservation = self._desk.request(now, wish, job.id, job.benchmark)
+        if reservation is None:
+            self._arrive(now, entry._replace(window=None))
+            return
+        self._submit(
+            now,
+            structs.replace(job, reservation=reservation.id, clusters=(reservation.cluster,)),
+        )
 
     def _is_refused(self, job: Job) -> bool:
         """Whether the daemon would refuse the submission for a limit of the site."""
@@ -444,25 +509,37 @@ class Simulation:
             job = rated_job(job, ratings, self._policy)
         self._step_core(JobSubmitted(now, job))
 
-    def _step_core(self, event: CoreEvent) -> None:
+    def _step_core(self, event: CoreEvent) -> Outcome:
         """Pass an event to the core and execute its actions; the only access to `core.step`."""
         self._event_count += 1
-        for action in self.core.step(event).actions:
+        outcome = self.core.step(event)
+        if self._desk is not None:
+            self._desk.record(outcome.reservations)
+        for action in outcome.actions:
             index = self._index_by_name[action.cluster]
             manager = self._managers[index]
             self._needs_pass.add(index)
             match action:
                 case Dispatch(id, dispatch_id):
                     task, entry = self.core.tasks[id, 0], self._entries_by_id[id]
-                    manager.submit(task.job, task.priority, entry.run_time, entry.inputs)
+                    window = ""
+                    if (reservation := task.job.reservation) is not None and self._desk is not None:
+                        window = self._desk.name_of(reservation)
+                    manager.submit(
+                        task.job, task.priority, entry.run_time, entry.inputs, window=window
+                    )
                     self._tags[id] = tag_of(INSTANCE, id, dispatch_id)
                     self._unlisted[id] = index
                     if self._leasing:  # patience counts from the acceptance
                         self._step_core(DispatchAccepted(event.time, id, dispatch_id, {0: str(id)}))
-                case Withdraw() if action.job in manager.queue:
+                case Withdraw() if manager.is_waiting(action.job):
                     manager.withdraw(action.job)
                     self._updates[index][action.job] = "", State.CANCELLED, None, event.time, None
                     self._pull_waits = True
+        if outcome.reservation_actions and self._desk is not None:
+            book = self.core.reservations.by_id
+            self._desk.act(event.time, outcome.reservation_actions, book)
+        return outcome
 
     def _end_job(self, now: float, job_id: int, index: int) -> None:
         self._managers[index].end_job(job_id)
@@ -559,6 +636,8 @@ class Simulation:
             else:
                 task = self.core.tasks[job_id, 0]
                 priority, moves = task.priority, task.moves
+                if (reservation := task.job.reservation) is not None and self._desk is not None:
+                    self._desk.record_start(reservation, now)
                 updates[job_id] = str(job_id), State.RUNNING, now, None, None
             self._scheduled[job_id] = ScheduledJob(
                 self._entries_by_id[job_id],
@@ -645,7 +724,7 @@ class Simulation:
         """List dispatched jobs that are pending; schedule polls for when they may be pulled."""
         for job_id, index in self._unlisted.items():
             # a suspended job is queued, too
-            if job_id in self._managers[index].queue and job_id not in self._scheduled:
+            if self._managers[index].is_waiting(job_id) and job_id not in self._scheduled:
                 self._updates[index][job_id] = str(job_id), State.PENDING, None, None, None
                 task = self.core.tasks[job_id, 0]
                 if self._leasing and task.job.licences:

@@ -335,6 +335,10 @@ class SimulatedManager:
         self._forget_running()
         return self.windows.reserve(name, window, now, self.running.values())
 
+    def has_reserved_cpus(self, now: float) -> bool:
+        """Whether the processors of open windows are there: free, or held by their jobs."""
+        return self.windows.use(now).idle_cpus <= self.free_cpus
+
     def delete_reservation(self, name: str) -> None:
         """Keep the window of a reservation no more; do nothing if there is none of that name."""
         self._forget_running()

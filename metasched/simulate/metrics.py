@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from metasched.model.reservation import ReservationState
 from metasched.simulate.engine import Schedule, ScheduledJob
 
 TAU = 10.0  # seconds: the shortest run time in bounded slowdown
@@ -70,12 +71,47 @@ def summary(
         "pulls": schedule.pulls,
         "pulls_started_at_once": schedule.pulls_started,
         "dropped": schedule.dropped,
+        **({"reservations": reservation_figures(schedule)} if schedule.reservations else {}),
         "clusters": {
             c.name: overall
             if len(clusters) == 1
             else _figures(schedule._replace(jobs=tuple(cluster_jobs)), c.cpus, span)
             for c, cluster_jobs in zip(clusters, jobs_by_cluster, strict=True)
         },
+    }
+
+
+def reservation_figures(schedule: Schedule) -> dict[str, Any]:
+    """Return the figures of reservations, and the waits of the jobs that have none.
+
+    A promise is kept if its job started with the window, or its processors were there without a
+    job. `moved` were granted for later than the first wish.
+    """
+    results = schedule.reservations
+    granted = [result for result in results if result.granted]
+    late = [result.delay for result in granted if result.delay]
+    inside = {result.job for result in granted}
+    waits = [scheduled.wait for scheduled in schedule.jobs if scheduled.job.id not in inside]
+    return {
+        "requested": len(results),
+        "accepted": len(granted),
+        "refused": len(results) - len(granted),
+        "moved": sum(result.moved for result in granted),
+        "kept": sum(result.kept for result in granted),
+        "late": len(late),
+        "never_there": sum(result.delay is None for result in granted),
+        "broken": sum(result.state is ReservationState.BROKEN for result in granted),
+        "refused_share": 1 - len(granted) / len(results),
+        "kept_share": mean(result.kept for result in granted),
+        "mean_shift": mean(
+            result.start - max(result.request.ready, result.request.submitted) for result in granted
+        ),
+        "mean_delay": mean(late),
+        "reserved_cpu_seconds": sum(
+            result.request.cpus * (result.end - result.start) for result in granted
+        ),
+        "mean_wait_of_others": mean(waits),
+        "longest_wait_of_others": max(waits, default=0.0),
     }
 
 

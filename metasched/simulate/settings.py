@@ -35,7 +35,7 @@ from metasched.simulate.cluster_specs import (
 from metasched.simulate.clusters import SimulatedCluster
 from metasched.simulate.engine import THROUGH_METASCHED, LocalPolicyFactory, Schedule, Simulation
 from metasched.simulate.schemes import SubmissionScheme
-from metasched.simulate.workload import Overlay, Workload, from_trace
+from metasched.simulate.workload import Overlay, WindowRequest, Workload, from_trace
 from metasched.units import ParseError, parse_duration, quote_for_error
 
 LUBLIN = "lublin"
@@ -53,7 +53,16 @@ _GENERATOR_FIELDS = {
     for f in fields(synthetic.UniformGenerator)
     if f.name not in ("machines", "licences", "each", "shared")
 }
-_DURATIONS = ("pull_after", "age", "default_time", "period", "half_life", "starving_after")  # keys
+_DURATIONS = (
+    "pull_after",
+    "age",
+    "default_time",
+    "period",
+    "half_life",
+    "starving_after",
+    "reserved_ahead",
+    "reserved_slack",
+)  # keys
 
 
 class SettingError(UserError):
@@ -74,6 +83,7 @@ class SimulationSettings:
     licence_pools: tuple[LicencePool, ...] = ()  # leased by metasched, for all clusters
     fair_share: FairShareSettings | None = None  # None: users take turns
     limits: LimitSettings = field(default_factory=LimitSettings)  # of the site
+    windows: tuple[WindowRequest, ...] = ()  # requested besides those of the workload's jobs
 
     def policy_factory(self) -> LocalPolicyFactory:
         """Return a factory of local policies. SettingError if a setting is invalid."""
@@ -100,10 +110,11 @@ def read_settings(
     seed: int,
     clusters: str | None = None,
     local: str | None = None,
+    reservations: Path | None = None,
 ) -> SimulationSettings:
     """Read the settings of the command line: `policy` is a name or a policy file. SettingError.
 
-    With a policy file `local` is the name of the local policy.
+    With a policy file `local` is the name of the local policy. `reservations` is a file.
     """
     name, meta_policy = policy or local or DEFAULT_POLICY, Policy()
     if name.endswith(".toml"):
@@ -118,6 +129,10 @@ def read_settings(
         licence_pools=licence_pools,
         fair_share=parse_fair_share(clusters) if clusters is not None else None,
     )
+    if reservations is not None:
+        from metasched.simulate.reservation_file import read_reservations  # imports pydantic
+
+        settings = replace(settings, windows=read_reservations(reservations))
     for assignment in assignments:
         settings = _apply_assignment(settings, assignment)
     if clusters is not None:
@@ -266,9 +281,10 @@ def read_workload(
         if jobs is None:
             raise SettingError(f"{source} has no jobs to simulate; take another trace")
         raise SettingError(f"{source} has no jobs in this range, --jobs {jobs}; write another")
-    return settings.overlay.apply(workload, settings.seed), _add_licences(
-        selected, settings.overlay
-    )
+    workload = settings.overlay.apply(workload, settings.seed)
+    if settings.windows:
+        workload = replace(workload, windows=settings.windows)
+    return workload, _add_licences(selected, settings.overlay)
 
 
 def _add_licences(

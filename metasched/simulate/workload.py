@@ -17,6 +17,18 @@ from metasched.simulate.swf import SwfRecord, SwfTrace
 MIN_ESTIMATE = 1.0  # seconds: the estimate of a job without a requested time and with run time 0
 
 
+class WindowRequest(NamedTuple):
+    """A request for a reservation; times are seconds from the trace's origin."""
+
+    submitted: float
+    ready: float  # the first start that suits
+    duration: float  # seconds
+    cpus: int
+    slack: float = 0.0  # seconds by which it may start later
+    user: str = ""
+    clusters: tuple[str, ...] = ()  # to choose from; empty: all
+
+
 class WorkloadEntry(NamedTuple):
     """A job to simulate."""
 
@@ -26,6 +38,7 @@ class WorkloadEntry(NamedTuple):
     home: str = ""  # cluster that its owner would use; "": none
     direct: bool = False  # its owner submits it to the home cluster, bypassing metasched
     inputs: tuple[StoredInput, ...] = ()
+    window: WindowRequest | None = None  # requested for it when it is submitted
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,12 @@ class Workload:
     entries: tuple[WorkloadEntry, ...]
     processors: int | None = None  # of the machine of the trace
     dropped: Mapping[str, int] = field(default_factory=dict)  # jobs left out, by cause
+    windows: tuple[WindowRequest, ...] = ()  # without jobs of the workload, in order
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether reservations are requested."""
+        return bool(self.windows) or any(entry.window is not None for entry in self.entries)
 
     def subset(self, first: int | None, last: int | None) -> Workload:
         """Return the jobs with indexes first..last-1, renumbered; indexes as in Python slices."""
@@ -149,15 +168,22 @@ class Overlay:
     licences: int = 0  # number of different licences
     needs: float = 0.3  # probability that a job requests a copy of a licence
     pace: float = 1.0  # factor of the times between submissions
+    reserved: float = 0.0  # share of the jobs for which a reservation is requested
+    reserved_ahead: tuple[float, float] = (3600.0, 86400.0)
+    """Range of the seconds from submission to the first start that suits."""
+    reserved_slack: tuple[float, float] = (0.0, 0.0)
+    """Range of the seconds by which a reservation may start later."""
 
     def __post_init__(self) -> None:
-        for name in ("deadlines", "gold", "silver", "needs"):
+        for name in ("deadlines", "gold", "silver", "needs", "reserved"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0..1")
         if self.gold + self.silver > 1:
             raise ValueError("gold and silver together are more than 1; lower one of them")
-        if not 0 <= self.margin[0] <= self.margin[1]:
-            raise ValueError(f"margin is {self.margin}; it must be two numbers, the lower first")
+        for name in ("margin", "reserved_ahead", "reserved_slack"):
+            low, high = getattr(self, name)
+            if not 0 <= low <= high:
+                raise ValueError(f"{name} is {low}:{high}; it must be two numbers, the lower first")
         if self.licences < 0:
             raise ValueError(f"licences is {self.licences}; it must be 0 or more")
         if not 0 < self.pace < 1e6:
@@ -177,7 +203,21 @@ class Overlay:
             entry._replace(job=self._apply_to_job(entry, seed, origin))
             for entry in workload.entries
         ]
+        if self.reserved:
+            entries = [entry._replace(window=self._draw_window(entry, seed)) for entry in entries]
         return replace(workload, entries=tuple(entries))
+
+    def _draw_window(self, entry: WorkloadEntry, seed: int) -> WindowRequest | None:
+        """Return the reservation that is requested for a job, if it is drawn."""
+        rng, job = Random(f"{seed}/reservation/{entry.number}"), entry.job
+        if rng.random() >= self.reserved:
+            return None
+        ahead, slack = rng.uniform(*self.reserved_ahead), rng.uniform(*self.reserved_slack)
+        # some logs let jobs run longer than they asked for
+        duration = max(job.estimated, entry.run_time)
+        return WindowRequest(
+            job.submitted, job.submitted + ahead, duration, job.cpus, slack, job.user
+        )
 
     def _apply_to_job(self, entry: WorkloadEntry, seed: int, origin: float) -> Job:
         job = entry.job

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import metasched.core.scheduler
-from metasched.core.events import CoreEvent
+from metasched.core.events import CoreEvent, Outcome
 from metasched.simulate.engine import Simulation
 from metasched.simulate.settings import read_settings, read_workload
 
@@ -31,9 +31,9 @@ def events_of_run(
     engine = Simulation(jobs, simulated, parsed.meta_policy, parsed.policy_factory())
     step = engine._step_core
 
-    def record_and_step(event: CoreEvent) -> None:
+    def record_and_step(event: CoreEvent) -> Outcome:
         events.append(event)
-        step(event)
+        return step(event)
 
     engine._step_core = record_and_step  # type: ignore[method-assign]
     engine.run()

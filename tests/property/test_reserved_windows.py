@@ -13,9 +13,10 @@ from metasched.policies.local.planning import EarliestGap
 from metasched.policies.local.queueing import LocalPolicy, ReservedWindow
 from metasched.policies.local.registry import POLICIES, keeps_windows, make_policy
 from metasched.policies.policy import Policy
+from metasched.simulate.cluster_specs import parse_clusters
 from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster
 from metasched.simulate.engine import ScheduledJob, Simulation
-from metasched.simulate.workload import Workload, WorkloadEntry
+from metasched.simulate.workload import WindowRequest, Workload, WorkloadEntry
 
 PLANNING = ("eg-edf", "tabu", "rcbo")
 KEEPING = sorted(name for name in POLICIES if keeps_windows(name))
@@ -162,3 +163,58 @@ def test_a_policy_that_keeps_no_windows_is_refused(name: str) -> None:
     cluster = SimulatedCluster(name="c1", cpus=4, windows=(ReservedWindow(10.0, 50.0, 3),))
     with pytest.raises(ClusterError, match=r"^cluster \"c1\" has reservations, which its policy"):
         Simulation(Workload("none", ()), (cluster,), Policy(), lambda _: make_policy(name))
+
+
+@st.composite
+def reserving_workloads(draw: st.DrawFn) -> Workload:
+    """Draw jobs that end by their estimates, some with reservations, and windows without jobs."""
+    entries = []
+    for entry in draw(workloads()).entries:
+        job, window = entry.job, None
+        if draw(st.booleans()):
+            ready = job.submitted + draw(st.integers(0, 40))
+            slack = float(draw(st.sampled_from([0, 30])))
+            window = WindowRequest(job.submitted, ready, job.estimated, job.cpus, slack)
+        run_time = min(entry.run_time, job.estimated)
+        entries.append(entry._replace(run_time=run_time, window=window))
+    windows = [
+        WindowRequest(start - draw(st.integers(0, start)), start, draw(seconds), 1)
+        for start in draw(st.lists(st.integers(0, 60), max_size=4))
+    ]
+    windows.sort(key=lambda window: window.submitted)
+    return Workload("drawn", tuple(entries), windows=tuple(windows))
+
+
+@pytest.mark.parametrize("name", ["conservative", "easy", "fb-unmod", "sjf-bounded", "tabu"])
+@given(st.sampled_from(["8", "8,5"]), reserving_workloads(), st.booleans())
+def test_all_promises_are_kept_while_jobs_end_by_their_limits(
+    name: str, sizes: str, workload: Workload, pull: bool
+) -> None:
+    clusters = parse_clusters(sizes)
+    policy = Policy(pull=pull, load="observed")
+    simulation = Simulation(workload, clusters, policy, lambda _: make_policy(name))
+    schedule = simulation.run()
+    requested = len(workload.windows) + sum(e.window is not None for e in workload.entries)
+    assert len(schedule.reservations) == requested
+    assert not schedule.dropped
+    assert len(schedule.jobs) == len(workload.entries)
+    granted = [result for result in schedule.reservations if result.granted]
+    assert [result for result in granted if not result.kept] == []
+    started = {scheduled.job.id: scheduled for scheduled in schedule.jobs}
+    for result in granted:
+        wish = result.request
+        ready = max(wish.ready, wish.submitted, workload.entries[0].job.submitted)
+        assert ready <= result.start <= ready + wish.slack
+        assert result.end - result.start == wish.duration
+        if result.job is not None:
+            job = started[result.job]
+            assert (job.start, clusters[job.cluster].name) == (result.start, result.cluster)
+    inside = {result.job for result in granted}
+    for index, cluster in enumerate(clusters):
+        held = [(r.start, r.end, r.request.cpus) for r in granted if r.cluster == cluster.name]
+        held += [
+            (job.start, job.end, job.cpus)
+            for job in schedule.jobs
+            if job.cluster == index and job.job.id not in inside
+        ]
+        assert not exceeds(held, cluster.cpus)

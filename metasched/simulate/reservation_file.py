@@ -1,0 +1,89 @@
+"""The reservations of a simulation, also recurring, read from a TOML file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from metasched.config.mistakes import describe_first, describe_toml_error
+from metasched.config.tables import Seconds, SecondsOrZero
+from metasched.errors import UserError
+from metasched.simulate.clusters import MAX_CPUS
+from metasched.simulate.workload import WindowRequest
+
+MAX_REQUESTS = 10_000  # of a file, each occurrence counted
+MAX_BYTES = 10**7  # of a file
+
+
+class RequestTable(BaseModel):
+    """A request, or one that recurs; times are seconds or texts such as "8h"."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    start: SecondsOrZero  # from the origin of the trace
+    duration: Seconds
+    cpus: Annotated[int, Field(ge=1, le=MAX_CPUS)]
+    slack: SecondsOrZero = 0.0  # by which it may start later
+    ahead: SecondsOrZero = 86400.0  # from its request to its start
+    every: Seconds | None = None  # from one start to the next
+    count: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] = 1  # occurrences
+    user: Annotated[str, Field(max_length=100)] = ""
+    clusters: tuple[str, ...] = ()  # to choose from; empty: all
+
+
+class ReservationsFile(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reservation: Annotated[tuple[RequestTable, ...], Field(min_length=1, max_length=MAX_REQUESTS)]
+
+
+def read_reservations(path: Path) -> tuple[WindowRequest, ...]:
+    """Read the [[reservation]] tables in the order of their requests. UserError if invalid."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise UserError(f"{path} has more than {MAX_BYTES} bytes, --reservations; split it")
+        text = data.decode()
+        content = tomllib.loads(text)
+        tables = ReservationsFile.model_validate(content).reservation
+    except OSError as error:
+        raise UserError(f"{error.strerror}, {path}, --reservations; name a readable file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text; write it again as TOML") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(describe_toml_error(text, error, path)) from None
+    except ValidationError as error:
+        raise UserError(describe_first(error, content, ReservationsFile, str(path))) from None
+    total = sum(table.count for table in tables)
+    if total > MAX_REQUESTS:
+        raise UserError(
+            f"{total} reservations in all, {path}; write at most {MAX_REQUESTS}, lower a count"
+        )
+    requests = [request for table in tables for request in _requests(table, path)]
+    return tuple(sorted(requests, key=lambda request: request.submitted))
+
+
+def _requests(table: RequestTable, path: Path) -> Iterator[WindowRequest]:
+    if table.count > 1 and table.every is None:
+        raise UserError(
+            f"a reservation has count = {table.count} and no every, {path}; "
+            'write how far apart they start, as every = "1d"'
+        )
+    for number in range(table.count):
+        start = table.start + number * (table.every or 0.0)
+        yield WindowRequest(
+            max(start - table.ahead, 0.0),
+            start,
+            table.duration,
+            table.cpus,
+            table.slack,
+            table.user,
+            table.clusters,
+        )
