@@ -36,6 +36,7 @@ from metasched.adapters.local.queue_store import NewSubmission, QueueStore, Requ
 from metasched.adapters.local.scheduler import LocalScheduler
 from metasched.adapters.local.spec import shared_header
 from metasched.adapters.local.task_table import MEMORY_RESOURCE, LocalTask, TaskTable
+from metasched.adapters.local.windows import LocalWindows
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.host_lists import expand_hosts, find_host
 from metasched.model.job import State
@@ -50,7 +51,8 @@ from metasched.model.manager_options import (
     UNLIMITED,
     ManagerOptions,
 )
-from metasched.policies.local.registry import keeps_order
+from metasched.model.survey import ReservationSpec, Survey
+from metasched.policies.local.registry import keeps_order, keeps_windows
 
 __all__ = ["Local", "LocalOptions"]
 
@@ -95,6 +97,7 @@ class Local(Adapter):
         return Capabilities(
             gres=bool(options.gres),
             memory=options.memory is not None,
+            reservations=keeps_windows(options.policy),
             job_options=(SIGNAL, SIGNAL_AT_DEFAULT, APPEND, NICE, NODELIST, EXCLUDE, UNLIMITED),
         )
 
@@ -104,6 +107,8 @@ class Local(Adapter):
         if not native_ids:
             # without the lock: it may wait for a directory of the user's
             requirements = self._requirements_of(submission)
+            if submission.reservation:
+                requirements = self._with_reservation(requirements, submission.reservation)
             kill_wait = self.options.kill_wait
             with self._open_scheduler() as scheduler:
                 scheduler.submit(
@@ -145,7 +150,8 @@ class Local(Adapter):
             table = scheduler.table
             # saves ends: a task is listed either as open or as ended
             ends = table.ends_after(*self._position(table))
-            queue_head = table.queue[0] if table.queue else None
+            waiting = (task for task in table.queue if not task.requirements.reservation)
+            queue_head = next(waiting, None)
             planned_starts = scheduler.planned_starts
             open_tasks = (
                 _pending_status(task, planned_starts.get(task.native_id), task is queue_head, now)
@@ -162,7 +168,7 @@ class Local(Adapter):
                     *(() if ends.more else open_tasks),
                     *(status for status in ends.statuses if table.is_own(status.tag)),
                 ),
-                info=self._cluster_info(table, queue_head),
+                info=self._cluster_info(table, queue_head, scheduler.windows, now),
                 cursor="" if self._cursor is None else f"{table.first_opened!r}:{ends.last}",
                 partial=ends.more,
             )
@@ -307,14 +313,42 @@ class Local(Adapter):
             licences=tuple(submission.leased_licences),
         )
 
+    def _with_reservation(self, requirements: Requirements, name: str) -> Requirements:
+        """Return the resources of a task that runs in a reservation. Raises Refused."""
+        with self._open_scheduler() as scheduler:
+            limit = scheduler.windows.cut_limit(name, requirements.user, requirements.limit)
+        return structs.replace(
+            requirements,
+            limit=limit,
+            estimated=min(requirements.estimated, limit),
+            reservation=name,
+        )
+
+    # Reservations.
+
+    def survey(self) -> Survey:
+        with self._open_scheduler() as scheduler:
+            return scheduler.windows.survey(self.instance)
+
+    def reserve(self, spec: ReservationSpec) -> None:
+        with self._open_scheduler() as scheduler:
+            scheduler.reserve(spec)
+
+    def delete_reservation(self, name: str) -> None:
+        with self._open_scheduler() as scheduler:
+            scheduler.delete_reservation(name)
+
     # Listings.
 
-    def _cluster_info(self, table: TaskTable, queue_head: LocalTask | None) -> ClusterInfo:
-        options = self.options
+    def _cluster_info(
+        self, table: TaskTable, queue_head: LocalTask | None, windows: LocalWindows, now: float
+    ) -> ClusterInfo:
+        options, use = self.options, windows.use(now)
+        free_cpus = max(table.free_cpus - use.idle_cpus, 0)
         nodes = NodeCapacity(
             count=1,
             cpus=options.cpus,
-            free_cpus=max(table.free_cpus, 0),
+            free_cpus=free_cpus,
             memory=options.memory,
             free_memory=table.free_resources.get(MEMORY_RESOURCE),
             gres=dict(options.gres),
@@ -334,12 +368,15 @@ class Local(Adapter):
         head = None if queue_head is None else queue_head.requirements
         return ClusterInfo(
             cpus=options.cpus,
-            used_cpus=options.cpus - table.free_cpus,
+            used_cpus=options.cpus - (free_cpus if use.idle_cpus else table.free_cpus),
             partitions=(partition,),
-            running_jobs=tuple(sorted((t.running.end, t.requirements.cpus) for t in started)),
+            running_jobs=tuple(
+                sorted((windows.released(t, now), t.requirements.cpus) for t in started)
+            ),
             owed_by_others=sum(needs.cpus * needs.estimated for needs in others),
             pending_jobs=len(table.queue),
             queue_head=None if head is None else (head.cpus, head.estimated),
+            upcoming_windows=windows.upcoming(use),
             in_order=keeps_order(options.policy),
             hosts=socket.gethostname(),
         )

@@ -32,6 +32,10 @@ CREATE TABLE IF NOT EXISTS ends (
     number INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows with each end that is stored
     native INTEGER NOT NULL UNIQUE
 );
+CREATE TABLE IF NOT EXISTS windows (  -- reservations
+    name TEXT PRIMARY KEY, users TEXT NOT NULL,  -- accounts, separated by commas
+    start REAL NOT NULL, until REAL NOT NULL, cpus INTEGER NOT NULL
+);
 CREATE INDEX IF NOT EXISTS open_tasks ON tasks (native) WHERE ended IS NULL;
 CREATE INDEX IF NOT EXISTS ended_tasks ON tasks (ended) WHERE ended IS NOT NULL;
 """
@@ -55,6 +59,7 @@ class Requirements(msgspec.Struct, frozen=True):
     user: str = ""
     uid: int = 0  # of `user`, in site mode
     licences: tuple[str, ...] = ()  # the site's licences that are leased to the task
+    reservation: str = ""  # the window in which it runs; "": in none
 
 
 class NewSubmission(NamedTuple):
@@ -74,6 +79,15 @@ class StoredTask(NamedTuple):
     tag: str
     task: int  # array index
     requirements: Requirements
+
+
+class StoredWindow(NamedTuple):
+    """A reserved window."""
+
+    users: tuple[str, ...]  # accounts whose jobs may run in it
+    start: float  # epoch seconds
+    end: float  # epoch seconds
+    cpus: int
 
 
 class StoredEnds(NamedTuple):
@@ -172,6 +186,24 @@ class QueueStore:
             "SELECT head, script FROM orders WHERE tag = ?", (tag,)
         ).fetchone()
         return header, script
+
+    def windows(self) -> dict[str, StoredWindow]:
+        """Return the reserved windows by name."""
+        rows = self._db.execute("SELECT name, users, start, until, cpus FROM windows ORDER BY name")
+        return {
+            name: StoredWindow(tuple(users.split(",")), start, end, cpus)
+            for name, users, start, end, cpus in rows
+        }
+
+    def save_window(self, name: str, window: StoredWindow) -> None:
+        """Store a window, in place of one with the same name."""
+        row = (name, ",".join(window.users), window.start, window.end, window.cpus)
+        with self._db:
+            self._db.execute("INSERT OR REPLACE INTO windows VALUES (?, ?, ?, ?, ?)", row)
+
+    def delete_windows(self, names: Collection[str]) -> None:
+        with self._db:
+            self._db.executemany("DELETE FROM windows WHERE name = ?", [(name,) for name in names])
 
     def save_ended(
         self, statuses: Collection[tuple[int, JobStatus]], ended_tags: Collection[str]

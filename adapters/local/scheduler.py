@@ -10,7 +10,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
@@ -24,13 +24,21 @@ from metasched.adapters.local.spec import task_spec
 from metasched.adapters.local.supervision import RETRY_DELAY, Supervision
 from metasched.adapters.local.task_table import LocalTask, TaskTable
 from metasched.adapters.local.wakeups import Wakeups
+from metasched.adapters.local.windows import LocalWindows
+from metasched.model.survey import ReservationSpec
 from metasched.policies.local.orders import FCFS
-from metasched.policies.local.queueing import FreeResources, LocalPolicy
+from metasched.policies.local.queueing import (
+    FreeResources,
+    LocalPolicy,
+    RunningJob,
+    WaitingJob,
+)
 from metasched.policies.local.registry import make_policy
 
 # A disk takes milliseconds for each transaction, so the ends of jobs are saved in batches:
 SAVE_DELAY = 0.2  # seconds without an event
 MAX_UNSAVED = 200  # jobs
+MAX_SLEEP = 60.0  # seconds while there are windows: the clock may be set
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +62,7 @@ class LocalScheduler:
         self.reload_needed = False
         self.table = TaskTable(folder, options, instances, store)
         self._folder, self._launcher, self._store, self._lock = folder, launcher, store, lock
+        self.windows = LocalWindows(self.table, store, options.cpus, options.kill_wait)
         self._policy_name = options.policy
         self._rho: Mapping[str, float] = {}
         self.planned_starts: Mapping[int, float] = {}  # epoch seconds, by native id
@@ -86,10 +95,21 @@ class LocalScheduler:
         self._store.rollback()
         self._supervision.reset()
         self._supervision.adopt(self.table.load())
+        self.windows.load()
         self._store.set_boot(supervisor.boot_id())
         self.reload_needed = False
 
     # Changes on behalf of the adapter.
+
+    def reserve(self, spec: ReservationSpec) -> None:
+        """Keep a window. Raises Refused."""
+        self.windows.reserve(spec)
+        self._wakeups.wake()
+
+    def delete_reservation(self, name: str) -> None:
+        """Keep a window no more. Raises Refused while jobs are in it."""
+        self.windows.delete(name)
+        self._wakeups.wake()
 
     def submit(self, submission: NewSubmission) -> None:
         """Store and queue the tasks of a new submission."""
@@ -126,7 +146,7 @@ class LocalScheduler:
 
     def _run(self) -> None:
         while True:
-            ready = self._wakeups.wait(SAVE_DELAY if self.table.unsaved_count else None)
+            ready = self._wakeups.wait(self._patience())
             with self._lock:
                 if self._stopped:
                     return
@@ -145,6 +165,15 @@ class LocalScheduler:
                     self.reload_needed = True
                     self._wakeups.wake()
             time.sleep(RETRY_DELAY)
+
+    def _patience(self) -> float | None:
+        """Return for how many seconds the thread may sleep without an event; None: for ever."""
+        if self.table.unsaved_count:
+            return SAVE_DELAY
+        with self._lock:
+            now = time.time()
+            change = self.windows.next_change(now)
+        return None if change is None else min(change - now, MAX_SLEEP)
 
     def _run_locked(self, function: Callable[[], None]) -> None:
         """Call a function of another thread with the lock, unless the scheduler is stopped."""
@@ -172,11 +201,15 @@ class LocalScheduler:
         table = self.table
         if not table.queue:
             return
+        if self.windows:
+            self._start_in_windows(time.time())
         planned_starts = getattr(self._policy, "planned_starts", None)
         if table.free_cpus <= 0 and planned_starts is None:
             return
         now = time.time()
         try:
+            if self.windows and not getattr(self._policy, "keeps_windows", False):
+                raise ValueError("it keeps no reserved windows, and there are some")
             starts = self._choose_starts(self._policy, now)
             if planned_starts is not None:
                 self.planned_starts = planned_starts()
@@ -184,23 +217,37 @@ class LocalScheduler:
             log.exception("%s: policy %s fails; FCFS decides", self._folder, self._policy_name)
             starts = self._choose_starts(FCFS(), now)
         for task in starts:
-            task.devices = table.choose_devices(task)
-            self._write_spec(task)
-            table.start(task, now)
-            self._supervision.add([task])
+            self._start(task, now)
+
+    def _start_in_windows(self, now: float) -> None:
+        """Start tasks in their windows that are open, in the order of the queue."""
+        table, windows = self.table, self.windows
+        use = windows.use(now)
+        for task in [task for task in table.queue if task.requirements.reservation]:
+            needs = task.requirements
+            name, cpus = needs.reservation, needs.cpus
+            free = table.free_resources
+            has_resources = all(free.get(key, n) >= n for key, n in needs.counts.items())
+            has_cpus = cpus <= min(use.room(name), table.free_cpus)
+            if has_cpus and has_resources and windows.has_time(task, now):
+                use.start(name, cpus)
+                self._start(task, now, windows.limit_in_window(task, now))
+
+    def _start(self, task: LocalTask, now: float, limit: float | None = None) -> None:
+        """Record the decision to start a task; `limit` in seconds replaces its own."""
+        task.devices = self.table.choose_devices(task)
+        self._write_spec(task, limit)
+        self.table.start(task, now)
+        self._supervision.add([task])
 
     def _choose_starts(self, policy: LocalPolicy, now: float) -> list[LocalTask]:
         """Return the tasks that a policy starts. ValueError if they do not wait, or do not fit."""
         table = self.table
-        waiting = {task.native_id: task for task in table.queue}
+        queue = [task for task in table.queue if not task.requirements.reservation]
+        waiting = {task.native_id: task for task in queue}
         free_cpus, free = table.free_cpus, dict(table.free_resources)
         starts = []
-        for native_id, _ in policy.choose_starts(
-            now,
-            [task.waiting for task in table.queue],
-            [task.running for task in table.started.values()],
-            FreeResources(free_cpus, table.free_resources, rho=self._rho),
-        ):
+        for native_id, _ in policy.choose_starts(now, *self._policy_input(queue, now)):
             if (task := waiting.pop(native_id, None)) is None:
                 raise ValueError(f"it starts {native_id}, which does not wait")
             free_cpus -= task.requirements.cpus
@@ -212,12 +259,32 @@ class LocalScheduler:
             starts.append(task)
         return starts
 
-    def _write_spec(self, task: LocalTask) -> None:
+    def _policy_input(
+        self, queue: Sequence[LocalTask], now: float
+    ) -> tuple[list[WaitingJob], list[RunningJob], FreeResources]:
+        """Return the queue, the running tasks and the free resources for a policy.
+
+        To a policy windows are whole, and the tasks in them do not exist.
+        """
+        table, windows = self.table, self.windows
+        started = table.started.values()
+        free = FreeResources(table.free_cpus, table.free_resources, rho=self._rho)
+        if not windows:
+            return [task.waiting for task in queue], [task.running for task in started], free
+        use = windows.use(now)
+        return (
+            [windows.waiting(task) for task in queue],
+            [windows.running(t) for t in started if t.requirements.reservation not in use.held],
+            free._replace(cpus=free.cpus + use.held_cpus, windows=windows.for_policy(use)),
+        )
+
+    def _write_spec(self, task: LocalTask, limit: float | None) -> None:
         header, script = self._store.submission(task.status.tag)
         folder = self.table.folder_of(task)
         folder.mkdir(mode=0o700, exist_ok=True)
         draft = folder / "spec.draft"
-        spec = task_spec(header, script, task.status.task, task.native_id, task.devices)
+        index, devices = task.status.task, task.devices
+        spec = task_spec(header, script, index, task.native_id, devices, limit)
         draft.write_bytes(spec)
         if self._launcher is not None:
             draft.chmod(0o644)

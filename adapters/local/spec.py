@@ -84,15 +84,25 @@ def gpu_indices(gres: Mapping[str, int]) -> dict[str, list[int]]:
 
 
 def task_spec(
-    header: bytes, script: bytes, index: int, native_id: int, devices: Mapping[str, list[int]]
+    header: bytes,
+    script: bytes,
+    index: int,
+    native_id: int,
+    devices: Mapping[str, list[int]],
+    limit: float | None = None,
 ) -> bytes:
-    """Return the `spec` of a task: `header` of its submission, its id, the GPUs that it may use."""
+    """Return the `spec` of a task: `header` of its submission, its id, the GPUs that it may use.
+
+    `limit` in seconds replaces that of the submission; None: it does not.
+    """
     template, _, shared_fields = header.partition(b"\0")
     fields = _fields_of(msgspec.json.decode(template, type=TaskTemplate), index)
     fields.append(spec_field("environment", f"METASCHED_NATIVE_ID={native_id}"))
     if gpus := sorted(i for indices in devices.values() for i in indices):
         visible = ",".join(map(str, gpus))
         fields.append(spec_field("environment", f"CUDA_VISIBLE_DEVICES={visible}"))
+    if limit is not None:
+        fields.append(spec_field("limit", repr(limit)))
     fields.append(b"devices=" + msgspec.json.encode(devices))
     return b"\0".join([shared_fields, *fields]) + b"\0\0" + script
 

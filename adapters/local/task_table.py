@@ -6,6 +6,7 @@ The folder of a started task alone shows its state, so a crash between any two s
 from __future__ import annotations
 
 import shutil
+import socket
 import time
 from bisect import insort
 from collections.abc import Iterable
@@ -93,6 +94,7 @@ class TaskTable:
         self._store = store
         self.queue: list[LocalTask] = []  # in the order of `queue_key`
         self.started: dict[int, LocalTask] = {}  # started and not ended, by native id
+        self.hosts = (socket.gethostname(),)
 
     def load(self) -> list[LocalTask]:
         """Rebuild the table from the database and the jobs' folders; return the started tasks."""

@@ -62,11 +62,11 @@ class WindowUse:
 
     @property
     def held_cpus(self) -> int:
-        """Processors that jobs hold in their open windows.
+        """Processors of open windows that their jobs hold.
 
         A local policy, which sees the windows whole, has to count them as free.
         """
-        return sum(self.held.values())
+        return sum(min(cpus, self._windows[name].cpus) for name, cpus in self.held.items())
 
     def upcoming(self, cpus: int, running: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
         """Return `ClusterInfo.upcoming_windows` of a cluster of so many processors.

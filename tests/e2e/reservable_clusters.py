@@ -7,15 +7,21 @@ hides the differences between managers; tests check `capabilities`, never a mana
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import socket
+import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import pytest
 
 from metasched.adapters.base import Capabilities
 from metasched.adapters.drmaa_cluster import Drmaa, DrmaaOptions
+from metasched.adapters.local.adapter import Local, LocalOptions
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
 from tests.conftest import require
 from tests.harness import gridengine
@@ -301,6 +307,83 @@ class GridEngineReservations(ReservableCluster):
         return True
 
 
+class LocalReservations(ReservableCluster):
+    """A local cluster of eight processors below a site, whose daemon is its manager.
+
+    Its folder is that of the last `table`. It is one location that cannot be disabled.
+    """
+
+    shortest_window = 12  # several times the start delay of a job; the cluster has no minimum
+    pending_reason = ""
+    name, cpus = "home", 8
+
+    def __init__(self) -> None:
+        self.capabilities = Local.capabilities_for(LocalOptions(cpus=self.cpus))
+        self._site: Path | None = None
+
+    @property
+    def locations(self) -> Sequence[str]:
+        return [socket.gethostname()]
+
+    def table(self, folder: Path, extra: str = "") -> str:
+        self._site = folder
+        return (
+            f'[[cluster]]\nname = "{self.name}"\nadapter = "local"\ncpus = {self.cpus}\n'
+            f"poll_interval = 0.5\nkill_wait = 1\n{extra}"
+        )
+
+    def _execute(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        found = [] if self._site is None else list(self._site.rglob(f"{self.name}/queue.db"))
+        if not found:
+            return []
+        with closing(sqlite3.connect(found[0])) as database, database:
+            return database.execute(statement, values).fetchall()
+
+    def reservations(self) -> dict[str, str]:
+        return {name: name for (name,) in self._execute("SELECT name FROM windows")}
+
+    def locations_of_native(self, native: str) -> list[str]:
+        return list(self.locations)
+
+    def reservation_of_job(self, native_job: str) -> str:
+        [(needs,)] = self._execute("SELECT needs FROM tasks WHERE native = ?", int(native_job))
+        reservation = json.loads(needs)["reservation"]
+        assert isinstance(reservation, str)
+        return reservation
+
+    def check_apart(self, inside: Mapping[int, str], batch: str) -> None:
+        """Check only each job's reservation: processors have no names, the cluster counts them."""
+        for reservation, native in inside.items():
+            assert [self.reservation_of_job(native)] == self.natives_of(reservation)
+        assert self.reservation_of_job(batch) == ""
+
+    def delete_reservation(self, native: str) -> None:
+        self._execute("DELETE FROM windows WHERE name = ?", native)
+
+    def disable(self, location: str) -> None:
+        raise NotImplementedError
+
+    enable = disable
+
+    def end_jobs(self) -> None:
+        """Forget what waits, while no daemon runs."""
+        self._execute("DELETE FROM tasks WHERE ended IS NULL")
+
+    def tidy(self) -> None:
+        self._site = None
+
+    @contextmanager
+    def divided(self) -> Iterator[None]:
+        pytest.skip("a local cluster is a single location")
+        yield
+
+
+@contextmanager
+def local_cpus(folder: Path) -> Iterator[ReservableCluster]:
+    """Return a local cluster of eight processors, any number of which can be reserved."""
+    yield LocalReservations()
+
+
 @contextmanager
 def slurm_nodes(folder: Path) -> Iterator[ReservableCluster]:
     """Boot a Slurm cluster whose three nodes are reserved whole."""
@@ -336,4 +419,5 @@ BOOTS: dict[str, Callable[[Path], AbstractContextManager[ReservableCluster]]] = 
     "slurm-nodes": slurm_nodes,
     "slurm-processors": slurm_processors,
     "gridengine": gridengine_slots,
+    "local": local_cpus,
 }

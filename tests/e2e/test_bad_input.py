@@ -80,7 +80,7 @@ def refusal(
         (["licence", "set", "matlab", "x"], 2, "or `configured`"),
         (["licence", "release", "99"], 5, "no job 99"),
         (["submit", "--reservation", "1", "--wrap", "true"], 5, "no reservation 1"),
-        (["reserve", "-n", "1", "--duration", "1h"], 3, "right: its manager keeps no reservations"),
+        (["reserve", "-n", "9999", "--duration", "1h"], 3, "no cluster has 9999 processors"),
         (["submit", "-J", "two\nlines", "--wrap", "true"], 2, "control"),
         (["submit", "-J", "x" * 10_000, "--wrap", "true"], 2, "255"),
         (["submit", "--partition", "week", "--wrap", "true"], 3, "week"),

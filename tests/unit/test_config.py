@@ -163,6 +163,9 @@ def test_a_cluster_for_reservations_only_must_support_them(tmp_path: Path) -> No
     assert load_settings(path).clusters[0].cluster.takes == "reservations"
     local = '[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 1\n'
     path.write_text(local + 'takes = "reservations"\n')
+    assert load_settings(path).clusters[0].cluster.takes == "reservations"
+    local += 'policy = "cs-greedy-np"\n'
+    path.write_text(local + 'takes = "reservations"\n')
     with pytest.raises(ConfigError, match=r'takes = "reservations", .* "a"; leave it out'):
         load_settings(path)
 
