@@ -24,7 +24,7 @@ from metasched.daemon.service import Daemon
 from metasched.errors import ApiError
 
 UPDATE = "X-Metasched-Update"  # the header of a load that follows a tick; the script sets it
-SHARE = 0.04  # of a core, for loads of all followed pages together
+SHARE = 0.03  # of a core, for loads of all followed pages; about a third more is not charged
 INTERVAL = 2.0  # seconds between two ticks, at least
 MAX_INTERVAL = 60.0  # seconds between two ticks after changes, whatever loads cost
 REFRESH = 30.0  # seconds without a change until a tick all the same: times of listings go on

@@ -35,7 +35,11 @@ STREAMS = 16  # of an account, at most
 STREAM_SECONDS = 10.0
 UPDATE_SECONDS = 40.0
 MANY = 50  # followed pages, of several accounts
-PAGES = ("/web/", "/web/queue", "/web/queue?ended=1", "/web/jobs/900", "/web/events", "/web/use")
+PAGES = (
+    *("/web/", "/web/queue", "/web/queue?ended=1", "/web/queue?reason=licence_busy"),
+    *("/web/queue?user=u7&ended=1", "/web/jobs/900", "/web/events", "/web/licences/matlab"),
+    *("/web/reservations", "/web/use"),
+)
 PAINT = """() => new Promise((done) => new PerformanceObserver((list) => {
   for (const entry of list.getEntriesByName("first-contentful-paint")) done(entry.startTime)
 }).observe({ type: "paint", buffered: true }))"""

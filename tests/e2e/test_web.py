@@ -76,7 +76,7 @@ class Visitor:
 
     def send(self, method: str, path: str, body: str | None, headers: dict[str, str]) -> Reply:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = self.connect()
         try:
             connection.request(method, path, body, {"Host": self.authority} | names)
             response = connection.getresponse()
@@ -85,6 +85,9 @@ class Visitor:
             return Reply(response.status, found, text)
         finally:
             connection.close()
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
 
     def sign_in(self, secret: str) -> str:
         """Return the cookie of a new session."""
@@ -226,6 +229,19 @@ def test_every_page_has_its_policy_and_errors_are_pages(web: tuple[Site, Visitor
             assert reply.headers["cache-control"] == "no-store"
             assert "<html" in reply.text, path
     assert visitor.get("/web/jobs/999", Cookie=cookie).status == 404
+    # no spelling of a path leads from pages to the API, or out of the folder of static files
+    for path in (
+        *("/web/../clusters", "/web/%2e%2e/clusters", "/web/..%2fclusters", "/web//clusters"),
+        *("/web/static/..%2fgate.py", "/web/static/%2e%2e%2fgate.py", "/web/static//etc/passwd"),
+        *("/web;/clusters", "/web%00/", "/WEB/", "//web/queue", "/web/jobs/..%2f..%2fclusters"),
+        *("/web/licences/..%2fqueue", "/web/licences/%3Cscript%3E", "/web/static/page.js%00.png"),
+    ):
+        reply = visitor.get(path, Cookie=cookie)
+        assert reply.status in (303, 400, 401, 404, 422), (path, reply.status)
+        assert "import" not in reply.text
+        assert "root:" not in reply.text
+        assert '"cluster"' not in reply.text
+        assert "<script>" not in reply.text
     assert visitor.get("/", Cookie=cookie).headers["location"] == "/web/"
     for headers in ({}, {"X-Remote-User": "root"}):  # the header counts for the proxy alone
         assert visitor.get("/web/", **headers).status == 303
@@ -310,10 +326,12 @@ def test_views_are_for_everybody(context: BrowserContext) -> None:
                 assert wide <= width, (path, width)
                 name = path.strip("/").replace("/", "-")
                 browser.draw(page, f"{name}-{scheme}-{width}")
-        page.set_viewport_size({"width": 2560, "height": 1440})
-        for path in VIEWS:
-            page.goto(path)
-            assert page.evaluate("document.documentElement.scrollWidth") <= 2560, path
+    for path in VIEWS:
+        page.goto(path)
+        for width in (641, 1024, 2560):  # above the break of the style, and the widest
+            page.set_viewport_size({"width": width, "height": 1440})
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= width, (path, width)
     assert [text for text in complaints if "404" not in text] == []
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import date, timedelta
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,14 @@ from playwright.sync_api import expect
 
 from tests.conftest import require
 from tests.e2e.conftest import Site, reserve
+from tests.e2e.multi_user_site import MultiUserSite, gridengine_tables, running_site
 from tests.e2e.reservable_clusters import BOOTS, ReservableCluster
-from tests.e2e.test_web import SCRIPT, Visitor, secret_of, tables
+from tests.e2e.test_web import SCRIPT, Reply, Visitor, secret_of, tables
 from tests.e2e.test_web_acts import Session, check
 from tests.harness import browser
+from tests.harness.accounts import KEEPER, OPERATOR, A, B
+from tests.harness.gridengine import Cell
+from tests.harness.http_calls import UnixConnection
 from tests.harness.ports import free_port
 
 
@@ -135,3 +141,56 @@ def check_series(session: Session) -> None:
     assert occurrences() == []
     assert session.post(action, fields).status == 404
     assert session.get("/web/acts/cancel-series", series=entry).status == 404
+
+
+@dataclass
+class Proxied(Visitor):
+    """A browser behind a reverse proxy, whose socket leads into the network of a cell."""
+
+    socket: Path = Path()
+    user: str = ""
+
+    def connect(self) -> HTTPConnection:
+        return UnixConnection(self.socket, timeout=60)
+
+    def send(self, method: str, path: str, body: str | None, headers: dict[str, str]) -> Reply:
+        return super().send(method, path, body, {"X-Remote-User": self.user} | headers)
+
+
+@pytest.mark.root
+def test_strangers_end_neither_reservations_nor_series(
+    gridengine_cell: Cell, common_folder: Path
+) -> None:
+    cluster, programs = gridengine_tables(gridengine_cell)
+    pages = '[web]\nproxy_socket = "state/web.sock"\nproxy_user = "root"\n'
+    folder, inside = common_folder / "web-reservations", gridengine_cell.inside
+
+    def session(site: MultiUserSite, account: str) -> Session:
+        visitor = Proxied(80, "site.example", folder / "state/web.sock", account)
+        cookie = visitor.get("/web/").headers["set-cookie"].partition(";")[0]
+        return Session(site.by(account), visitor, cookie)
+
+    gridengine_cell.run("qconf", "-au", KEEPER, "arusers")
+    try:
+        with running_site(folder, pages + cluster, programs, inside=inside) as site:
+            owner, stranger, operator = (session(site, who) for who in (A, B, OPERATOR))
+            terms = {"size": "1", "duration": "10m", "every": "daily 08:00", "until": "+2d"}
+            series = int(owner.act("/web/acts/reserve", dict(terms)).split()[1])
+            window = ("reserve", "--size", "1", "--start", "+3h", "--duration", "10m")
+            reservation = owner.site.json(*window)["reservation"]
+            token = stranger.form("/web/acts/reserve", **terms)[1]["form_token"]
+            for act, ended in (
+                ("cancel-series", {"series": series}),
+                ("cancel-reservation", {"reservation": reservation}),
+            ):
+                path = f"/web/acts/{act}"
+                action, fields = operator.form(path, **ended)
+                assert stranger.get(path, **ended).status == 403
+                assert stranger.post(action, fields | {"form_token": token}).status == 403
+                assert A not in stranger.get("/web/reservations").text
+                assert "cancelled" in operator.told(operator.post(action, fields))
+            assert owner.site.json("calendar") == []
+            assert owner.site.reservation(reservation)["state"] == "cancelled"
+    finally:
+        gridengine_cell.run("qconf", "-du", KEEPER, "arusers")
+        gridengine_cell.empty()
