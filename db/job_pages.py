@@ -43,7 +43,7 @@ from metasched.core.transitions import FINAL
 from metasched.db import task_runs
 from metasched.db.schema import attempt, job, task, task_run
 from metasched.db.task_runs import IndicesByJob, ListedRun
-from metasched.model.job import MANAGER_REASON, MAX_LICENCE_CHOICES
+from metasched.model.job import MANAGER_REASON, MAX_LICENCE_CHOICES, State
 
 MAX_EXAMINED = 10_000  # tasks that a page compares with filters that no index serves
 SELECTORS_PER_QUERY = 500  # named jobs and tasks
@@ -54,6 +54,7 @@ TaskSelector = tuple[int, int | None]  # a job and a task's index; None: all its
 Columns = Sequence[ColumnElement[Any]]
 TaskIds = Select[Any]  # a query that gives jobs and indices
 
+_RUN_STATES = frozenset((State.QUEUED, State.HELD, State.CANCELLED))
 _job_id, _index = task.c.job, task.c.task_index
 # of a selection: a page of all columns takes five times the memory
 SELECTION_COLUMNS: Columns = (_job_id, job.c.array, job.c.user, _index, task.c.state)
@@ -215,6 +216,8 @@ def _listed_runs(
     """Return the runs with tasks after a task that pass a filter, the first `limit` by job."""
     if wanted.cluster is not None:
         return []
+    if wanted.states and _RUN_STATES.isdisjoint(wanted.states):
+        return []
     conditions: list[ColumnElement[bool]] = []
     if wanted.user is not None:
         conditions.append(task_run.c.user == wanted.user)
@@ -228,9 +231,11 @@ def _listed_runs(
         conditions.append(_requests_licence(wanted.licence))
     ended = task_run.c.ended
     kinds: list[list[ColumnElement[bool]]] = [[]]
-    if wanted.only_open or wanted.ended_since is not None:
+    # a cancelled run has no reason: a page looks for one among open runs alone
+    only_open = wanted.only_open or wanted.reason is not None
+    if only_open or wanted.ended_since is not None:
         kinds = [[ended.is_(None)]]
-    if wanted.ended_since is not None and not wanted.only_open:
+    if wanted.ended_since is not None and not only_open:
         kinds.append([ended >= wanted.ended_since])
     runs = [
         task_runs.listed(connection, [*conditions, *kind], after, limit, named) for kind in kinds

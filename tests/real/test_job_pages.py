@@ -364,6 +364,14 @@ def test_filters_by_reason_and_licence(stored: StoredTasks) -> None:
     assert jobs(TaskFilter(reason="priority")) == [1]
     assert jobs(TaskFilter(reason="manager:")) == [2, 4]
     assert jobs(TaskFilter(reason="manager:QOS", licence="matlab")) == [4]
+    # tasks in runs: two that wait, two that were cancelled
+    stored.add(5, 0, "ada", [], NOW, [(0, 1, 2, State.QUEUED), (4, 1, 2, State.CANCELLED)])
+    waits = (task_run.c.job == 5) & task_run.c.ended.is_(None)
+    stored.connection.execute(update(task_run).where(waits).values(reason="priority"))
+    assert jobs(TaskFilter(reason="priority")) == [1, 5, 5]
+    assert jobs(TaskFilter(reason="priority", ended_since=NOW - 1)) == [1, 5, 5]
+    assert jobs(TaskFilter(states=["cancelled"])) == [5, 5]
+    assert jobs(TaskFilter(states=["running"])) == []
 
 
 def test_numbers_of_tasks_of_arrays(stored: StoredTasks) -> None:
