@@ -38,7 +38,7 @@ MANY = 50  # followed pages, of several accounts
 PAGES = (
     *("/web/", "/web/queue", "/web/queue?ended=1", "/web/queue?reason=licence_busy"),
     *("/web/queue?user=u7&ended=1", "/web/jobs/900", "/web/events", "/web/licences/matlab"),
-    *("/web/reservations", "/web/use"),
+    *("/web/reservations", "/web/use?since=2026-03-01&until=2026-04-01"),
 )
 PAINT = """() => new Promise((done) => new PerformanceObserver((list) => {
   for (const entry of list.getEntriesByName("first-contentful-paint")) done(entry.startTime)
