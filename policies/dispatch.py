@@ -19,7 +19,7 @@ from metasched.policies.placement_ratings import (
     in_order_of_rating,
 )
 
-LOADS = ("paper", "observed")
+LOADS = ("paper", "observed", "forecast")
 ORDERINGS = ("array", "equal")
 NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
@@ -51,7 +51,7 @@ class LoadOrdering:
     O(max_priority) and a decision O(clusters), whatever the number of queued jobs.
 
     `tolerance` is the relative distance from the least load that counts as equal to it.
-    `load="observed"` compares the values given to `observe` instead of that work.
+    `load="observed"` and `"forecast"` compare the values given to `observe` instead of that work.
     `ordering="equal"` counts only jobs of equal priority (the principle stated in the thesis; its
     array also counts higher priorities). `placement_weights` are those of the site's heuristics
     that rate clusters, see `placement_ratings`. ValueError for no clusters, a cluster given twice,
@@ -90,11 +90,11 @@ class LoadOrdering:
         self._work_units = [[0] * width for _ in range(rows)]
         self._counts = [[0] * width for _ in range(rows)]
         self._observed_loads = [0.0] * width
-        if load == "observed":
+        self._uses_estimated_work = load == "paper"
+        if not self._uses_estimated_work:
             self._loads = [self._observed_loads] * rows
         else:
             self._loads = [[0.0] * width for _ in range(rows)]
-        self._uses_estimated_work = load == "paper"
 
     def choose(self, job: Job, priority: int, eligible: Collection[str] | None = None) -> str:
         """Return the cluster for the job, from `eligible` or all clusters, without recording it.
@@ -175,7 +175,7 @@ class LoadOrdering:
         self._change_totals(column, row, -job_units, -1)
 
     def observe(self, cluster: str, seconds: float) -> None:
-        """Set the load of the cluster at every priority to `seconds`, for load="observed".
+        """Set the load of the cluster at every priority to `seconds`; not for load="paper".
 
         ValueError if the cluster is unknown or `seconds` is negative or not finite.
         """

@@ -67,7 +67,8 @@ class Policy:
     weights: dict[str, float] = field(default_factory=dict)  # of heuristics
     # base priority of each user class
     classes: dict[str, int] = field(default_factory=lambda: {"gold": 7, "silver": 4, "regular": 1})
-    load: Literal["observed", "paper"] = "observed"  # loads from listings, or of own jobs (S0)
+    # loads from listings, of own jobs (S0), or expected waits
+    load: Literal["observed", "paper", "forecast"] = "observed"
     ordering: Literal["array", "equal"] = "array"
     tolerance: float = 0.0  # loads that differ by no more count as equal
     pull: bool = True  # withdraw pending tasks that would start on another cluster now

@@ -67,6 +67,7 @@ POLICY_KEYS: Final[Mapping[str, PolicyKey]] = {
         choices={
             "observed": "all work that the cluster owes, other users' jobs included",
             "paper": "metasched's own unstarted jobs alone",
+            "forecast": "the expected wait of the job; where none is known, as observed",
         },
     ),
     "ordering": PolicyKey(

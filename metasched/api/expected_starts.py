@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from metasched.core.forecast_state import limit_on
+from metasched.core.cluster_view import limit_on
 from metasched.core.tasks import Task
 from metasched.daemon.forecaster import TaskEstimate
 from metasched.daemon.service import SchedulerService

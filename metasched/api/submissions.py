@@ -482,9 +482,7 @@ def _dry_run(service: SchedulerService, job: Job, warnings: list[str]) -> Submit
     task = Task(job, 0, priority, 0.0)
     eligible = eligible_clusters(service, task)
     chosen_cluster = (
-        service.core.load_ordering.choose(job, priority, eligible)
-        if eligible and not job.held
-        else None
+        service.core.choose_cluster(job, priority, eligible) if eligible and not job.held else None
     )
     start = start_if_submitted(service, job, [chosen_cluster] if chosen_cluster else eligible)
     return {

@@ -380,7 +380,7 @@ class PolicyFile(_Table):
     classes: dict[str, Annotated[int, Field(ge=0, le=1000)]] = Field(
         default_factory=lambda: dict(Policy().classes)
     )
-    load: Literal["observed", "paper"] = Policy.load
+    load: Literal["observed", "paper", "forecast"] = Policy.load
     ordering: Literal["array", "equal"] = Policy.ordering
     tolerance: Annotated[float, Field(ge=0, le=1)] = Policy.tolerance
     pull: bool = Policy.pull

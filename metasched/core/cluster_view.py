@@ -258,6 +258,13 @@ def loads(views: Collection[ClusterView], now: float) -> list[float]:
     return owed
 
 
+def limit_on(job: Job, view: ClusterView) -> float:
+    """Return the seconds after which the manager ends a task of a job."""
+    if job.time_limit is not None:
+        return job.time_limit
+    return job.estimated * job.benchmark / view.cluster.benchmark
+
+
 def _is_as_eligible(info: ClusterInfo, before: ClusterInfo) -> bool:
     """Whether both have the same `eligibility_key`, in O(1): only the load of queues differs."""
     return (

@@ -292,6 +292,18 @@ class SharesReported(msgspec.Struct, frozen=True):
     tree: ShareTree
 
 
+class StartsForecast(msgspec.Struct, frozen=True):
+    """Forward runs told when jobs would start, behind all others; only with `load = "forecast"`."""
+
+    time: float
+    made: float  # epoch seconds; time of the snapshot
+    limits: tuple[float, ...]  # seconds, ascending; of the jobs that were tried
+    # median wait in seconds after `made`, by cluster and processors, for each of `limits`; None:
+    # beyond the forward runs
+    waits: dict[str, dict[int, tuple[float | None, ...]]]
+    free_cpus: dict[str, int]  # processors that were free in the snapshot, by cluster
+
+
 class TimerExpired(msgspec.Struct, frozen=True):
     """The time `Core.next_due` has come."""
 
@@ -328,6 +340,7 @@ CoreEvent = (
     | LicencesReleased
     | UseReported
     | SharesReported
+    | StartsForecast
     | ReservationEvent
     | CalendarEvent
     | TimerExpired

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
-from metasched.core.cluster_view import ClusterView
+from metasched.core.cluster_view import ClusterView, limit_on
+from metasched.core.events import StartsForecast
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Task, TaskId
+from metasched.forecast.estimates import Estimates
 from metasched.forecast.snapshot import ForecastCluster, Probe, RunningTask, Snapshot, WaitingTasks
-from metasched.model.job import Job, State
+from metasched.model.job import State
 from metasched.model.listing import ListedQueue, PendingJob, StartedJob
 from metasched.model.reservation import OPEN_STATES
-from metasched.policies.local.queueing import EMPTY, LocalPolicy, ReservedWindow
+from metasched.policies.local.queueing import EMPTY, NEVER, LocalPolicy, ReservedWindow
 
 MAX_TASKS = 2000  # pending tasks of a cluster that are forecast: the first in its queue
 # Tasks that wait in metasched and are forecast: the first in their order. These take .1 to .3 s of
@@ -52,6 +54,26 @@ class ForecastState(NamedTuple):
     unknown: Mapping[str, str]  # reason by cluster without forecast
     unknown_jobs: Mapping[int, str] = EMPTY  # reason by job that waits in metasched
     unknown_queued: str = ""  # why none of the jobs that wait in metasched has a forecast
+
+
+def starts_forecast(
+    state: ForecastState, estimates: Estimates, clusters: Collection[str], now: float
+) -> StartsForecast:
+    """Return the event that tells the core of these estimates, for some of the clusters."""
+    snapshot, waits = state.snapshot, dict[str, dict[int, list[float | None]]]()
+    for probe, start in zip(snapshot.probes, estimates.probes, strict=True):
+        name = state.clusters[probe.cluster]
+        if name in clusters:
+            of_size = waits.setdefault(name, {}).setdefault(probe.cpus, [])
+            known = start.median < NEVER
+            of_size.append(round(start.median - snapshot.now, 1) if known else None)
+    return StartsForecast(
+        now,
+        snapshot.now,
+        PROBED_LIMITS,
+        {name: {cpus: tuple(row) for cpus, row in sizes.items()} for name, sizes in waits.items()},
+        {state.clusters[i]: each.free_cpus for i, each in enumerate(snapshot.clusters)},
+    )
 
 
 class _Entries:
@@ -382,10 +404,3 @@ def _foreign_entry(job: PendingJob, index: int, now: float) -> WaitingTasks:
 def _foreign_user(owner: str) -> str:
     """Return the user of a job of others: no user of ours, who may have the same name."""
     return f"#{owner}" if owner else ""
-
-
-def limit_on(job: Job, view: ClusterView) -> float:
-    """Return the seconds after which the manager ends a task of a job."""
-    if job.time_limit is not None:
-        return job.time_limit
-    return job.estimated * job.benchmark / view.cluster.benchmark

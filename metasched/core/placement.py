@@ -119,16 +119,17 @@ class Placement:
 
     def assess_clusters(self, task: Task) -> list[ClusterAssessment]:
         """Return the obstacle and the load of each cluster for a task."""
-        self._state.observe_loads()
         waiting: Sequence[Task] = (task,)  # by its alternatives
         if task.attempt is None and task.job.licence_choices:
             waiting = self._gates.alternatives.stand_ins_of(task)
+        views = self._state.views
+        obstacles = {name: self._check_all(waiting, view) for name, view in views.items()}
+        eligible = [name for name, obstacle in obstacles.items() if obstacle is None]
+        self._state.observe_loads(task.job, eligible)
         loads = self._state.load_ordering.cluster_loads(task.job, task.priority)
         return [
-            ClusterAssessment(
-                name, self._check_all(waiting, view), *loads[name], view.charged_account(task.job)
-            )
-            for name, view in self._state.views.items()
+            ClusterAssessment(name, obstacles[name], *loads[name], view.charged_account(task.job))
+            for name, view in views.items()
         ]
 
     def clusters_in_time(self, task: Task) -> list[str]:
@@ -507,8 +508,8 @@ class Placement:
             cluster = eligible[0]
         else:
             if not self._loads_observed:
-                state.observe_loads()
-                self._loads_observed = True
+                state.observe_loads(task.job, eligible)
+                self._loads_observed = state.policy.load != "forecast"  # waits of this job
             candidates = eligible if len(eligible) < len(state.views) else None
             cluster = state.load_ordering.choose(task.job, task.priority, candidates)
         if cluster is None:
@@ -627,6 +628,8 @@ class Placement:
             cause = "moved"
             view.pulls.record_dispatch(task, task.attempt)
         self._forget_target(task)
+        if state.policy.load == "forecast":
+            state.forecast_loads.record_dispatch(view, task.job, state.now)
         if self._leasing.needs_lease(task):
             cause += f", with {self._leasing.take_lease(task)}"
         return self._state_machine.apply(task, TaskEvent.SEND, cause)

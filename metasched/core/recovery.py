@@ -119,6 +119,7 @@ class Recovery:
         self._state.load_ordering = make_load_ordering(
             policy, (cluster.name for cluster in event.clusters)
         )
+        self._state.forecast_loads.drop()  # a replay that begins here has none
 
     def _configure_tuning(self, policy: Policy) -> None:
         """Let the classifier optimise itself from where it was; a changed policy begins anew."""

@@ -54,6 +54,7 @@ from metasched.core.events import (
     ListingReceived,
     Outcome,
     SharesReported,
+    StartsForecast,
     TimerExpired,
     UseReported,
     UserRequested,
@@ -76,7 +77,7 @@ from metasched.core.usage_limits import Shortage, UsageLimits
 from metasched.core.user_requests import UserRequests
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.cluster import Cluster, ClusterInfo
-from metasched.model.job import Reason, State
+from metasched.model.job import Job, Reason, State
 from metasched.model.listing import JobStatus
 from metasched.model.row_checks import RowDefect
 from metasched.model.tags import Instances
@@ -178,6 +179,7 @@ class Core:
             DaemonStarted: self._recovery.apply_daemon_started,
             UseReported: self.fair_share.apply_use,
             SharesReported: self.fair_share.apply_shares,
+            StartsForecast: self.state.forecast_loads.replace,
             TimerExpired: _apply_nothing,
             CalendarEntrySet: self.calendar.apply_set,
             CalendarEntryRemoved: self.calendar.apply_removed,
@@ -369,6 +371,7 @@ class Core:
                 self.state.store(task)
         for view in self.state.views.values():
             view.adjust_clock(step)
+        self.state.forecast_loads.drop()
         self.licences.adjust_clock(step)
 
     def _apply_reservation_event(self, event: ReservationEvent) -> None:
@@ -401,6 +404,11 @@ class Core:
     def load_ordering(self) -> LoadOrdering:
         self.state.observe_loads()
         return self.state.load_ordering
+
+    def choose_cluster(self, job: Job, priority: int, eligible: Collection[str]) -> str:
+        """Return the cluster on which a job would be placed now. ValueError if none is eligible."""
+        self.state.observe_loads(job, eligible)
+        return self.state.load_ordering.choose(job, priority, eligible)
 
     @property
     def clusters(self) -> list[Cluster]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from metasched.core.alternatives import owner_id
 from metasched.core.array_remainder import MAX_RUNS, IndexRun, Remainder, RunChanges, range_of
 from metasched.core.cluster_view import ClusterView, loads
 from metasched.core.events import ClusterDrained, Outcome
+from metasched.core.forecast_loads import ForecastLoads
 from metasched.core.rechecks import Recheck
 from metasched.core.scope_limits import Rechecks
 from metasched.core.tasks import (
@@ -72,6 +73,7 @@ class SchedulerState:
         self.observes = False
         self.classifier: Classifier
         self.load_ordering: LoadOrdering
+        self.forecast_loads = ForecastLoads()  # of `load = "forecast"`
 
     def begin_step(self, now: float, clock_step: float) -> Outcome:
         """Begin a step at `now` (epoch seconds).
@@ -319,10 +321,21 @@ class SchedulerState:
             )
         )
 
-    def observe_loads(self) -> None:
-        """Pass current loads of all clusters to the load ordering, if it uses observed loads."""
-        if self.policy.load == "observed":
-            self.load_ordering.observe_all(loads(self.views.values(), self.now))
+    def observe_loads(
+        self, job: Job | None = None, candidates: Collection[str] | None = None
+    ) -> None:
+        """Pass current loads of all clusters to the load ordering, unless it sums up its own.
+
+        With `load = "forecast"` these are the waits of a job on `candidates` (None: all), as far as
+        they are known.
+        """
+        if self.policy.load == "paper":
+            return
+        waits, views = None, self.views.values()
+        if self.policy.load == "forecast" and job is not None:
+            names = self.views.keys() if candidates is None else candidates
+            waits = self.forecast_loads.waits(job, views, names, self.now)
+        self.load_ordering.observe_all(loads(views, self.now) if waits is None else waits)
 
     def observe_load(self, view: ClusterView) -> None:
         """Pass the current load of a cluster to the load ordering, if it uses observed loads."""

@@ -77,7 +77,6 @@ class Withdrawals:
 
     def evacuate(self, view: ClusterView, cause: str) -> None:
         """Move unstarted tasks of a cluster, if another cluster can take them."""
-        self._state.observe_loads()
         for task in sorted(
             view.live_tasks.values(), key=lambda item: (item.queue_key, *item.task_id)
         ):
@@ -87,6 +86,7 @@ class Withdrawals:
                 if other_view is not view and self._placement.may_move_to(task, other_view)
             ]
             if alternatives and self._state_machine.recall(task, view, cause):
+                self._state.observe_loads(task.job, alternatives)
                 choice = self._state.load_ordering.choose(task.job, task.priority, alternatives)
                 task.live_attempt.target = choice
 

@@ -13,14 +13,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 from metasched.config.settings import ClusterSettings
-from metasched.core.events import Outcome
-from metasched.core.forecast_state import ForecastState, forecast_state
+from metasched.core.events import Outcome, StartsForecast
+from metasched.core.forecast_state import ForecastState, forecast_state, starts_forecast
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Attempt, TaskId
 from metasched.core.transitions import UNSTARTED
@@ -32,7 +32,7 @@ from metasched.daemon.forecast_process import (
     NoForecast,
 )
 from metasched.db.store import StorageFailed
-from metasched.forecast.estimates import Estimates, StartEstimate
+from metasched.forecast.estimates import MIN_LEARNT, Estimates, StartEstimate
 from metasched.model.job import Job, State
 from metasched.model.listing import ListedQueue
 from metasched.policies.local.orders import EASY, FirstFit
@@ -44,11 +44,11 @@ log = logging.getLogger("metasched")
 INTERVAL = 30.0  # seconds between the starts of two refreshes
 IDLE_INTERVAL = 2.0  # the same after a refresh that had nothing to run forward
 CORE_SHARE = 0.05  # of a core
+KEPT_SECONDS = 300.0  # for which the core is not told the same forecast again
 MAX_SAMPLES = 1000  # compared starts of a cluster
 MAX_FIRST = 20_000  # tasks whose first estimate is kept until they start
 HORIZON = 7 * 86400.0  # seconds for which a compared start counts
 MAX_ENDED = 20_000  # ended tasks that wait for the next refresh
-MIN_LEARNT = 100  # ended tasks, below which nothing is forecast
 MIN_SAMPLES = 20  # below, the coverage is unknown
 MIN_COVERAGE = 0.65  # of intervals with a nominal 80%
 TOLERANCE = 1.0  # seconds by which a start may lie outside
@@ -110,15 +110,19 @@ class Forecaster:
         recent_runs: Callable[[int], list[tuple[Job, float]]],
         queues: Callable[[], Mapping[str, ListedQueue]],
         runner: ForecastRunner | None = None,
+        tell: Callable[[StartsForecast], Awaitable[object]] | None = None,
     ) -> None:
         """`changed` returns an event that is set once the state has changed.
 
         `recent_runs` is that of `Queries`. `queues` returns the listed order of pending jobs, by
-        cluster. `runner` None: a process of its own.
+        cluster. `runner` None: a process of its own. `tell` passes forecasts to the core while its
+        policy places jobs by them.
         """
         self._core, self._changed, self._recent_runs = core, changed, recent_runs
         self._queues, self._runner = queues, runner or ForecastProcess()
         self._policies = {entry.cluster.name: _policy_like(entry) for entry in clusters}
+        self._tell = tell
+        self._told: StartsForecast | None = None
         self._ended = deque[EndedRunTime](maxlen=MAX_ENDED)  # for the next request
         self._estimates: Mapping[TaskId, TaskEstimate] = {}  # replaced as a whole
         self._probed: Mapping[str, Sequence[ProbedStart]] = {}  # by cluster; likewise
@@ -231,7 +235,25 @@ class Forecaster:
         self._unknown, self._unknown_jobs = unknown, state.unknown_jobs
         self._estimates, self._probed = estimates, probed
         self._remember(estimates)
+        if reply.estimates is not None and self._core.policy.load == "forecast":
+            await self._tell_core(state, reply.estimates)
         return used + reply.used
+
+    async def _tell_core(self, state: ForecastState, estimates: Estimates) -> None:
+        """Pass a forecast to the core, of the clusters whose estimates are shown."""
+        if self._tell is None:
+            return
+        shown = [name for name in state.clusters if not self.obstacle(name)]
+        event, told = starts_forecast(state, estimates, shown, time.time()), self._told
+        if (
+            told is not None
+            and event.made - told.made < KEPT_SECONDS
+            and (event.waits, event.free_cpus) == (told.waits, told.free_cpus)
+        ):
+            return
+        self._told = event
+        with suppress(StorageFailed):  # the next one comes soon
+            await self._tell(event)
 
     def _remember(self, estimates: Mapping[TaskId, TaskEstimate]) -> None:
         """Keep the first estimate of each task until it starts."""

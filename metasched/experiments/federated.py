@@ -79,6 +79,25 @@ def _cases_of_federation(path: Path) -> list[SimulationCase]:
     return [*_cases(file.rows, local, file.schemes), *policies]
 
 
+def _forecast_loads() -> list[SimulationCase]:
+    """Return cases that compare placing by expected waits with placing by observed work."""
+    rows = {
+        f"{name} {LOADS[1]:.2f}": Federation(name, tuple(sites), JOBS, LOADS[1])
+        for name, sites in SITES.items()
+    }
+    return [
+        SimulationCase(
+            row,
+            f"{load}+pull" if pull else load,
+            scenario,
+            SimulationSettings(policy="easy", meta_policy=Policy(load=load, pull=pull)),
+        )
+        for row, scenario in rows.items()
+        for load in ("observed", "forecast")
+        for pull in (False, True)
+    ]
+
+
 def _half_direct() -> list[SimulationCase]:
     rows = {
         f"{name} {LOADS[1]:.2f}": Federation(name, tuple(sites), JOBS, LOADS[1], direct_share=0.5)
@@ -174,6 +193,15 @@ FEDERATED = (
             **_OTHER_FIGURES,
         },
         cases=_half_direct,
+    ),
+    Experiment(
+        name="better-forecast",
+        about="The same, placing jobs by their expected waits",
+        source="federations of SDSC-SP2 and KTH-SP2, of CERIT, of LCG",
+        runs=10,
+        baseline="observed+pull",
+        figures={**_WAIT_FIGURES, **_OTHER_FIGURES},
+        cases=_forecast_loads,
     ),
     Experiment(
         name="better-table6",

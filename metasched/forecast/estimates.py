@@ -15,6 +15,7 @@ from metasched.policies.local.queueing import NEVER
 
 DRAWS = 39  # forward runs: the 4th and the 36th of 39 starts bound 80% of the next start
 MIN_DRAWS = 9  # whose first and last start bound 80% of the next
+MIN_LEARNT = 100  # ended tasks, below which nothing is forecast
 EARLY, MEDIAN, LATE = 0.1, 0.5, 0.9  # quantiles
 NOMINAL = LATE - EARLY  # probability of the interval
 

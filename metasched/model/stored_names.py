@@ -133,6 +133,7 @@ EVENT_KINDS: Mapping[str, str] = {
     "LicencesReleased": "licencesreleased",
     "UseReported": "usereported",
     "SharesReported": "sharesreported",
+    "StartsForecast": "startsforecast",
     "TimerExpired": "due",
     "ClockSet": "clockset",
     "SurveyReceived": "surveyed",

@@ -27,6 +27,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from heapq import heapify, heappop, heappush
 from types import MappingProxyType
 from typing import NamedTuple
@@ -61,6 +62,7 @@ from metasched.policies.local.queueing import LocalPolicy
 from metasched.policies.plug_in_ratings import ask_all, load_all, plug_ins_of, rated_job
 from metasched.policies.policy import Policy
 from metasched.simulate.clusters import ClusterError, SimulatedCluster
+from metasched.simulate.forecasts import SimulatedForecaster
 from metasched.simulate.manager import SimulatedManager
 from metasched.simulate.planned import PlannedDispatch
 from metasched.simulate.preemptive_manager import PreemptiveManager
@@ -188,7 +190,7 @@ class Simulation:
             self._pulling
             or refills
             or self._binds_late
-            or (policy.load == "observed" and self._multiple_clusters)
+            or (policy.load != "paper" and self._multiple_clusters)
         )
         # returned licences, tasks that follow others, and tasks bound late follow from a listing
         self._reports_every_pass = self._leasing or refills or self._limited or self._binds_late
@@ -223,6 +225,10 @@ class Simulation:
         self._scheme = scheme
         self._bypassing: dict[int, list[int]] = {}  # waiting jobs and the clusters of their copies
         self._planned_dispatch: PlannedDispatch | None = None
+        self._forecaster: SimulatedForecaster | None = None
+        if policy.load == "forecast" and self._multiple_clusters:
+            policies = {c.name: partial(make_policy, c) for c in clusters}
+            self._forecaster = SimulatedForecaster(self.core, policies, policy.seed)
         self._event_count = self._pass_count = 0
         self._plug_ins = load_all(plug_ins_of(policy))
         self._traits = [ClusterTraits(c.name, "simulated", c.benchmark, c.cpus) for c in clusters]
@@ -503,6 +509,8 @@ class Simulation:
     def _submit(self, now: float, job: Job) -> None:
         if self._planned_dispatch is not None:
             self._planned_dispatch.now = now
+        if self._forecaster is not None and (told := self._forecaster.forecast(now)) is not None:
+            self._step_core(told)
         if self._plug_ins:
             ratings = ask_all(self._plug_ins, job, self._traits)
             self._excluded.update(plug_in.name for plug_in in ratings if ratings[plug_in].error)
@@ -515,6 +523,8 @@ class Simulation:
         outcome = self.core.step(event)
         if self._desk is not None:
             self._desk.record(outcome.reservations)
+        if self._forecaster is not None:
+            self._forecaster.learn(outcome)
         for action in outcome.actions:
             index = self._index_by_name[action.cluster]
             manager = self._managers[index]

@@ -64,3 +64,28 @@ def test_jobs_of_others_do_not_hide_the_start_on_slurm(site: Site, slurm_site: S
     assert 600 < (late - begun).total_seconds() <= 3000 + 2
     beta.run("scancel", "--name=wrap")
     site.until_ended(job)
+
+
+def test_jobs_are_placed_where_they_are_expected_to_start_first(site: Site) -> None:
+    """Right owes far more by limits; but its pending job will end as soon as all known ones did."""
+    right = ONE_LOCAL.replace('"here"', '"right"')
+    (site.folder / "policy.toml").write_text('load = "forecast"\npull = false\n')
+    site.configure(f"{ONE_LOCAL}{right}", '[policy]\nfile = "policy.toml"\n')
+    site.start()
+    known = site.submit("-n", "1", "--array", "1-100", "--time", "60", "--wrap", "true")
+    site.until_ended(known)
+    held = [
+        site.submit("-n", "4", "--time", minutes, "--cluster", cluster, "--wrap", "exec sleep 600")
+        for cluster, minutes in (("here", "20"), ("right", "2"), ("right", "60"))
+    ]
+    asked = ("submit", "--json", "-n", "4", "--time", "5", "--wrap", "true")
+
+    def chosen() -> bool:
+        return json.loads(site.run(*asked, "--dry-run").stdout)["cluster"] == "right"
+
+    site.until(chosen)
+    job = json.loads(site.run(*asked).stdout)["job"]
+    assert site.until(lambda: site.row(job)["cluster"]) == "right"
+    site.run("cancel", *map(str, (*held, job)))
+    site.stop()
+    site.run("db", "check")

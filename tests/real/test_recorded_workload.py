@@ -10,7 +10,12 @@ import msgspec
 import pytest
 from sqlalchemy import insert, update
 
-from metasched.core.events import ClusterDrained, ClusterResumed, DaemonStarted
+from metasched.core.events import (
+    ClusterDrained,
+    ClusterResumed,
+    DaemonStarted,
+    StartsForecast,
+)
 from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.db.ledger import Ledger
 from metasched.db.recovery import recorded_events
@@ -207,6 +212,28 @@ def test_a_replay_gives_each_decision_again(database: Database) -> None:
     priority, place = replayed(database).problems
     assert priority.startswith("job 3 has priority 99, replayed ")
     assert place == "task 2_0 was sent to elsewhere, replayed to right"
+
+
+def test_a_replay_has_the_forecasts_that_placed_jobs(database: Database) -> None:
+    """They are stored: a forecast that is made again need not be the same."""
+    entries = [
+        WorkloadEntry(
+            Job(id=n, submitted=START + 400 * n, estimated=3000.0, cpus=8, user="ada"), 790.0, n
+        )
+        for n in range(1, 121)
+    ]
+    workload = Workload("one after another", tuple(entries))
+    site = Simulation(
+        workload,
+        CLUSTERS,
+        Policy(load="forecast", pull=False),
+        lambda _: make_policy("easy", {}, {}),
+    )
+    record(site, database)
+    told = [event for event in _starts(database) if isinstance(event, StartsForecast)]
+    assert len(told) > 10
+    result = replayed(database)
+    assert (result.problems, result.tasks) == ([], 120)
 
 
 def test_events_of_another_release_are_not_replayed(database: Database) -> None:

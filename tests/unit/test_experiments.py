@@ -206,7 +206,7 @@ def test_a_wrong_federation_is_one_line(
 
 
 def test_the_federations_are_those_that_are_compared() -> None:
-    for name in ("better", "better-half"):
+    for name in ("better", "better-half", "better-forecast"):
         trace("LCG-2005-1.swf.gz")
         cases = EXPERIMENTS[name].cases()
         rows = {case.row for case in cases}

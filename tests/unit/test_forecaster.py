@@ -31,7 +31,6 @@ from metasched.daemon.forecast_process import (
 )
 from metasched.daemon.forecaster import (
     MAX_SAMPLES,
-    MIN_LEARNT,
     MIN_SAMPLES,
     OUT_OF_TIME,
     QUEUED,
@@ -40,7 +39,7 @@ from metasched.daemon.forecaster import (
 )
 from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.db.store import StorageFailed
-from metasched.forecast.estimates import StartEstimate
+from metasched.forecast.estimates import MIN_LEARNT, StartEstimate
 from metasched.forecast.snapshot import RunningTask
 from metasched.model.cluster import ClusterInfo
 from metasched.model.job import Job, State

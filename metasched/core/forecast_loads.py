@@ -1,0 +1,112 @@
+"""Loads of `load = "forecast"`: how long a job would wait on each cluster. Pure.
+
+A forecast has the starts of probes (`forecast.snapshot`), so a look-up is enough at a decision. It
+is older than the decision: the work that was sent to a cluster since counts in addition.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from metasched.core.cluster_view import ClusterView, limit_on
+from metasched.core.events import StartsForecast
+from metasched.model.job import Job
+
+MAX_AGE = 900.0  # seconds; an older forecast decides nothing
+
+
+class _Sent(NamedTuple):
+    """A task that was dispatched."""
+
+    time: float  # epoch seconds
+    cluster: str
+    cpus: int
+    seconds: float  # until its limit
+
+
+class ForecastLoads:
+    """The last forecast, and what was dispatched since its snapshot."""
+
+    def __init__(self) -> None:
+        self._forecast: StartsForecast | None = None
+        self._sent: deque[_Sent] = deque()  # since the snapshot, in order
+        self._sent_cpus: dict[str, int] = {}  # sums of `_sent` by cluster
+        self._sent_work: dict[str, float] = {}  # processor seconds, likewise
+
+    def replace(self, event: StartsForecast) -> None:
+        """Take over a new forecast. What was dispatched before its snapshot is part of it."""
+        self._forecast = event
+        while self._sent and self._sent[0].time <= event.made:
+            sent = self._sent.popleft()
+            self._sent_cpus[sent.cluster] -= sent.cpus
+            self._sent_work[sent.cluster] -= sent.cpus * sent.seconds
+        if not self._sent:
+            self.clear_sent()
+
+    def drop(self) -> None:
+        """Forget the forecast; its times are void once the clock was set."""
+        self._forecast = None
+        self.clear_sent()
+
+    def clear_sent(self) -> None:
+        """Forget what was dispatched; sums of floats begin anew."""
+        self._sent.clear()
+        self._sent_cpus.clear()
+        self._sent_work.clear()
+
+    def record_dispatch(self, view: ClusterView, job: Job, now: float) -> None:
+        """Record the dispatch of a task; without a forecast that is in use nothing is kept."""
+        if self._forecast is None or now - self._forecast.made > MAX_AGE:
+            self.drop()
+            return
+        sent = _Sent(now, view.name, job.cpus, limit_on(job, view))
+        self._sent.append(sent)
+        self._sent_cpus[view.name] = self._sent_cpus.get(view.name, 0) + sent.cpus
+        self._sent_work[view.name] = self._sent_work.get(view.name, 0.0) + sent.cpus * sent.seconds
+
+    def waits(
+        self, job: Job, views: Iterable[ClusterView], candidates: Collection[str], now: float
+    ) -> list[float] | None:
+        """Return the seconds that a job would wait on each cluster, in their order.
+
+        0 for others than `candidates`. None if the forecast is old, or has no start on one of them:
+        then waits cannot be compared. O(clusters x probes).
+        """
+        forecast = self._forecast
+        if forecast is None or not 0 <= now - forecast.made <= MAX_AGE:
+            return None
+        waits = list[float]()
+        for view in views:
+            if view.name not in candidates:
+                waits.append(0.0)
+                continue
+            wait = self._wait(forecast, job, view, now)
+            if wait is None:
+                return None
+            waits.append(wait)
+        return waits
+
+    def _wait(
+        self, forecast: StartsForecast, job: Job, view: ClusterView, now: float
+    ) -> float | None:
+        info = view.info
+        probed = _probed_wait(forecast, view.name, job.cpus, limit_on(job, view))
+        if probed is None or info is None or not info.cpus:
+            return None
+        wait = max(forecast.made + probed - now, 0.0)
+        sent_cpus = self._sent_cpus.get(view.name, 0)
+        if wait == 0.0 and job.cpus + sent_cpus <= forecast.free_cpus.get(view.name, 0):
+            return 0.0
+        return wait + max(self._sent_work.get(view.name, 0.0), 0.0) / info.cpus
+
+
+def _probed_wait(forecast: StartsForecast, cluster: str, cpus: int, limit: float) -> float | None:
+    """Return the wait of the next larger and longer probe, from the snapshot on; None: unknown."""
+    column = next((i for i, longest in enumerate(forecast.limits) if limit <= longest), None)
+    sizes = forecast.waits.get(cluster)
+    if column is None or sizes is None:
+        return None
+    size = min((size for size in sizes if size >= cpus), default=None)
+    return None if size is None else sizes[size][column]

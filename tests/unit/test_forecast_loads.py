@@ -1,0 +1,194 @@
+"""`load = "forecast"`: a job goes where it is expected to start first."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from metasched.core.events import (
+    ClockSet,
+    ClusterUnreachable,
+    CoreEvent,
+    Dispatch,
+    JobSubmitted,
+    StartsForecast,
+)
+from metasched.core.forecast_loads import MAX_AGE
+from metasched.daemon.forecaster import KEPT_SECONDS
+from metasched.model.job import Job
+from metasched.policies.local.registry import make_policy
+from metasched.policies.policy import Policy
+from metasched.simulate.clusters import SimulatedCluster
+from metasched.simulate.engine import Simulation
+from metasched.simulate.workload import Workload, WorkloadEntry
+from tests.unit.core_site import NOW, Site, facts, job
+from tests.unit.test_forecaster import forecaster_of
+
+Waits = dict[int, tuple[float | None, ...]]
+LIMITS = (600.0, 3600.0)
+
+
+def forecast(
+    left: Waits,
+    right: Waits,
+    made: float = NOW,
+    free: tuple[int, int] = (8, 4),
+) -> StartsForecast:
+    waits = {"left": left, "right": right}
+    return StartsForecast(
+        max(made, NOW), made, LIMITS, waits, dict(zip(("left", "right"), free, strict=True))
+    )
+
+
+def site(*told: StartsForecast) -> Site:
+    """Left owes an hour of all its processors to others, right nothing."""
+    made = Site(load="forecast", pull=False)
+    made.seen("left", facts(8, 0, owed_by_others=8 * 3600.0))
+    for event in told:
+        made.step(event)
+    return made
+
+
+def placed(made: Site, id: int = 1, at: float = NOW, **fields: Any) -> str:
+    """Return the cluster to which a job goes."""
+    fields = {"cpus": 2, "time_limit": 600.0, **fields}
+    actions = made.step(JobSubmitted(at, msgspec.structs.replace(job(id), **fields)))
+    [cluster] = [action.cluster for action in actions if isinstance(action, Dispatch)]
+    return cluster
+
+
+EARLY_ON_LEFT = forecast(
+    {2: (5.0, 7000.0), 8: (9.0, 7000.0)}, {2: (60.0, 60.0), 4: (60.0, 70.0)}, free=(0, 0)
+)
+
+
+def test_a_job_goes_where_it_is_expected_to_start_first() -> None:
+    assert placed(site()) == "right"  # as observed: nothing is forecast yet
+    assert placed(site(EARLY_ON_LEFT)) == "left"
+    assert placed(site(EARLY_ON_LEFT), cpus=1) == "left"  # as the next larger one
+    assert placed(site(EARLY_ON_LEFT), time_limit=601.0) == "right"  # as the next longer one
+    assert placed(site(EARLY_ON_LEFT), cpus=8) == "left"  # right has too few processors
+
+
+@pytest.mark.parametrize(
+    ("told", "fields"),
+    [
+        ([], {}),
+        ([EARLY_ON_LEFT], {"time_limit": 3601.0}),  # longer than all that were tried
+        ([forecast({2: (None, None)}, {2: (60.0, 60.0)})], {}),
+        ([forecast({1: (1.0, 1.0)}, {2: (60.0, 60.0)})], {}),  # none is as large
+        ([EARLY_ON_LEFT], {"at": NOW + MAX_AGE + 1}),
+    ],
+)
+def test_observed_work_decides_where_no_wait_is_known(
+    told: list[StartsForecast], fields: dict[str, Any]
+) -> None:
+    assert placed(site(*told), **fields) == "right"
+
+
+@pytest.mark.parametrize("event", [ClockSet(NOW + 3600, 3600.0), None])
+def test_a_step_of_the_clock_or_a_start_ends_a_forecast(event: CoreEvent | None) -> None:
+    made = site(EARLY_ON_LEFT)
+    made.step(event or made.started(NOW + 1))
+    for name, cpus, owed in (("left", 8, 8 * 3600.0), ("right", 4, 0.0)):
+        made.seen(name, facts(cpus, 0, owed_by_others=owed), at=made.core.state.now)
+    assert placed(made, at=made.core.state.now) == "right"
+
+
+def test_what_was_sent_since_counts() -> None:
+    """Each job of 2 processors adds 150 s to the wait on left, and 300 s on right."""
+    made = site(EARLY_ON_LEFT)
+    assert [placed(made, id) for id in range(1, 5)] == ["left", "right", "left", "left"]
+    waits = made.core.assess_clusters(made.core.tasks[4, 0])
+    assert [verdict.load for verdict in waits] == [5.0 + 3 * 150.0, 60.0 + 300.0]
+    made.step(msgspec.structs.replace(EARLY_ON_LEFT, time=NOW + 1, made=NOW + 1))
+    waits = made.core.assess_clusters(made.core.tasks[4, 0])
+    assert [verdict.load for verdict in waits] == [5.0, 60.0]  # they are in its snapshot
+
+
+def test_jobs_that_fit_at_once_wait_nowhere() -> None:
+    """As long as free processors are left, what was sent delays nobody."""
+    idle: Waits = {2: (0.0, 0.0), 8: (0.0, 0.0)}
+    made = site(forecast(idle, {2: (0.0, 0.0), 4: (0.0, 0.0)}, free=(4, 2)))
+    assert [placed(made, id) for id in range(1, 4)] == ["left", "left", "right"]
+    waits = made.core.assess_clusters(made.core.tasks[3, 0])
+    assert [verdict.load for verdict in waits] == [2 * 150.0, 300.0]
+
+
+def test_a_cluster_that_is_away_needs_no_forecast() -> None:
+    only_left = forecast({2: (5.0, 5.0)}, {}, free=(0, 0))
+    assert placed(site(only_left)) == "right"
+    made = site(only_left)
+    made.step(ClusterUnreachable(NOW, "right", "no answer"))
+    assert placed(made, 1) == "left"
+
+
+def test_the_core_is_told_of_each_new_forecast_while_its_policy_asks_for_it() -> None:
+    """The same forecast again only after a while; nothing at all with another policy."""
+
+    async def told_of(made: Site, *times: float) -> list[StartsForecast]:
+        told = list[StartsForecast]()
+
+        async def tell(event: StartsForecast) -> None:
+            made.step(event)
+            told.append(event)
+
+        forecaster = forecaster_of(made)
+        forecaster._tell = tell
+        for now in times:
+            await forecaster.refresh(now)
+        return told
+
+    made = Site(load="forecast", pull=False)
+    times = (NOW, NOW + 1, NOW + KEPT_SECONDS)
+    first, second = asyncio.run(told_of(made, *times))
+    assert (first.made, second.made) == (NOW, NOW + KEPT_SECONDS)
+    assert first.waits["right"] == dict.fromkeys((1, 2, 4), (0.0,) * 4)
+    assert first.free_cpus == {"left": 8, "right": 4}
+    stored = msgspec.json.decode(msgspec.json.encode(first), type=StartsForecast)
+    assert stored == first
+    assert asyncio.run(told_of(Site(pull=False), *times)) == []
+
+
+def test_a_simulation_places_by_forecasts() -> None:
+    """Limits are ten times the run times of one user; observed work believes them."""
+    clusters = [SimulatedCluster(name=name, cpus=4) for name in ("left", "right")]
+    rng = Random(1)
+    short = [rng.random() < 0.5 for _ in range(400)]
+    entries = [
+        WorkloadEntry(
+            Job(
+                id=n + 1,
+                submitted=float(n * 2700),
+                estimated=10_000.0,
+                time_limit=10_000.0,
+                cpus=4,
+                user="short" if short[n] else "long",
+            ),
+            1000.0 if short[n] else 9000.0,
+            n + 1,
+        )
+        for n in range(400)
+    ]
+
+    def mean_wait(load: Any) -> float:
+        policy = Policy(load=load, pull=False)
+        simulation = Simulation(
+            Workload("two users", tuple(entries)),
+            clusters,
+            policy,
+            lambda _: make_policy("easy", {}, {}),
+        )
+        jobs = simulation.run().jobs
+        return sum(each.wait for each in jobs) / len(jobs)
+
+    assert mean_wait("forecast") < mean_wait("observed")
+
+
+def test_a_dry_run_has_the_same_cluster() -> None:
+    asked = job(2, cpus=2, time_limit=600.0)
+    assert site(EARLY_ON_LEFT).core.choose_cluster(asked, 1, ["left", "right"]) == "left"
