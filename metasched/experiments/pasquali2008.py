@@ -219,6 +219,21 @@ def _convergent_policies() -> list[SimulationCase]:
     ]
 
 
+def _convergent_readings() -> list[SimulationCase]:
+    columns = {column: _local_settings_of_thesis(column) for column in ("edf", UNMODIFIED, OPTIMAL)}
+    columns[f"{OPTIMAL}, late printed"] = replace(columns[OPTIMAL], parameters={"late": "printed"})
+    return [
+        SimulationCase(
+            f"inter-arrival {seconds}",
+            column,
+            SeededScenario(replace(synthetic.CONVERGENT, inter_arrival=seconds)),
+            settings,
+        )
+        for seconds in (4, 6, 8, 10, 12, 16, 20)
+        for column, settings in columns.items()
+    ]
+
+
 def _scheduling_times() -> list[SimulationCase]:
     return [
         SimulationCase(
@@ -395,6 +410,19 @@ PUBLISHED = (
             "input_transfer": metrics.input_transfer,
         },
         cases=_convergent_policies,
+        quantity=INTER_ARRIVAL,
+    ),
+    Experiment(
+        name="convergent-readings",
+        about="Convergent Scheduling beside EDF and Flexible Backfilling, and as printed",
+        source="Pasquali 2008, §3.2.2, Table 4, Figure 20",
+        runs=20,
+        baseline=OPTIMAL,
+        figures={
+            "late": late_percent,
+            "slowdown_without_deadline": metrics.slowdown_without_deadline,
+        },
+        cases=_convergent_readings,
         quantity=INTER_ARRIVAL,
     ),
     Experiment(

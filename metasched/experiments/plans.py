@@ -7,7 +7,7 @@ docs/experiments/settings.md documents the choices that the text leaves open.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -31,17 +31,30 @@ _GRID_INTER_ARRIVAL = 7
 _SEARCHES: dict[str, dict[str, float | str]] = {"tabu": {"stop": "rounds"}, "rcbo": {}}
 
 
-def _plans() -> list[SimulationCase]:
+_READINGS: dict[str, tuple[str, dict[str, float | str]]] = {  # policy, parameters
+    **{policy: (policy, _PARAMETERS[policy]) for policy in ("easy", "fb-unmod", "eg-edf")},
+    "eg-edf, pairs": ("eg-edf", {"depth": _DEPTH, "compare": "pairs"}),
+}
+
+
+def _cases_of_table_13(
+    inter_arrivals: Sequence[int], columns: Mapping[str, tuple[str, dict[str, float | str]]]
+) -> list[SimulationCase]:
     return [
         SimulationCase(
             f"inter-arrival {seconds}",
-            policy,
+            column,
             SeededScenario(replace(synthetic.PLANS, inter_arrival=seconds)),
             SimulationSettings(policy=policy, meta_policy=PUSH_POLICY, parameters=parameters),
         )
-        for seconds in (1, 2, 3, 4, 5)
-        for policy, parameters in _PARAMETERS.items()
+        for seconds in inter_arrivals
+        for column, (policy, parameters) in columns.items()
     ]
+
+
+def _plans() -> list[SimulationCase]:
+    columns = {policy: (policy, parameters) for policy, parameters in _PARAMETERS.items()}
+    return _cases_of_table_13((1, 2, 3, 4, 5), columns)
 
 
 PLANS = Experiment(
@@ -57,6 +70,15 @@ PLANS = Experiment(
     },
     cases=_plans,
     quantity=INTER_ARRIVAL,
+)
+
+
+PLAN_READINGS = replace(
+    PLANS,
+    name="plan-readings",
+    about="EG-EDF with candidates compared as each source prints it",
+    source="Pasquali 2008, §5.2, Table 13; Du 2010, §2.3.3",
+    cases=partial(_cases_of_table_13, (2, 5), _READINGS),
 )
 
 

@@ -29,7 +29,7 @@ from tests.harness.traces import trace
     "name",
     [
         *("licence-ratios", "contention", "load-shares", "two-level", "better-table6", "plans"),
-        "grid-plans",
+        *("grid-plans", "plan-readings", "convergent-readings"),
     ],
 )
 def test_every_case_can_be_drawn_and_compared(name: str) -> None:
@@ -42,8 +42,27 @@ def test_every_case_can_be_drawn_and_compared(name: str) -> None:
         case.settings.policy_factory()
     workload, clusters = cases[0].scenario(1)
     assert workload == cases[0].scenario(1)[0] != cases[0].scenario(2)[0]
-    assert len(workload.entries) in (1000, 3000, 5000)
+    assert len(workload.entries) in (1000, 1500, 3000, 5000)
     assert sum(len(c.machines) for c in clusters) in (100, 150, 225)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "reading", "parameter"),
+    [
+        ("convergent-readings", "cs-ni-np", "cs-ni-np, late printed", ("late", "printed")),
+        ("plan-readings", "eg-edf", "eg-edf, pairs", ("compare", "pairs")),
+    ],
+)
+def test_a_reading_differs_from_the_default_in_one_parameter(
+    name: str, policy: str, reading: str, parameter: tuple[str, str]
+) -> None:
+    settings = {
+        case.column: case.settings
+        for case in EXPERIMENTS[name].cases()
+        if isinstance(case, SimulationCase)
+    }
+    with_reading = {**settings[policy].parameters, parameter[0]: parameter[1]}
+    assert settings[reading] == replace(settings[policy], parameters=with_reading)
 
 
 def test_intervals_of_paired_differences() -> None:
