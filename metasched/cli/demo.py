@@ -1,4 +1,7 @@
-"""The demonstration: a temporary daemon, two local clusters and a mixed stream of real jobs."""
+"""The demonstration: a temporary daemon, two local clusters and a mixed stream of real jobs.
+
+A reservation is made first; its job starts in its window, whatever else is queued then.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,14 @@ from rich.table import Table
 from metasched.client.client import Client
 from metasched.client.connection import ClientError
 from metasched.client.schemas import JobRequest, SubmitRequest
-from metasched.client.site_answers import ClusterRow
+from metasched.client.site_answers import ClusterRow, ReservationRow
 from metasched.errors import UserError
 
 CLUSTERS = {"left": (8, 300), "right": (4, 100)}  # processors, benchmark
 ARRIVAL_SECONDS = 15.0  # time over which the jobs are submitted
+RESERVED = ("left", 4)  # cluster and processors of the reservation
+RESERVED_AFTER, RESERVED_SECONDS = 10.0, 6.0  # from its request to its start; its length
+RESERVED_JOB = 3.0  # seconds for which the job of the reservation runs
 COMPLETION_TIMEOUT = 90.0  # seconds after which open jobs count as lost
 # Jobs sleep instead of computing: the machine may have only two processors.
 SCRIPT = "#!/bin/sh\nsleep $1\n"
@@ -84,16 +90,20 @@ def run(*, jobs: int, seed: int, plot: Path | None, json: bool) -> int:
         tempfile.TemporaryDirectory(prefix="metasched-demo-") as folder,
         _running_daemon(Path(folder)) as client,
     ):
-        rows = _run_workload(client, planned, Path(folder), console)
-    summary = _summarise(planned, rows)
+        window = _reserve(client)
+        job = DemoJob(0.0, RESERVED_JOB, RESERVED[1], 0, None)
+        submission = _submission(job, 0, Path(folder), window["reservation"])
+        inside = client.submit(to_builtins(submission))[0]["job"]
+        rows, reserved = _run_workload(client, planned, Path(folder), console, window, inside)
+    summary = _summarise(planned, rows) | {"reservation": _summarise_window(window, reserved)}
     if json:
         print(json_text.dumps(summary))
     else:
         console.print(_format_summary(summary), soft_wrap=True)
     if plot is not None:
-        _draw_gantt(rows, plot)
+        _draw_gantt([*rows, reserved], plot, window)
         console.print(f"Gantt chart: {plot}")
-    return 0 if summary["completed"] == jobs else 1
+    return 0 if summary["completed"] == jobs and reserved["state"] == "completed" else 1
 
 
 @contextmanager
@@ -157,7 +167,26 @@ def _stop_daemon(client: Client, process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _submission(job: DemoJob, number: int, folder: Path) -> SubmitRequest:
+def _reserve(client: Client) -> ReservationRow:
+    """Reserve processors for a window that begins soon; return the reservation."""
+    cluster, cpus = RESERVED
+    start = time.time() + RESERVED_AFTER
+    return client.reserve(
+        {
+            "least": cpus,
+            "most": cpus,
+            "shortest": RESERVED_SECONDS,
+            "longest": RESERVED_SECONDS,
+            "ready": start,
+            "deadline": start + RESERVED_SECONDS + 1.0,  # times are whole seconds
+            "clusters": [cluster],
+        }
+    )
+
+
+def _submission(
+    job: DemoJob, number: int, folder: Path, reservation: int | None = None
+) -> SubmitRequest:
     environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
     script, variables = (sha256(text.encode()).hexdigest() for text in (SCRIPT, str(environment)))
     deadline = None if job.slack is None else time.time() + job.seconds + job.slack
@@ -168,6 +197,7 @@ def _submission(job: DemoJob, number: int, folder: Path) -> SubmitRequest:
         arguments=(str(job.seconds),),
         output="/dev/null",
         name=f"demo-{number}",
+        reservation=reservation,
         tasks=job.cpus,
         time_limit=job.seconds + 1,
         urgency=job.urgency,
@@ -179,12 +209,21 @@ def _submission(job: DemoJob, number: int, folder: Path) -> SubmitRequest:
 
 
 def _run_workload(
-    client: Client, planned: Sequence[DemoJob], folder: Path, console: Console
-) -> list[dict[str, Any]]:
-    """Submit each job when it is due and show the clusters until all have ended."""
+    client: Client,
+    planned: Sequence[DemoJob],
+    folder: Path,
+    console: Console,
+    window: ReservationRow,
+    inside: int | None,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Submit each job when it is due and show the clusters until all have ended.
+
+    Return the rows of these jobs, and the row of the job `inside` the window.
+    """
     started_at = time.monotonic()
-    deadlines: dict[int | None, float | None] = {}
+    submitted: dict[int | None, dict[str, Any]] = {inside: {"deadline": None, "cpus": RESERVED[1]}}
     rows: list[dict[str, Any]] = []
+    reserved: dict[str, Any] = {}
     waiting = list(enumerate(planned, 1))
     with Live(console=console, refresh_per_second=8, transient=False) as live:
         while time.monotonic() - started_at < ARRIVAL_SECONDS + COMPLETION_TIMEOUT:
@@ -192,17 +231,45 @@ def _run_workload(
                 number, job = waiting.pop(0)
                 submission = _submission(job, number, folder)
                 answer = client.submit(to_builtins(submission))[0]
-                deadlines[answer["job"]] = submission.jobs[0].deadline
-            rows = [
-                {**row, "deadline": deadlines[row["job"]], "cpus": planned[row["job"] - 1].cpus}
-                for row in client.jobs(all="1")
-            ]
+                known = {"deadline": submission.jobs[0].deadline, "cpus": job.cpus}
+                submitted[answer["job"]] = known
+            found = [{**row, **submitted[row["job"]]} for row in client.jobs(all="1")]
+            rows = [row for row in found if row["job"] != inside]
+            [reserved] = [row for row in found if row["job"] == inside]
             elapsed = time.monotonic() - started_at
-            live.update(_render(client.clusters(), rows, len(planned), elapsed))
-            if not waiting and rows and all(row["state"] in FINAL_STATES for row in rows):
+            promise = _describe_window(_summarise_window(window, reserved))
+            lines = _render(client.clusters(), rows, len(planned), elapsed)
+            live.update(Group(promise, lines))
+            if not waiting and all(row["state"] in FINAL_STATES for row in found):
                 break
             time.sleep(0.2)
-    return rows
+    return rows, reserved
+
+
+def _summarise_window(window: ReservationRow, row: dict[str, Any]) -> dict[str, Any]:
+    """Return the reservation and what became of its job."""
+    late = None
+    if row["started"] is not None:
+        late = _epoch_seconds(row["started"]) - _epoch_seconds(window["start"])
+    return {
+        "reservation": window["reservation"],
+        "cluster": window["cluster"],
+        "cpus": RESERVED[1],
+        "start": window["start"],
+        "end": window["end"],
+        "job": row["state"],
+        "started": row["started"],
+        "start_delay": late,
+    }
+
+
+def _describe_window(summary: dict[str, Any]) -> str:
+    begin, end = (f"{datetime.fromisoformat(summary[key]):%H:%M:%S}" for key in ("start", "end"))
+    what = f"{summary['cpus']} processors of {summary['cluster']} from {begin} to {end}"
+    line = f"Reservation of {what}: its job is {summary['job']}"
+    if summary["start_delay"] is None:
+        return line
+    return f"{line}, it started {summary['start_delay']:.1f} s after the start of the window"
 
 
 def _run_seconds(row: dict[str, Any]) -> float:
@@ -291,7 +358,7 @@ def _format_summary(summary: dict[str, Any]) -> str:
         f"{summary['completed']} of {summary['jobs']} jobs completed, {summary['failed']} failed, "
         f"{summary['lost']} lost. Deadlines met: {summary['deadlines_met']} of "
         f"{summary['deadlines']}. Mean wait: {'-' if wait is None else f'{wait:.1f} s'}. "
-        f"Share of the work: {share}."
+        f"Share of the work: {share}.\n{_describe_window(summary['reservation'])}."
     )
 
 
@@ -309,8 +376,11 @@ def _check_plot(path: Path) -> None:
         raise DemoError(f"--plot {path}: no such folder; make it first")
 
 
-def _draw_gantt(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw a Gantt chart: a bar per job on simulated processors, coloured by priority."""
+def _draw_gantt(rows: Sequence[dict[str, Any]], path: Path, window: ReservationRow) -> None:
+    """Draw a Gantt chart: a bar per job on simulated processors, coloured by priority.
+
+    The time of the window is shaded on its cluster.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -342,7 +412,10 @@ def _draw_gantt(rows: Sequence[dict[str, Any]], path: Path) -> None:
                     edgecolor="white",
                 )
             axis.text(start, lanes[0], f" {row['job']}", va="center", fontsize=7)
+        if name == window["cluster"]:
+            begin, end = (_epoch_seconds(window[key]) - origin for key in ("start", "end"))
+            axis.axvspan(begin, end, color="tab:orange", alpha=0.2, zorder=0)
         axis.set(title=name, ylabel="processor", ylim=(-0.6, cpus - 0.4))
-    axes[-1].set_xlabel("seconds since the first submission (darker: more urgent)")
+    axes[-1].set_xlabel("seconds since the first submission (darker: more urgent; shaded: window)")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

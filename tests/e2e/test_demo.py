@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -46,6 +47,10 @@ def test_demo_completes_every_job_and_draws_the_chart(tmp_path: Path, folder: Pa
     assert 0 <= summary["deadlines_met"] <= summary["deadlines"] <= JOBS
     assert sum(summary["load_share"].values()) == pytest.approx(1)
     assert set(summary["load_share"]) == {"left", "right"}
+    window = summary["reservation"]
+    assert (window["cluster"], window["job"]) == ("left", "completed")
+    assert window["start_delay"] >= 0
+    assert datetime.fromisoformat(window["started"]) < datetime.fromisoformat(window["end"])
     assert chart.read_bytes().startswith(b"\x89PNG")
     assert not left_behind(folder)
 
