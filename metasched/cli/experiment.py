@@ -43,7 +43,11 @@ def experiment(
     ] = None,
     tables: Annotated[
         Path | None,
-        typer.Option("--tables", metavar="DIR", help="Print stored results in Markdown; run none."),
+        typer.Option(
+            "--tables",
+            metavar="DIR",
+            help="Print stored results in Markdown, with --plot draw their trade-offs; run none.",
+        ),
     ] = None,
     resume: Annotated[
         Path | None,
@@ -88,12 +92,17 @@ def experiment(
     from metasched.experiments.plots import check_folder, save_curves, save_result_plots
     from metasched.experiments.report import check_report, render_results
     from metasched.experiments.tables import load_results, render_tables, save_results
+    from metasched.experiments.trade_offs import save_trade_offs
 
     if list_experiments:
         _print_experiments(list(catalogue.EXPERIMENTS.values()), json)
         return
     if tables is not None:
-        print(render_tables(load_results(tables, list(catalogue.EXPERIMENTS))), end="")
+        stored = load_results(tables, list(catalogue.EXPERIMENTS))
+        if plot is not None:
+            check_folder(plot)
+            save_trade_offs(stored, plot)
+        print(render_tables(stored), end="")
         return
     if name is None:
         raise UserError("no NAME, metasched experiment; see metasched experiment --list")

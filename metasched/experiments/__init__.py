@@ -7,6 +7,7 @@ pasquali2008         Load and Ordering, Flexible Backfilling; also two tables of
 pass_times           time of a pass of Convergent Scheduling beside a longer queue
 kurowski2011         reservations beside batch jobs
 reserved_providers   simulation of providers with advance reservations
+reserving_jobs       a share of the jobs reserves, through the daemon's core
 admission            reservations accepted or rejected, by the time of processor binding
 federation_file      a federation of a site's own, from a TOML file
 federations          federations of clusters from real traces
@@ -15,5 +16,6 @@ estimates            estimated starts compared with true starts
 binomial_bounds      bounds of a wait from past waits, for comparison
 comparison           policies side by side over seeds
 plots, report        charts, and a report of one page
+trade_offs           two figures of stored results against each other, drawn
 html_page            parts of such a page
 """

@@ -27,6 +27,7 @@ from metasched.experiments.local_policies import BOUNDED_WAITS, LOCAL_POLICIES
 from metasched.experiments.pasquali2008 import PUBLISHED
 from metasched.experiments.pass_times import CONVERGENT_SCALING
 from metasched.experiments.plans import GRID_PLANS, GRID_PLANS_LARGE, PLAN_READINGS, PLANS
+from metasched.experiments.reserving_jobs import RESERVING_JOBS
 from metasched.experiments.self_optimised_traces import SELF_OPTIMISED_TRACES
 from metasched.experiments.self_optimising import CLASSIFIED
 
@@ -48,6 +49,7 @@ EXPERIMENTS = {
         SELF_OPTIMISED_TRACES,
         *RESERVATIONS,
         ADMISSION,
+        RESERVING_JOBS,
         *FEDERATED,
         ESTIMATES,
     )
