@@ -202,6 +202,6 @@ def _next_steps(choices: SiteChoices) -> str:
 Next:
   1. Look at /etc/metasched/metasched.toml and /etc/metasched/launcher.toml.
   2. systemctl enable --now metasched-launcher metasched
-  3. sudo -u {choices.account} metasched doctor
+  3. runuser -u {choices.account} -- metasched doctor
   4. As an ordinary user, in a directory of that user: metasched submit --wait --wrap hostname
 A change of metasched.toml takes effect with: systemctl reload metasched"""

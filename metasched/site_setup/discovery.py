@@ -106,9 +106,14 @@ def _found(root: Path, patterns: Iterable[str]) -> list[str]:
 
 
 def _folder_of(root: Path, program: str, folders: Iterable[str]) -> str | None:
-    """Return the first folder with a program that everybody can execute."""
+    """Return the first folder with a program that everybody can execute, without links.
+
+    Debian's cells link to /usr/lib/gridengine from a folder that belongs to sgeadmin.
+    """
     for path in _programs(root, program, folders):
-        return str(Path(path).parent)
+        folder, base = str(Path(path).parent), os.path.realpath(root)
+        target = Path(os.path.realpath(_below(root, folder)))
+        return f"/{target.relative_to(base)}" if target.is_relative_to(base) else folder
     return None
 
 

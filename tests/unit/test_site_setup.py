@@ -108,6 +108,18 @@ def test_the_example_is_what_a_site_with_three_clusters_gets(root: Path, init: I
     assert contents(root).keys() >= set(COMPLETIONS.values())
 
 
+def test_a_cell_of_debian_has_the_programs_to_which_it_links(root: Path, init: Init) -> None:
+    """Its folder belongs to sgeadmin, who could change the links."""
+    for name in ("qsub", "qdel", "qhold", "qrls"):
+        program(root / "usr/lib/gridengine" / name)
+    text_file(root / "var/lib/gridengine/default/common/act_qmaster", "master\n")
+    (root / "var/lib/gridengine/bin").mkdir()
+    (root / "var/lib/gridengine/bin/lx-alpha").symlink_to("../../../../usr/lib/gridengine")
+    init("--gridengine", "/var/lib/gridengine:default")
+    [qsub, *_] = tomllib.loads((root / LAUNCHER).read_text())["cluster"]["grid"]["submit"]
+    assert qsub == "/usr/lib/gridengine/qsub"
+
+
 def test_a_second_run_changes_nothing_and_says_so(root: Path, init: Init) -> None:
     init("--local", "here=8", "--operators", "hpc")
     before = contents(root)
