@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -523,6 +524,51 @@ def test_long_events_make_more_rows(ledger: Ledger) -> None:
     assert len(life.rows()) < 6
     ends(ledger, [300, 301], name="x" * 2 * outbox_rows.MAX_ROW_BYTES)
     assert [notice.job for notice in life.notices()][-2:] == [300, 301]
+
+
+def test_a_hundred_thousand_ends_wait_in_order_for_a_receiver_that_hangs(ledger: Ledger) -> None:
+    """Nothing is lost, and the last commit asks the database no more than the second."""
+    life = Life(ledger, HOOKS)
+    statements: list[int] = []
+
+    def count(*_: Any) -> None:
+        statements[-1] += 1
+
+    listen(ledger._engine, "before_cursor_execute", count)
+    try:
+        for first in range(0, 100_000, 1000):  # as the scheduler commits them
+            statements.append(0)
+            ends(ledger, range(first, first + 1000))
+    finally:
+        remove(ledger._engine, "before_cursor_execute", count)
+    assert statements[-1] == statements[1]
+    rows = life.rows()
+    assert len(rows) == 1000
+    assert {row.state for row in rows} == {"pending"}
+    assert sum(len(row.data) for row in rows) < 20e6  # bytes
+    assert [notice.job for notice in life.notices()] == list(range(100_000))
+    row = ledger.next_notice("ops")
+    assert row is not None
+    assert [notice.job for notice in row.notices] == list(range(100))
+
+
+def test_of_more_rows_than_may_wait_the_oldest_are_given_up(ledger: Ledger) -> None:
+    """Rows as of 1,050,000 ends, made directly."""
+    life = Life(ledger, HOOKS)
+    ends(ledger, [0])
+    [row] = life.rows()
+    new = range(row.id + 1, row.id + outbox_rows.MAX_OPEN_ROWS + 500)
+    copies = [{**row._mapping, "id": id} for id in new]
+    with ledger._write_transaction() as connection:
+        connection.execute(outbox.insert(), copies)
+    ledger.give_up_notices("ops", 0.0, life.now)
+    assert Counter(states(life)) == {"failed": 500, "pending": outbox_rows.MAX_OPEN_ROWS}
+    assert [record[3] for record in records(ledger)] == [
+        f"ops: more than {outbox_rows.MAX_OPEN_ROWS} wait"
+    ]
+    first = ledger.next_notice("ops")
+    assert first is not None
+    assert first.id == row.id + 500
 
 
 def test_paths_of_usual_length_are_reported(ledger: Ledger) -> None:
