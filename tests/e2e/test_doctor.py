@@ -5,13 +5,16 @@ from __future__ import annotations
 import getpass
 import json
 import sqlite3
+from pathlib import Path
 from typing import Any
 
 import psutil
 
+from tests.conftest import require
 from tests.e2e.conftest import FOLDER, ONE_LOCAL, TWO_LOCAL, Site
 from tests.harness.slurm import SlurmSite
 
+FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 SLEEP = ["sleep", "4711"]
 
 
@@ -188,3 +191,23 @@ def test_a_slurm_without_a_usable_node(site: Site, slurm_site: SlurmSite) -> Non
         assert patient_findings(site, 1)["manager of beta"]["id"] == "cluster-no-node"
     finally:
         beta.run("scontrol", "update", "NodeName=ALL", "State=RESUME")
+
+
+def test_a_slurm_whose_clock_differs(site: Site, slurm_site: SlurmSite) -> None:
+    """A real slurmctld that has another time."""
+    if not FAKETIME:
+        require("faketime", "libfaketime not found; apt-get install faketime")
+    beta = slurm_site["beta"]
+    site.configure(beta.table())
+    clock = {"LD_PRELOAD": str(FAKETIME[0]), "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    beta.stop_controller()
+    beta.start_controller(**clock, FAKETIME="+100s")
+    try:
+        found = patient_findings(site, 1)["controller of beta"]
+    finally:
+        beta.stop_controller()
+        beta.start_controller()
+    assert (found["id"], found["severity"]) == ("clock-differs", "error")
+    words = found["text"].split()
+    assert 90 < int(words[3]) < 110
+    assert words[4:] == ["s", "ahead", "of", "this", "host"]

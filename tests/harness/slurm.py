@@ -300,8 +300,9 @@ class SlurmCluster:
         """Kill the slurmd of a node; its jobs go on."""
         self._node_reaper.end(self._nodes.pop(name), signal.SIGKILL)
 
-    def start_controller(self, wait: bool = True) -> None:
-        self._controller = self._start("slurmctld", "-D", "-f", str(self.conf))
+    def start_controller(self, wait: bool = True, **variables: str) -> None:
+        """Start slurmctld, with more variables in its environment."""
+        self._controller = self._start("slurmctld", "-D", "-f", str(self.conf), **variables)
         if wait:
             self.wait_ready()
 
