@@ -44,6 +44,10 @@ SECTIONS = {
         "Metrics",
         "Processor time of the daemon for a scrape; one of its three clusters is away.",
     ),
+    "test_events": (
+        "Events",
+        "A month with a million records of the audit, one for each job. A page has 1,000 of them.",
+    ),
     "test_reports": (
         "Reports",
         "A month with a million ended jobs of 300 users in 10 accounts, on 3 clusters. The peer "
