@@ -5,16 +5,14 @@ from __future__ import annotations
 import getpass
 import json
 import sqlite3
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from tests.conftest import require
 from tests.e2e.conftest import FOLDER, ONE_LOCAL, TWO_LOCAL, Site
-from tests.harness.slurm import SlurmSite
+from tests.harness.slurm import FAKETIME, SlurmSite
 
-FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 SLEEP = ["sleep", "4711"]
 
 
@@ -199,9 +197,8 @@ def test_a_slurm_whose_clock_differs(site: Site, slurm_site: SlurmSite) -> None:
         require("faketime", "libfaketime not found; apt-get install faketime")
     beta = slurm_site["beta"]
     site.configure(beta.table())
-    clock = {"LD_PRELOAD": str(FAKETIME[0]), "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     beta.stop_controller()
-    beta.start_controller(**clock, FAKETIME="+100s")
+    beta.start_controller(clock="+100s")
     try:
         found = patient_findings(site, 1)["controller of beta"]
     finally:

@@ -43,6 +43,7 @@ _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "sinfo", "scon
 _ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "ip", "nsenter")
 # Slurm resolves no address in a namespace without an address besides those of loopback.
 _BEGIN = ("sh", "-c", 'ip link set lo up && ip address add 10.99.0.1/32 dev lo && exec "$@"', "sh")
+FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 _BOOT_SECONDS = 20.0
 _CALL_SECONDS = 20.0
 _EPHEMERAL_PORTS_BEGIN = 32768  # outgoing connections take no port below this
@@ -300,9 +301,19 @@ class SlurmCluster:
         """Kill the slurmd of a node; its jobs go on."""
         self._node_reaper.end(self._nodes.pop(name), signal.SIGKILL)
 
-    def start_controller(self, wait: bool = True, **variables: str) -> None:
-        """Start slurmctld, with more variables in its environment."""
-        self._controller = self._start("slurmctld", "-D", "-f", str(self.conf), **variables)
+    def start_controller(self, wait: bool = True, clock: str = "") -> None:
+        """Start slurmctld. `clock` is an offset of its clock by libfaketime, as `+100s`."""
+        arguments = ("-D", "-f", str(self.conf))
+        if clock:
+            self._controller = self._start(
+                "slurmctld",
+                *arguments,
+                LD_PRELOAD=str(FAKETIME[0]),
+                FAKETIME=clock,
+                FAKETIME_DONT_FAKE_MONOTONIC="1",
+            )
+        else:
+            self._controller = self._start("slurmctld", *arguments)
         if wait:
             self.wait_ready()
 
