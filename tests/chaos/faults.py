@@ -185,6 +185,26 @@ def daemon_at_a_point(trial: Trial) -> None:
     _replace(trial)
 
 
+def active_beside_a_standby(trial: Trial) -> None:
+    """Kill the active daemon at a random passage of a crash point; its standby takes over."""
+    site = trial.site
+    seed = f"{trial.seed} {trial.strikes}"
+    site.order(Orders(seed=seed, mean=trial.passages // 4, together=True, late=True))
+    recoveries = trial.recoveries.copy()
+    _replace(trial)
+    site.order(Orders())  # the standby lives
+    earlier = len(site.recoveries)
+    site.launch_standby()
+    site.arm()
+    _wait_for_a_death(site)
+    if site.alive:
+        site.kill()
+    else:
+        site.gone()
+    site.take_over()
+    trial.recoveries = recoveries + site.recoveries[earlier:]
+
+
 def daemon_at_each_point(trial: Trial) -> None:
     """Kill each daemon at the first crash point at which no process of this site has died.
 
@@ -519,6 +539,7 @@ def execd_killed(trial: Trial) -> Mend:
 
 _KILLING = (
     *(daemon_at_each_point, daemon_at_a_point, daemon_at_random, daemon_at_a_reservation),
+    active_beside_a_standby,
     daemon_at_accounting,
     *(worker_at_a_point, worker_in_c),
 )
@@ -554,6 +575,13 @@ FAULTS = (
     Fault("launcher killed", "local_site", outage(launcher_killed, LAUNCHER_SILENCE), 20, 10),
     Fault("launcher stopped", "local_site", outage(launcher_stopped), 6, 3, quick=False),
     Fault("daemon killed at a crash point", "postgresql", daemon_at_a_point, 60, 20),
+    Fault(
+        "active daemon killed at a crash point, a standby takes over",
+        "postgresql",
+        active_beside_a_standby,
+        times=40,
+        at_once=10,
+    ),
     Fault("PostgreSQL killed", "postgresql", outage(server_killed), 4, 4),
     Fault("PostgreSQL stopped", "postgresql", outage(server_stopped), 4, 4, quick=False),
     Fault(

@@ -92,6 +92,7 @@ class ChaosSite(Site):
         self.extra_environment: dict[str, str] = {}  # environment of daemons started later
         self.recoveries: list[float] = []  # seconds from a death to the first answer
         self._life: ForkServerProcess | None = None
+        self._standby: ForkServerProcess | None = None
         self._died: float | None = None
         self.order(Orders())
 
@@ -156,13 +157,28 @@ class ChaosSite(Site):
 
     def launch(self) -> None:
         """Start a daemon without waiting for it."""
+        self._life = self._start()
+
+    def _start(self, *options: str) -> ForkServerProcess:
         life = _FORKED.Process(
             target=victim.daemon,
-            args=(self.environment, str(self.log), self.account),
+            args=(self.environment, str(self.log), self.account, options),
             daemon=True,
         )
         life.start()
-        self._life = life
+        return life
+
+    def launch_standby(self) -> None:
+        """Start a standby; return when it waits for the end of the present daemon."""
+        logged = len(self.log.read_text())
+        self._standby = self._start("--standby")
+        self.until(lambda: "standby: another daemon" in self.log.read_text()[logged:], PATIENCE)
+
+    def take_over(self) -> None:
+        """Let the standby be the daemon, after the death of the present one; it has to serve."""
+        assert not self.alive
+        self._life, self._standby = self._standby, None
+        assert self.serving(), self.log_tail()
 
     def begin(self) -> None:
         """Start a daemon and wait until no cluster is down."""
@@ -224,6 +240,9 @@ class ChaosSite(Site):
         assert self._life.exitcode == 0, self.log_tail()
 
     def close(self) -> None:
+        if self._standby is not None:
+            self._standby.kill()
+            self._standby.join()
         if self.alive:
             self.kill()
         super().close()

@@ -12,7 +12,7 @@ import os
 import pwd
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import metasched.adapters.local.adapter
 import metasched.adapters.worker
@@ -26,10 +26,12 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 
 
-def daemon(environment: Mapping[str, str], log: str, account: str | None) -> None:
+def daemon(
+    environment: Mapping[str, str], log: str, account: str | None, options: Sequence[str] = ()
+) -> None:
     """Become a daemon with that environment, of another account unless `account` is None.
 
-    Standard error goes to `log`.
+    Standard error goes to `log`. `options` are those of `serve`.
     """
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -47,12 +49,12 @@ def daemon(environment: Mapping[str, str], log: str, account: str | None) -> Non
     # an inherited pipe would keep the fork server alive, and so this process
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     if "LD_PRELOAD" in environment:  # it takes effect only in a new program
-        program = [sys.executable, "-m", __name__, "serve"]
+        program = [sys.executable, "-m", __name__, "serve", *options]
         os.execve(sys.executable, program, dict(environment))
     os.environ.clear()
     os.environ.update(environment)
     metasched.daemon.service.DATABASE_CHECK_INTERVAL = 1.0  # the daemon may be killed soon
-    sys.argv = ["metasched", "serve"]
+    sys.argv = ["metasched", "serve", *options]
     points.install("daemon")
     sys.exit(command())
 
