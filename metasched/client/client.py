@@ -252,9 +252,10 @@ class Client:
         )
 
     def reserve(self, request: Mapping[str, object]) -> ReservationRow:
-        """Make a reservation (`ReservationTerms`). Return its row."""
-        body = {**request, "dry_run": False}
-        return self._parse_object(self._request("POST", "/reservations", body=body))
+        """Make a reservation (`ReservationTerms`). Return its row. BadRequest for a dry run."""
+        if request.get("dry_run"):
+            raise BadRequest("a dry run, which reserves nothing; call free_windows")
+        return self._parse_object(self._request("POST", "/reservations", body=dict(request)))
 
     def free_windows(self, request: Mapping[str, object]) -> list[FreeWindow]:
         """Return windows in which a reservation (`ReservationTerms`) could be made."""

@@ -22,6 +22,7 @@ from metasched import api
 from metasched.api.app import create_app
 from metasched.client import job_answers, site_answers
 from metasched.client.client import Client
+from metasched.client.connection import BadRequest
 
 # arguments of the methods, by name
 VALUES: dict[str, Any] = {
@@ -131,6 +132,12 @@ def test_a_method_has_the_type_of_its_route(method: str, routes: Sequence[APIRou
     assert answer in list(parts(route.response_model))
     row = get_args(answer)[0] if get_origin(answer) is list else answer
     assert is_typeddict(row)
+
+
+def test_a_dry_run_makes_no_reservation() -> None:
+    """Programs that were written before `free_windows` asked for it so."""
+    with pytest.raises(BadRequest, match="free_windows"):
+        Client("ms.sock").reserve({"dry_run": True})
 
 
 def test_a_checker_finds_the_mistakes_of_a_script(tmp_path: Path) -> None:
