@@ -81,7 +81,7 @@ def test_jobs_are_placed_where_they_are_expected_to_start_first(site: Site) -> N
     asked = ("submit", "--json", "-n", "4", "--time", "5", "--wrap", "true")
 
     def chosen() -> bool:
-        return json.loads(site.run(*asked, "--dry-run").stdout)["cluster"] == "right"
+        return bool(json.loads(site.run(*asked, "--dry-run").stdout)["cluster"] == "right")
 
     site.until(chosen)
     job = json.loads(site.run(*asked).stdout)["job"]
