@@ -22,11 +22,14 @@ def missing() -> str | None:
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
-    """Run a browser. It shows the pages of tests alone, so it needs no sandbox of its own."""
+def chromium(program: Path | None = None) -> Iterator[Browser]:
+    """Run a browser. It shows the pages of tests alone, so it needs no sandbox of its own.
+
+    `program` starts it, as one that enters a network namespace before.
+    """
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"),
+            executable_path=program or shutil.which("chromium"),
             args=["--no-sandbox", "--disable-dev-shm-usage"],
         )
         try:
