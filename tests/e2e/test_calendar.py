@@ -267,7 +267,7 @@ def test_what_a_user_sees_and_what_a_reload_changes(site: Site) -> None:
         (("--every", "0," * 50_000 + "0 * * * *", "--until", "+9d"), "100009 characters", 2),
         (("--every", "08:00", "--until", "+9d", "--zone", "Europe/Atlantis"), "no time zone", 2),
         (("--every", "0 0 * * * *", "--until", "+9d"), "is no rule", 2),
-        (("--every", "08:00", "--until", "+9d"), "no cluster takes reservations", 3),
+        (("--every", "08:00", "--until", "+9d", "--cluster", "moon"), "no cluster moon", 5),
     ],
 )
 def test_bad_series_are_one_line(
