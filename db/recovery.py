@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import msgspec
 from msgspec import structs
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import Connection, and_, func, or_, select
 
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import ClusterDrained, CoreEvent, ListingReceived
@@ -203,6 +203,8 @@ def target_summary(connection: Connection, target: DependencyTarget) -> TargetSu
                 _SAME_TASK,
                 attempt.c.number == task.c.attempts,
                 attempt.c.ended == task.c.ended,
+                # of equal times: what was cancelled in metasched had ended otherwise before
+                or_(task.c.state != State.CANCELLED, attempt.c.state == State.CANCELLED),
             ),
         )
         .where(task.c.job == target.job)

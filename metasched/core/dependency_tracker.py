@@ -67,6 +67,7 @@ class DependencyTracker:
                 self.update_progress(task)
 
     def _add_targets(self, job: Job, summaries: Iterable[TargetSummary]) -> None:
+        job = job.with_licences(0)  # which alternative it takes changes with each dispatch
         for summary in summaries:
             progress_of_job = self._progress.setdefault(summary.target.job, {})
             progress_of_job.setdefault(summary.target, TargetProgress.from_summary(summary))
@@ -82,7 +83,7 @@ class DependencyTracker:
             self._add_targets(job, ())
             for target in _dependency(job).targets:
                 if target.job in self._dependents:
-                    self._dependents[target.job][job.id] = job
+                    self._dependents[target.job][job.id] = job.with_licences(0)
 
     def remove_job(self, job: Job) -> None:
         """Remove a job whose last task has ended."""
