@@ -73,8 +73,9 @@ def outputs(site: Site, cluster: str, script: str, *options: str) -> dict[str, d
         index = "" if row["task"] is None else f"_{row['task']}"
         text = (site.folder / f"{job}{index or '_0'}.out").read_text()
         assert row["state"] == "completed", (row, text)
-        assert all("=" in line for line in text.splitlines()), text
-        lines = dict(line.split("=", 1) for line in text.splitlines())
+        written = list(filter(None, text.splitlines()))
+        assert all("=" in line for line in written), text
+        lines = dict(line.split("=", 1) for line in written)
         # the daemon's view of native ids: that of an array task is not the number of its job
         printed[f"{job}{index}"] = lines | {"listed": row["native_id"]}
     return printed
@@ -238,7 +239,8 @@ mpi.MPI_Comm_rank(world, ctypes.byref(rank))
 operation = address("ompi_mpi_int"), address("ompi_mpi_op_sum")
 mpi.MPI_Allreduce(ctypes.byref(rank), ctypes.byref(total), 1, *operation, world)
 node = os.environ["SLURMD_NODENAME"]
-print(f"rank{rank.value}={total.value} {node} {os.environ['SLURM_JOB_ID']}", flush=True)
+# mpirun may pass the end of a line on after the line of another rank
+print(f"\\nrank{rank.value}={total.value} {node} {os.environ['SLURM_JOB_ID']}", flush=True)
 mpi.MPI_Finalize()
 """
 MPI_JOB = """#!/bin/bash -l
