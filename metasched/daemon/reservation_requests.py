@@ -165,7 +165,7 @@ async def survey_and_check(
     now = time.time()
     id = next_id()
     request = _build_request(terms, quota, now)
-    _check_size(service.core.reservations, terms, clusters, request)
+    _check_size(service, terms, clusters, request)
     check_quota(service.core.reservations, user, terms.by_node, request.max_size, quota, series)
     return ReservationRequested(
         time=now,
@@ -365,12 +365,13 @@ def _objection_to(
 
 
 def _check_size(
-    book: ReservationBook,
+    service: ReservationHost,
     terms: ReservationTerms,
     clusters: tuple[str, ...],
     request: ReservationRequest,
 ) -> None:
     """Check that a surveyed cluster is large enough."""
+    book = service.core.reservations
     largest, largest_cluster = book.availability.largest_capacity(clusters, terms.by_node)
     unit = "nodes" if terms.by_node else "processors"
     if terms.by_node and not any(map(book.availability.reserves_nodes, clusters)):
@@ -381,9 +382,15 @@ def _check_size(
         raise ApiError(503, f"{problem}; nothing changed, try again soon")
     if request.min_size > largest:
         problem = f"no cluster has {request.min_size} {unit}"
-        raise ApiError(
-            403, f"{problem}, the largest is {largest_cluster} with {largest}; ask for fewer"
-        )
+        found = f"the largest is {largest_cluster} with {largest}"
+        others = [
+            f"{cluster.name}: {_objection_to(service, cluster, terms)}"
+            for cluster in service.core.clusters
+            if not terms.clusters and cluster.name not in clusters
+        ]
+        if others:
+            found += f" ({'; '.join(others)})"
+        raise ApiError(403, f"{problem}, {found}; ask for fewer")
 
 
 def check_quota(
