@@ -17,7 +17,7 @@ import pytest
 from msgspec import structs
 
 from metasched.api.calendar import calendar as list_calendar
-from metasched.config.reading import load_settings
+from metasched.config.reading import load_settings, scheduled_policy_mistakes
 from metasched.config.settings import CalendarSettings, ConfigError
 from metasched.core.calendar_events import CalendarRun
 from metasched.core.events import ClusterDrained, ClusterResumed, CoreEvent, Outcome
@@ -116,8 +116,6 @@ def test_the_file(tmp_path: Path) -> None:
         ('at = "08:00"\ndo = "prune"\ncopies = 3', 'copies beside do = "prune"'),
         ('at = "08:00"\ndo = "reboot"', "do"),
         ('at = "08:00"\ndo = "policy"', "no file, "),
-        ('at = "08:00"\ndo = "policy"\nfile = "gone.toml"', "gone.toml; create it"),
-        ('at = "08:00"\ndo = "policy"\nfile = "bad.toml"', "pull"),
         ('at = "08:00"\ndo = "prune"\nfile = "bad.toml"', "leave it out"),
         ('at = "08:00"\ndo = "prune"\ngrace = 1', "grace"),
     ],
@@ -129,6 +127,21 @@ def test_mistakes_in_the_file_are_one_line(tmp_path: Path, keys: str, problem: s
     assert problem in str(refused.value)
     assert 'calendar "x"' in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "problem"), [("gone.toml", "gone.toml; create it"), ("bad.toml", "pull")]
+)
+def test_a_mistake_in_a_policy_file_is_told_and_refuses_no_start(
+    tmp_path: Path, file: str, problem: str
+) -> None:
+    (tmp_path / "bad.toml").write_text("pull = 3\n")
+    entry = f'[[calendar]]\nname = "x"\nat = "08:00"\ndo = "policy"\nfile = "{file}"\n'
+    assert len(read(tmp_path, entry)) == 1
+    [mistake] = scheduled_policy_mistakes(load_settings(tmp_path / "metasched.toml"))
+    assert problem in str(mistake)
+    assert 'calendar "x"' in str(mistake)
+    assert "\n" not in str(mistake)
 
 
 def test_a_name_is_there_once_and_the_zone_of_the_site_exists(tmp_path: Path) -> None:
