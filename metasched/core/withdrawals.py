@@ -212,12 +212,13 @@ class Withdrawals:
             for task in view.needs_attention.values()
             if task.state in UNSTARTED and not task.live_attempt.in_last_listing
         ]
+        # an unknown task comes only once its manager or its claim answers, perhaps never
         withdrawing = [
             task.job
             for other_view in self._state.views.values()
             if other_view is not view
             for task in other_view.needs_attention.values()
-            if task.live_attempt.target == view.name
+            if task.live_attempt.target == view.name and task.state is not State.UNKNOWN
         ]
         evidence = record.evidence
         under_way = Counter(job.user for job in (*record.unjudged, *withdrawing))
@@ -285,11 +286,13 @@ class Withdrawals:
     def _promised_tokens(self) -> Counter[str]:
         """Return the tokens that tasks under withdrawal may request anew, by licence.
 
-        With which of their alternatives they will go is not known.
+        With which of their alternatives they will go is not known. An unknown task may never go.
         """
         promised: Counter[str] = Counter()
         for view in self._state.views.values():
             for task in view.needs_attention.values():
+                if task.state is State.UNKNOWN:
+                    continue
                 if task.job.licence_choices and task.live_attempt.intent is Intent.PULL:
                     for licences in task.job.licence_choices:
                         promised.update(licences)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from metasched.core.events import (
+    ClaimsRevoked,
     ClusterDrained,
     ClusterUnreachable,
     DaemonStarted,
@@ -17,9 +18,11 @@ from metasched.core.events import (
     UserRequested,
     Withdraw,
 )
+from metasched.core.task_state_machine import ACCOUNTING_RETRY_DELAY
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, State
 from metasched.model.listing import JobStatus
+from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 from metasched.policies.pull_evidence import (
     BAR_SECONDS,
@@ -426,6 +429,25 @@ def test_at_first_a_window_of_pulls_is_tried() -> None:
     site = Site()
     pend_on_left(site, FIRST_WINDOW + 5)
     assert len(pulled(site, NOW + 6, facts(100))) == FIRST_WINDOW
+
+
+@pytest.mark.parametrize("has_started", [True, False])
+def test_pulls_whose_claims_show_a_start_or_nothing_take_no_room(has_started: bool) -> None:
+    """They come only once their claims allow it, perhaps never; others are pulled meanwhile."""
+    site = Site(fence_dir="/fence")
+    pend_on_left(site, FIRST_WINDOW + 1)
+    withdrawn = pulled(site, NOW + 6, facts(100))
+    assert len(withdrawn) == FIRST_WINDOW
+    rows = [site.row(State.CANCELLED, number, ended=NOW + 7) for number in withdrawn]
+    site.seen("left", None, *rows, at=NOW + 7)
+    assert pulled(site, NOW + 8, facts(100)) == []
+    if has_started:
+        started = tuple((tag_of("cafe", number, 1), 0) for number in withdrawn)
+        site.step(ClaimsRevoked(NOW + 8, already_started=started))
+    else:
+        site.seen("left", None, at=NOW + 7 + ACCOUNTING_RETRY_DELAY[0])
+    assert [site.state(number) for number in withdrawn] == [State.UNKNOWN] * FIRST_WINDOW
+    assert pulled(site, NOW + 20, facts(100)) == [FIRST_WINDOW + 1]
 
 
 def test_a_restarted_daemon_begins_without_evidence() -> None:
