@@ -181,7 +181,9 @@ class ClusterConnection:
     @property
     def _next_due(self) -> float:
         """Monotonic seconds of the next step, besides the turns of owners."""
-        due = min(self._next_poll, self.reservation_sync.next_due)
+        due = min(
+            self._next_poll, self.reservation_sync.next_due, self.pending_actions.next_claims_due
+        )
         if self._turns is None:
             due = min(due, self.pending_actions.next_withdrawal_due())
         return due
@@ -193,7 +195,7 @@ class ClusterConnection:
             return partial(self._sleep_until, self.worker.breaker.open_until)
         if now >= self._next_poll:
             return self._poll
-        if self.pending_actions.has_claims:
+        if now >= self.pending_actions.next_claims_due:
             return self._revoke_claims
         if self.breaker.failures:
             return partial(self._sleep_until, self._next_poll)
@@ -460,6 +462,11 @@ class ClusterConnection:
         reply = await self.worker.call(WorkerCall("revoke", claims=claims))
         if reply.reason:
             log.warning("cluster %s: claims not revoked: %s", self.name, reply.reason)
+        breaker = self.pending_actions.claims_breaker
+        if reply.error:
+            breaker.record_failure(reply.reason, time.time(), time.monotonic())
+        else:
+            breaker.record_success()
         results = [(revoked, claims[position]) for position, revoked in reply.revoked.items()]
         ends = tuple((claims[i].tag, claims[i].task, end) for i, end in reply.ends.items())
         if results or ends:

@@ -61,6 +61,8 @@ class PendingActions:
         self._withdrawals: dict[tuple[int, int, bool], PendingWithdrawal] = {}
         self._accounting_query: QueryAccounting | None = None
         self._claims: dict[str, dict[TaskClaim, None]] = {}  # by `_waiting_owner`, in order
+        # of calls that got no answer: a folder that hangs does not keep other calls waiting
+        self.claims_breaker = CircuitBreaker(settings.call_timeout, max_delay)
 
     def enqueue(self, action: Action) -> None:
         """Add an action. Withdrawals of the same dispatch are merged."""
@@ -260,8 +262,9 @@ class PendingActions:
         return query
 
     @property
-    def has_claims(self) -> bool:
-        return bool(self._claims)
+    def next_claims_due(self) -> float:
+        """Monotonic seconds at which the next claims may be revoked; inf without any."""
+        return self.claims_breaker.open_until if self._claims else math.inf
 
     def take_claims(self) -> tuple[TaskClaim, ...]:
         """Remove and return claims to be revoked in one call: of one owner, who then comes last.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import select
 import time
 from collections.abc import Awaitable, Callable
@@ -15,11 +16,15 @@ import pytest
 from metasched.adapters.base import Withdrawal
 from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.config.settings import ClusterSettings
+from metasched.core.events import JobSubmitted, Revoke, Withdraw
 from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.host import SchedulerHost
 from metasched.daemon.quarantine import Quarantine
 from metasched.daemon.worker_process import _exit_cause
 from metasched.model.cluster import Cluster
+from metasched.model.listing import TaskClaim
+from metasched.model.tags import tag_of
+from tests.unit.core_site import NOW, Site, job
 
 
 class FakeProcess:
@@ -119,3 +124,36 @@ def test_a_worker_killed_before_it_has_read_its_input_logs_no_traceback() -> Non
     assert asyncio.run(call_without_reader()) == "it did not read in 1 s"
     gc.collect()
     assert complaints == []
+
+
+def test_claims_whose_folder_hangs_do_not_keep_withdrawals_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There are more claims than one call revokes, and none of the calls is answered."""
+
+    async def steps() -> None:
+        site = Site()
+        site.step(JobSubmitted(NOW, job(1, user="ada")))
+        connection = a_connection()
+        host: Any = connection._host
+        host.core, host.owner_of = site.core, lambda tag: "ada"
+        host.settings = SimpleNamespace(launcher=None)
+        claims = (TaskClaim("/fence", tag_of("cafe", 99, 1), n) for n in range(1000))
+        connection.enqueue(Revoke("c", tuple(claims)))
+        connection.enqueue(Withdraw(1, 1, "c", {0: "7"}, only_pending=True))
+        connection._next_poll = math.inf
+
+        async def no_answer(call: WorkerCall) -> WorkerReply:
+            return WorkerReply("unreachable", f"no answer to {call.operation} in 60 s")
+
+        monkeypatch.setattr(connection.worker, "call", no_answer)
+        revoke = connection._select_urgent_step()
+        assert revoke == connection._revoke_claims
+        await revoke()
+        assert connection._select_urgent_step() == connection._withdraw_in_sequence
+        pause = connection.pending_actions.next_claims_due - time.monotonic()
+        assert 0 < pause <= connection.settings.call_timeout
+        connection.pending_actions.claims_breaker.record_success()
+        assert connection._select_urgent_step() == connection._revoke_claims
+
+    asyncio.run(steps())
