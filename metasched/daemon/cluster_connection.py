@@ -459,14 +459,11 @@ class ClusterConnection:
         if self._host.settings.launcher is not None:
             owner_of = self._host.owner_of
             claims = tuple(replace(claim, user=owner_of(claim.tag)) for claim in claims)
+        begun = time.monotonic()
         reply = await self.worker.call(WorkerCall("revoke", claims=claims))
+        self.pending_actions.record_claims_call(begun, time.monotonic())
         if reply.reason:
             log.warning("cluster %s: claims not revoked: %s", self.name, reply.reason)
-        breaker = self.pending_actions.claims_breaker
-        if reply.error:
-            breaker.record_failure(reply.reason, time.time(), time.monotonic())
-        else:
-            breaker.record_success()
         results = [(revoked, claims[position]) for position, revoked in reply.revoked.items()]
         ends = tuple((claims[i].tag, claims[i].task, end) for i, end in reply.ends.items())
         if results or ends:

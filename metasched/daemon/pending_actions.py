@@ -61,8 +61,7 @@ class PendingActions:
         self._withdrawals: dict[tuple[int, int, bool], PendingWithdrawal] = {}
         self._accounting_query: QueryAccounting | None = None
         self._claims: dict[str, dict[TaskClaim, None]] = {}  # by `_waiting_owner`, in order
-        # of calls that got no answer: a folder that hangs does not keep other calls waiting
-        self.claims_breaker = CircuitBreaker(settings.call_timeout, max_delay)
+        self._claims_due = 0.0  # monotonic seconds
 
     def enqueue(self, action: Action) -> None:
         """Add an action. Withdrawals of the same dispatch are merged."""
@@ -264,7 +263,14 @@ class PendingActions:
     @property
     def next_claims_due(self) -> float:
         """Monotonic seconds at which the next claims may be revoked; inf without any."""
-        return self.claims_breaker.open_until if self._claims else math.inf
+        return self._claims_due if self._claims else math.inf
+
+    def record_claims_call(self, begun: float, ended: float) -> None:
+        """Let other actions have as much time as a call took; `begun` and `ended`: monotonic.
+
+        So they wait neither for a folder that hangs, nor for thousands of claims on a slow one.
+        """
+        self._claims_due = 2 * ended - begun
 
     def take_claims(self) -> tuple[TaskClaim, ...]:
         """Remove and return claims to be revoked in one call: of one owner, who then comes last.
