@@ -13,7 +13,7 @@ from typing import Final
 from metasched.core.scheduler import Core
 from metasched.db.ledger import Ledger
 from metasched.db.store import StorageFailed
-from metasched.model.licence import LicenceSample, LicenceStatus
+from metasched.model.licence import MAX_TOKENS, LicenceSample, LicenceStatus
 
 log = logging.getLogger("metasched")
 
@@ -75,7 +75,7 @@ def _sample(status: LicenceStatus, now: float) -> LicenceSample:
         now,
         status.total,
         status.leased_tokens,
-        status.outside,
+        min(status.outside, MAX_TOKENS),  # a sum over managers, which report what they like
         None if status.free is None else max(status.free, 0),
         status.waiting_tokens,
     )

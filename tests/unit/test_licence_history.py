@@ -9,8 +9,9 @@ from metasched.core.events import LicencesCounted
 from metasched.daemon.licence_history import INTERVAL, MAX_SAMPLES, UNCHANGED, LicenceHistory
 from metasched.db.ledger import Ledger
 from metasched.db.store import StorageFailed
-from metasched.model.licence import LicenceCount, LicencePool, LicenceSample
-from tests.unit.core_site import NOW, Site
+from metasched.model.cluster import ManagerLicences
+from metasched.model.licence import MAX_TOKENS, LicenceCount, LicencePool, LicenceSample
+from tests.unit.core_site import NOW, Site, facts
 
 
 class Stored:
@@ -84,3 +85,15 @@ def test_what_was_not_stored_is_stored_later() -> None:
     asyncio.run(history.look(NOW + INTERVAL))
     [[sample]] = stored.looks
     assert (sample.time, sample.outside) == (NOW + INTERVAL, 2)
+
+
+def test_managers_that_report_too_many_tokens_leave_figures_that_can_be_ordered() -> None:
+    """`licence_samples` orders samples by a number of 64 bits made of their tokens."""
+    site, stored, history = history_of("matlab")
+    used = {"matlab": ManagerLicences(total=MAX_TOKENS, used=2**63)}
+    for cluster in ("left", "right"):
+        site.seen(cluster, facts(8, licences=used))
+    assert site.core.licences.status("matlab", NOW).outside == 2 * MAX_TOKENS
+    asyncio.run(history.look(NOW))
+    [[sample]] = stored.looks
+    assert sample.outside == MAX_TOKENS
