@@ -20,7 +20,7 @@ from metasched.core.task_state_machine import (
     shows_withdrawal,
 )
 from metasched.core.tasks import IF_PENDING_INTENTS, StateChange, Task
-from metasched.core.transitions import TaskEvent
+from metasched.core.transitions import STARTED, TaskEvent
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, MissingTask
 
@@ -271,7 +271,11 @@ class Reconciler:
         for tag, index in event.tasks:
             if (task := self._state.task_by_tag(tag, index)) is not None:
                 attempt = task.live_attempt
-                attempt.revoking, attempt.revoked = False, True
+                attempt.revoking, attempt.revoked, attempt.has_started = False, True, False
+                if attempt.state in STARTED:  # it came back while it was being revoked
+                    attempt.started = None
+                    cause = "its manager lists it as started, but its payload cannot start"
+                    yield self._state_machine.apply(task, TaskEvent.SILENCE, cause)
                 row = self._state.views[attempt.cluster].deferred_rows.pop(task.task_id, None)
                 if row is not None and shows_withdrawal(attempt, row):
                     yield from self._apply_row(task, row)

@@ -443,6 +443,23 @@ def test_what_an_operator_called_lost_too_early_goes_before() -> None:
     ] == ["Withdraw"]
 
 
+@pytest.mark.parametrize("listed", [State.RUNNING, State.SUSPENDED])
+def test_what_comes_back_started_while_it_is_being_revoked_is_queued(listed: State) -> None:
+    """An operator called it lost. Its manager lists its start before its claim has answered."""
+    site = lost()
+    site.step(ClusterDrained(NOW + 9, "left", "op", "new kernel"))
+    site.step(UserRequested(NOW + 9, "lost", 1, by="root"))
+    site.seen("left", None, site.row(listed, started=NOW + 9), at=NOW + 10)
+    assert site.state() is listed
+    site.step(ClaimsRevoked(NOW + 11, (claimed(),)))
+    assert site.state() is State.QUEUED
+    [(_, attempt)] = site.out.closed_attempts
+    assert (attempt.started, attempt.has_started) == (None, False)
+    taken = site.row(State.FAILED, started=NOW + 9, ended=NOW + 12, exit_code=EXIT_CLAIM_TAKEN)
+    site.seen("left", None, taken, at=NOW + 12)
+    assert site.state() is State.QUEUED
+
+
 # A killed manager forgets a start: it lists a task as pending that has run
 
 
