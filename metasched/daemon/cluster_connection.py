@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
@@ -195,15 +196,22 @@ class ClusterConnection:
             return partial(self._sleep_until, self.worker.breaker.open_until)
         if now >= self._next_poll:
             return self._poll
-        if now >= self.pending_actions.next_claims_due:
+        claims_due = self.pending_actions.next_claims_due
+        if now >= claims_due or (claims_due < math.inf and not self._has_other_work(now)):
             return self._revoke_claims
         if self.breaker.failures:
-            return partial(self._sleep_until, self._next_poll)
+            return partial(self._sleep_until, min(self._next_poll, claims_due))
         if self._turns is None and now >= self.pending_actions.next_withdrawal_due():
             return self._withdraw_in_sequence
         if now >= self.reservation_sync.next_due:
             return self.reservation_sync.run_next
         return self._query_accounting if self.pending_actions.has_accounting_query else None
+
+    def _has_other_work(self, now: float) -> bool:
+        """Whether something else than a poll or claims waits for this cluster."""
+        due = min(self.pending_actions.due_by_owner().values(), default=math.inf)
+        is_due = now >= min(due, self.reservation_sync.next_due)
+        return is_due or self.pending_actions.has_accounting_query
 
     async def _sleep_until(self, until: float) -> None:
         """Sleep until a monotonic time or a new action; after a new action poll soon."""

@@ -126,7 +126,7 @@ def test_a_worker_killed_before_it_has_read_its_input_logs_no_traceback() -> Non
     assert complaints == []
 
 
-def test_claims_take_no_more_than_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_take_half_of_the_time_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """There are more claims than one call revokes, and their folder is slow, or hangs."""
 
     async def steps() -> None:
@@ -157,5 +157,9 @@ def test_claims_take_no_more_than_half_of_the_time(monkeypatch: pytest.MonkeyPat
         assert connection._select_urgent_step() == connection._withdraw_in_sequence
         now += 1.0
         assert connection._select_urgent_step() == connection._revoke_claims
+        await connection._revoke_claims()
+        [withdrawal] = connection.pending_actions.next_withdrawals("")
+        connection.pending_actions.remove_withdrawals([withdrawal])
+        assert connection._select_urgent_step() == connection._revoke_claims  # nobody waits
 
     asyncio.run(steps())
