@@ -89,9 +89,11 @@ class TaskStateMachine:
             case TaskEvent.REQUEUE:
                 by_user = attempt is None or attempt.intent is Intent.REQUEUE
                 cause = "requeued as requested" if by_user else "preempted, and it may run again"
+                held = False
                 if attempt is not None and attempt.intent is Intent.RECLAIM:
                     cause = "its cluster had requeued it, and it may run elsewhere"
-                yield self.reopen(task, change.last_dispatch, cause)
+                    held = task.held
+                yield self.reopen(task, change.last_dispatch, cause, held=held)
             case TaskEvent.CANCEL:
                 yield self.apply(task, TaskEvent.CANCEL, "cancelled as requested")
             case TaskEvent.HOLD:
@@ -141,9 +143,11 @@ class TaskStateMachine:
         if task.job.kill_on_invalid_dep:
             yield self.apply(task, TaskEvent.CANCEL, cause)
 
-    def reopen(self, task: Task, last_dispatch: int, cause: str) -> StateChange:
-        """Queue an ended task again, and forget rejections by clusters."""
-        task.ended, task.attempt, task.target, task.held = None, None, None, False
+    def reopen(
+        self, task: Task, last_dispatch: int, cause: str, *, held: bool = False
+    ) -> StateChange:
+        """Queue an ended task again, to be held if `held`, and forget rejections by clusters."""
+        task.ended, task.attempt, task.target, task.held = None, None, None, held
         task.choose_licences(0)
         task.ignore_rejections_until, task.rejected_by = task.attempts, NO_CLUSTERS
         task.reason = ""
@@ -201,10 +205,11 @@ class TaskStateMachine:
             return
         if _was_restarted(attempt, status):
             may_reclaim, requested = self._may_reclaim(task, status), attempt.withdrawal_requested
+            held = attempt.intent is Intent.HOLD
             yield self._apply_restart(task, status)
             attempt = task.live_attempt
             if may_reclaim and attempt.intent is None:
-                attempt.intent = Intent.RECLAIM
+                attempt.intent, task.held = Intent.RECLAIM, held
                 if status.state is State.CANCELLED:  # by the request for the former attempt
                     attempt.withdrawal_requested = requested
                 self._state.record_note(task, f"taken back from {attempt.cluster}")

@@ -178,6 +178,24 @@ def test_a_recall_that_meets_a_restart_ends_no_task_that_may_run_again(
     assert site.out.closed_attempts[-1][1].state is State.CANCELLED
 
 
+@pytest.mark.parametrize("listed_before_its_end", [True, False])
+def test_a_hold_that_meets_a_restart_holds_the_task(listed_before_its_end: bool) -> None:
+    site = Site()
+    site.step(JobSubmitted(NOW, job(requeue=True)))
+    site.sent()
+    site.seen("left", None, site.row(State.PENDING))
+    site.step(UserRequested(NOW, "hold", 1))
+    if listed_before_its_end:
+        requeued = site.row(State.PENDING, started=NOW + 1, restarts=1)
+        assert [type(action) for action in site.seen("left", None, requeued, at=NOW + 1)] == [
+            Withdraw
+        ]
+    ended = site.row(State.CANCELLED, started=NOW + 1, ended=NOW + 2, restarts=1)
+    assert site.seen("left", None, ended, at=NOW + 2) == []
+    assert site.state() is State.HELD
+    assert site.step(UserRequested(NOW + 3, "release", 1)) == [Dispatch(1, 2, "left", (0,))]
+
+
 def test_a_cancel_of_a_task_that_is_taken_back_counts() -> None:
     site = Site()
     requeued_by_its_manager(site)
