@@ -15,6 +15,8 @@ from metasched.core.events import StartsForecast
 from metasched.model.job import Job
 
 MAX_AGE = 900.0  # seconds; an older forecast decides nothing
+# Seconds from one forecast to the next: at least, since each is stored, and at most
+MIN_INTERVAL, MAX_INTERVAL = 20.0, 300.0
 
 
 class _Sent(NamedTuple):
@@ -34,6 +36,18 @@ class ForecastLoads:
         self._sent: deque[_Sent] = deque()  # since the snapshot, in order
         self._sent_cpus: dict[str, int] = {}  # sums of `_sent` by cluster
         self._sent_work: dict[str, float] = {}  # processor seconds, likewise
+
+    def is_news(self, event: StartsForecast) -> bool:
+        """Whether decisions may differ with a forecast, and it is not too soon for another.
+
+        The same waits are news after dispatches: the work that was sent may have ended since.
+        """
+        last = self._forecast
+        if last is None or event.made < last.made:  # none is in use, or the clock was set back
+            return True
+        age = event.made - last.made
+        is_same = (event.waits, event.free_cpus) == (last.waits, last.free_cpus)
+        return age >= (MAX_INTERVAL if is_same and not self._sent else MIN_INTERVAL)
 
     def replace(self, event: StartsForecast) -> None:
         """Take over a new forecast. What was dispatched before its snapshot is part of it."""

@@ -192,6 +192,7 @@ class Core:
         self.remainders, self.open_tasks = self.state.remainders, self.state.open_tasks
         self.tasks_of_dispatch = self.state.tasks_of_dispatch
         self.waits_since = self.state.waits_since
+        self.is_news = self.state.forecast_loads.is_news
         self.missing_licences = self._leasing.missing_licences
         self.recall_wait = self._leasing.recall_wait
         self.has_task_for = self._withdrawals.has_task_for

@@ -2,8 +2,9 @@
 
 The loop of the scheduler takes a snapshot of bounded size; `forecast_process` runs it forward. A
 refresh follows a change, at most every `INTERVAL` seconds if tasks wait. It takes at most a
-twentieth of a core: a refresh of c processor seconds is followed by a pause of at least 19 c. An
-estimate is never part of a decision, so nothing of it is replayed.
+twentieth of a core: a refresh of c processor seconds is followed by a pause of at least 19 c. No
+estimate is part of a decision, so none is replayed; but with `load = "forecast"` the starts of
+probes are, as events (`core.forecast_loads`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ log = logging.getLogger("metasched")
 INTERVAL = 30.0  # seconds between the starts of two refreshes
 IDLE_INTERVAL = 2.0  # the same after a refresh that had nothing to run forward
 CORE_SHARE = 0.05  # of a core
-KEPT_SECONDS = 300.0  # for which the core is not told the same forecast again
 MAX_SAMPLES = 1000  # compared starts of a cluster
 MAX_FIRST = 20_000  # tasks whose first estimate is kept until they start
 HORIZON = 7 * 86400.0  # seconds for which a compared start counts
@@ -122,7 +122,6 @@ class Forecaster:
         self._queues, self._runner = queues, runner or ForecastProcess()
         self._policies = {entry.cluster.name: _policy_like(entry) for entry in clusters}
         self._tell = tell
-        self._told: StartsForecast | None = None
         self._ended = deque[EndedRunTime](maxlen=MAX_ENDED)  # for the next request
         self._estimates: Mapping[TaskId, TaskEstimate] = {}  # replaced as a whole
         self._probed: Mapping[str, Sequence[ProbedStart]] = {}  # by cluster; likewise
@@ -241,19 +240,13 @@ class Forecaster:
 
     async def _tell_core(self, state: ForecastState, estimates: Estimates) -> None:
         """Pass a forecast to the core, of the clusters whose estimates are shown."""
-        if self._tell is None:
+        if self._tell is None or len(self._core.clusters) < 2:  # then there is no choice
             return
         shown = [name for name in state.clusters if not self.obstacle(name)]
-        event, told = starts_forecast(state, estimates, shown, time.time()), self._told
-        if (
-            told is not None
-            and event.made - told.made < KEPT_SECONDS
-            and (event.waits, event.free_cpus) == (told.waits, told.free_cpus)
-        ):
-            return
-        self._told = event
-        with suppress(StorageFailed):  # the next one comes soon
-            await self._tell(event)
+        event = starts_forecast(state, estimates, shown, time.time())
+        if self._core.is_news(event):
+            with suppress(StorageFailed):  # the service ends
+                await self._tell(event)
 
     def _remember(self, estimates: Mapping[TaskId, TaskEstimate]) -> None:
         """Keep the first estimate of each task until it starts."""

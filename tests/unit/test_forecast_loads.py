@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from metasched.core.events import (
     ClockSet,
@@ -17,8 +18,7 @@ from metasched.core.events import (
     JobSubmitted,
     StartsForecast,
 )
-from metasched.core.forecast_loads import MAX_AGE
-from metasched.daemon.forecaster import KEPT_SECONDS
+from metasched.core.forecast_loads import MAX_AGE, MAX_INTERVAL, MIN_INTERVAL
 from metasched.model.job import Job
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
@@ -127,31 +127,76 @@ def test_a_cluster_that_is_away_needs_no_forecast() -> None:
     assert placed(made, 1) == "left"
 
 
-def test_the_core_is_told_of_each_new_forecast_while_its_policy_asks_for_it() -> None:
-    """The same forecast again only after a while; nothing at all with another policy."""
+class Told:
+    """A forecaster whose forecasts go to the core of a site."""
 
-    async def told_of(made: Site, *times: float) -> list[StartsForecast]:
-        told = list[StartsForecast]()
+    def __init__(self, made: Site) -> None:
+        self.site, self.events = made, list[StartsForecast]()
+        self._forecaster = forecaster_of(made)
+        self._forecaster._tell = self._tell
 
-        async def tell(event: StartsForecast) -> None:
-            made.step(event)
-            told.append(event)
+    async def _tell(self, event: StartsForecast) -> None:
+        self.site.step(event)
+        self.events.append(event)
 
-        forecaster = forecaster_of(made)
-        forecaster._tell = tell
+    def at(self, *times: float) -> list[float]:
+        """Refresh at these times; return from when on the core was told another forecast."""
+        known = len(self.events)
         for now in times:
-            await forecaster.refresh(now)
-        return told
+            asyncio.run(self._forecaster.refresh(now))
+        return [event.made - NOW for event in self.events[known:]]
 
-    made = Site(load="forecast", pull=False)
-    times = (NOW, NOW + 1, NOW + KEPT_SECONDS)
-    first, second = asyncio.run(told_of(made, *times))
-    assert (first.made, second.made) == (NOW, NOW + KEPT_SECONDS)
+
+def forecast_site() -> Site:
+    return Site(load="forecast", pull=False)
+
+
+def test_the_same_forecast_is_told_again_only_after_a_while() -> None:
+    told = Told(forecast_site())
+    assert told.at(NOW, NOW + 1, NOW + MIN_INTERVAL, NOW + MAX_INTERVAL) == [0, MAX_INTERVAL]
+    [first, _] = told.events
     assert first.waits["right"] == dict.fromkeys((1, 2, 4), (0.0,) * 4)
     assert first.free_cpus == {"left": 8, "right": 4}
-    stored = msgspec.json.decode(msgspec.json.encode(first), type=StartsForecast)
-    assert stored == first
-    assert asyncio.run(told_of(Site(pull=False), *times)) == []
+    assert msgspec.json.decode(msgspec.json.encode(first), type=StartsForecast) == first
+
+
+def test_each_is_stored_so_even_new_forecasts_are_told_only_at_intervals() -> None:
+    """An idle site is forecast every 2 s, and its jobs start and end all the time."""
+    told = Told(forecast_site())
+    for second in range(0, 60, 2):
+        told.site.seen("left", facts(8, second % 8))
+        told.at(NOW + second)
+    assert [event.made - NOW for event in told.events] == [0, MIN_INTERVAL, 2 * MIN_INTERVAL]
+
+
+def test_the_same_waits_are_news_after_dispatches() -> None:
+    """Jobs that were sent have started and ended: by the former forecast they still count."""
+    made = site(EARLY_ON_LEFT)
+    later = [
+        structs.replace(EARLY_ON_LEFT, time=NOW + seconds, made=NOW + seconds)
+        for seconds in (MIN_INTERVAL, 2 * MIN_INTERVAL)
+    ]
+    assert not made.core.is_news(later[0])
+    assert placed(made) == "left"
+    assert made.core.is_news(later[0])
+    made.step(later[0])
+    assert not made.core.is_news(later[1])
+
+
+@pytest.mark.parametrize("step", [-3600.0, 60.0])
+def test_a_forecast_that_a_step_of_the_clock_has_ended_is_told_anew(step: float) -> None:
+    told = Told(forecast_site())
+    told.at(NOW)
+    told.site.step(ClockSet(NOW + 2 + step, step))
+    assert told.at(NOW + 4 + step) == [4 + step]
+
+
+def test_nothing_is_told_where_nothing_is_chosen() -> None:
+    assert Told(Site(pull=False)).at(NOW) == []  # by observed work
+    alone = forecast_site()
+    alone.step(structs.replace(alone.started(NOW), clusters=tuple(alone.core.clusters[:1])))
+    alone.seen("left", facts(8))
+    assert Told(alone).at(NOW) == []
 
 
 def test_a_simulation_places_by_forecasts() -> None:
