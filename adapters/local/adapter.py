@@ -60,6 +60,7 @@ PARTITION_NAME = "local"
 NICE_PER_PRIORITY = 100  # --nice that weighs as much as a step of priority
 ENDS_AT_ONCE = 10_000  # in a listing after a cursor: a reply of about 3 MB
 ALL_ENDS = 2**62
+NO_LIMIT_REASON = "no time limit, and reservations come"  # of a job that starts after all of them
 
 
 class Local(Adapter):
@@ -152,14 +153,7 @@ class Local(Adapter):
             ends = table.ends_after(*self._position(table))
             waiting = (task for task in table.queue if not task.requirements.reservation)
             queue_head = next(waiting, None)
-            planned_starts = scheduler.planned_starts
-            open_tasks = (
-                _pending_status(task, planned_starts.get(task.native_id), task is queue_head, now)
-                if task is queue_head or task.native_id in planned_starts
-                else task.status
-                for task in table.tasks.values()
-                if task.is_own
-            )
+            open_tasks = self._open_tasks(scheduler, queue_head, now)
             return Listing(
                 taken=now,
                 since=max(table.first_opened, now - self.options.keep),
@@ -172,6 +166,26 @@ class Local(Adapter):
                 cursor="" if self._cursor is None else f"{table.first_opened!r}:{ends.last}",
                 partial=ends.more,
             )
+
+    def _open_tasks(
+        self, scheduler: LocalScheduler, queue_head: LocalTask | None, now: float
+    ) -> Iterator[JobStatus]:
+        """Yield the listed statuses of open tasks; queued ones have a reason and their start."""
+        planned_starts = scheduler.planned_starts
+        unlimited_room = scheduler.windows.unlimited_room(now)
+        for task in scheduler.table.tasks.values():
+            if not task.is_own:
+                continue
+            needs, reason = task.requirements, ""
+            if needs.limit is None and needs.cpus > unlimited_room:
+                reason = NO_LIMIT_REASON
+            elif task is queue_head:
+                reason = "Resources"
+            planned_start = planned_starts.get(task.native_id)
+            if reason or planned_start is not None:
+                yield _pending_status(task, reason, planned_start, now)
+            else:
+                yield task.status
 
     def inspect(self) -> ManagerState:
         return ManagerState(cpus=self.options.cpus, partitions=(PARTITION_NAME,))
@@ -316,7 +330,7 @@ class Local(Adapter):
     def _with_reservation(self, requirements: Requirements, name: str) -> Requirements:
         """Return the resources of a task that runs in a reservation. Raises Refused."""
         with self._open_scheduler() as scheduler:
-            limit = scheduler.windows.cut_limit(name, requirements.user, requirements.limit)
+            limit = scheduler.windows.cut_limit(name, requirements)
         return structs.replace(
             requirements,
             limit=limit,
@@ -402,13 +416,13 @@ def _check_payload(submission: Submission, check_host: bool) -> None:
 
 
 def _pending_status(
-    task: LocalTask, planned_start: float | None, is_head: bool, now: float
+    task: LocalTask, reason: str, planned_start: float | None, now: float
 ) -> JobStatus:
     """Return the listed status of a task; only a queued task has an expected start, to come."""
     if task.status.state is not State.PENDING or task.launch_decided is not None:
         return task.status
     return structs.replace(
         task.status,
-        manager_reason="Resources" if is_head else task.status.manager_reason,
+        manager_reason=reason or task.status.manager_reason,
         expected=planned_start if planned_start is not None and planned_start > now else None,
     )

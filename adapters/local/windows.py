@@ -7,6 +7,7 @@ without a limit counts for ever.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 
@@ -80,16 +81,19 @@ class LocalWindows:
             for name in names:
                 del self._stored[name]
 
-    def cut_limit(self, name: str, user: str, limit: float | None) -> float:
+    def cut_limit(self, name: str, needs: Requirements) -> float:
         """Return the limit in seconds of a job that is submitted now. Raises Refused."""
         window = self._stored.get(name)
         now = time.time()
         if window is None or window.end <= now:
             raise Refused(f"no reservation {name}", retryable=True, scope="job")
-        if user not in window.users:
+        if needs.user not in window.users:
             raise Refused(f"reservation {name} is for {', '.join(window.users)}", scope="job")
+        if needs.cpus > window.cpus:  # by --exclusive: it would wait for the whole window
+            problem = f"{needs.cpus} processors needed; reservation {name} has {window.cpus}"
+            raise Refused(problem, scope="job")
         left = window.end - max(now, window.start)
-        return left if limit is None else min(limit, left)
+        return left if needs.limit is None else min(needs.limit, left)
 
     def survey(self, instance: str) -> Survey:
         """Return the use of the processors over time, and the reservations of an instance."""
@@ -150,6 +154,11 @@ class LocalWindows:
     def for_policy(self, use: WindowUse) -> list[ReservedWindow]:
         """Return the windows that jobs outside must leave free by their limits."""
         return [window._replace(start=window.start - self.guard) for window in use.kept]
+
+    def unlimited_room(self, now: float) -> int:
+        """Return the processors that no window takes: all that a job without a limit may use."""
+        windows = [(window.start, window.end, window.cpus) for window in self._stored.values()]
+        return self._cpus - peak_use(windows, now, math.inf)
 
     def upcoming(self, use: WindowUse) -> tuple[tuple[float, int], ...]:
         """Return `ClusterInfo.upcoming_windows`."""

@@ -91,6 +91,27 @@ def test_processors_of_an_open_window_are_not_free_for_others(site: Site) -> Non
         site.adapter.delete_reservation(NAME)
 
 
+def test_a_job_without_a_limit_says_that_it_waits_for_the_end_of_reservations(site: Site) -> None:
+    """However far ahead they are; `max_time` of the cluster is a limit."""
+    site.adapter.reserve(window(time.time() + 300 * 86400.0, 60.0, 2))
+    small = site.submit("sleep 60", cpus=2)
+    site.wait(lambda: site.row(small).state is State.RUNNING)
+    large, behind = site.submit("true", cpus=3), site.submit("true")
+    assert site.row(large).manager_reason == "no time limit, and reservations come"
+    assert site.row(behind).manager_reason == "Priority"  # it would delay the one before
+    site.reopen(max_time=86400.0)
+    assert site.wait_end(site.submit("true", cpus=2)).state is State.COMPLETED
+
+
+def test_a_job_that_needs_more_than_its_window_has_is_refused(site: Site) -> None:
+    """It would wait until the window is over: `--exclusive` takes the whole cluster."""
+    site.adapter.reserve(window(time.time(), 600.0, 2))
+    order = structs.replace(site.order("true", user="ada", exclusive=True), reservation=NAME)
+    with pytest.raises(Refused, match=f"4 processors needed; reservation {NAME} has 2") as refusal:
+        site.adapter.submit(order)
+    assert (refusal.value.retryable, refusal.value.scope) == (False, "job")
+
+
 def test_a_policy_that_keeps_no_windows_takes_none_and_decides_nothing_beside_them(
     site: Site,
 ) -> None:
