@@ -71,12 +71,21 @@ class WindowUse:
     def upcoming(self, cpus: int, running: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
         """Return `ClusterInfo.upcoming_windows` of a cluster of so many processors.
 
-        `running` has (end by the limit, processors) of the jobs outside open windows.
+        `running` has (end by the limit, processors) of the jobs outside open windows. Only windows
+        that leave less than all before them: a job that others bar is barred by these. O(n log n)
+        for n windows and jobs, since it is part of each listing.
         """
-        held = [(window.start, window.end, window.cpus) for window in self.kept]
-        held += [(self._now, end, job_cpus) for end, job_cpus in running]
-        starts = sorted({window.start for window in self.kept if window.start > self._now})
-        return [
-            (start, max(cpus - sum(n for first, last, n in held if first <= start < last), 0))
-            for start in starts
-        ]
+        uses = [(window.start, window.end, window.cpus) for window in self.kept]
+        uses += [(self._now, end, job_cpus) for end, job_cpus in running]
+        changes = sorted(
+            change for start, end, n in uses if start < end for change in ((start, n), (end, -n))
+        )
+        upcoming, held, position = list[tuple[float, int]](), 0, 0
+        for start in sorted({window.start for window in self.kept if window.start > self._now}):
+            while position < len(changes) and changes[position][0] <= start:
+                held += changes[position][1]
+                position += 1
+            left = max(cpus - held, 0)
+            if not upcoming or left < upcoming[-1][1]:
+                upcoming.append((start, left))
+        return upcoming

@@ -12,6 +12,7 @@ from metasched.model.job import Job
 from metasched.policies.local.planning import EarliestGap
 from metasched.policies.local.queueing import LocalPolicy, ReservedWindow
 from metasched.policies.local.registry import POLICIES, keeps_windows, make_policy
+from metasched.policies.local.reserved_windows import WindowUse
 from metasched.policies.policy import Policy
 from metasched.simulate.cluster_specs import parse_clusters
 from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster
@@ -22,6 +23,31 @@ PLANNING = ("eg-edf", "tabu", "rcbo")
 KEEPING = sorted(name for name in POLICIES if keeps_windows(name))
 SIZES = (8, 5)  # of machines
 seconds = st.integers(1, 30).map(float)
+
+
+spans = st.tuples(st.integers(-5, 30), st.integers(1, 30), st.integers(1, SIZES[0]))
+
+
+@given(st.lists(spans, max_size=8), st.lists(st.tuples(st.integers(1, 40), st.integers(1, 8))))
+def test_upcoming_windows_bar_the_jobs_that_all_windows_bar(
+    drawn: list[tuple[int, int, int]], running: list[tuple[int, int]]
+) -> None:
+    """However many windows there are, a listing has no more than processors."""
+    cpus = SIZES[0]
+    windows = [ReservedWindow(start, start + length, held) for start, length, held in drawn]
+    use = WindowUse(0.0, {str(n): window for n, window in enumerate(windows)}, {})
+    upcoming = use.upcoming(cpus, running)
+    assert len(upcoming) <= cpus + 1
+    for moment in range(31):
+        starts = [w.start for w in windows if 0 < w.start < moment]
+        held = [
+            sum(w.cpus for w in windows if w.start <= start < w.end)
+            + sum(size for end, size in running if start < end)
+            for start in starts
+        ]
+        for size in range(1, cpus + 1):
+            barred = any(size > max(cpus - in_use, 0) for in_use in held)
+            assert barred == any(size > left for start, left in upcoming if start < moment)
 
 
 @st.composite
