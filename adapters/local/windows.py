@@ -107,16 +107,19 @@ class LocalWindows:
         pool = ProcessorPool(self._table.hosts, self._cpus, tuple(self._uses(now)))
         return Survey(now, (), reservations, (pool,), self.guard)
 
-    def _uses(self, now: float, excluding: str = "") -> list[tuple[float, float, int]]:
-        """Return start, end and processors of windows, and of jobs outside those that are open."""
+    def _uses(self, now: float, excluding: str | None = None) -> list[tuple[float, float, int]]:
+        """Return start, end and processors of windows, and of jobs outside those that are open.
+
+        `excluding`: without this window and its jobs.
+        """
         uses = [
             (window.start, window.end, window.cpus)
             for name, window in self._stored.items()
             if name != excluding
         ]
-        held = self.use(now).held
+        within = {excluding, *self.use(now).held}
         for task in self._table.started.values():
-            if task.requirements.reservation not in held:
+            if task.requirements.reservation not in within:
                 end = self._latest_end(task) + self.guard
                 started = task.status.started or task.launch_decided or now
                 uses.append((started, end if end > now else now + 1.0, task.requirements.cpus))

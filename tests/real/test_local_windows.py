@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,22 @@ def test_a_job_without_a_limit_says_that_it_waits_for_the_end_of_reservations(si
     assert site.row(behind).manager_reason == "Priority"  # it would delay the one before
     site.reopen(max_time=86400.0)
     assert site.wait_end(site.submit("true", cpus=2)).state is State.COMPLETED
+
+
+def test_a_window_that_was_lost_is_kept_again_although_its_jobs_run(site: Site) -> None:
+    spec = window(time.time(), 600.0, 3)
+    site.adapter.reserve(spec)
+    inside = structs.replace(site.order("sleep 60", user="ada", cpus=3), reservation=NAME)
+    site.adapter.submit(inside)
+    site.wait(lambda: site.row(inside).state is State.RUNNING)
+    site.adapter.close()
+    with closing(sqlite3.connect(site.folder / "queue.db")) as database, database:
+        database.execute("DELETE FROM windows")
+    site.reopen()
+    assert site.adapter.survey().reservations == ()
+    site.adapter.reserve(spec)
+    [held] = site.adapter.survey().reservations
+    assert held.name == NAME
 
 
 def test_a_job_that_needs_more_than_its_window_has_is_refused(site: Site) -> None:
