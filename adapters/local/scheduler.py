@@ -196,6 +196,15 @@ class LocalScheduler:
             log.exception("%s: no policy %s; FCFS decides", self._folder, self._policy_name)
             return FCFS()
 
+    @cached_property
+    def _policy_beside_windows(self) -> LocalPolicy:
+        """The policy while there are windows; another one if the configured one keeps none."""
+        if getattr(self._policy, "keeps_windows", False):
+            return self._policy
+        message = "%s: policy %s keeps no reserved windows, and there are some; FCFS decides"
+        log.warning(message, self._folder, self._policy_name)  # once: they may last for months
+        return FCFS()
+
     def _decide_starts(self) -> None:
         """Decide which tasks start now; record each decision as a job folder with a `spec`."""
         table = self.table
@@ -203,14 +212,13 @@ class LocalScheduler:
             return
         if self.windows:
             self._start_in_windows(time.time())
-        planned_starts = getattr(self._policy, "planned_starts", None)
+        policy = self._policy_beside_windows if self.windows else self._policy
+        planned_starts = getattr(policy, "planned_starts", None)
         if table.free_cpus <= 0 and planned_starts is None:
             return
         now = time.time()
         try:
-            if self.windows and not getattr(self._policy, "keeps_windows", False):
-                raise ValueError("it keeps no reserved windows, and there are some")
-            starts = self._choose_starts(self._policy, now)
+            starts = self._choose_starts(policy, now)
             if planned_starts is not None:
                 self.planned_starts = planned_starts()
         except Exception:  # it may be of another package

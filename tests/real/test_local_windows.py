@@ -131,7 +131,7 @@ def test_a_job_that_needs_more_than_its_window_has_is_refused(site: Site) -> Non
 
 
 def test_a_policy_that_keeps_no_windows_takes_none_and_decides_nothing_beside_them(
-    site: Site,
+    site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not Local.capabilities_for(LocalOptions(cpus=4, policy="cs-greedy-np")).reservations
     start = time.time() + 3.0
@@ -141,3 +141,6 @@ def test_a_policy_that_keeps_no_windows_takes_none_and_decides_nothing_beside_th
     started = site.wait_end(order).started
     assert started is not None
     assert started >= start + 2.0
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "policy cs-greedy-np keeps no reserved windows, and there are some; FCFS decides"
+    ]
