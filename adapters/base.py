@@ -51,6 +51,8 @@ class Capabilities:
     proves_absence: bool = True  # its listings can prove that a tag never arrived
     estimates_starts: bool = False  # estimates the start of pending tasks (`JobStatus.expected`)
     reservations: bool = False  # advance reservations: survey, reserve, delete_reservation
+    # no job runs without a limit: else a reservation, however far ahead, keeps such jobs waiting
+    limits_every_job: bool = True
     reserves_for_accounts: bool = False  # reservations can be for jobs of accounts of accounting
     reserves_named_nodes: bool = False  # metasched names the nodes; else the manager chooses them
     sets_slurm_variables: bool = False  # the manager itself sets SLURM_JOB_ID and the like

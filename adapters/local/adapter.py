@@ -99,6 +99,7 @@ class Local(Adapter):
             gres=bool(options.gres),
             memory=options.memory is not None,
             reservations=keeps_windows(options.policy),
+            limits_every_job=options.max_time is not None,
             job_options=(SIGNAL, SIGNAL_AT_DEFAULT, APPEND, NICE, NODELIST, EXCLUDE, UNLIMITED),
         )
 

@@ -404,6 +404,12 @@ def _cluster_settings(
             f'takes = "reservations", {location}; '
             "leave it out, its manager supports no reservations"
         )
+    # of a site's users none may keep all jobs without a limit waiting, unless the site wants that
+    keeps_for_jobs = (
+        config.site is not None
+        and not capabilities.limits_every_job
+        and "takes" not in table.model_fields_set
+    )
     for name in table.map:
         if name not in MAP_NAMES:
             raise ConfigError(f'unknown map "{name}", {location}; {suggestion(name, MAP_NAMES)}')
@@ -424,7 +430,7 @@ def _cluster_settings(
             fence_dir=table.fence_dir,
             supports_reservations=capabilities.reservations,
             reserves_for_accounts=capabilities.reserves_for_accounts,
-            takes=table.takes,
+            takes="jobs" if keeps_for_jobs else table.takes,
             binds_late=table.binding == "late",
             lead=table.lead,
             guard=table.guard,

@@ -170,6 +170,24 @@ def test_a_cluster_for_reservations_only_must_support_them(tmp_path: Path) -> No
         load_settings(path)
 
 
+@pytest.mark.parametrize(
+    ("keys", "site", "takes"),
+    [
+        ("", '[site]\nlauncher = "l"\n', "jobs"),
+        ("", "", "both"),
+        ("max_time = 86400\n", '[site]\nlauncher = "l"\n', "both"),
+        ('takes = "both"\n', '[site]\nlauncher = "l"\n', "both"),
+    ],
+)
+def test_users_of_a_site_reserve_only_where_jobs_have_limits(
+    tmp_path: Path, keys: str, site: str, takes: str
+) -> None:
+    """A window of a user, a year ahead, would keep all jobs without a limit from starting."""
+    path = tmp_path / "metasched.toml"
+    path.write_text(f'[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 1\n{keys}{site}')
+    assert load_settings(path).clusters[0].cluster.takes == takes
+
+
 def test_limits_of_reservations_for_all_users_and_for_a_class(file: Path) -> None:
     file.write_text(
         f'{file.read_text()}[reservations]\nhorizon = "90d"\nmost = 64\n'
