@@ -19,6 +19,7 @@ from metasched.model.survey import ManagerReservation, ProcessorPool, Reservatio
 from metasched.policies.local.queueing import ReservedWindow, RunningJob, WaitingJob
 from metasched.policies.local.reserved_windows import WindowUse, peak_use
 
+MAX_WINDOWS = 1000  # each decision, listing and survey goes through them
 UNLIMITED_SECONDS = 100 * 365 * 86400.0  # for which a job without a limit is taken to run
 # Share of its limit that a job must still have in its window to start there: it may be late for
 # its window, since the daemon was down, or another job of the window took its processors
@@ -52,6 +53,9 @@ class LocalWindows:
         if spec.accounts:
             raise Refused("a local cluster knows no accounts of accounting")
         now = time.time()
+        others = [name for name, w in self._stored.items() if name != spec.name and w.end > now]
+        if len(others) >= MAX_WINDOWS:
+            raise Refused(f"it has {len(others)} reservations, the most that it keeps")
         uses = self._uses(now, excluding=spec.name)
         if peak_use(uses, max(spec.start, now), spec.end) + spec.size > self._cpus:
             raise Refused("its processors are not free in the whole window")

@@ -12,6 +12,7 @@ import pytest
 from msgspec import structs
 
 from metasched.adapters.errors import Refused
+from metasched.adapters.local import windows
 from metasched.adapters.local.adapter import Local, LocalOptions
 from metasched.model.job import State
 from metasched.model.reservation import manager_name
@@ -103,6 +104,24 @@ def test_a_job_without_a_limit_says_that_it_waits_for_the_end_of_reservations(si
     assert site.row(behind).manager_reason == "Priority"  # it would delay the one before
     site.reopen(max_time=86400.0)
     assert site.wait_end(site.submit("true", cpus=2)).state is State.COMPLETED
+
+
+def test_a_cluster_keeps_a_bounded_number_of_windows(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "MAX_WINDOWS", 2)
+    begin = time.time() + 600.0
+    first, second, third = (
+        ReservationSpec(manager_name(INSTANCE, n), "ada", begin, begin + 60.0, (), 1)
+        for n in (1, 2, 3)
+    )
+    site.adapter.reserve(first)
+    site.adapter.reserve(second)
+    with pytest.raises(Refused, match="2 reservations, the most that it keeps"):
+        site.adapter.reserve(third)
+    site.adapter.reserve(first)  # again, after a crash
+    site.adapter.delete_reservation(second.name)
+    site.adapter.reserve(third)
 
 
 def test_a_window_that_was_lost_is_kept_again_although_its_jobs_run(site: Site) -> None:
