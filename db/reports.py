@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -28,6 +28,7 @@ from sqlalchemy.exc import DBAPIError
 
 from metasched.db.schema import daily_licence_peak, daily_licence_use, daily_use
 from metasched.model.daily_use import quantile
+from metasched.model.report_figures import OTHERS
 
 MAX_ROWS = 10_000  # of a report
 MAX_SECONDS = 10.0  # for which a report reads
@@ -102,6 +103,15 @@ class ReportQuery:
     user_class: str | None = None
     cluster: str | None = None
     licence: str | None = None
+    # of use: this many values of the first key that is no time have rows of their own, the others
+    # one together, OTHERS; None: all have
+    largest: int | None = None
+
+    @property
+    def ranked_key(self) -> ReportKey | None:
+        """The key of which only the largest values have rows of their own; None: all have."""
+        names = (key for key in self.by if key not in TIME_KEYS)
+        return None if self.largest is None else next(names, None)
 
     @property
     def filters(self) -> dict[ReportKey, str]:
@@ -126,8 +136,11 @@ def read_report(connection: Connection, query: ReportQuery) -> tuple[list[Row], 
     licences `peak` and `total` where they are not of some users alone. ReportTooLarge.
     """
     with _time_limit(connection):
-        rows = _read_sums(connection, query)
-        total = _total(query.kind, rows)
+        if query.ranked_key is None:
+            rows = _read_sums(connection, query)
+            total = _total(query.kind, rows)
+        else:
+            rows, total = _read_largest(connection, query, query.ranked_key)
         if query.kind is ReportKind.WAITS:
             _add_quantiles(connection, query, rows, total)
         elif query.kind is ReportKind.LICENCES and _is_of_all(query):
@@ -183,7 +196,34 @@ def _of_period(query: ReportQuery, table: Table) -> list[ColumnElement[bool]]:
     return conditions
 
 
-def _read_sums(connection: Connection, query: ReportQuery) -> list[Row]:
+def _read_largest(
+    connection: Connection, query: ReportQuery, key: ReportKey
+) -> tuple[list[Row], Row]:
+    """Return the rows of the largest values of a key, those of the others together, the total."""
+    column = daily_use.c[_COLUMNS[key]]
+    largest = connection.scalars(
+        select(column)
+        .where(*_of_period(query, daily_use))
+        .group_by(column)
+        .order_by(func.sum(daily_use.c.cpu_allocated).desc(), column)
+        .limit(query.largest)
+    ).all()
+    rows = _read_sums(connection, query, column.in_(largest))
+    others_of = replace(query, by=tuple(name for name in query.by if name is not key))
+    whole = _read_sums(connection, others_of)
+    total, names = _total(query.kind, whole), [name.value for name in others_of.by]
+    rest = {tuple(row[name] for name in names): row | {key.value: OTHERS} for row in whole}
+    for row in rows:
+        together = rest[tuple(row[name] for name in names)]
+        for name in _SUMS[query.kind]:
+            together[name] = max(together[name] - row[name], 0)
+    counted = _COUNTED[query.kind]
+    return [*rows, *(row for row in rest.values() if any(row[name] for name in counted))], total
+
+
+def _read_sums(
+    connection: Connection, query: ReportQuery, *conditions: ColumnElement[bool]
+) -> list[Row]:
     table = daily_licence_use if query.kind is ReportKind.LICENCES else daily_use
     sums = [
         (func.max if name.startswith("max_") else func.sum)(table.c[name]).label(name)
@@ -192,7 +232,7 @@ def _read_sums(connection: Connection, query: ReportQuery) -> list[Row]:
     keys = _keys(query, table)
     statement: Select[Any] = (
         select(*keys, *sums)
-        .where(*_of_period(query, table))
+        .where(*_of_period(query, table), *conditions)
         .group_by(*(key.element if hasattr(key, "element") else key for key in keys))
         .having(or_(*(func.sum(table.c[name]) > 0 for name in _COUNTED[query.kind])))
         .limit(MAX_ROWS + 1)

@@ -45,6 +45,10 @@ async def report(
     user_class: Annotated[str | None, Query(alias="class", max_length=MAX_NAME)] = None,
     cluster: Annotated[str | None, _FILTER] = None,
     licence: Annotated[str | None, _FILTER] = None,
+    largest: Annotated[
+        int | None,
+        Query(ge=1, le=100, description="values of the first key with rows of their own"),
+    ] = None,
 ) -> Response:
     """Return a report of the jobs, or leases, that ended in a period, by the days of the site.
 
@@ -52,6 +56,8 @@ async def report(
     """
     if licence is not None and kind is not ReportKind.LICENCES:
         raise ApiError(422, f"report {kind} is not of licences; leave out the licence")
+    if largest is not None and kind is not ReportKind.USE:
+        raise ApiError(422, f"report {kind} has a row for each value; leave out `largest`")
     now = datetime.now().astimezone()
     first = now.date().replace(day=1) if since is None else since
     end = now.date() + timedelta(days=1) if until is None else until
@@ -70,6 +76,7 @@ async def report(
         user_class=user_class,
         cluster=cluster,
         licence=licence,
+        largest=largest,
     )
     _check_filters(query)
 

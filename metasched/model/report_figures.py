@@ -121,10 +121,11 @@ def stacked_over_time(
     sums: dict[str, float] = {}
     for part, value in zip(parts, values, strict=True):
         sums[part] = sums.get(part, 0.0) + value
-    largest = sorted(sums, key=lambda part: -sums[part])[:MAX_PARTS]
+    named = (part for part in sums if part != OTHERS)
+    largest = sorted(named, key=lambda part: -sums[part])[:MAX_PARTS]
     times = sorted(set(moments))
     places = {moment: place for place, moment in enumerate(times)}
-    shown = [*largest, *([OTHERS] if len(sums) > MAX_PARTS else [])]
+    shown = [*largest, *([OTHERS] if len(sums) > len(largest) else [])]
     stacked = {part: [0.0] * len(times) for part in shown}
     for moment, part, value in zip(moments, parts, values, strict=True):
         stacked[part if part in largest else OTHERS][places[moment]] += value

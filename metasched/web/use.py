@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import date, datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Request
@@ -22,6 +23,7 @@ from metasched.errors import ApiError, quote_for_error
 from metasched.model.report_figures import (
     COLUMNS,
     KINDS,
+    MAX_PARTS,
     PLOTS,
     TIME_KEYS,
     Column,
@@ -108,7 +110,7 @@ async def show_use(
         "licence": licence if kind == "licences" else "",
     }
 
-    async def read(by: Sequence[ReportKey]) -> Row:
+    async def read(by: Sequence[ReportKey], largest: int | None = None) -> Row:
         answer = await answer_of(
             request,
             report(
@@ -121,6 +123,7 @@ async def show_use(
                 first,
                 end,
                 **{name: text or None for name, text in filters.items()},
+                largest=largest,
             ),
         )
         content: Row = answer.content
@@ -130,7 +133,9 @@ async def show_use(
     slot = ReportKey.DAY if (end - first).days <= MOST_DAYS else ReportKey.MONTH
     is_stacked = len(PLOTS[kind].figures) == 1
     parts = [key for key in keys if key not in TIME_KEYS][:1] if is_stacked else []
-    over_time = await _over_time(read, slot, parts)
+    # hundreds of users have thousands of rows over time, of which the plot names a few
+    named = MAX_PARTS if kind == "use" and parts else None
+    over_time = await _over_time(partial(read, largest=named), slot, parts)
     names = [*(["licence"] if kind == "licences" else []), *map(str, keys)]
     main = _MAIN_FIGURES[kind]
     rows = table["rows"]

@@ -47,6 +47,7 @@ from metasched.model.job import Job, Payload, State
 from metasched.model.job_usage import RunUsage
 from metasched.model.licence import LicencePool
 from metasched.model.listing import JobStatus
+from metasched.model.report_figures import OTHERS
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 
@@ -588,6 +589,30 @@ def fill(engine: Engine, rows: int) -> None:
             insert(daily_use),
             [numbers | dict.fromkeys(names, "x") | {"user": f"u{n}"} for n in range(rows)],
         )
+
+
+def test_the_largest_have_rows_of_their_own(site: Site) -> None:
+    """The others are together what they are one by one, at each time."""
+    for id, (user, seconds) in enumerate(
+        [("ann", 60.0), ("bob", 600.0), ("eve", 30.0), ("zoe", 20.0), ("bob", 5.0)], 1
+    ):
+        site.run(id, NOW + DAY * (id // 3), seconds, user=user)
+    by = (ReportKey.DAY, ReportKey.USER)
+    whole, total = site.report(ReportKind.USE, *by)
+    rows, same_total = site.report(ReportKind.USE, *by, largest=2)
+    assert same_total == pytest.approx(total)
+    own = [row for row in rows if row["user"] != OTHERS]
+    assert {row["user"] for row in own} == {"ann", "bob"}
+    assert all(row in whole for row in own)
+    together = {row["day"]: row for row in rows if row["user"] == OTHERS}
+    for day in {row["day"] for row in whole}:
+        small = [row for row in whole if row["day"] == day and row["user"] in ("eve", "zoe")]
+        assert (day in together) == bool(small)
+        for name in ("jobs", "completed", "elapsed", "cpu_allocated") if small else ():
+            assert together[day][name] == pytest.approx(sum(row[name] for row in small))
+    assert site.report(ReportKind.USE, ReportKey.DAY, largest=2) == site.report(
+        ReportKind.USE, ReportKey.DAY
+    )
 
 
 def test_a_report_has_bounded_rows(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
