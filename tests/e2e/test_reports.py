@@ -110,6 +110,8 @@ def test_what_a_job_asks_for_is_in_json_and_who_holds_licences(licensed: Site) -
         ("use?by=day%20OR%201=1", "query.by.0"),
         ("usage", "path.kind"),
         ("use?licence=matlab", "report use is not of licences"),
+        ("waits?largest=3", "report waits has a row for each value"),
+        ("use?largest=0", "query.largest"),
         ("use?account=%1B[2J", "is no name, account"),
         ("use?account=" + "a" * 300, "query.account"),
         ("use?" + "&".join(["by=day"] * 20), "query.by"),
