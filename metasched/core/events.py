@@ -293,7 +293,7 @@ class SharesReported(msgspec.Struct, frozen=True):
 
 
 class StartsForecast(msgspec.Struct, frozen=True):
-    """Forward runs told when jobs would start, behind all others; only with `load = "forecast"`."""
+    """Forward runs estimated starts of further jobs, behind all others: `load = "forecast"`."""
 
     time: float
     made: float  # epoch seconds; time of the snapshot

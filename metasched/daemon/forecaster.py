@@ -110,18 +110,18 @@ class Forecaster:
         recent_runs: Callable[[int], list[tuple[Job, float]]],
         queues: Callable[[], Mapping[str, ListedQueue]],
         runner: ForecastRunner | None = None,
-        tell: Callable[[StartsForecast], Awaitable[object]] | None = None,
+        notify: Callable[[StartsForecast], Awaitable[object]] | None = None,
     ) -> None:
         """`changed` returns an event that is set once the state has changed.
 
         `recent_runs` is that of `Queries`. `queues` returns the listed order of pending jobs, by
-        cluster. `runner` None: a process of its own. `tell` passes forecasts to the core while its
-        policy places jobs by them.
+        cluster. `runner` None: a process of its own. `notify` passes forecasts to the core while
+        its policy places jobs by them.
         """
         self._core, self._changed, self._recent_runs = core, changed, recent_runs
         self._queues, self._runner = queues, runner or ForecastProcess()
         self._policies = {entry.cluster.name: _policy_like(entry) for entry in clusters}
-        self._tell = tell
+        self._notify = notify
         self._ended = deque[EndedRunTime](maxlen=MAX_ENDED)  # for the next request
         self._estimates: Mapping[TaskId, TaskEstimate] = {}  # replaced as a whole
         self._probed: Mapping[str, Sequence[ProbedStart]] = {}  # by cluster; likewise
@@ -235,18 +235,18 @@ class Forecaster:
         self._estimates, self._probed = estimates, probed
         self._remember(estimates)
         if reply.estimates is not None and self._core.policy.load == "forecast":
-            await self._tell_core(state, reply.estimates)
+            await self._notify_core(state, reply.estimates)
         return used + reply.used
 
-    async def _tell_core(self, state: ForecastState, estimates: Estimates) -> None:
+    async def _notify_core(self, state: ForecastState, estimates: Estimates) -> None:
         """Pass a forecast to the core, of the clusters whose estimates are shown."""
-        if self._tell is None or len(self._core.clusters) < 2:  # then there is no choice
+        if self._notify is None or len(self._core.clusters) < 2:  # then there is no choice
             return
         shown = [name for name in state.clusters if not self.obstacle(name)]
         event = starts_forecast(state, estimates, shown, time.time())
         if self._core.is_news(event):
             with suppress(StorageFailed):  # the service ends
-                await self._tell(event)
+                await self._notify(event)
 
     def _remember(self, estimates: Mapping[TaskId, TaskEstimate]) -> None:
         """Keep the first estimate of each task until it starts."""

@@ -169,7 +169,7 @@ class SchedulerService:
             lambda: self.state_changed,
             ledger.recent_runs,
             self._listed_queues,
-            tell=self.apply_events,
+            notify=self.apply_events,
         )
         self.plug_ins = PlugInHost(plug_ins_of(settings.policy), metrics.count_exclusions)
         self._timers_changed = asyncio.Event()

@@ -509,8 +509,8 @@ class Simulation:
     def _submit(self, now: float, job: Job) -> None:
         if self._planned_dispatch is not None:
             self._planned_dispatch.now = now
-        if self._forecaster is not None and (told := self._forecaster.forecast(now)) is not None:
-            self._step_core(told)
+        if self._forecaster is not None and (event := self._forecaster.forecast(now)) is not None:
+            self._step_core(event)
         if self._plug_ins:
             ratings = ask_all(self._plug_ins, job, self._traits)
             self._excluded.update(plug_in.name for plug_in in ratings if ratings[plug_in].error)

@@ -133,9 +133,9 @@ class Told:
     def __init__(self, made: Site) -> None:
         self.site, self.events = made, list[StartsForecast]()
         self._forecaster = forecaster_of(made)
-        self._forecaster._tell = self._tell
+        self._forecaster._notify = self._notify
 
-    async def _tell(self, event: StartsForecast) -> None:
+    async def _notify(self, event: StartsForecast) -> None:
         self.site.step(event)
         self.events.append(event)
 
