@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 # `Adapter.launcher_verbs` of an adapter that runs its manager's commands as the owners of jobs
 CHANGE_VERBS = ("submit", "cancel", "hold", "release")
+NO_RESERVATIONS = "this kind of cluster keeps no reservations"
 
 
 @dataclass(frozen=True)
@@ -331,7 +332,7 @@ class Adapter(ABC):
         node, but do occupy processors of a pool. Jobs occupy nodes until their time limits, pools
         until `guard` seconds later. Raises Unreachable.
         """
-        raise NotImplementedError
+        raise Refused(NO_RESERVATIONS)
 
     def reserve(self, spec: ReservationSpec) -> None:
         """Reserve exactly these nodes, or a number of processors of a pool, for the user.
@@ -341,14 +342,14 @@ class Adapter(ABC):
         chose and that are unusable now are replaced. Licences are reserved too, if the manager
         can. Raises Refused if nothing was created or changed, Unreachable if that is unknown.
         """
-        raise NotImplementedError
+        raise Refused(NO_RESERVATIONS)
 
     def delete_reservation(self, name: str) -> None:
         """Delete a reservation; do nothing if there is none of that name.
 
         Raises Refused with `retryable` while jobs are in it. Raises Unreachable.
         """
-        raise NotImplementedError
+        raise Refused(NO_RESERVATIONS)
 
     def close(self) -> None:  # noqa: B027 - optional
         """Release the resources of this process; the manager's jobs continue."""

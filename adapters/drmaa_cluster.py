@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from metasched.adapters.base import (
     CHANGE_VERBS,
+    NO_RESERVATIONS,
     Adapter,
     Capabilities,
     ManagerState,
@@ -23,6 +24,7 @@ from metasched.adapters.base import (
 )
 from metasched.adapters.drmaa.generic import DeclaredResources, GenericDrmaa, NativeTemplates
 from metasched.adapters.drmaa.session import DrmaaSession
+from metasched.adapters.errors import Refused
 from metasched.adapters.gridengine.adapter import CellSettings, GridEngine
 from metasched.adapters.gridengine.cell_files import open_script_folder
 from metasched.adapters.launcher_client import LauncherClient
@@ -190,7 +192,7 @@ class Drmaa(Adapter):
 
     def _reservation_cell(self) -> GridEngine:
         if isinstance(self._profile, GenericDrmaa):
-            raise NotImplementedError
+            raise Refused(NO_RESERVATIONS)
         return self._profile
 
     def close(self) -> None:

@@ -57,14 +57,14 @@ class ForecastLoads:
             self._sent_cpus[sent.cluster] -= sent.cpus
             self._sent_work[sent.cluster] -= sent.cpus * sent.seconds
         if not self._sent:
-            self.clear_sent()
+            self._clear_sent()
 
     def drop(self) -> None:
         """Forget the forecast; its times are void once the clock was set."""
         self._forecast = None
-        self.clear_sent()
+        self._clear_sent()
 
-    def clear_sent(self) -> None:
+    def _clear_sent(self) -> None:
         """Forget what was dispatched; sums of floats begin anew."""
         self._sent.clear()
         self._sent_cpus.clear()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from metasched.config.mistakes import describe_first, describe_toml_error
+from metasched.config.settings import ConfigError
 from metasched.config.tables import MAX_QUEUE_DEPTH, FairShareTable, LimitsTable
+from metasched.config.toml_files import read_toml, validated
 from metasched.errors import UserError
 from metasched.model.fair_share import FairShareSettings
 from metasched.model.licence import LicencePool
@@ -151,17 +151,9 @@ def read_limit_settings(
 
 def _read_file(path: Path) -> ClustersFile:
     try:
-        text = path.read_text(encoding="utf-8")
-        content = tomllib.loads(text)
-        tables = ClustersFile.model_validate(content)
-    except OSError as error:
-        raise ClusterError(f"{error.strerror}, {path}; name a readable file") from None
-    except UnicodeDecodeError:
-        raise ClusterError(f"{path} is not UTF-8 text; write it again as TOML") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ClusterError(describe_toml_error(text, error, path)) from None
-    except ValidationError as error:
-        raise ClusterError(describe_first(error, content, ClustersFile, str(path))) from None
+        tables = validated(ClustersFile, read_toml(path), path)
+    except ConfigError as error:
+        raise ClusterError(str(error)) from None
     names = [table.name for table in tables.cluster]
     if duplicate := next((name for name in names if names.count(name) > 1), None):
         raise ClusterError(f'two clusters are named "{duplicate}", {path}; rename one')

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from metasched.config.mistakes import describe_first, describe_toml_error
 from metasched.config.tables import Seconds, SecondsOrZero
+from metasched.config.toml_files import parse_toml, read_text, validated
 from metasched.errors import UserError
 from metasched.simulate.clusters import MAX_CPUS
 from metasched.simulate.workload import WindowRequest
@@ -45,22 +44,10 @@ class ReservationsFile(BaseModel):
 
 def read_reservations(path: Path) -> tuple[WindowRequest, ...]:
     """Read the [[reservation]] tables in the order of their requests. UserError if invalid."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise UserError(f"{path} has more than {MAX_BYTES} bytes, --reservations; split it")
-        text = data.decode()
-        content = tomllib.loads(text)
-        tables = ReservationsFile.model_validate(content).reservation
-    except OSError as error:
-        raise UserError(f"{error.strerror}, {path}, --reservations; name a readable file") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text; write it again as TOML") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(describe_toml_error(text, error, path)) from None
-    except ValidationError as error:
-        raise UserError(describe_first(error, content, ReservationsFile, str(path))) from None
+    text = read_text(path, None, MAX_BYTES)
+    if len(text) > MAX_BYTES:
+        raise UserError(f"{path} has more than {MAX_BYTES} bytes, --reservations; split it")
+    tables = validated(ReservationsFile, parse_toml(text, path), path).reservation
     total = sum(table.count for table in tables)
     if total > MAX_REQUESTS:
         raise UserError(

@@ -6,6 +6,7 @@ come. With every ten arrivals a search improves the plan.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import ClassVar
 
@@ -78,7 +79,7 @@ class EarliestGap:
         return {job_id: run.start for job_id, run in self.plan.runs.items()}
 
 
-class ImprovedPlan(EarliestGap):
+class ImprovedPlan(EarliestGap, ABC):
     """EG-EDF, and a search after every `every` arrivals, at most one in each pass.
 
     `memory` bounds the list of jobs that were tried lately. ValueError as for `EarliestGap`.
@@ -105,9 +106,9 @@ class ImprovedPlan(EarliestGap):
             search.run(self._limit)
             self.iterations += search.iterations
 
+    @abstractmethod
     def make_search(self) -> PlanSearch:
         """Return a new search of the plan."""
-        raise NotImplementedError
 
 
 class TabuPlan(ImprovedPlan):

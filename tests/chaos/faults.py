@@ -197,10 +197,7 @@ def active_beside_a_standby(trial: Trial) -> None:
     site.launch_standby()
     site.arm()
     _wait_for_a_death(site)
-    if site.alive:
-        site.kill()
-    else:
-        site.gone()
+    _end(site)
     site.take_over()
     trial.recoveries = recoveries + site.recoveries[earlier:]
 
@@ -225,10 +222,7 @@ def daemon_at_each_point(trial: Trial) -> None:
             time.sleep(0.005)
         site.arm()
     _wait_for_a_death(site)
-    if site.alive:
-        site.kill()
-    else:
-        site.gone()
+    _end(site)
     site.order(Orders(new=True, together=True, late=trial.strikes % 2 == 0))
     site.launch()
 
@@ -300,14 +294,19 @@ def _wait_for_a_death(site: ChaosSite) -> None:
         time.sleep(0.005)
 
 
-def _replace(trial: Trial) -> None:
-    """Kill the daemon if it is alive; start new daemons until a daemon serves."""
-    site = trial.site
-    earlier = len(site.recoveries)
+def _end(site: ChaosSite) -> None:
+    """Kill the daemon if it is alive."""
     if site.alive:
         site.kill()
     else:
         site.gone()
+
+
+def _replace(trial: Trial) -> None:
+    """Kill the daemon if it is alive; start new daemons until a daemon serves."""
+    site = trial.site
+    earlier = len(site.recoveries)
+    _end(site)
     site.launch()
     while not site.serving():
         site.gone()

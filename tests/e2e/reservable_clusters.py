@@ -361,7 +361,7 @@ class LocalReservations(ReservableCluster):
         self._execute("DELETE FROM windows WHERE name = ?", native)
 
     def disable(self, location: str) -> None:
-        raise NotImplementedError
+        raise AssertionError(f"{location} is the only location of {self.name}")
 
     enable = disable
 

@@ -197,4 +197,4 @@ def test_the_command_prints_what_became_of_reservations(
     assert "kept_share" in run()
     compared = json.loads(run("--policy", "fcfs", "--json"))
     assert {"kept_share", "refused_share"} <= {row["figure"] for row in compared}
-    assert "name a readable file" in run(reservations=tmp_path / "none.toml")
+    assert "create it, or name another" in run(reservations=tmp_path / "none.toml")
