@@ -6,7 +6,7 @@ trace. docs/experiments/settings.md documents the choices that their texts leave
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -179,23 +179,33 @@ def _load_shares() -> list[SimulationCase]:
     ]
 
 
-def _two_level() -> list[SimulationCase]:
+def _at_inter_arrivals(
+    seconds: Iterable[int],
+    scenario: synthetic.UniformGenerator,
+    columns: Mapping[str, SimulationSettings],
+) -> list[SimulationCase]:
+    """Return a row for each inter-arrival time."""
     return [
         SimulationCase(
-            f"inter-arrival {seconds}",
+            f"inter-arrival {each}",
             column,
-            SeededScenario(replace(synthetic.TWO_LEVEL, inter_arrival=seconds)),
+            SeededScenario(replace(scenario, inter_arrival=each)),
             settings,
         )
-        for seconds in (5, 10)
-        for column, settings in _CASE_SETTINGS.items()
+        for each in seconds
+        for column, settings in columns.items()
     ]
+
+
+def _two_level() -> list[SimulationCase]:
+    return _at_inter_arrivals((5, 10), synthetic.TWO_LEVEL, _CASE_SETTINGS)
 
 
 _CONVERGENT_COLUMNS = (
     *("easy", "edf", MODIFIED, UNMODIFIED),
     *(INCREMENTAL, OPTIMAL, GREEDY, PREEMPTIVE_INCREMENTAL, PREEMPTIVE_OPTIMAL),
 )
+_CONVERGENT_ROWS = (4, 6, 8, 10, 12, 16, 20)  # inter-arrival times in seconds
 _TIMED_JOBS = 300  # a fifth of those of the thesis
 _TIMED_COLUMNS = tuple(c for c in _CONVERGENT_COLUMNS if c not in (MODIFIED, GREEDY))
 _TWO_LEVEL_CONVERGENT = {  # §4.3.2; the age factor of Flexible Backfilling is that of its note
@@ -207,31 +217,14 @@ _TWO_LEVEL_CONVERGENT = {  # §4.3.2; the age factor of Flexible Backfilling is 
 
 
 def _convergent_policies() -> list[SimulationCase]:
-    return [
-        SimulationCase(
-            f"inter-arrival {seconds}",
-            column,
-            SeededScenario(replace(synthetic.CONVERGENT, inter_arrival=seconds)),
-            _local_settings_of_thesis(column),
-        )
-        for seconds in (4, 6, 8, 10, 12, 16, 20)
-        for column in _CONVERGENT_COLUMNS
-    ]
+    columns = {column: _local_settings_of_thesis(column) for column in _CONVERGENT_COLUMNS}
+    return _at_inter_arrivals(_CONVERGENT_ROWS, synthetic.CONVERGENT, columns)
 
 
 def _convergent_readings() -> list[SimulationCase]:
     columns = {column: _local_settings_of_thesis(column) for column in ("edf", UNMODIFIED, OPTIMAL)}
     columns[f"{OPTIMAL}, late printed"] = replace(columns[OPTIMAL], parameters={"late": "printed"})
-    return [
-        SimulationCase(
-            f"inter-arrival {seconds}",
-            column,
-            SeededScenario(replace(synthetic.CONVERGENT, inter_arrival=seconds)),
-            settings,
-        )
-        for seconds in (4, 6, 8, 10, 12, 16, 20)
-        for column, settings in columns.items()
-    ]
+    return _at_inter_arrivals(_CONVERGENT_ROWS, synthetic.CONVERGENT, columns)
 
 
 def _scheduling_times() -> list[SimulationCase]:
