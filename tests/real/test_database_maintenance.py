@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, func, insert, select
+from sqlalchemy import Engine, func, insert, select, update
 from sqlalchemy import event as sql_events
 
 from metasched.core.dependency_status import TargetSummary
@@ -520,3 +520,24 @@ def test_an_older_schema_is_not_touched_by_what_only_looks(
     alter("UPDATE alembic_version SET version_num = '0001'")
     with pytest.raises(StoreError, match="db upgrade"):
         database.open_existing()
+
+
+def test_a_task_cancelled_when_its_attempt_ended_has_not_started_with_it(
+    life: Life, database: Database
+) -> None:
+    """The attempt was requeued, and the task cancelled in metasched, at the very same time."""
+    life.submit(1, NOW)
+    life.run(1, NOW + 100)
+    engine = database.open_existing()
+
+    def last_start(state: State) -> float:
+        with engine.begin() as connection:
+            connection.execute(update(task).values(state=state))
+            connection.execute(update(attempt).values(started=NOW + 50))
+        summary = life.ledger.target_summary(DependencyTarget(1))
+        assert summary is not None
+        return summary.last_start
+
+    assert last_start(State.COMPLETED) == NOW + 50
+    assert last_start(State.CANCELLED) == NOW + 100
+    engine.dispose()

@@ -12,6 +12,7 @@ from metasched.core.dependency_status import (
     TargetSummary,
     combine_statuses,
 )
+from metasched.core.dependency_tracker import DependencyTracker
 from metasched.core.events import (
     Dispatch,
     DispatchRejected,
@@ -292,3 +293,14 @@ def test_a_singleton_that_was_cancelled_unsent_and_is_requeued_waits_for_its_tur
     [send] = site.seen("left", None, site.row(State.COMPLETED, started=NOW, ended=NOW + 1))
     assert isinstance(send, Dispatch)
     assert send.job == 2
+
+
+def test_a_dependent_job_is_the_same_whichever_alternative_it_takes() -> None:
+    """A restored core knows the last choice, one that continues the first."""
+    tracker, choices = DependencyTracker(), ({"a": 1}, {"b": 1})
+    for choice in choices:
+        waits = job(2, dependency="afterok:1", licences=choice, licence_choices=choices)
+        tracker.track(waits, [TargetSummary(DependencyTarget(1), 1)], lambda _: [])
+        tracker.update_progress(Task(job(1), 0, 1, 0.0))
+        [(checked, target, indices)] = tracker.take_changes()
+        assert (checked, target, indices) == (waits.with_licences(0), 1, {0})
