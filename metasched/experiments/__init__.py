@@ -6,7 +6,8 @@ finished_runs        runs of an interrupted experiment
 pasquali2008         Load and Ordering, Flexible Backfilling; also two tables of Kurowski et al.
 pass_times           time of a pass of Convergent Scheduling beside a longer queue
 kurowski2011         reservations beside batch jobs
-reserved_providers   simulation of providers with advance reservations
+reserved_providers   providers with advance reservations, through the daemon's core
+static_binding       managers that name the processors of a window at its request
 reserving_jobs       a share of the jobs reserves, through the daemon's core
 admission            reservations accepted or rejected, by the time of processor binding
 federation_file      a federation of a site's own, from a TOML file

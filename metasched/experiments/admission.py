@@ -11,18 +11,18 @@ from random import Random
 from typing import NamedTuple, get_args
 
 from metasched.experiments.harness import Experiment
-from metasched.experiments.reserved_providers import ProcessorBinding, make_timeline
-from metasched.model.job import Job
+from metasched.experiments.static_binding import ProcessorBinding, simulate_static_binding
+from metasched.policies.policy import Policy
 from metasched.simulate.cluster_specs import parse_clusters
-from metasched.simulate.engine import Schedule, ScheduledJob
+from metasched.simulate.engine import Schedule
+from metasched.simulate.settings import SimulationSettings, simulate
 from metasched.simulate.synthetic import Scenario
-from metasched.simulate.workload import Workload, WorkloadEntry
+from metasched.simulate.workload import WindowRequest, Workload
 
 _HOUR, _WEEK = 3600.0, 7 * 24 * 3600.0  # seconds
 _HOURS = (1, 2, 4, 8, 24)  # durations of requests
 _SIZES = {4: (1,), 16: (1, 2, 4), 64: (1, 2, 4, 8, 16)}  # of requests, by units of the cluster
 _LOADS = (0.5, 0.8, 1.2, 2.0)
-_REJECTED = "refused"  # key of `Schedule.dropped`
 
 
 class AdmissionCase(NamedTuple):
@@ -35,44 +35,37 @@ class AdmissionCase(NamedTuple):
     published: dict[str, float] = {}  # noqa: RUF012 - read only
 
     def scenario(self, seed: int) -> Scenario:
-        """Draw the requests in the order of arrival, with the requested start as `begin`."""
-        rng, requested, entries = Random(seed), 0.0, list[WorkloadEntry]()
+        """Draw the requests, in the order in which they arrive."""
+        rng, requested, windows = Random(seed), 0.0, list[WindowRequest]()
         while requested < self.load * self.units * _WEEK:  # unit seconds
             size, duration = rng.choice(_SIZES[self.units]), rng.choice(_HOURS) * _HOUR
             start = rng.uniform(0.0, _WEEK - duration)
-            job_id = len(entries) + 1
-            job = Job(id=job_id, submitted=0.0, estimated=duration, cpus=size, begin=start)
-            entries.append(WorkloadEntry(job, duration, job_id))
+            windows.append(WindowRequest(0.0, start, duration, size))
             requested += size * duration
-        return Scenario(Workload("windows", tuple(entries)), parse_clusters(str(self.units)))
+        clusters = parse_clusters(str(self.units))
+        return Scenario(Workload("windows", (), windows=tuple(windows)), clusters)
 
     def run(self, seed: int) -> Schedule:
-        """Book the requests in their order; the schedule has the accepted requests."""
+        """Request the windows one after the other; nothing runs in them."""
         workload, clusters = self.scenario(seed)
-        timeline, accepted = make_timeline(self.column, self.units, 0.0), []
-        for entry in workload.entries:
-            job, start = entry.job, entry.job.begin
-            assert start is not None
-            end = start + entry.run_time
-            if timeline.free(start, end) >= job.cpus:
-                timeline.book(job.id, start, end, job.cpus)
-                accepted.append(
-                    ScheduledJob(entry, start, end, job.cpus, 0, 0, priority=0, moves=0)
-                )
-        rejected_count = len(workload.entries) - len(accepted)
-        return Schedule(
-            clusters, tuple(accepted), {_REJECTED: rejected_count}, len(workload.entries), 0
-        )
+        if self.column == "late":
+            return simulate(workload, clusters, SimulationSettings(policy="first-fit", seed=seed))
+        return simulate_static_binding(workload, clusters, Policy(seed=seed))
 
 
 def _rejected_share(schedule: Schedule) -> float:
     """Return the share of requests that were rejected."""
-    return schedule.dropped[_REJECTED] / schedule.event_count
+    results = schedule.reservations
+    return sum(not result.granted for result in results) / len(results)
 
 
 def _booked_share(schedule: Schedule) -> float:
     """Return the share of the week's capacity that is reserved."""
-    booked = sum(p.cpus * (p.end - p.start) for p in schedule.jobs)
+    booked = sum(
+        result.request.cpus * (result.end - result.start)
+        for result in schedule.reservations
+        if result.granted
+    )
     return booked / (schedule.clusters[0].cpus * _WEEK)
 
 

@@ -15,24 +15,16 @@ from typing import NamedTuple, get_args
 
 from msgspec import structs
 
-from metasched.experiments.harness import Experiment, load_trace
+from metasched.experiments.harness import Experiment, load_trace, without_collection
 from metasched.experiments.pasquali2008 import PUSH_POLICY, mean_flow, utilisation
-from metasched.experiments.reserved_providers import (
-    ProcessorBinding,
-    ProviderStrategy,
-    schedule_reservations,
-)
-from metasched.model.reservation_request import ReservationRequest
-from metasched.policies.reservation_choice import (
-    ClusterChooser,
-    MinimumCompletionTime,
-    ResourcePriority,
-)
+from metasched.experiments.reserved_providers import ProviderStrategy, simulate_providers
+from metasched.experiments.static_binding import ProcessorBinding
 from metasched.simulate import metrics
 from metasched.simulate.cluster_specs import parse_clusters
 from metasched.simulate.engine import Schedule
 from metasched.simulate.settings import SimulationSettings, simulate
 from metasched.simulate.synthetic import Scenario
+from metasched.simulate.workload import WindowRequest, WorkloadEntry
 
 _TRACE, _PROCESSORS, _PROVIDERS = "SDSC-SP2.swf.gz", "128", "2x64"
 _TASKS = "68000-69000"
@@ -51,7 +43,7 @@ class ReservedCase(NamedTuple):
     """A share of the tasks are reservations for their run time; the others are batch tasks.
 
     A reservation may start from submission + `window[0]` x wait to submission + `window[1]` x wait.
-    The last four fields are parameters of `schedule_reservations`.
+    The last four fields are those of `ProviderStrategy`.
     """
 
     row: str
@@ -67,51 +59,46 @@ class ReservedCase(NamedTuple):
     binding: ProcessorBinding = "late"
 
     def scenario(self, seed: int) -> Scenario:
-        """Return the tasks, cut to a provider's size; jobs with `begin` are reservations."""
+        """Return the tasks, cut to a provider's size; jobs with a window are reservations."""
         workload, clusters = load_trace(f"S1-jobs-{self.tasks}.swf"), parse_clusters(_PROVIDERS)
         size, waits = clusters[0].cpus, _trace_waits(self.waits)
         count = round(self.share * len(workload.entries))
         reserved = set(Random(seed).sample(range(len(workload.entries)), count))
         entries = []
         for index, entry in enumerate(workload.entries):
-            job = structs.replace(entry.job, cpus=min(entry.job.cpus, size))
             run_time = max(entry.run_time, 1.0)
+            # its run time if the log let it run longer than its limit
+            limit = max(entry.job.estimated, run_time)
+            job = structs.replace(entry.job, cpus=min(entry.job.cpus, size), estimated=limit)
+            if self.column == "static":
+                job = structs.replace(job, clusters=("c1" if index in reserved else "c2",))
+            entry = entry._replace(job=job, run_time=run_time)
             if index in reserved:
-                begin, latest_start = (
-                    job.submitted + factor * waits[entry.number] for factor in self.window
-                )
-                job = structs.replace(job, begin=begin, deadline=latest_start + run_time)
-            entries.append(entry._replace(job=job, run_time=run_time))
+                entry = self._with_window(entry, waits[entry.number])
+            entries.append(entry)
         return Scenario(replace(workload, entries=tuple(entries)), clusters)
+
+    def _with_window(self, entry: WorkloadEntry, wait: float) -> WorkloadEntry:
+        """Return the task as a reservation, whose deadline is the last end that suits."""
+        job, run_time = entry.job, entry.run_time
+        first, last = (job.submitted + factor * wait for factor in self.window)
+        wish = WindowRequest(
+            job.submitted, first, run_time, job.cpus, slack=last - first, or_later=True
+        )
+        return entry._replace(job=structs.replace(job, deadline=last + run_time), window=wish)
 
     def run(self, seed: int) -> Schedule:
         """Run the case; ties between providers are drawn by the same seed."""
         workload, clusters = self.scenario(seed)
-        reservations = {
-            job.id: ReservationRequest.flexible(job.cpus, run_time, job.begin, job.deadline)
-            for job, run_time, *_ in workload.entries
-            if job.begin is not None and job.deadline is not None
-        }
-        batch_clusters = reserved_clusters = range(len(clusters))
-        if self.column == "static":
-            batch_clusters, reserved_clusters = batch_clusters[1:], reserved_clusters[:1]
-        chooser: ClusterChooser = MinimumCompletionTime(seed)
-        if self.column == "priority":
-            chooser = ResourcePriority([cluster.name for cluster in clusters])
-        return schedule_reservations(
-            workload,
-            clusters,
-            reservations,
-            ProviderStrategy(
-                chooser=chooser,
-                batch_clusters=batch_clusters,
-                reserved_clusters=reserved_clusters,
-                period=self.period,
-                reserved_first=self.reserved_first,
-                largest_first=self.largest_first,
-                binding=self.binding,
-            ),
+        strategy = ProviderStrategy(
+            reserve="first" if self.column == "priority" else "earliest",
+            period=self.period,
+            reserved_first=self.reserved_first,
+            largest_first=self.largest_first,
+            binding=self.binding,
         )
+        with without_collection():
+            return simulate_providers(workload, clusters, strategy, seed)
 
 
 def _mean_tardiness(schedule: Schedule) -> float:

@@ -1,6 +1,6 @@
 """Experiment: a share of the jobs of a trace reserves, through the daemon's core.
 
-`kurowski2011`, by contrast, simulates the providers of the paper, which refuse no request.
+Those of `kurowski2011`, by contrast, take a later window rather than a refusal.
 """
 
 from __future__ import annotations

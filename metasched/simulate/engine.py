@@ -181,7 +181,7 @@ class Simulation:
         # with one cluster there is no choice: its reported load has no effect
         self._multiple_clusters = len(self.clusters) > 1
         self._pulling = policy.pull_enabled and self._multiple_clusters
-        self._managers = [self._make_manager(c, make_policy(c)) for c in clusters]
+        self._managers = [self.make_manager(c, make_policy(c)) for c in clusters]
         self._fair_share, self._limits = fair_share, limits or LimitSettings()
         self._limited = self._limits.configured
         refills = fair_share is not None or any(c.queue_depth is not None for c in clusters)
@@ -253,9 +253,17 @@ class Simulation:
             cluster.name: self._managers[index]
             for cluster, index in zip(self.clusters, names.values(), strict=True)
         }
-        return ReservationDesk(managers, INSTANCE, self._step_core, record_change)
+        return self.make_desk(managers, record_change)
 
-    def _make_manager(self, cluster: SimulatedCluster, policy: LocalPolicy) -> SimulatedManager:
+    def make_desk(
+        self, managers: Mapping[str, SimulatedManager], changed: Callable[[str, float], None]
+    ) -> ReservationDesk:
+        """Create the desk; experiments with other managers override it."""
+        offers = self.core.reservations.offer_finder.offers
+        return ReservationDesk(managers, INSTANCE, self._step_core, offers, changed)
+
+    def make_manager(self, cluster: SimulatedCluster, policy: LocalPolicy) -> SimulatedManager:
+        """Create the manager of a cluster; experiments with other managers override it."""
         if not isinstance(policy, PreemptivePolicy):
             return SimulatedManager(
                 cluster, policy, licences_leased=self._leasing, reports_plan=self._pulling
@@ -489,6 +497,8 @@ class Simulation:
     def _arrive_with_window(self, now: float, entry: WorkloadEntry, wish: WindowRequest) -> None:
         """Request the reservation of a job, then submit the job into it, or like all others."""
         assert self._desk is not None
+        if self._scheme.in_turn:
+            self._run_policies(now, polled=False)
         job = entry.job
         wish = wish._replace(clusters=wish.clusters or job.clusters)
         reservation = self._desk.request(now, wish, job.id, job.benchmark)

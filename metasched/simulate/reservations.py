@@ -3,12 +3,15 @@
 Each request is preceded by a survey of every cluster, as in the daemon. The core grants a window or
 refuses, begins and ends windows, and names the actions, which managers carry out at once. A job
 with a request of its own is dispatched into its window; refused, it is submitted like all others.
+Whoever is content with a later window takes the first that the core offers instead of a refusal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+from msgspec import structs
 
 from metasched.core.events import Outcome
 from metasched.core.reservations.events import (
@@ -23,13 +26,14 @@ from metasched.core.reservations.events import (
     Unbind,
 )
 from metasched.model.reservation import Reservation, ReservationState, manager_name
-from metasched.model.reservation_request import ReservationRequest
+from metasched.model.reservation_request import Offer, ReservationRequest
 from metasched.policies.local.queueing import ReservedWindow
 from metasched.simulate.manager import SimulatedManager
 from metasched.simulate.workload import WindowRequest
 
 _Book = Mapping[int, Reservation]  # of the core, by id
 REJECTED_BY_MANAGER = "its manager has no room"
+_SEARCH_AHEAD = 1e10  # seconds: past the end of any trace
 
 
 class ReservationResult(NamedTuple):
@@ -63,6 +67,7 @@ class ReservationDesk:
     """Requests windows of the core and carries out its actions on the managers.
 
     `step` passes an event to the core; the caller hands the actions of each outcome to `act`.
+    `offers` returns what the core offers for a request, by cluster, and reserves nothing.
     """
 
     def __init__(
@@ -70,9 +75,11 @@ class ReservationDesk:
         managers: Mapping[str, SimulatedManager],
         instance: str,
         step: Callable[[ReservationEvent], Outcome],
+        offers: Callable[[ReservationRequested], Mapping[str, Offer]],
         changed: Callable[[str, float], None],
     ) -> None:
-        self._managers, self._instance, self._step = managers, instance, step
+        self._managers, self._instance = managers, instance
+        self._step, self._offers = step, offers
         self._changed = changed  # called with a cluster and a time at which its windows change
         self._slowest = min(manager.cluster.benchmark for manager in managers.values())
         self._results: dict[int, ReservationResult] = {}  # by id
@@ -103,7 +110,19 @@ class ReservationDesk:
             clusters=wish.clusters or tuple(self._managers),
             horizon=terms.deadline,
         )
-        return self._step(event).reservations.get(id)
+        return self.ask(event, wish.or_later)
+
+    def ask(self, event: ReservationRequested, or_later: bool) -> Reservation | None:
+        """Pass a request to the core; return the reservation, or None if it is refused."""
+        granted = self._step(event).reservations.get(event.id)
+        if granted is None and or_later:
+            ready, duration = event.request.ready, event.request.min_duration
+            at_any_time = with_window(event, ready, ready + duration + _SEARCH_AHEAD)
+            starts = [offer.start for offer in self._offers(at_any_time).values()]
+            if starts:
+                window = with_window(event, min(starts), min(starts) + duration)
+                return self.ask(window, or_later=False)
+        return granted
 
     def act(self, now: float, actions: Sequence[ReservationAction], book: _Book) -> None:
         """Carry out the actions of a step; report the answers of managers to the core."""
@@ -159,3 +178,9 @@ class ReservationDesk:
     def results(self) -> tuple[ReservationResult, ...]:
         """The results of all requests, in their order."""
         return tuple(self._results.values())
+
+
+def with_window(event: ReservationRequested, ready: float, deadline: float) -> ReservationRequested:
+    """Return the request with another first start and last end."""
+    request = structs.replace(event.request, ready=ready, deadline=deadline)
+    return structs.replace(event, request=request, horizon=deadline)

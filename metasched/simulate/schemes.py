@@ -24,6 +24,8 @@ class SubmissionScheme:
 
     user_choice: str = ""  # key of USER_CHOICES; "": metasched chooses
     planned_dispatch: bool = False  # by a plan of every cluster, not by Load and Ordering
+    # local policies start what arrived before a reservation is requested at the same moment
+    in_turn: bool = False
 
     def __post_init__(self) -> None:
         if self.user_choice and self.user_choice not in USER_CHOICES:
@@ -46,7 +48,11 @@ class SubmissionScheme:
 
 
 def _eligible_indexes(job: Job, managers: Sequence[SimulatedManager]) -> list[int]:
-    return [index for index, manager in enumerate(managers) if manager.can_run(job)]
+    return [
+        index
+        for index, manager in enumerate(managers)
+        if manager.can_run(job) and (not job.clusters or manager.cluster.name in job.clusters)
+    ]
 
 
 def _is_home(entry: WorkloadEntry, managers: Sequence[SimulatedManager], index: int) -> bool:
@@ -73,6 +79,13 @@ def choose_all(
 ) -> Sequence[int]:
     """Choose all clusters that can run the job: the first start cancels the other copies."""
     return _eligible_indexes(entry.job, managers)
+
+
+def choose_shortest_queue(
+    entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
+) -> Sequence[int]:
+    """Choose the cluster with the fewest queued jobs, ties to the first (Kurowski et al. 2011)."""
+    return [min(_eligible_indexes(entry.job, managers), key=lambda i: len(managers[i].queue))]
 
 
 def choose_like_slurm(
@@ -114,6 +127,7 @@ USER_CHOICES: dict[str, UserChoice] = {
     "home": choose_home,
     "random": choose_random,
     "duplicates": choose_all,
+    "shortest queue": choose_shortest_queue,
     "slurm": choose_like_slurm,
     "foreseen": choose_foreseen,
 }

@@ -27,6 +27,7 @@ class WindowRequest(NamedTuple):
     slack: float = 0.0  # seconds by which it may start later
     user: str = ""
     clusters: tuple[str, ...] = ()  # to choose from; empty: all
+    or_later: bool = False  # granted for the first later time instead of refused
 
 
 class WorkloadEntry(NamedTuple):

@@ -85,6 +85,19 @@ def test_a_request_with_slack_is_granted_for_later() -> None:
     assert (result.start, result.moved, result.kept) == (60, True, True)
 
 
+def test_whoever_is_content_with_later_gets_the_first_later_window_of_any_cluster() -> None:
+    busy = [entry(1, 0, 60, 4), entry(2, 0, 40, 4)]
+    for reserve in ("earliest", "first"):
+        policy = Policy(reserve=reserve, pull=False)
+        window = WindowRequest(1, 10, 20, 3, or_later=True)
+        schedule = simulate([*busy, entry(3, 1, 20, 3, window)], "2x4", meta=policy)
+        [result] = schedule.reservations
+        assert (result.cluster, result.start, result.kept) == ("c2", 40, True), reserve
+    too_large = WindowRequest(1, 10, 20, 5, or_later=True)
+    [result] = simulate(busy, "2x4", (too_large,)).reservations
+    assert not result.granted
+
+
 def test_a_job_that_outlasts_its_limit_delays_a_window_which_does_not_last_longer() -> None:
     window = WindowRequest(0, 50, 20, 3)
     schedule = simulate([entry(1, 0, 65, 4, limit=40), entry(2, 0, 20, 3, window)])
