@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, Row, delete, func, insert, select
@@ -72,16 +72,26 @@ def read_history(connection: Connection) -> PolicyHistory:
     return PolicyHistory([(row.event, row.number) for row in rows])
 
 
-def versions_of_task(connection: Connection, id: int, index: int) -> tuple[int | None, int | None]:
-    """Return the versions by which a task has its priority, and its last place."""
+class DecisionsOfTask(NamedTuple):
+    """What decided about a task, as far as it is recorded."""
+
+    priority: int | None  # version by which it has its priority
+    placement: int | None  # version by which it has its last place
+    cause: str = ""  # of its last dispatch; "": none
+
+
+def decisions_of_task(connection: Connection, id: int, index: int) -> DecisionsOfTask:
+    """Return what decided about a task."""
     priority = connection.execute(select(job.c.policy).where(job.c.id == id)).scalar()
     sent = connection.execute(
-        select(change.c.event)
+        select(change.c.event, change.c.cause)
         .where(change.c.job == id, change.c.task_index == index, change.c.what == "send")
         .order_by(change.c.id.desc())
         .limit(1)
-    ).scalar()
-    return priority, None if sent is None else read_history(connection).version_at(sent)
+    ).first()
+    if sent is None:
+        return DecisionsOfTask(priority, None)
+    return DecisionsOfTask(priority, read_history(connection).version_at(sent.event), sent.cause)
 
 
 def find_mismatches(connection: Connection) -> list[str]:

@@ -48,7 +48,7 @@ from metasched.db.job_pages import (
     read_runs,
 )
 from metasched.db.outbox import OutboxRow
-from metasched.db.policy_versions import PolicyHistory
+from metasched.db.policy_versions import DecisionsOfTask, PolicyHistory
 from metasched.db.reports import ReportQuery, read_report
 from metasched.db.schema import attempt, change, digest, epoch, job, task, token
 from metasched.db.store import Database, StorageFailed, driver_message
@@ -365,10 +365,10 @@ class Queries:
         with self._connect() as connection:
             return policy_versions.read_history(connection)
 
-    def policies_of_task(self, id: int, index: int) -> tuple[int | None, int | None]:
-        """Return the versions by which a task has its priority, and its last place."""
+    def decisions_of_task(self, id: int, index: int) -> DecisionsOfTask:
+        """Return what decided about a task."""
         with self._connect() as connection:
-            return policy_versions.versions_of_task(connection, id, index)
+            return policy_versions.decisions_of_task(connection, id, index)
 
     def last_cause(self, id: int, index: int) -> str:
         """Return the cause of the last change of a task; "" if there is none."""

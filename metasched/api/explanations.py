@@ -28,7 +28,7 @@ from metasched.client.job_answers import (
     UsageRow,
     VerdictRow,
 )
-from metasched.core.placement import WAITED_FOR_LICENCES
+from metasched.core.placement import BY_FORECAST, BY_OBSERVED_WORK, WAITED_FOR_LICENCES
 from metasched.core.share_standings import Standing
 from metasched.core.task_state_machine import HELD_AFTER_BACKUP
 from metasched.core.tasks import Task
@@ -37,6 +37,7 @@ from metasched.daemon.forecaster import QUEUED, TaskEstimate
 from metasched.daemon.manager_start_times import ExpectedStart
 from metasched.daemon.service import SchedulerService
 from metasched.db.job_pages import TaskFilter
+from metasched.db.policy_versions import DecisionsOfTask
 from metasched.db.tuning import RecordedChange
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Reason, State
@@ -57,7 +58,7 @@ class _Reading(NamedTuple):
     row: dict[str, Any]  # of the task
     counts: Counter[str]  # tasks by state
     cause: str  # of the last change
-    policies: tuple[int | None, int | None]  # versions of priority and placement
+    decisions: DecisionsOfTask
 
 
 @router.get("/jobs/{job}/explain", response_model=Explanation)
@@ -87,10 +88,10 @@ async def explain(
         row = min(candidates, key=_order_of_explanation)
         cause = daemon.ledger.last_cause(job_id, row["task_index"])
         ledger = daemon.ledger
-        policies = ledger.policies_of_task(job_id, row["task_index"])
-        return _Reading(job_row, ledger.tuning_in_force(job_id), row, counts, cause, policies)
+        decisions = ledger.decisions_of_task(job_id, row["task_index"])
+        return _Reading(job_row, ledger.tuning_in_force(job_id), row, counts, cause, decisions)
 
-    job_row, tuned, row, counts, cause, policies = await readers.run(
+    job_row, tuned, row, counts, cause, decisions = await readers.run(
         request, ReadingKind.NAMED, read
     )
     job_id = row["job"]
@@ -142,7 +143,11 @@ async def explain(
         "priority": job_row["priority"],
         "parts": msgspec.json.decode(job_row["parts"]),
         "ratings": ratings_row(msgspec.json.decode(job_row["changed"] or job_row["job"], type=Job)),
-        "policy": {"priority": policies[0], "placement": policies[1]},
+        "policy": {
+            "priority": decisions.priority,
+            "placement": decisions.placement,
+            "load": compared_load(decisions.cause),
+        },
         "tuning": [_tuning_row(recorded) for recorded in tuned],
         "clusters": clusters,
         "licences": licences,
@@ -161,6 +166,13 @@ def ratings_row(job: Job) -> SiteRatingsRow | None:
         "run_times": dict(job.ratings.run_times),
         "excluded": dict(job.ratings.excluded),
     }
+
+
+def compared_load(cause: str) -> str | None:
+    """Return what a dispatch of that cause compared; None: nothing, or not by a forecast's load."""
+    if cause.startswith(BY_FORECAST):
+        return "forecast"
+    return "observed" if cause.startswith(BY_OBSERVED_WORK) else None
 
 
 def _tuning_row(recorded: RecordedChange) -> TuningRow:

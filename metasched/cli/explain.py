@@ -15,6 +15,10 @@ from metasched.cli.job_ids import check_job_ids, format_task_id
 from metasched.cli.show import format_memory, format_time, print_table, printable
 from metasched.drop_in.job import format_duration
 
+_LOADS = {  # what decided between clusters, by the load of the answer
+    "forecast": " The forecast decided between the clusters.",
+    "observed": " Observed work decided between the clusters: no forecast had them all.",
+}
 JobArgument = Annotated[
     str, typer.Argument(metavar="JOB", show_default=False, autocompletion=complete_jobs)
 ]
@@ -149,16 +153,17 @@ def describe_ratings(ratings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def describe_policies(versions: Mapping[str, Any]) -> str:
-    """Return a line on the policy that decided; "": none is recorded."""
+    """Return a line on the policy that decided, and by which load; "": none is recorded."""
     priority, placement = versions.get("priority"), versions.get("placement")
+    load = _LOADS.get(versions.get("load") or "", "")
     if priority is not None and priority == placement:
-        return f"Policy version {priority} decided priority and placement."
+        return f"Policy version {priority} decided priority and placement.{load}"
     parts = [
         f"version {number} decided the {what}"
         for number, what in ((priority, "priority"), (placement, "placement"))
         if number is not None
     ]
-    return f"Policy {', '.join(parts)}." if parts else ""
+    return f"Policy {', '.join(parts)}.{load}" if parts else load.strip()
 
 
 def describe_tuning(change: Mapping[str, Any]) -> str:

@@ -231,6 +231,9 @@ class PolicyVersions(TypedDict):
 
     priority: int | None
     placement: int | None  # the last
+    # what the last placement compared under `load = "forecast"`: forecast or observed; null: under
+    # another load, or nothing
+    load: str | None
 
 
 class Explanation(TypedDict):

@@ -29,6 +29,10 @@ from metasched.policies.pull import BackfillCapacity
 
 _PRECEDENCE = {reason: rank for rank, reason in enumerate(Reason)}
 TIME_TOLERANCE = 1.0  # seconds; managers round times
+# causes of a dispatch; the last two: of a choice between clusters under `load = "forecast"`
+BY_LOAD = "load and ordering"
+BY_FORECAST = f"{BY_LOAD}, by the forecast"
+BY_OBSERVED_WORK = f"{BY_LOAD}, by observed work"
 # the cause of a task whose licences are free by now, or counted by its manager alone
 WAITED_FOR_LICENCES = "it waited for its licences"
 _NO_ROOM = Ineligibility(
@@ -492,6 +496,7 @@ class Placement:
         if not eligible:
             return self._set_aside(task, obstacles)
         cluster: str | None = None
+        cause = BY_LOAD
         if late_binding is not None:
             had_head = late_binding.head_reserved
             preferred = state.load_ordering.preferred(task.job, eligible)
@@ -508,15 +513,18 @@ class Placement:
             cluster = eligible[0]
         else:
             if not self._loads_observed:
-                state.observe_loads(task.job, eligible)
-                self._loads_observed = state.policy.load != "forecast"  # waits of this job
+                by_forecast = state.observe_loads(task.job, eligible)
+                if state.policy.load == "forecast":  # waits of this job
+                    cause = BY_FORECAST if by_forecast else BY_OBSERVED_WORK
+                else:
+                    self._loads_observed = True
             candidates = eligible if len(eligible) < len(state.views) else None
             cluster = state.load_ordering.choose(task.job, task.priority, candidates)
         if cluster is None:
             return self._defer(task, obstacles)
         if state.observes and task.target is None and task.job.reservation is None:
             state.observe_placement(task, eligible, cluster)
-        return self._dispatch(task, cluster)
+        return self._dispatch(task, cluster, cause)
 
     def _observe_dispatch(self, change: StateChange) -> None:
         """Let the next choice of a cluster consider a task that was dispatched."""
@@ -580,7 +588,7 @@ class Placement:
         ]
         return sorted(waiting, key=lambda task: (task.queue_key, *task.task_id))
 
-    def _dispatch(self, task: Task, cluster: str) -> StateChange:
+    def _dispatch(self, task: Task, cluster: str, cause: str) -> StateChange:
         """Dispatch a task; tasks of a job share a dispatch if sent to a cluster in one pass."""
         stand_in = None
         if is_stand_in(task):
@@ -623,7 +631,6 @@ class Placement:
         )
         if stand_in is not None:
             stand_in.attempt = task.attempt
-        cause = "load and ordering"
         if task.target == cluster:
             cause = "moved"
             view.pulls.record_dispatch(task, task.attempt)

@@ -323,19 +323,20 @@ class SchedulerState:
 
     def observe_loads(
         self, job: Job | None = None, candidates: Collection[str] | None = None
-    ) -> None:
+    ) -> bool:
         """Pass current loads of all clusters to the load ordering, unless it sums up its own.
 
         With `load = "forecast"` these are the waits of a job on `candidates` (None: all), as far as
-        they are known.
+        they are known. Return whether they are such waits.
         """
         if self.policy.load == "paper":
-            return
+            return False
         waits, views = None, self.views.values()
         if self.policy.load == "forecast" and job is not None:
             names = self.views.keys() if candidates is None else candidates
             waits = self.forecast_loads.waits(job, views, names, self.now)
         self.load_ordering.observe_all(loads(views, self.now) if waits is None else waits)
+        return waits is not None
 
     def observe_load(self, view: ClusterView) -> None:
         """Pass the current load of a cluster to the load ordering, if it uses observed loads."""

@@ -44,8 +44,9 @@ def test_an_activated_policy_stays_over_restarts_until_the_file_changes(tried: S
     assert tried.json("policy", "activate", "other.toml")["version"] == 2  # the same again
     later = tried.submit("--wrap", "true")
     tried.until_ended(job, later)
-    assert tried.json("explain", str(job))["policy"] == {"priority": 1, "placement": 1}
-    assert tried.json("explain", str(later))["policy"] == {"priority": 2, "placement": 2}
+    for id, version in ((job, 1), (later, 2)):
+        decided = {"priority": version, "placement": version, "load": None}
+        assert tried.json("explain", str(id))["policy"] == decided
     assert {event["policy"] for event in tried.json("story", str(later))} == {2}
     assert "Policy version 2 decided" in tried.run("explain", str(later)).stdout
     assert tried.run("policy", "diff", "2", "live").stdout == ""
@@ -184,7 +185,11 @@ def test_only_operators_change_the_policy_and_see_its_authors(common_folder: Pat
         assert operator.json("policy", "history")[0]["reason"] == "secret"
         job = a.submit("--wrap", "true")
         a.until_ended(job)
-        assert a.json("explain", str(job))["policy"] == {"priority": 2, "placement": 2}
+        assert a.json("explain", str(job))["policy"] == {
+            "priority": 2,
+            "placement": 2,
+            "load": None,
+        }
         assert a.json("events", "--kind", "policy_changed") == []
         [act] = operator.json("events", "--kind", "policy_changed")[1:]
         assert act["actor"] == OPERATOR

@@ -11,8 +11,10 @@ from sqlalchemy import Engine, func, select, update
 from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.exc import OperationalError
 
+from metasched.api.explanations import compared_load
 from metasched.config.reading import load_settings
 from metasched.core.events import DaemonStarted
+from metasched.core.placement import BY_FORECAST, BY_OBSERVED_WORK
 from metasched.core.scheduler import Core
 from metasched.daemon.late_settings import settings_after_wait
 from metasched.daemon.policy_versions import settle_policy
@@ -21,8 +23,14 @@ from metasched.db.ledger import Ledger
 from metasched.db.schema import event, policy_version
 from metasched.db.store import Database, StorageFailed
 from metasched.model.cluster import Cluster
+from metasched.model.job import Job
 from metasched.model.policy_version import PolicyChange, PolicyVersion, text_digest
+from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
+from metasched.simulate.clusters import SimulatedCluster
+from metasched.simulate.engine import Simulation
+from metasched.simulate.workload import Workload, WorkloadEntry
+from tests.harness.recorded_site import record
 
 NOW = 1_000_000.0
 
@@ -88,6 +96,27 @@ def test_a_version_that_is_not_that_of_its_event_is_damage(
         [problem] = policy_versions.find_mismatches(connection)
         assert problem.startswith("policy version 2 is not that of event ")
         connection.rollback()
+
+
+def test_the_record_says_by_which_load_each_task_was_placed(database: Database) -> None:
+    """Forecasts begin once enough jobs have ended; until then observed work decides."""
+    jobs = [
+        Job(id=n, submitted=60.0 * n, estimated=500.0, time_limit=500.0, cpus=2, user="ada")
+        for n in range(1, 121)
+    ]
+    simulation = Simulation(
+        Workload("w", tuple(WorkloadEntry(job, 200.0, job.id) for job in jobs)),
+        [SimulatedCluster(name=name, cpus=4) for name in ("left", "right")],
+        Policy(load="forecast", pull=False),
+        lambda _: make_policy("easy"),
+    )
+    record(simulation, database)
+    ledger = Ledger(database.open())
+    causes = [ledger.decisions_of_task(job.id, 0).cause for job in jobs]
+    ledger.close()
+    assert causes[0] == BY_OBSERVED_WORK
+    assert causes[-1] == BY_FORECAST
+    assert {compared_load(cause) for cause in causes} == {"observed", "forecast"}
 
 
 def test_old_versions_are_deleted(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

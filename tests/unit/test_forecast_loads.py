@@ -10,6 +10,8 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from metasched.api.explanations import compared_load
+from metasched.cli.explain import describe_policies
 from metasched.core.events import (
     ClockSet,
     ClusterUnreachable,
@@ -19,6 +21,7 @@ from metasched.core.events import (
     StartsForecast,
 )
 from metasched.core.forecast_loads import MAX_AGE, MAX_INTERVAL, MIN_INTERVAL
+from metasched.core.placement import BY_FORECAST, BY_LOAD, BY_OBSERVED_WORK
 from metasched.model.job import Job
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
@@ -88,6 +91,26 @@ def test_observed_work_decides_where_no_wait_is_known(
     told: list[StartsForecast], fields: dict[str, Any]
 ) -> None:
     assert placed(site(*told), **fields) == "right"
+
+
+def test_the_story_says_whether_the_forecast_decided() -> None:
+    def cause(made: Site, **fields: Any) -> str:
+        placed(made, **fields)
+        [change] = [change for change in made.out.changes if change.event == "send"]
+        return change.cause
+
+    assert cause(site(EARLY_ON_LEFT)) == BY_FORECAST
+    assert cause(site()) == BY_OBSERVED_WORK
+    assert cause(site(EARLY_ON_LEFT), time_limit=3601.0) == BY_OBSERVED_WORK
+    assert cause(site(EARLY_ON_LEFT), cpus=8) == BY_LOAD  # there is nothing to compare
+    assert cause(Site(load="observed")) == BY_LOAD
+    versions = {"priority": 3, "placement": 3}
+    plain = "Policy version 3 decided priority and placement."
+    assert describe_policies({**versions, "load": None}) == plain
+    assert describe_policies({**versions, "load": compared_load(BY_FORECAST)}) == (
+        f"{plain} The forecast decided between the clusters."
+    )
+    assert "Observed work" in describe_policies({"load": compared_load(BY_OBSERVED_WORK)})
 
 
 @pytest.mark.parametrize("event", [ClockSet(NOW + 3600, 3600.0), None])
