@@ -3,6 +3,7 @@
 adapter       the adapter: submissions, withdrawals, listings
 options       its configuration keys
 scheduler     the thread that starts queued tasks and records ends
+timed_policy  a policy of another package, asked within a time
 task_table    the tasks and the resources of those that are started
 windows       reserved windows, and what jobs may do in and beside them
 supervision   the supervisors of started tasks: launched, watched, read at their end

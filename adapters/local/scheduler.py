@@ -23,6 +23,7 @@ from metasched.adapters.local.queue_store import NewSubmission, QueueStore
 from metasched.adapters.local.spec import task_spec
 from metasched.adapters.local.supervision import RETRY_DELAY, Supervision
 from metasched.adapters.local.task_table import LocalTask, TaskTable
+from metasched.adapters.local.timed_policy import TimedPolicy
 from metasched.adapters.local.wakeups import Wakeups
 from metasched.adapters.local.windows import LocalWindows
 from metasched.model.survey import ReservationSpec
@@ -33,11 +34,12 @@ from metasched.policies.local.queueing import (
     RunningJob,
     WaitingJob,
 )
-from metasched.policies.local.registry import make_policy
+from metasched.policies.local.registry import POLICIES, make_policy
 
 # A disk takes milliseconds for each transaction, so the ends of jobs are saved in batches:
 SAVE_DELAY = 0.2  # seconds without an event
 MAX_UNSAVED = 200  # jobs
+WARNING_INTERVAL = 60.0  # seconds between two warnings about the policy
 MAX_SLEEP = 60.0  # seconds while there are windows: the clock may be set
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,7 @@ class LocalScheduler:
         self._folder, self._launcher, self._store, self._lock = folder, launcher, store, lock
         self.windows = LocalWindows(self.table, store, options.cpus, options.kill_wait)
         self._policy_name = options.policy
+        self._warned_at = -WARNING_INTERVAL  # monotonic seconds
         self._rho: Mapping[str, float] = {}
         self.planned_starts: Mapping[int, float] = {}  # epoch seconds, by native id
         self._stopped = False
@@ -191,7 +194,8 @@ class LocalScheduler:
     def _policy(self) -> LocalPolicy:
         """The policy. The default imports numpy: 6 MB that a cluster without jobs does not need."""
         try:
-            return make_policy(self._policy_name)
+            policy = make_policy(self._policy_name)
+            return policy if self._policy_name in POLICIES else TimedPolicy(policy)
         except Exception:  # it may be of another package
             log.exception("%s: no policy %s; FCFS decides", self._folder, self._policy_name)
             return FCFS()
@@ -221,11 +225,19 @@ class LocalScheduler:
             starts = self._choose_starts(policy, now)
             if planned_starts is not None:
                 self.planned_starts = planned_starts()
-        except Exception:  # it may be of another package
-            log.exception("%s: policy %s fails; FCFS decides", self._folder, self._policy_name)
+        except Exception as error:  # it may be of another package
+            self._warn_excluded(error)
             starts = self._choose_starts(FCFS(), now)
         for task in starts:
             self._start(task, now)
+
+    def _warn_excluded(self, error: Exception) -> None:
+        """Log that the policy does not decide a pass, at most once in `WARNING_INTERVAL`."""
+        now = time.monotonic()
+        if now - self._warned_at >= WARNING_INTERVAL:
+            self._warned_at = now
+            message = "%s: policy %s fails; FCFS decides"
+            log.warning(message, self._folder, self._policy_name, exc_info=error)
 
     def _start_in_windows(self, now: float) -> None:
         """Start tasks in their windows that are open, in the order of the queue."""

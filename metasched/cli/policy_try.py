@@ -227,6 +227,11 @@ def _run(
         for when, trial in (("before", trial_before), ("after", trial_after))
         for name, count in trial.excluded.items()
     ]
+    excluded += [
+        f"local policy {name} failed in {count} passes {when}, which FCFS decided; correct it"
+        for when, trial in (("before", trial_before), ("after", trial_after))
+        for name, count in trial.excluded_passes.items()
+    ]
     return _Outcome(period, before, after, comparison, left_out, excluded, replay_result, database)
 
 

@@ -164,6 +164,8 @@ def _simulate_once(options: SimulateOptions) -> None:
         warn(f"{count} jobs dropped ({cause}), {options.workload}; the figures exclude them")
     for heuristic, count in result.excluded.items():
         warn(f"heuristic {heuristic} was excluded for {count} jobs, --policy; correct it")
+    for name, count in result.excluded_passes.items():
+        warn(f"local policy {name} failed in {count} passes, which FCFS decided; correct it")
     if options.json:
         print(json_format.dumps(figures, indent=2))
     else:

@@ -38,7 +38,7 @@ from metasched.model.job import Job, State
 from metasched.model.listing import ListedQueue
 from metasched.policies.local.orders import EASY, FirstFit
 from metasched.policies.local.queueing import NEVER, LocalPolicy
-from metasched.policies.local.registry import DEFAULT_POLICY, make_policy
+from metasched.policies.local.registry import DEFAULT_POLICY, make_excludable
 
 log = logging.getLogger("metasched")
 
@@ -309,5 +309,5 @@ def _by_task(state: ForecastState, estimates: Estimates) -> dict[TaskId, TaskEst
 def _policy_like(entry: ClusterSettings) -> Callable[[], LocalPolicy]:
     """Return the policy of a cluster of ours, or the one most like that of its manager."""
     if entry.cluster.adapter == "local":
-        return partial(make_policy, entry.options.get("policy", DEFAULT_POLICY))
+        return partial(make_excludable, entry.options.get("policy", DEFAULT_POLICY))
     return FirstFit if entry.cluster.adapter == "gridengine" else EASY

@@ -42,6 +42,7 @@ class Trial(NamedTuple):
     dropped: dict[str, int]  # jobs left out, by cause
     pulls: int
     excluded: Mapping[str, int] = {}  # jobs that a heuristic of the site did not rate, by its name
+    excluded_passes: Mapping[str, int] = {}  # decided by FCFS in place of a local policy, by name
 
 
 def trial_of(schedule: Schedule) -> Trial:
@@ -50,7 +51,13 @@ def trial_of(schedule: Schedule) -> Trial:
         each.entry.job.id: Placement(each.start, each.end, each.cluster, each.moves)
         for each in schedule.jobs
     }
-    return Trial(placements, dict(schedule.dropped), schedule.pulls, dict(schedule.excluded))
+    return Trial(
+        placements,
+        dict(schedule.dropped),
+        schedule.pulls,
+        dict(schedule.excluded),
+        dict(schedule.excluded_passes),
+    )
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,8 @@ class Schedule(NamedTuple):
     search_iterations: int = 0  # of local policies that search plans
     # jobs for which a heuristic of the site was excluded, by its name
     excluded: Mapping[str, int] = MappingProxyType({})
+    # passes that FCFS decided, since a policy of another package failed, by its name
+    excluded_passes: Mapping[str, int] = MappingProxyType({})
     reservations: tuple[ReservationResult, ...] = ()  # in the order of their requests
 
 
@@ -406,8 +408,16 @@ class Simulation:
                 getattr(manager.policy, "iterations", 0) for manager in self._managers
             ),
             excluded=self._excluded,
+            excluded_passes=self._excluded_passes(),
             reservations=() if desk is None else desk.results,
         )
+
+    def _excluded_passes(self) -> Counter[str]:
+        counts = Counter[str]()
+        for manager in self._managers:
+            if passes := getattr(manager.policy, "excluded_passes", 0):
+                counts[getattr(manager.policy, "name", "")] += passes
+        return counts
 
     def _apply_drain(self, now: float, event: ClusterDrained | ClusterResumed) -> None:
         """Pass the act of an operator to the core, which knows what is pending from polls."""

@@ -41,7 +41,7 @@ from metasched.model.stored_names import EVENT_KINDS
 from metasched.policies.eligible import PERMANENT_REASONS, find_ineligibility
 from metasched.policies.local.orders import EASY, FirstFit
 from metasched.policies.local.queueing import LocalPolicy
-from metasched.policies.local.registry import DEFAULT_POLICY, make_policy
+from metasched.policies.local.registry import DEFAULT_POLICY, make_excludable
 from metasched.policies.policy import Policy
 from metasched.simulate.clusters import SimulatedCluster
 from metasched.simulate.engine import Schedule, Simulation
@@ -105,7 +105,7 @@ class RecordedPeriod:
         return self.simulation(policy, progress).run()
 
     def _make_local_policy(self, simulated: SimulatedCluster) -> LocalPolicy:
-        return make_policy(self.local_policies[simulated.name], {}, simulated.licences)
+        return make_excludable(self.local_policies[simulated.name], {}, simulated.licences)
 
 
 def read_period(

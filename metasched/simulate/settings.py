@@ -18,7 +18,7 @@ from metasched.policies.local.registry import (
     DEFAULT_POLICY,
     PARAMETERS,
     TEXT_PARAMETERS,
-    make_policy,
+    make_excludable,
 )
 from metasched.policies.plug_in_ratings import PlugInError, PlugInKind, load_all, plug_ins_of
 from metasched.policies.policy import Policy, SelfOptimisation
@@ -96,7 +96,7 @@ class SimulationSettings:
                 if not cluster.policy or key in PARAMETERS.get(name, ())
             }
             try:
-                return make_policy(name, parameters, cluster.licences)
+                return make_excludable(name, parameters, cluster.licences)
             except ValueError as error:
                 place = f'cluster "{cluster.name}"' if cluster.policy else "--policy or --set"
                 raise SettingError(f"{error}, {place}") from None

@@ -16,6 +16,7 @@ planning               policies that keep a plan
 flexible_backfilling   Flexible Backfilling
 weights                constants of Flexible Backfilling
 convergent             Convergent Scheduling: a matching of jobs and machines
+exclusion              policies of other packages that fail
 registry               all policies by name
 
 | name         | class                           | source                | optimises               |

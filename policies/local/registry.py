@@ -17,6 +17,7 @@ from metasched.policies.local.convergent.weights import (
     PREEMPTIVE_OPTIMAL,
     ConvergentWeights,
 )
+from metasched.policies.local.exclusion import ExcludablePolicy
 from metasched.policies.local.orders import (
     EASY,
     EDF,
@@ -30,6 +31,7 @@ from metasched.policies.local.orders import (
     Priority,
 )
 from metasched.policies.local.planning import EarliestGap, OptimisedPlan, TabuPlan
+from metasched.policies.local.preemption import PreemptivePolicy
 from metasched.policies.local.preemptive_orders import (
     PreemptiveEDF,
     PreemptiveLSF,
@@ -161,6 +163,19 @@ def keeps_windows(name: str) -> bool:
     """Whether jobs stay out of reserved windows under the policy of that name."""
     is_flexible = name in (MODIFIED, UNMODIFIED)  # their class needs numpy
     return is_flexible or getattr(_find_factory(name), "keeps_windows", False)
+
+
+def make_excludable(
+    name: str, parameters: Parameters | None = None, licences: Mapping[str, int] | None = None
+) -> LocalPolicy:
+    """Create a policy for a simulation; FCFS decides where one of another package fails.
+
+    ValueError as `make_policy`.
+    """
+    policy = make_policy(name, parameters, licences)
+    if name in POLICIES or isinstance(policy, PreemptivePolicy):
+        return policy
+    return ExcludablePolicy(name, policy)
 
 
 def make_policy(

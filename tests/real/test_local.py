@@ -9,9 +9,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,10 @@ from msgspec import structs
 from metasched.adapters import supervisor
 from metasched.adapters.base import Submission, Withdrawal
 from metasched.adapters.errors import Refused, Unreachable
+from metasched.adapters.local import scheduler
 from metasched.adapters.local.adapter import Local, LocalOptions
 from metasched.adapters.local.host import ForkServer, read_record
+from metasched.adapters.local.timed_policy import TimedPolicy
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus
@@ -737,6 +741,19 @@ def test_a_policy_that_fails_stops_no_cluster(
     for order in orders:
         assert site.wait_end(order).state is State.COMPLETED
     assert policy.calls
+
+
+def test_a_policy_that_hangs_stops_no_cluster(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = threading.Event()
+    policy = Failing(lambda queue: let_go.wait())
+    monkeypatch.setattr(registry, "_load_factory", lambda _: lambda: policy)
+    monkeypatch.setattr(scheduler, "TimedPolicy", partial(TimedPolicy, seconds=0.1))
+    site.reopen(policy="hanging")
+    orders = [site.submit("true", cpus=3) for _ in range(3)]
+    for order in orders:
+        assert site.wait_end(order).state is State.COMPLETED
+    assert policy.calls == 1
+    let_go.set()
 
 
 def test_a_policy_that_cannot_be_made_leaves_fcfs(

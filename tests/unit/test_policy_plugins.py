@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
 from metasched.adapters.local.options import LocalOptions
+from metasched.adapters.local.timed_policy import PolicyExcluded, TimedPolicy
+from metasched.experiments.policy_trial import trial_of
+from metasched.model.job import Job
+from metasched.policies.local.orders import FCFS
 from metasched.policies.local.queueing import FreeResources, JobStart, WaitingJob
 from metasched.policies.local.registry import check_policy_name, keeps_order, make_policy
+from metasched.simulate.cluster_specs import parse_clusters
+from metasched.simulate.settings import SimulationSettings, simulate
+from metasched.simulate.workload import Workload, WorkloadEntry
 
 MODULE = """\
 from metasched.policies.local.orders import FirstFit
@@ -19,18 +28,34 @@ class Last(FirstFit):
 
     def sort_queue(self, queue):
         return list(reversed(queue))
+
+class Raising(FirstFit):
+    def choose_starts(self, now, queue, running, free):
+        return 1 / 0
+
+class Twice(FirstFit):
+    def choose_starts(self, now, queue, running, free):
+        return [(next(iter(queue)).id, 0)] * 2
+
+class Crowding(FirstFit):
+    def choose_starts(self, now, queue, running, free):
+        return [(job.id, 0) for job in queue]
 """
 
 
-def test_a_policy_of_another_package_is_chosen_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def their_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "their_policy-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-policy\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[metasched.policies]\nlast = their_policy:Last\n")
+    names = ("Last", "Raising", "Twice", "Crowding")
+    points = "".join(f"{name.lower()} = their_policy:{name}\n" for name in names)
+    (info / "entry_points.txt").write_text(f"[metasched.policies]\n{points}")
     (tmp_path / "their_policy.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_policy_of_another_package_is_chosen_by_its_name() -> None:
     assert LocalOptions(cpus=2, policy="last").policy == "last"
     queue = [WaitingJob(1, 2, 10.0), WaitingJob(2, 2, 10.0)]
     chosen = make_policy("last").choose_starts(0.0, queue, [], FreeResources(2))
@@ -43,3 +68,64 @@ def test_a_policy_of_another_package_is_chosen_by_its_name(
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ValueError, match='unknown policy "las"; '):
         check_policy_name("las")
+
+
+@pytest.mark.parametrize("name", ["raising", "twice", "crowding"])
+def test_fcfs_decides_the_passes_of_a_simulation_in_which_a_policy_fails(name: str) -> None:
+    jobs = [Job(id=n, submitted=0.0, estimated=10.0, cpus=2) for n in (1, 2)]
+    workload = Workload("w", tuple(WorkloadEntry(job, 10.0, job.id) for job in jobs))
+    schedule = simulate(workload, parse_clusters("2"), SimulationSettings(policy=name))
+    assert [placed.start for placed in schedule.jobs] == [0.0, 10.0]
+    assert set(schedule.excluded_passes) == {name}
+    fine = simulate(workload, parse_clusters("2"), SimulationSettings(policy="last"))
+    assert [placed.start for placed in fine.jobs] == [10.0, 0.0]
+    assert not fine.excluded_passes
+    trial = trial_of(schedule)
+    assert trial.excluded_passes == schedule.excluded_passes
+
+
+class Hanging(FCFS):
+    """It hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.let_go = Event()
+        self.calls = 0
+
+    def choose_starts(self, *_: Any) -> list[JobStart]:
+        self.calls += 1
+        self.let_go.wait()
+        return [JobStart(7)]
+
+
+def test_a_policy_that_hangs_is_suspended_and_asked_again_once_it_has_ended() -> None:
+    policy = Hanging()
+    timed = TimedPolicy(policy, seconds=0.01, first_suspension=0.0)
+    for reason in ("no answer within 0.01 s", "an earlier pass has not ended"):
+        with pytest.raises(PolicyExcluded, match=reason):
+            timed.choose_starts(0.0, [], [], FreeResources(2))
+    assert policy.calls == 1
+    policy.let_go.set()
+    thread = timed._thread
+    assert thread is not None
+    thread.join()
+    timed._seconds = 60.0
+    assert timed.choose_starts(0.0, [], [], FreeResources(2)) == [JobStart(7)]
+    assert timed.in_order  # of the policy
+    another = Hanging()
+    suspended = TimedPolicy(another, seconds=0.01, first_suspension=600.0)
+    with pytest.raises(PolicyExcluded):
+        suspended.choose_starts(0.0, [], [], FreeResources(2))
+    another.let_go.set()
+    assert suspended._thread is not None
+    suspended._thread.join()
+    with pytest.raises(PolicyExcluded, match="it is asked again in 600 s"):
+        suspended.choose_starts(0.0, [], [], FreeResources(2))
+
+
+def test_what_a_policy_raises_excludes_it() -> None:
+    class Leaving(FCFS):
+        def choose_starts(self, *_: Any) -> list[JobStart]:
+            raise SystemExit("gone")
+
+    with pytest.raises(PolicyExcluded, match="SystemExit: gone"):
+        TimedPolicy(Leaving()).choose_starts(0.0, [], [], FreeResources(2))

@@ -1,0 +1,70 @@
+"""Local policies of other packages: a pass that fails is decided by FCFS instead. Pure.
+
+So in simulations; the `local` adapter has the same rule, with a limit of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from metasched.policies.local.orders import FCFS
+from metasched.policies.local.queueing import (
+    FreeResources,
+    JobStart,
+    LocalPolicy,
+    RunningJob,
+    WaitingJob,
+)
+
+
+class ExcludablePolicy:
+    """A policy that may raise, or start what does not wait or fit: FCFS decides that pass.
+
+    It has all other attributes of the policy.
+    """
+
+    def __init__(self, name: str, policy: LocalPolicy) -> None:
+        self.name, self._policy, self._fallback = name, policy, FCFS()
+        self.excluded_passes = 0
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._policy, attribute)
+
+    def choose_starts(
+        self,
+        now: float,
+        queue: Collection[WaitingJob],
+        running: Collection[RunningJob],
+        free: FreeResources,
+    ) -> list[JobStart]:
+        try:
+            chosen = self._policy.choose_starts(now, queue, running, free)
+            starts = [JobStart(*start) for start in chosen]
+            check_starts(starts, queue, free)
+        except Exception:
+            self.excluded_passes += 1
+            return self._fallback.choose_starts(now, queue, running, free)
+        return starts
+
+
+def check_starts(
+    starts: Collection[JobStart], queue: Collection[WaitingJob], free: FreeResources
+) -> None:
+    """Raise ValueError if a job does not wait, or has no room."""
+    waiting = {job.id: job for job in queue}
+    machines = None if free.machines is None else list(free.machines)
+    cpus, resources = free.cpus, dict(free.resources)
+    for start in starts:
+        if (job := waiting.pop(start.id, None)) is None:
+            raise ValueError(f"it starts {start.id}, which does not wait")
+        cpus -= job.cpus
+        if machines is not None:
+            if start.machine not in job.machines:
+                raise ValueError(f"machine {start.machine} cannot run {start.id}")
+            machines[start.machine] -= job.cpus
+        for name in job.resources.keys() & resources.keys():  # others are unlimited
+            resources[name] -= job.resources[name]
+        short = machines is not None and machines[start.machine] < 0
+        if cpus < 0 or short or any(resources[name] < 0 for name in resources):
+            raise ValueError(f"it starts {start.id}, for which there is no room")
