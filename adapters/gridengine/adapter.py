@@ -26,7 +26,7 @@ from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.gridengine import listing
 from metasched.adapters.gridengine.accounting import AccountingFile
 from metasched.adapters.gridengine.cell_files import cell_folder
-from metasched.adapters.gridengine.cluster_info import CellDemand, cluster_info
+from metasched.adapters.gridengine.cluster_info import CellDemand, cluster_info, listed_queue
 from metasched.adapters.gridengine.commands import CellCommands
 from metasched.adapters.gridengine.foreign_use import ForeignUseFile
 from metasched.adapters.gridengine.reservation_listing import (
@@ -274,6 +274,7 @@ class GridEngine:
                 use_source="" if self._accounting.since is None else "accounting file",
             ),
             quarantined=self._set_aside.rows,
+            queue=listed_queue(demand),
         )
 
     def inspect(self) -> ManagerState:

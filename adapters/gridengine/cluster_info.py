@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from metasched.adapters.gridengine.listing import (
     parse_seconds,
 )
 from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
+from metasched.model.listing import MAX_LISTED_JOBS, ListedQueue, PendingJob, StartedJob
 
 _MAX_JOB_ID = 9_999_999  # the qmaster then begins anew
 
@@ -27,6 +29,24 @@ class CellDemand:
     default_time: float  # seconds; run time of a job without h_rt
     own_ids: Collection[str] = ()  # of this instance's jobs
     awaiting: Collection[str] = ()  # jobs that wait in a reservation and compete with no other
+
+    def limit(self, job: QstatJob) -> float:
+        """Return the seconds that a job may run."""
+        return parse_seconds(job.requests.get("h_rt", "")) or self.default_time
+
+    def end(self, job: QstatJob) -> float:
+        """Return the end of a running job by its limit, not before the listing."""
+        started = self.listed_at if job.started is None else job.started
+        return max(started + self.limit(job), self.listed_at)
+
+    @property
+    def waiting(self) -> list[QstatJob]:
+        """The jobs that wait for resources that others may use, in the manager's order."""
+        return [
+            job
+            for job in self.jobs
+            if job.is_waiting and job.waits_only_for_resources and job.id not in self.awaiting
+        ]
 
 
 def cluster_info(
@@ -42,21 +62,13 @@ def cluster_info(
     these come from two commands at different times, and free amounts are rounded. `memory` is the
     consumable that counts memory.
     """
-    listed_at = demand.listed_at
-
-    def time_limit(job: QstatJob) -> float:
-        return parse_seconds(job.requests.get("h_rt", "")) or demand.default_time
-
-    running, waiting = [], []
-    owed = 0.0
-    for job in demand.jobs:
-        if not job.is_waiting:
-            end = (listed_at if job.started is None else job.started) + time_limit(job)
-            running.append((max(end, listed_at), job.slots))
-        elif job.waits_only_for_resources and job.id not in demand.awaiting:
-            waiting.append(job)
-            if job.id not in demand.own_ids:
-                owed += job.task_count * job.slots * time_limit(job)
+    running = [(demand.end(job), job.slots) for job in demand.jobs if not job.is_waiting]
+    waiting = demand.waiting
+    owed = math.fsum(
+        job.task_count * job.slots * demand.limit(job)
+        for job in waiting
+        if job.id not in demand.own_ids
+    )
     capacities = [_HostCapacity(host, totals.get(host.name, {}), memory) for host in hosts]
     usable = [capacity for capacity in capacities if capacity.up]
     return ClusterInfo(
@@ -66,8 +78,31 @@ def cluster_info(
         running_jobs=tuple(sorted(running)),
         owed_by_others=owed,
         pending_jobs=sum(job.task_count for job in waiting),
-        queue_head=(waiting[0].slots, time_limit(waiting[0])) if waiting else None,
+        queue_head=(waiting[0].slots, demand.limit(waiting[0])) if waiting else None,
         max_native_id=_MAX_JOB_ID,
+    )
+
+
+def listed_queue(demand: CellDemand) -> ListedQueue:
+    """Return the first pending jobs, and the running jobs that end first."""
+    waiting = demand.waiting
+    running = sorted((job for job in demand.jobs if not job.is_waiting), key=demand.end)
+    return ListedQueue(
+        tuple(
+            PendingJob(
+                native_id=job.id if job.id in demand.own_ids else "",
+                cpus=max(job.slots, 1),
+                limit=max(demand.limit(job), 1.0),
+                tasks=job.task_count,
+                owner=job.owner,
+            )
+            for job in waiting[:MAX_LISTED_JOBS]
+        ),
+        complete=len(waiting) <= MAX_LISTED_JOBS,
+        running=tuple(
+            StartedJob(demand.end(job), job.slots, max(demand.limit(job), 1.0), job.owner)
+            for job in running[:MAX_LISTED_JOBS]
+        ),
     )
 
 

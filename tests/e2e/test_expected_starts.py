@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 
 from tests.e2e.conftest import ONE_LOCAL, Site
+from tests.harness.gridengine import Cell
 from tests.harness.slurm import SlurmSite
 
 
@@ -63,6 +64,37 @@ def test_jobs_of_others_do_not_hide_the_start_on_slurm(site: Site, slurm_site: S
     # no known task has run for so long: the job that runs ends at any part of its limit
     assert 600 < (late - begun).total_seconds() <= 3000 + 2
     beta.run("scancel", "--name=wrap")
+    site.until_ended(job)
+
+
+def test_jobs_of_others_do_not_hide_the_start_on_grid_engine(
+    site: Site, gridengine_cell: Cell
+) -> None:
+    """A job of others fills the cell for up to 30 min, another is pending before ours."""
+    gridengine_cell.empty()
+    wide = ONE_LOCAL.replace("cpus = 4", "cpus = 50")  # the known tasks end soon
+    python = gridengine_cell.python(site.folder / "python")
+    site.configure(wide + gridengine_cell.table(python, "poll_interval = 1\nsettle = 1\n"))
+    site.start()
+    known = ("-n", "1", "--array", "1-100", "--time", "60", "--cluster", "here")
+    site.until_ended(site.submit(*known, "--wrap", "true"))
+    options = ("-terse", "-b", "y", "-pe", "smp", "8", "-o", "/dev/null", "-j", "y")
+    others = []
+    for seconds in ("1800", "1200"):
+        command = ("qsub", *options, "-l", f"h_rt={seconds}", "sleep", "600")
+        others.append(gridengine_cell.run(*command).strip())
+    site.until(lambda: site.cluster_rows()[-1]["pending"] >= 1)
+    begun = datetime.now(UTC)
+    job = site.submit("-n", "8", "--time", "5", "--cluster", "cell", "--wrap", "true")
+    row = site.until(lambda: (row := site.row(job))["expected_late"] and row)
+    assert row["state"] == "pending"
+    early, median, late = (
+        datetime.fromisoformat(row[key])
+        for key in ("expected_early", "expected_start", "expected_late")
+    )
+    assert early <= median <= late
+    assert 600 < (late - begun).total_seconds() <= 3000 + 2
+    gridengine_cell.run("qdel", *others)
     site.until_ended(job)
 
 

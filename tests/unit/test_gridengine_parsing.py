@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from metasched.adapters.gridengine import listing
-from metasched.adapters.gridengine.cluster_info import CellDemand, cluster_info
+from metasched.adapters.gridengine.cluster_info import CellDemand, cluster_info, listed_queue
 from metasched.model.cluster import ManagerLicences
 from metasched.model.job import State
+from metasched.model.listing import PendingJob, StartedJob
 from tests.unit.gridengine_answers import INSTANCES, QSTAT, TAG, line
 
 QHOST = """<?xml version='1.0'?>
@@ -162,6 +164,13 @@ def test_facts() -> None:
     assert facts.owed_by_others == 18 * 3 * 3600
     assert facts.queue_head == (3, 3600.0)
     assert facts.running_jobs == ((1795230191.0 + 600, 2),)
+    queue = listed_queue(demand)  # without the job in error
+    assert queue.jobs == (PendingJob("", 3, 3600.0, 18, "bob"),)
+    assert queue.running == (StartedJob(1795230191.0 + 600, 2, 600.0, "ada"),)
+    assert queue.complete
+    own = listed_queue(replace(demand, own_ids={"11"}, default_time=0.0))
+    assert [job.native_id for job in own.jobs] == ["11"]
+    assert listed_queue(replace(demand, awaiting={"11"})).jobs == ()
     partition = facts.partition(None)
     assert partition is not None
     assert (partition.name, partition.max_time, partition.free_cpus) == ("all.q", 86400.0, 6)
