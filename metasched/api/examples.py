@@ -214,7 +214,7 @@ _EXPLANATION = {
     "priority": 7,
     "parts": [{"heuristic": "deadline", "contribution": 7.0, "weight": 1.0}],
     "ratings": None,
-    "policy": {"priority": 3, "placement": 3},
+    "policy": {"priority": 3, "placement": 3, "load": None},
     "tuning": [],
     "clusters": [_VERDICT],
     "licences": [],
