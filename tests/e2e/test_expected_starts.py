@@ -118,6 +118,8 @@ def test_jobs_are_placed_where_they_are_expected_to_start_first(site: Site) -> N
     site.until(chosen)
     job = json.loads(site.run(*asked).stdout)["job"]
     assert site.until(lambda: site.row(job)["cluster"]) == "right"
+    assert site.json("explain", str(job))["policy"]["load"] == "forecast"
+    assert "by the forecast" in site.run("story", str(job)).stdout
     site.run("cancel", *map(str, (*held, job)))
     site.stop()
     site.run("db", "check")
