@@ -6,24 +6,51 @@ subclass of `MatrixHeuristic`.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from metasched.policies.local.convergent.table import NONE, FloatArray, JobMachineView
+from metasched.policies.local.convergent.table import (
+    NONE,
+    FloatArray,
+    IndexArray,
+    JobMachineView,
+    take_pairs,
+)
 from metasched.policies.local.convergent.weights import ConvergentWeights
+
+_LONGEST = float(np.finfo(np.float64).max)  # seconds
+
+
+class RowContributions(NamedTuple):
+    """Contributions of which only some jobs have different values for different machines."""
+
+    per_job: FloatArray  # N x 1
+    rows: IndexArray  # R: those jobs, positions in the view
+    values: FloatArray  # R x C, added to `per_job`
+
+    def dense(self, shape: tuple[int, int]) -> FloatArray:
+        """Return all contributions, N x C."""
+        array = np.broadcast_to(self.per_job, shape).copy()
+        array[self.rows] += self.values
+        return array
+
+
+Contribution = FloatArray | RowContributions
 
 
 class MatrixHeuristic(ABC):
     """A contribution to the preferences; it keeps no state."""
 
     name: ClassVar[str]
+    lasting: ClassVar[bool] = False
+    """Whether a contribution depends on the run times and the input of its own job alone, and on
+    `longest_of_queue`: that of a waiting job is not computed again while this is the same."""
 
     @abstractmethod
-    def contribution(self, view: JobMachineView) -> FloatArray:
+    def contribution(self, view: JobMachineView) -> Contribution:
         """Return an array that broadcasts to N x C; -inf forbids a pair, NaN is not allowed."""
 
 
@@ -31,9 +58,10 @@ class MinimalRequirements(MatrixHeuristic):
     """Forbid the pairs that cannot run; these machines are `M_aff` of the other heuristics."""
 
     name = "minimal-requirements"
+    lasting = True
 
     def contribution(self, view: JobMachineView) -> FloatArray:
-        return np.where(view.run_times < math.inf, 0.0, -math.inf)
+        return np.minimum(_LONGEST - view.run_times, 0.0)  # a fraction of the time of np.where
 
 
 class DeadlineUrgency(MatrixHeuristic):
@@ -51,7 +79,7 @@ class DeadlineUrgency(MatrixHeuristic):
     def __init__(self, weights: ConvergentWeights) -> None:
         self._weights = weights
 
-    def contribution(self, view: JobMachineView) -> FloatArray:
+    def contribution(self, view: JobMachineView) -> RowContributions:
         weights = self._weights
         slack = view.now - view.deadlines  # -inf without a deadline
         result = np.where(np.isfinite(view.deadlines), weights.least, 0.0)[:, np.newaxis]
@@ -59,21 +87,33 @@ class DeadlineUrgency(MatrixHeuristic):
         active = (slack <= -view.shortest) & (slack > -(1 + weights.lead) * view.longest)
         rows = np.flatnonzero(active)
         if not len(rows):
-            return result
-        contributions = np.broadcast_to(result, view.shape).copy()
-        inverse = view.queue_inverse[view.rows[rows]]  # the sums are over all machines of the job
+            return RowContributions(result, rows, np.empty((0, len(view.machines))))
+        # the sums are over all machines of the job; in place and by products, which take a fraction
+        # of the time of new arrays and of np.where
+        inverse = 1 / view.queue_run_times[view.rows[rows]]
+        inverse /= view.left[rows, np.newaxis]
         x = slack[rows, np.newaxis] * inverse
         possible, meets = inverse > 0, x <= -1
-        rise = np.clip((x + 1 + weights.lead) / weights.lead, 0.0, 1.0)
-        urgency = weights.least + (weights.most - weights.least) * np.where(meets, rise, 0.0)
-        total = np.where(possible, urgency, 0.0).sum(axis=1, keepdims=True)
+        x += 1 + weights.lead
+        x /= weights.lead
+        urgency = np.minimum(np.maximum(x, 0.0, out=x), 1.0, out=x)
+        urgency *= meets
+        urgency *= weights.most - weights.least
+        urgency += weights.least
+        total = (urgency * possible).sum(axis=1, keepdims=True)
         sharing = possible & meets if weights.late == "none" else possible
-        shares = np.where(sharing, weights.most - urgency, 0.0)
-        sums = shares.sum(axis=1, keepdims=True)
-        equal = sharing / sharing.sum(axis=1, keepdims=True)
-        parts = np.where(sums > 0, shares / np.where(sums > 0, sums, 1.0), equal)
-        contributions[rows] = (total * parts)[:, view.machines]
-        return contributions
+        parts = (weights.most - urgency) * sharing
+        sums = parts.sum(axis=1, keepdims=True)
+        equal = np.flatnonzero(sums == 0)
+        # by rounding even the fastest machine may miss a deadline that it just meets
+        any_shares = sharing[equal].any(axis=1, keepdims=True)
+        parts[equal] = np.where(any_shares, sharing[equal], possible[equal])
+        sums[equal] = parts[equal].sum(axis=1, keepdims=True)
+        parts *= total / sums
+        if len(view.machines) < parts.shape[1]:
+            parts = parts[:, view.machines]
+        result[rows] = 0.0
+        return RowContributions(result, rows, parts)
 
 
 class LicenceDemand(MatrixHeuristic):
@@ -89,10 +129,10 @@ class LicenceDemand(MatrixHeuristic):
 
     def contribution(self, view: JobMachineView) -> FloatArray:
         values: FloatArray = np.where(view.rho > 1, len(view.rho) * view.rho, view.rho)
-        highest = float(((view.queue_requests > 0) @ values).max(initial=0.0))
+        demand: FloatArray = (view.queue_requests > 0) @ values
+        highest = float(demand.max(initial=0.0))
         scale = self._weight / highest if highest > 0 else 0.0
-        demand: FloatArray = (view.queue_requests[view.rows] > 0) @ values
-        contributions: FloatArray = scale * demand[:, np.newaxis]
+        contributions: FloatArray = scale * demand[view.rows, np.newaxis]
         return contributions
 
 
@@ -100,6 +140,7 @@ class InputTransfer(MatrixHeuristic):
     """Preference for machines to which little input has to be brought."""
 
     name = "input"
+    lasting = True
 
     def __init__(self, weights: ConvergentWeights) -> None:
         self._weight = weights.input
@@ -107,9 +148,8 @@ class InputTransfer(MatrixHeuristic):
     def contribution(self, view: JobMachineView) -> FloatArray:
         if view.queue_nearness is None:
             return np.zeros((1, 1))
-        nearness = view.queue_nearness.take(view.rows, axis=0)
-        contributions: FloatArray = nearness.take(view.machines, axis=1)
-        contributions *= self._weight
+        nearness = take_pairs(view.queue_nearness, view.rows, view.machines)
+        contributions: FloatArray = nearness * self._weight
         return contributions
 
 
@@ -120,6 +160,7 @@ class WaitMinimisation(MatrixHeuristic):
     """
 
     name = "wait-minimisation"
+    lasting = True
 
     def __init__(self, weights: ConvergentWeights) -> None:
         self._weight = weights.shortness
@@ -141,13 +182,11 @@ class OverheadMinimisation(MatrixHeuristic):
     def __init__(self, weights: ConvergentWeights) -> None:
         self._weight = weights.overhead
 
-    def contribution(self, view: JobMachineView) -> FloatArray:
+    def contribution(self, view: JobMachineView) -> RowContributions:
         running = np.flatnonzero(view.current != NONE)
-        if not len(running):
-            return np.zeros((1, 1))
-        contributions = np.zeros(view.shape)
-        contributions[running, view.current[running]] = self._weight
-        return contributions
+        contributions = np.zeros((len(running), len(view.machines)))
+        contributions[np.arange(len(running)), view.current[running]] = self._weight
+        return RowContributions(np.zeros((1, 1)), running, contributions)
 
 
 class AntiAging(MatrixHeuristic):
@@ -176,22 +215,34 @@ def default_heuristics(weights: ConvergentWeights) -> tuple[MatrixHeuristic, ...
     )
 
 
-def sum_contributions(heuristics: Sequence[MatrixHeuristic], view: JobMachineView) -> FloatArray:
+def sum_contributions(
+    heuristics: Sequence[MatrixHeuristic], view: JobMachineView, others: FloatArray | None = None
+) -> FloatArray:
     """Return the matrix, N x C, -inf where a pair is impossible.
 
-    ValueError if a heuristic returns NaN.
+    It is `others`, the sum of other heuristics, added to in place, if that is given. ValueError if
+    a heuristic returns NaN.
     """
-    matrix: FloatArray = np.zeros(view.shape)
+    matrix: FloatArray = np.zeros(view.shape) if others is None else others
     # contributions without regard to machines: one addition
     vector: FloatArray = np.zeros((len(matrix), 1))
     for heuristic in heuristics:
         contribution = heuristic.contribution(view)
+        if isinstance(contribution, RowContributions):
+            if len(contribution.rows):
+                matrix[contribution.rows] += contribution.values
+            contribution = contribution.per_job
         if contribution.shape[1] == 1:
             vector = vector + contribution
         else:
             matrix += contribution
     matrix += vector
     if np.isnan(matrix).any():
-        causes = [h.name for h in heuristics if np.isnan(h.contribution(view)).any()]
+        causes = [each.name for each in heuristics if _has_nan(each.contribution(view))]
         raise ValueError(f"NaN from heuristic {', '.join(causes)}; correct its contribution")
     return matrix
+
+
+def _has_nan(contribution: Contribution) -> bool:
+    parts = contribution if isinstance(contribution, RowContributions) else (contribution,)
+    return any(bool(np.isnan(part).any()) for part in parts)

@@ -18,6 +18,7 @@ from metasched.policies.local.convergent.heuristics import (
 from metasched.policies.local.convergent.knapsack import KNAPSACKS, Knapsack, choose_jobs
 from metasched.policies.local.convergent.matching import (
     Matcher,
+    lower_bound,
     match_greedy,
     match_incremental,
     match_optimal,
@@ -28,6 +29,8 @@ from metasched.policies.local.convergent.table import (
     IndexArray,
     JobMachineTable,
     JobMachineView,
+    Workspace,
+    take_pairs,
 )
 from metasched.policies.local.convergent.weights import (
     GREEDY,
@@ -37,12 +40,7 @@ from metasched.policies.local.convergent.weights import (
     PREEMPTIVE_OPTIMAL,
     ConvergentWeights,
 )
-from metasched.policies.local.preemption import (
-    Changes,
-    PreemptibleJob,
-    PreemptivePolicy,
-    without_restarts,
-)
+from metasched.policies.local.preemption import Changes, PreemptibleJob, PreemptivePolicy
 from metasched.policies.local.queueing import FreeResources, JobStart, RunningJob, WaitingJob
 
 
@@ -73,22 +71,27 @@ class ConvergentMatching:
             default_heuristics(self.weights) if heuristics is None else heuristics
         )
         self._solve = solve or KNAPSACKS[self.weights.knapsack]
+        self._lasting = tuple(each for each in self.heuristics if each.lasting)
+        self._changing = tuple(each for each in self.heuristics if not each.lasting)
         self._table = JobMachineTable(1)
+        self._workspace = Workspace()
+        self._longest = 0.0  # `longest_of_queue` of the sums of the table
 
     def preferences(
         self, now: float, queue: Collection[WaitingJob], free: FreeResources
     ) -> FloatArray:
         """Return the job x machine matrix of a queue, in its order."""
-        self._update_table(queue, free)
+        self._fit_table(free).update(queue)
         machines = np.arange(self._table.machine_count)
         view = self._view(now, free.resources, np.arange(len(queue)), machines)
-        return sum_contributions(self.heuristics, view)
+        return self._matrix(view).copy()
 
-    def _update_table(self, jobs: Collection[WaitingJob], free: FreeResources) -> None:
+    def _fit_table(self, free: FreeResources) -> JobMachineTable:
+        """Return the table, a new one if there are other machines."""
         machine_count = 1 if free.machines is None else len(free.machines)
         if self._table.machine_count != machine_count:
             self._table = JobMachineTable(machine_count)
-        self._table.update(jobs)
+        return self._table
 
     def _view(
         self, now: float, free: Mapping[str, int], rows: IndexArray, machines: IndexArray
@@ -103,50 +106,94 @@ class ConvergentMatching:
             now=now,
             rows=rows,
             machines=machines,
-            run_times=table.run_times.take(rows, axis=0).take(machines, axis=1),
             longest=table.longest[rows],
             shortest=table.shortest[rows],
             submitted=table.submitted[rows],
             deadlines=table.deadlines[rows],
             current=np.full(len(rows), NONE, dtype=np.intp),
             rho=(requests.sum(axis=0) + held) / totals,
-            queue_inverse=table.inverse,
+            left=np.ones(len(rows)),
+            queue_run_times=table.run_times,
             queue_nearness=table.nearness,
             queue_requests=requests,
             longest_of_queue=float(table.longest.max(initial=0.0)),
         )
 
-    def _start_matched(self, capacity: Capacity) -> None:
-        """Start matched jobs until no other fits."""
-        table, free_cpus = self._table, _free_cpus(capacity)
-        names = [name for name in table.resource_columns if name in capacity.resources]
-        free_amounts = np.array([capacity.resources[name] for name in names], dtype=float)
+    def _matrix(self, view: JobMachineView) -> FloatArray:
+        """Return the preferences; what lasts is computed for new and for running jobs alone."""
+        table, longest = self._table, view.longest_of_queue
+        if longest != self._longest:
+            self._longest, table.summed = longest, 0
+        count, every_machine = len(table.jobs), np.arange(table.machine_count)
+        if table.summed < count:
+            rows = np.arange(table.summed, count)
+            waiting = replace(
+                view,
+                rows=rows,
+                machines=every_machine,
+                longest=table.longest[rows],
+                shortest=table.shortest[rows],
+                submitted=table.submitted[rows],
+                deadlines=table.deadlines[rows],
+                current=np.full(len(rows), NONE, dtype=np.intp),
+                left=np.ones(len(rows)),
+            )
+            table.sums[rows] = sum_contributions(self._lasting, waiting)
+            table.summed = count
+        sums = self._workspace.array("matrix", view.shape)
+        sums[:] = take_pairs(table.sums, view.rows, view.machines)
+        started = np.flatnonzero(view.left != 1)
+        if len(started):
+            sums[started] = sum_contributions(self._lasting, view.at(started))
+        return sum_contributions(self._changing, view, sums)
+
+    def _choose_pairs(
+        self, now: float, free_cpus: FloatArray, resources: Mapping[str, int], shared: bool
+    ) -> dict[int, int]:
+        """Return the machines of the rows to run now; pairs are added until no other job fits.
+
+        `free_cpus` of each machine, and resources; machines run several jobs if `shared`.
+        """
+        table, free_cpus = self._table, free_cpus.copy()
+        names = [name for name in table.resource_columns if name in resources]
+        free_amounts = np.array([resources[name] for name in names], dtype=float)
         amounts = table.amounts[:, [table.resource_columns[name] for name in names]]
         machines = np.flatnonzero(free_cpus > 0)
+        if not len(machines):
+            return {}
         # few jobs fit at most events: the others need no preferences
         fits = (amounts <= free_amounts).all(axis=1) & (table.cpus <= free_cpus.max())
         rows = np.flatnonzero(fits)
         if not len(rows):
-            return
+            return {}
         amounts, cpus = amounts[rows], table.cpus[rows]
-        view = self._view(capacity.now, capacity.resources, rows, machines)
-        matrix = sum_contributions(self.heuristics, view)
-        placed = {
-            row: int(view.current[row]) for row in np.flatnonzero(view.current != NONE).tolist()
-        }
-        while len(rows) and not capacity.full:
-            free_amounts = np.array([capacity.resources[name] for name in names], dtype=float)
-            fits = cpus[:, np.newaxis] <= _free_cpus(capacity)[machines]
-            fits &= (amounts <= free_amounts).all(axis=1, keepdims=True)
-            pairs = self._match(np.where(fits, matrix, -math.inf), amounts, free_amounts, placed)
+        view = self._view(now, resources, rows, machines)
+        matrix = self._matrix(view)
+        running = np.flatnonzero(view.current != NONE)
+        placed = dict(zip(running.tolist(), view.current[running].tolist(), strict=True))
+        result: dict[int, int] = {}
+        while len(rows):
+            too_small = cpus[:, np.newaxis] > free_cpus[machines]
+            too_small &= matrix > -math.inf
+            if too_small.any():
+                matrix[too_small] = -math.inf
+            pairs = self._match(matrix, amounts, free_amounts, placed)
             if not pairs:
-                return
-            for row, machine in pairs.items():
-                capacity.start(table.jobs[rows[row]], int(machines[machine]))
-            left = np.ones(len(rows), dtype=bool)
-            left[list(pairs)] = False
-            rows, matrix, amounts, cpus = rows[left], matrix[left], amounts[left], cpus[left]
+                break
+            started = np.fromiter(pairs, np.intp, len(pairs))
+            taken = machines[np.fromiter(pairs.values(), np.intp, len(pairs))]
+            result.update(zip(rows[started].tolist(), taken.tolist(), strict=True))
+            free_cpus[taken] -= cpus[started] if shared else free_cpus[taken]
+            free_amounts = free_amounts - amounts[started].sum(axis=0)
+            is_free = free_cpus[machines] > 0
+            if not is_free.any():
+                break
+            fits = (amounts <= free_amounts).all(axis=1) & (cpus <= free_cpus.max())
+            fits[started] = False
+            matrix = matrix[fits][:, is_free]
+            rows, amounts, cpus, machines = rows[fits], amounts[fits], cpus[fits], machines[is_free]
             placed = {}
+        return result
 
     def _match(
         self,
@@ -156,23 +203,34 @@ class ConvergentMatching:
         placed: Mapping[int, int],
     ) -> dict[int, int]:
         """Return pairs that fit together; a possible pair fits alone. `placed`: those in force."""
-        possible = preferences > -math.inf
-        counts = possible.sum(axis=1)
+        counts = np.count_nonzero(preferences > -math.inf, axis=1)
+        lowest = lower_bound(preferences)
+        working = self._workspace.array("rows", preferences.shape)
+        sums = np.maximum(preferences, lowest, out=working).sum(axis=1)
+        sums -= lowest * (preferences.shape[1] - counts)
         rows = np.flatnonzero(counts)
         if not len(rows):
             return {}
-        values = preferences[rows].sum(axis=1, where=possible[rows]) / counts[rows]
+        values = sums[rows] / counts[rows]
         rows = rows[choose_jobs(values, amounts[rows], free_amounts, self._solve)]
         previous = {
             position: placed[row] for position, row in enumerate(rows.tolist()) if row in placed
         }
-        pairs = type(self).matcher(preferences[rows], previous)
+        working = self._workspace.array("rows", (len(rows), preferences.shape[1]))
+        # without the mode it would be filled by way of another array
+        np.take(preferences, rows, axis=0, out=working, mode="clip")
+        pairs = type(self).matcher(working, previous)
         return {int(rows[row]): machine for row, machine in pairs.items()}
 
 
 def _free_cpus(capacity: Capacity) -> FloatArray:
     machines = capacity.machines if isinstance(capacity, FreeOnMachines) else [capacity.cpus]
     return np.array(machines, dtype=float)
+
+
+def _shared(free: FreeResources) -> bool:
+    """Whether a machine runs several jobs; counted processors do."""
+    return free.machines is None or free.shared
 
 
 class Convergent(ConvergentMatching):
@@ -190,10 +248,11 @@ class Convergent(ConvergentMatching):
         free: FreeResources,
     ) -> list[JobStart]:
         capacity = make_capacity(now, running, free)
-        self._update_table(queue, free)
-        if self._table.jobs and not capacity.full:
-            self._start_matched(capacity)
-        return capacity.starts
+        if capacity.full:
+            return []
+        self._fit_table(free).update(queue)
+        pairs = self._choose_pairs(now, _free_cpus(capacity), capacity.resources, _shared(free))
+        return [JobStart(self._table.jobs[row].id, machine) for row, machine in pairs.items()]
 
 
 class PreemptiveConvergent(ConvergentMatching, PreemptivePolicy):
@@ -214,23 +273,29 @@ class PreemptiveConvergent(ConvergentMatching, PreemptivePolicy):
         running: Collection[PreemptibleJob],
         free: FreeResources,
     ) -> Changes:
-        jobs = {job.id: job for job in (*[p.job for p in running], *queue)}
-        kept = [job for job in self._table.jobs if jobs.get(job.id) == job]
-        for job in kept:
-            del jobs[job.id]
-        self._update_table([*kept, *jobs.values()], free)  # in its own order: it stays as it is
-        rows = {job.id: row for row, job in enumerate(self._table.jobs)}
-        self._running_rows = np.array([rows[p.job.id] for p in running], dtype=np.intp)
+        self._fit_table(free).update_unordered([*[p.job for p in running], *queue])
+        jobs = self._table.jobs
+        row_of = {job.id: row for row, job in enumerate(jobs)}
+        rows = [row_of[p.job.id] for p in running]
+        self._running_rows = np.array(rows, dtype=np.intp)
         self._running_machines = np.array([p.running.machine for p in running], dtype=np.intp)
-        self._left = np.ones(len(rows))
+        self._left = np.ones(len(jobs))
         self._left[self._running_rows] = [p.left(now) for p in running]
         capacity = make_capacity(now, (), free)
+        free_cpus, resources = _free_cpus(capacity), capacity.resources
         for p in running:
-            capacity.release(p.running)
-        if self._table.jobs and not capacity.full:
-            self._start_matched(capacity)
-        suspended = [p.job.id for p in running]
-        return without_restarts(running, Changes(suspended, capacity.starts))
+            free_cpus[p.running.machine] += p.running.cpus
+            for name, amount in p.running.resources.items():
+                if name in resources:
+                    resources[name] += amount
+        pairs = self._choose_pairs(now, free_cpus, resources, _shared(free))
+        suspended = []
+        for p, row in zip(running, rows, strict=True):
+            if pairs.get(row) == p.running.machine:
+                del pairs[row]
+            else:
+                suspended.append(p.job.id)
+        return Changes(suspended, [JobStart(jobs[r].id, machine) for r, machine in pairs.items()])
 
     def _view(
         self, now: float, free: Mapping[str, int], rows: IndexArray, machines: IndexArray
@@ -245,11 +310,10 @@ class PreemptiveConvergent(ConvergentMatching, PreemptivePolicy):
         position_of_machine[machines] = np.arange(len(machines))  # the last stays NONE
         return replace(
             view,
-            run_times=view.run_times * left[rows, np.newaxis],
             longest=view.longest * left[rows],
             shortest=view.shortest * left[rows],
             current=position_of_machine[machine_of_row[rows]],
-            queue_inverse=view.queue_inverse / left[:, np.newaxis],
+            left=left[rows],
             longest_of_queue=float((self._table.longest * left).max(initial=0.0)),
         )
 

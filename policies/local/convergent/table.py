@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,20 +25,20 @@ class JobMachineView:
     """What heuristics see of a pass: N jobs and C machines that may be paired now.
 
     The queue has Q jobs, the cluster M machines and L licences. A pair that cannot run has an
-    infinite run time and an inverse of 0.
+    infinite run time.
     """
 
     now: float  # seconds of the caller's clock
     rows: IndexArray  # N: positions in the queue
     machines: IndexArray  # C: machines
-    run_times: FloatArray  # N x C: seconds that are left of each job on each machine
     longest: FloatArray  # N: longest run time of the job on any machine
     shortest: FloatArray  # N: shortest run time
     submitted: FloatArray  # N
     deadlines: FloatArray  # N; inf: none
     current: IndexArray  # N: position in `machines` on which the job runs; NONE: it waits
     rho: FloatArray  # L: requested and held copies / copies
-    queue_inverse: FloatArray  # Q x M: 1 / run time
+    left: FloatArray  # N: share of the job that is left; 1: it has never run
+    queue_run_times: FloatArray  # Q x M: seconds of the whole job
     queue_nearness: FloatArray | None  # Q x M: 1 - share of all transfers; None: no input
     queue_requests: FloatArray  # Q x L: copies of licences
     longest_of_queue: float  # longest run time of all queued jobs on all machines
@@ -46,11 +48,22 @@ class JobMachineView:
         """N, C."""
         return len(self.rows), len(self.machines)
 
+    def at(self, positions: IndexArray) -> JobMachineView:
+        """Return the view of some of its jobs."""
+        names = ("rows", "longest", "shortest", "submitted", "deadlines", "current", "left")
+        return replace(self, **{name: getattr(self, name)[positions] for name in names})
+
+    @cached_property
+    def run_times(self) -> FloatArray:
+        """Seconds that are left of each job on each machine, N x C."""
+        times = take_pairs(self.queue_run_times, self.rows, self.machines)
+        return times if (self.left == 1).all() else times * self.left[:, np.newaxis]
+
 
 class JobMachineTable:
     """Arrays of the values that do not change while a job waits.
 
-    `update` costs O(M) per new job and O(N M) per removal, in C.
+    `update` costs O(M) per new job and O(N M) per removal, `update_unordered` O(M) for both, in C.
     """
 
     def __init__(self, machine_count: int) -> None:
@@ -58,18 +71,15 @@ class JobMachineTable:
         self.jobs: list[WaitingJob] = []
         self.resource_columns: dict[str, int] = {}
         self._times = np.empty((0, machine_count))
-        self._inverse = np.empty((0, machine_count))
         self._nearness: FloatArray | None = None
         self._amounts = np.empty((0, 0))
         self._columns = np.empty((5, 0))
+        self._sums = np.empty((0, machine_count))
+        self.summed = 0
 
     @property
     def run_times(self) -> FloatArray:
         return self._times[: len(self.jobs)]
-
-    @property
-    def inverse(self) -> FloatArray:
-        return self._inverse[: len(self.jobs)]
 
     @property
     def nearness(self) -> FloatArray | None:
@@ -80,6 +90,14 @@ class JobMachineTable:
     def amounts(self) -> FloatArray:
         """Requested amounts of counted resources; `resource_columns` names the columns."""
         return self._amounts[: len(self.jobs)]
+
+    @property
+    def sums(self) -> FloatArray:
+        """Room for a sum for each job and machine, which moves with the job.
+
+        The user fills it. It has those of the first `summed` jobs.
+        """
+        return self._sums[: len(self.jobs)]
 
     @property
     def cpus(self) -> FloatArray:
@@ -110,62 +128,101 @@ class JobMachineTable:
         jobs = list(queue)
         if jobs[: len(self.jobs)] != self.jobs:
             by_id = {job.id: job for job in jobs}
-            kept = [index for index, job in enumerate(self.jobs) if by_id.get(job.id) == job]
+            kept = [i for i, job in enumerate(self.jobs) if is_same(by_id.get(job.id), job)]
             self._keep(kept)
             if jobs[: len(self.jobs)] != self.jobs:  # in another order
                 self._keep([])
         if len(jobs) > len(self.jobs):
             self._append(jobs[len(self.jobs) :])
 
+    def update_unordered(self, queue: Iterable[WaitingJob]) -> None:
+        """Update the table to the current queue, in any order.
+
+        Jobs that stay keep their rows, but for the last: they move to the rows of jobs that left.
+        """
+        by_id = {job.id: job for job in queue}
+        size, gone = len(self.jobs), list[int]()
+        for row, job in enumerate(self.jobs):
+            if is_same(by_id.get(job.id), job):
+                del by_id[job.id]
+            else:
+                gone.append(row)
+        count = size - len(gone)
+        left = gone[: bisect_left(gone, count)]
+        moved = sorted(set(range(count, size)).difference(gone))
+        if left:
+            for array in (self._times, self._nearness, self._amounts, self._sums):
+                if array is not None:
+                    array[left] = array[moved]
+            self._columns[:, left] = self._columns[:, moved]
+            for row, source in zip(left, moved, strict=True):
+                self.jobs[row] = self.jobs[source]
+        del self.jobs[count:]
+        if self.summed < size:
+            self.summed = min([self.summed, count, *left[:1]])
+        self.summed = min(self.summed, count)
+        if by_id:
+            self._append(list(by_id.values()))
+
     def _keep(self, kept: Sequence[int]) -> None:
         """Keep the jobs at these positions."""
         size, count = len(self.jobs), len(kept)
         first = next((new for new, old in enumerate(kept) if new != old), count)
         rows = np.array(kept[first:], dtype=np.intp)
-        for array in (self._times, self._inverse, self._nearness, self._amounts):
+        for array in (self._times, self._nearness, self._amounts, self._sums):
             if array is not None and count - first:
                 array[first:count] = array[:size].take(rows, axis=0)
         if count - first:
             self._columns[:, first:count] = self._columns[:, :size].take(rows, axis=1)
         self.jobs = [self.jobs[index] for index in kept]
+        self.summed = bisect_left(kept, self.summed)
 
     def _append(self, added: Sequence[WaitingJob]) -> None:
-        start = len(self.jobs)
-        for job in added:
-            for name in job.resources:
-                self.resource_columns.setdefault(name, len(self.resource_columns))
-        if self._nearness is None and any(job.transfers for job in added):
+        start, end = len(self.jobs), len(self.jobs) + len(added)
+        columns = self.resource_columns
+        needs = [
+            (row, columns.setdefault(name, len(columns)), amount)
+            for row, job in enumerate(added, start)
+            for name, amount in job.resources.items()
+        ]
+        with_input = any(job.transfers for job in added)
+        if self._nearness is None and with_input:
             self._nearness = np.zeros((len(self._times), self.machine_count))
-        self._grow(start + len(added))
-        end = start + len(added)
-        times = self._times[start:end]
-        times.fill(math.inf)
+        self._grow(end)
         machines = [job.machines or {0: job.estimated} for job in added]
-        places = _places(machines)
-        times[places] = _flat(machines)
-        self._inverse[start:end] = 1 / times
+        counts = [len(times) for times in machines]
+        starts = np.cumsum([0, *counts[:-1]])
+        rows_of_times = np.repeat(np.arange(start, end), counts)
+        columns_of_times = np.fromiter(chain.from_iterable(machines), np.intp, len(rows_of_times))
+        places = np.ravel_multi_index((rows_of_times, columns_of_times), self._times.shape)
+        times = _flat([of_job.values() for of_job in machines], len(places))
+        self._times[start:end] = math.inf
+        self._times.ravel()[places] = times
         if self._nearness is not None:
-            nearness = self._nearness[start:end]
-            nearness[:] = 0.0
-            nearness[places] = _flat(
+            self._nearness[start:end] = 0.0
+        if self._nearness is not None and with_input:
+            seconds = _flat(
                 [
-                    job.transfers or dict.fromkeys(m, 0.0)
-                    for job, m in zip(added, machines, strict=True)
-                ]
+                    job.transfers.values() or repeat(0.0, count)
+                    for job, count in zip(added, counts, strict=True)
+                ],
+                len(places),
             )
-            sums = nearness.sum(axis=1, keepdims=True)
-            nearness /= np.where(sums > 0, -sums, 1.0)
-            nearness += sums > 0
+            sums = np.add.reduceat(seconds, starts)
+            seconds /= np.repeat(np.where(sums > 0, -sums, 1.0), counts)
+            seconds += np.repeat(sums > 0, counts)
+            self._nearness.ravel()[places] = seconds
         self._amounts[start:end] = 0.0
-        for row, job in enumerate(added, start):
-            for name, amount in job.resources.items():
-                self._amounts[row, self.resource_columns[name]] = amount
-        columns = self._columns[:, start:end]
-        columns[0] = [job.cpus for job in added]
-        columns[1] = [job.waiting_since for job in added]
-        columns[2] = [math.inf if job.deadline is None else job.deadline for job in added]
-        columns[3] = times.min(axis=1)
-        columns[4] = np.where(np.isfinite(times), times, 0.0).max(axis=1)
+        if needs:
+            rows, resources, amounts = zip(*needs, strict=True)
+            self._amounts[list(rows), list(resources)] = amounts
+        columns_of_added = self._columns[:, start:end]
+        columns_of_added[0] = [job.cpus for job in added]
+        columns_of_added[1] = [job.waiting_since for job in added]
+        columns_of_added[2] = [math.inf if job.deadline is None else job.deadline for job in added]
+        columns_of_added[3] = np.minimum.reduceat(times, starts)
+        times[times == math.inf] = 0.0
+        columns_of_added[4] = np.maximum.reduceat(times, starts)
         self.jobs.extend(added)
 
     def _grow(self, rows: int) -> None:
@@ -174,12 +231,40 @@ class JobMachineTable:
         new_size = size if rows <= size else max(rows, 2 * size)
         if new_size > size:
             self._times = _enlarged(self._times, new_size, self.machine_count)
-            self._inverse = _enlarged(self._inverse, new_size, self.machine_count)
+            self._sums = _enlarged(self._sums, new_size, self.machine_count)
             self._columns = _enlarged(self._columns, len(self._columns), new_size)
             if self._nearness is not None:
                 self._nearness = _enlarged(self._nearness, new_size, self.machine_count)
         if self._amounts.shape != (new_size, len(self.resource_columns)):
             self._amounts = _enlarged(self._amounts, new_size, len(self.resource_columns))
+
+
+class Workspace:
+    """Arrays that each pass uses again: fresh memory costs as much as filling it."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, FloatArray] = {}
+
+    def array(self, name: str, shape: tuple[int, int]) -> FloatArray:
+        """Return an array with any values, until the next call with that name."""
+        size = shape[0] * shape[1]
+        if name not in self._arrays or len(self._arrays[name]) < size:
+            self._arrays[name] = np.empty(2 * size)
+        return self._arrays[name][:size].reshape(shape)
+
+
+def is_same(job: WaitingJob | None, known: WaitingJob) -> bool:
+    """Whether a job is as it was; quick if it is the same object."""
+    return job is known or job == known
+
+
+def take_pairs(array: FloatArray, rows: IndexArray, columns: IndexArray) -> FloatArray:
+    """Return these rows and columns; not a copy if they are all, in their order."""
+    if len(rows) < len(array) or not (np.diff(rows) == 1).all():
+        array = array.take(rows, axis=0)
+    if len(columns) < array.shape[1]:
+        array = array.take(columns, axis=1)
+    return array
 
 
 def _enlarged(array: FloatArray, rows: int, columns: int) -> FloatArray:
@@ -188,13 +273,5 @@ def _enlarged(array: FloatArray, rows: int, columns: int) -> FloatArray:
     return larger
 
 
-def _places(rows: Sequence[Mapping[int, float]]) -> tuple[IndexArray, IndexArray]:
-    """Return the rows and columns of the values, in their order."""
-    counts = [len(values) for values in rows]
-    columns = np.fromiter(chain.from_iterable(rows), np.intp, sum(counts))
-    return np.repeat(np.arange(len(counts)), counts), columns
-
-
-def _flat(rows: Sequence[Mapping[int, float]]) -> FloatArray:
-    count = sum([len(values) for values in rows])
-    return np.fromiter(chain.from_iterable([values.values() for values in rows]), np.float64, count)
+def _flat(rows: Iterable[Iterable[float]], count: int) -> FloatArray:
+    return np.fromiter(chain.from_iterable(rows), np.float64, count)
