@@ -26,7 +26,13 @@ from metasched.experiments.kurowski2011 import RESERVATIONS
 from metasched.experiments.local_policies import BOUNDED_WAITS, LOCAL_POLICIES
 from metasched.experiments.pasquali2008 import PUBLISHED
 from metasched.experiments.pass_times import CONVERGENT_SCALING
-from metasched.experiments.plans import GRID_PLANS, GRID_PLANS_LARGE, PLAN_READINGS, PLANS
+from metasched.experiments.plans import (
+    GRID_PLANS,
+    GRID_PLANS_LARGE,
+    PLAN_READINGS,
+    PLANS,
+    TABU_READINGS,
+)
 from metasched.experiments.reserving_jobs import RESERVING_JOBS
 from metasched.experiments.self_optimised_traces import SELF_OPTIMISED_TRACES
 from metasched.experiments.self_optimising import CLASSIFIED
@@ -41,6 +47,7 @@ EXPERIMENTS = {
         CONVERGENT_SCALING,
         PLANS,
         PLAN_READINGS,
+        TABU_READINGS,
         GRID_PLANS,
         GRID_PLANS_LARGE,
         LOCAL_POLICIES,

@@ -37,6 +37,11 @@ _READINGS: dict[str, tuple[str, dict[str, float | str]]] = {  # policy, paramete
 }
 
 
+_TABU_READINGS: dict[str, tuple[str, dict[str, float | str]]] = {
+    f"tabu, {stop}": ("tabu", {"depth": _DEPTH, "stop": stop}) for stop in ("late", "rounds")
+}
+
+
 def _cases_of_table_13(
     inter_arrivals: Sequence[int], columns: Mapping[str, tuple[str, dict[str, float | str]]]
 ) -> list[SimulationCase]:
@@ -79,6 +84,17 @@ PLAN_READINGS = replace(
     about="EG-EDF with candidates compared as each source prints it",
     source="Pasquali 2008, §5.2, Table 13; Du 2010, §2.3.3",
     cases=partial(_cases_of_table_13, (2, 5), _READINGS),
+)
+
+
+TABU_READINGS = replace(
+    PLANS,
+    name="tabu-readings",
+    about="Tabu Search that ends as each source prints it",
+    source="Pasquali 2008, §5.2.2, Table 13; Du 2010, §4",
+    baseline="tabu, late",
+    figures={**PLANS.figures, "iterations": lambda s: s.search_iterations},
+    cases=partial(_cases_of_table_13, (_GRID_INTER_ARRIVAL,), _TABU_READINGS),
 )
 
 

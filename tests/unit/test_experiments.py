@@ -29,7 +29,7 @@ from tests.harness.traces import trace
     "name",
     [
         *("licence-ratios", "contention", "load-shares", "two-level", "better-table6", "plans"),
-        *("grid-plans", "plan-readings", "convergent-readings"),
+        *("grid-plans", "plan-readings", "tabu-readings", "convergent-readings"),
     ],
 )
 def test_every_case_can_be_drawn_and_compared(name: str) -> None:
@@ -51,6 +51,7 @@ def test_every_case_can_be_drawn_and_compared(name: str) -> None:
     [
         ("convergent-readings", "cs-ni-np", "cs-ni-np, late printed", ("late", "printed")),
         ("plan-readings", "eg-edf", "eg-edf, pairs", ("compare", "pairs")),
+        ("tabu-readings", "tabu, late", "tabu, rounds", ("stop", "rounds")),
     ],
 )
 def test_a_reading_differs_from_the_default_in_one_parameter(
