@@ -39,7 +39,7 @@ from sqlalchemy import (
 )
 
 from metasched.core.tasks import TaskId
-from metasched.core.transitions import FINAL
+from metasched.core.transitions import ATTEMPT_FINAL, FINAL
 from metasched.db import task_runs
 from metasched.db.schema import attempt, job, task, task_run
 from metasched.db.task_runs import IndicesByJob, ListedRun
@@ -55,6 +55,7 @@ Columns = Sequence[ColumnElement[Any]]
 TaskIds = Select[Any]  # a query that gives jobs and indices
 
 _RUN_STATES = frozenset((State.QUEUED, State.HELD, State.CANCELLED))
+_OF_ATTEMPTS = ATTEMPT_FINAL - FINAL
 _job_id, _index = task.c.job, task.c.task_index
 # of a selection: a page of all columns takes five times the memory
 SELECTION_COLUMNS: Columns = (_job_id, job.c.array, job.c.user, _index, task.c.state)
@@ -89,12 +90,25 @@ class TaskFilter:
         others = (self.since, self.cluster, self.reason, self.licence)
         return bool(self.states) or any(condition is not None for condition in others)
 
+    @property
+    def task_states(self) -> frozenset[str]:
+        """The states of tasks that may pass: one that an attempt alone has is a failure."""
+        return frozenset(State.FAILED if s in _OF_ATTEMPTS else s for s in self.states)
+
+    def _has_state(self) -> ColumnElement[bool]:
+        of_attempts = _OF_ATTEMPTS.intersection(self.states)
+        is_state: ColumnElement[bool] = task.c.state.in_(set(self.states) - of_attempts)
+        if not of_attempts:
+            return is_state
+        is_failure = and_(task.c.state == State.FAILED, attempt.c.state.in_(of_attempts))
+        return or_(is_state, is_failure)
+
     def conditions(self) -> Iterator[ColumnElement[bool]]:
         """Yield all conditions but the names."""
         if self.user is not None:
             yield task.c.user == self.user
         if self.states:
-            yield task.c.state.in_(list(self.states))
+            yield self._has_state()
         if self.since is not None:
             yield job.c.submitted >= self.since
         if self.ended_since is not None:
@@ -344,8 +358,8 @@ def _first_tasks(sources: Sequence[TaskIds], count: int) -> TaskIds:
 
 def _indexed_tasks(wanted: TaskFilter, after: TaskId) -> list[TaskIds]:
     """Return queries that together give the tasks after `after`, each by an index."""
-    finals = FINAL.intersection(wanted.states)
-    wants_open = not wanted.states or len(finals) < len(set(wanted.states))
+    finals = FINAL & wanted.task_states
+    wants_open = not wanted.states or len(finals) < len(wanted.task_states)
     wants_ended = not wanted.only_open and (not wanted.states or bool(finals))
     if wants_ended and wanted.ended_since is None:
         return _all_tasks(wanted.user, after)

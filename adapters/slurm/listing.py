@@ -35,7 +35,7 @@ NODE_FIELDS = (
     *("gresused", "features_act", "available", "time", "defaulttime", "size", "prioritytier"),
 )
 
-_STATES = {
+STATES = {
     "PENDING": State.PENDING,
     "REQUEUED": State.PENDING,
     "REQUEUE_FED": State.PENDING,
@@ -395,7 +395,7 @@ def parse_mark(text: str, job: str) -> dict[tuple[str, int], str]:
 
 def parse_state(name: str) -> State:
     """Return the state that a name of Slurm stands for."""
-    return _STATES.get(name, State.UNKNOWN)
+    return STATES.get(name, State.UNKNOWN)
 
 
 def has_ended(state: State) -> bool:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from metasched.client.job_answers import JobRow
 
 FOLLOW_INTERVAL = 0.2  # seconds between reads of a growing file
-MAX_CODE = 3  # letters of the code of a state, such as R
 MAX_OUTAGE = 300.0  # seconds without a response after which `wait` fails
 POLL_INTERVAL = 1.0  # seconds between queries of the state of a job
 WATCH_INTERVAL = 5.0  # seconds between two listings
@@ -121,20 +120,15 @@ def _report_missing(ids: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> in
 
 
 def own_states(text: str | None) -> str | None:
-    """Return states in metasched's words; Slurm's are translated: PENDING, and R or r.
+    """Return states in metasched's words; Slurm's are translated: PENDING, R, oom.
 
-    A full name in lower case is metasched's: its `pending` is only a part of Slurm's.
+    A state in lower case is metasched's: its `pending` is only a part of Slurm's.
     """
-    if text is None or (text.islower() and min(map(len, text.split(","))) > MAX_CODE):
-        return text
-    from metasched.drop_in.job import STATES
+    if text is None:
+        return None
+    from metasched.drop_in.job import own_states
 
-    states: dict[str, None] = {}
-    for word in text.split(","):
-        slurm_word = word.upper() if len(word) <= MAX_CODE else word
-        slurm = [own for own, words in STATES.items() if slurm_word in words]
-        states.update(dict.fromkeys(slurm or [word.lower()]))
-    return ",".join(states)
+    return ",".join(dict.fromkeys(state for word in text.split(",") for state in own_states(word)))
 
 
 def _parse_since(text: str) -> float:

@@ -10,26 +10,55 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-# State of a task -> state and code of Slurm. `unknown` is not here: a client that sees it would
-# take the job for lost, so the last known state stands.
+# Slurm's states, in the order of its messages: name -> code, and the state in which metasched
+# lists a job that Slurm has in it
+SLURM_STATES = {
+    "PENDING": ("PD", "pending"),
+    "RUNNING": ("R", "running"),
+    "SUSPENDED": ("S", "suspended"),
+    "COMPLETED": ("CD", "completed"),
+    "CANCELLED": ("CA", "cancelled"),
+    "FAILED": ("F", "failed"),
+    "TIMEOUT": ("TO", "timeout"),
+    "NODE_FAIL": ("NF", "node_fail"),
+    "PREEMPTED": ("PR", "preempted"),
+    "BOOT_FAIL": ("BF", "node_fail"),
+    "DEADLINE": ("DL", "timeout"),
+    "OUT_OF_MEMORY": ("OOM", "out_of_memory"),
+    "COMPLETING": ("CG", "running"),
+    "CONFIGURING": ("CF", "pending"),
+    "RESIZING": ("RS", "running"),
+    "RESV_DEL_HOLD": ("RD", "pending"),
+    "REQUEUED": ("RQ", "pending"),
+    "REQUEUE_FED": ("RF", "pending"),
+    "REQUEUE_HOLD": ("RH", "pending"),
+    "REVOKED": ("RV", "unknown"),
+    "SIGNALING": ("SI", "running"),
+    "SPECIAL_EXIT": ("SE", "pending"),
+    "STAGE_OUT": ("SO", "running"),
+    "STOPPED": ("ST", "suspended"),
+}
+NAMES_BY_CODE = {code: name for name, (code, _) in SLURM_STATES.items()}
+# State of a task -> state of Slurm. `unknown` is not here: a client that sees it would take the
+# job for lost, so the last known state stands.
 STATES = {
-    "queued": ("PENDING", "PD"),
-    "held": ("PENDING", "PD"),
-    "dispatching": ("PENDING", "PD"),
-    "pending": ("PENDING", "PD"),
-    "running": ("RUNNING", "R"),
-    "suspended": ("SUSPENDED", "S"),
-    "completed": ("COMPLETED", "CD"),
-    "failed": ("FAILED", "F"),
-    "rejected": ("FAILED", "F"),
-    "timeout": ("TIMEOUT", "TO"),
-    "cancelled": ("CANCELLED", "CA"),
+    "queued": "PENDING",
+    "held": "PENDING",
+    "dispatching": "PENDING",
+    "pending": "PENDING",
+    "running": "RUNNING",
+    "suspended": "SUSPENDED",
+    "completed": "COMPLETED",
+    "failed": "FAILED",
+    "rejected": "FAILED",
+    "timeout": "TIMEOUT",
+    "cancelled": "CANCELLED",
 }
 # state of the last attempt of a failed task
 ATTEMPT_STATES = {
-    "node_fail": ("NODE_FAIL", "NF"),
-    "preempted": ("PREEMPTED", "PR"),
-    "out_of_memory": ("OUT_OF_MEMORY", "OOM"),
+    "node_fail": "NODE_FAIL",
+    "preempted": "PREEMPTED",
+    "out_of_memory": "OUT_OF_MEMORY",
 }
 OPEN_STATES = "queued,held,dispatching,pending,running,suspended,unknown"
 
@@ -71,7 +100,8 @@ class Job:
 
     def __init__(self, row: Mapping[str, Any]) -> None:
         self.row = {**_ABSENT, **row}
-        self.state, self.code = _slurm_state(row)
+        self.state = _slurm_state(row)
+        self.code = SLURM_STATES[self.state][0]
         task = row["task"]
         self.tasks = None if task is None else str(task)  # its index, or those of a folded line
         self.is_folded = False
@@ -199,13 +229,32 @@ class Job:
         return (0 if signal else code), signal
 
 
-def _slurm_state(row: Mapping[str, Any]) -> tuple[str, str]:
+def _slurm_state(row: Mapping[str, Any]) -> str:
     state = row["state"]
     if state == "unknown":
         return STATES["running" if row["started"] else "pending"]
     if state == "failed" and row.get("attempt_state") in ATTEMPT_STATES:
         return ATTEMPT_STATES[row["attempt_state"]]
     return STATES[state]
+
+
+def slurm_state(word: str) -> str | None:
+    """Return the state of Slurm that a word names, by its name or code; None: no state."""
+    name = word.upper()
+    name = NAMES_BY_CODE.get(name, name)
+    return name if name in SLURM_STATES else None
+
+
+def own_states(word: str) -> list[str]:
+    """Return the states of metasched that a word selects: its own `pending`, Slurm's R or PENDING.
+
+    A word that is no state stays. A state in lower case is metasched's, if it has one of this name.
+    """
+    name = slurm_state(word)
+    if name is None or word in STATES or word in ATTEMPT_STATES:
+        return [word.lower()]
+    own = [state for table in (STATES, ATTEMPT_STATES) for state in table if table[state] == name]
+    return own or [SLURM_STATES[name][1]]
 
 
 def parse_time(text: str | None) -> float | None:

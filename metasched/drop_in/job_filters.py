@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from metasched.drop_in.command import CommandError
-from metasched.drop_in.job import ATTEMPT_STATES, STATES, Job
+from metasched.drop_in.job import SLURM_STATES, Job, slurm_state
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_CODES = {
-    word: code
-    for state, code in (*STATES.values(), *ATTEMPT_STATES.values())
-    for word in (state, code)
-}
-OPEN_CODES = frozenset(STATES[state][1] for state in ("pending", "running", "suspended"))
+OPEN_CODES = frozenset(SLURM_STATES[name][0] for name in ("PENDING", "RUNNING", "SUSPENDED"))
 
 
 def words_of(text: str) -> list[str]:
@@ -34,18 +29,19 @@ def user_name(word: str) -> str:
         return word
 
 
-def parse_codes(command: str, text: str) -> frozenset[str]:
-    """Return the codes of states; empty: all. CommandError for an unknown state."""
+def parse_codes(text: str, error: str) -> frozenset[str]:
+    """Return the codes of states; empty: all.
+
+    CommandError for an unknown state: `error`, in which `{}` stands for it.
+    """
     codes = set()
     for word in words_of(text):
         if word.lower() == "all":
             return frozenset()
-        code = _CODES.get(word.upper())
-        if code is None:
-            valid = ",".join(name for name in _CODES if len(name) > 3)
-            problem = f"{command}: error: Invalid job state specified: {word}"
-            raise CommandError(f"{problem}\n{command}: error: Valid job states include: {valid}")
-        codes.add(code)
+        name = slurm_state(word)
+        if name is None:
+            raise CommandError(error.format(word))
+        codes.add(SLURM_STATES[name][0])
     return frozenset(codes)
 
 

@@ -147,6 +147,9 @@ def _start(job: Job, step: str) -> str:
     return format_time(job.started, "Unknown" if job.ended is None else "None")
 
 
+_UNKNOWN_STATE = "sacct: fatal: unrecognized job state value '{}'"
+# codes of states that Slurm never accounts
+_UNACCOUNTED = frozenset(("CG", "CF", "RD", "RF", "RH", "SI", "SE", "SO", "ST"))
 FIELDS = {
     field.heading.lower(): field
     for field in (
@@ -291,7 +294,10 @@ def _selected(
     jobs: Sequence[Job], options: Mapping[str, str], chosen: Sequence[NativeCluster] | None
 ) -> list[Job]:
     """Return the jobs that pass the other filters of the options."""
-    codes = parse_codes("sacct", options.get("state", "all"))
+    codes = parse_codes(options.get("state", "all"), _UNKNOWN_STATE)
+    for word in words_of(options.get("state", "")) if codes & _UNACCOUNTED else ():
+        if parse_codes(word, _UNKNOWN_STATE) & _UNACCOUNTED:
+            raise CommandError(f"sacct: fatal: job state {word} is not supported / accounted")
     latest = _parse_time(options.get("endtime"), time.time())
     wanted = {key: words_of(options.get(key, "")) for key in ("name", "account", "partition")}
     if chosen is not None and "all" not in words_of(options["cluster"]):

@@ -14,8 +14,8 @@ from metasched.drop_in.command import (
     parse_options,
     real_arguments,
 )
-from metasched.drop_in.job import OPEN_STATES, Job
-from metasched.drop_in.job_filters import is_job_id, parse_codes, user_name, words_of
+from metasched.drop_in.job import OPEN_STATES, Job, slurm_state
+from metasched.drop_in.job_filters import is_job_id, user_name, words_of
 from metasched.drop_in.native_clusters import read_clusters, run_native
 
 TYPE_CHECKING = False  # as that of typing
@@ -70,6 +70,11 @@ def main(arguments: Sequence[str]) -> int:
     for word in ids:
         if not is_job_id(word.partition(".")[0]):
             raise CommandError(f"scancel: error: Invalid job id {word}")
+    if "state" in options and slurm_state(options["state"]) is None:
+        raise CommandError(
+            f"Invalid job state specified: {options['state']}\n"
+            "Valid job states are PENDING, RUNNING, and SUSPENDED"
+        )
     if not ids and not options.keys() & _FILTERS:
         raise CommandError("scancel: error: No job identification provided")
     connection = connect()
@@ -150,7 +155,7 @@ def _selected(
     user = str(os.getuid()) if "me" in options else options.get("user")
     if user:
         query["user"] = user_name(user)
-    codes = parse_codes("scancel", options.get("state", "all"))
+    state = slurm_state(options.get("state", ""))
     wanted = {
         "name": options.get("jobname") or options.get("name"),
         "partition": options.get("partition"),
@@ -170,7 +175,7 @@ def _selected(
     return [
         job.array_id
         for job in map(Job, listed_tasks(connection, query))
-        if (not codes or job.code in codes)
+        if state in (None, job.state)
         and all(value is None or job.row[key] in words_of(value) for key, value in wanted.items())
         and is_there(job)
     ]

@@ -13,7 +13,7 @@ from metasched.drop_in.command import (
     parse_options,
     real_arguments,
 )
-from metasched.drop_in.job import OPEN_STATES, STATES, Job
+from metasched.drop_in.job import OPEN_STATES, SLURM_STATES, STATES, Job
 from metasched.drop_in.job_fields import (
     DEFAULT_FORMAT,
     JOB_FORMATS,
@@ -74,7 +74,9 @@ _VARIABLES = {
 }
 SECONDS = 3.0  # for native jobs in a listing of all jobs: a dead controller delays each call
 REQUIRED_SECONDS = 20.0  # for clusters and native jobs that are named
-_STATE_ORDER = [*dict.fromkeys(state for state, _ in STATES.values())]
+_STATE_ORDER = [*dict.fromkeys(STATES.values())]
+_UNKNOWN_STATE = "squeue: error: Invalid job state specified: {}\n"
+_UNKNOWN_STATE += f"squeue: error: Valid job states include: {','.join(SLURM_STATES)}\n"
 USAGE = "Usage: squeue [-A account] [-h] [-j jobid] [-l] [-n name] [-o format] [-O fields]\n"
 USAGE += "              [-p partition] [-q qos] [-r] [-t states] [-u user] [--me] [--start]"
 
@@ -104,7 +106,9 @@ def main(arguments: Sequence[str]) -> int:
         exec_real("squeue", real_arguments(OPTIONS, parsed, []))
     own_ids = [word for word in ids if not clusters.is_native(word)]
     format = _parse_format(options, dict(parsed))
-    codes = parse_codes("squeue", options["states"]) if options.get("states") else OPEN_CODES
+    codes = OPEN_CODES
+    if options.get("states"):
+        codes = parse_codes(options["states"], _UNKNOWN_STATE)
     asked: Sequence[NativeCluster | None] = ()
     if native_ids:
         asked = [None] if chosen is None else slurm_clusters("squeue", chosen)

@@ -24,6 +24,7 @@ from metasched.model.job import State
 NOW = 1_000_000.0
 USERS, STATES = ("ada", "bob"), (State.QUEUED, State.RUNNING, State.COMPLETED, State.FAILED)
 RUN_STATES = (State.QUEUED, State.HELD, State.CANCELLED)
+WANTED = (*STATES, *RUN_STATES, State.OUT_OF_MEMORY)
 ENDS = (NOW - 20, NOW, NOW + 20)
 Run = tuple[int, int, int, State]  # first index, step, number of tasks, state
 
@@ -66,7 +67,7 @@ class StoredTasks:
                     number=1,
                     sending=1,
                     cluster="left" if index % 2 else "right",
-                    state="completed",
+                    state=_attempt_state(index),
                     sent=NOW,
                     word="",
                     node="",
@@ -108,15 +109,22 @@ class StoredTasks:
         return {id for id, row in self.rows.items() if _passes(wanted, id, row)}
 
 
+def _attempt_state(index: int) -> State:
+    return State.COMPLETED if index % 3 else State.OUT_OF_MEMORY
+
+
 def _passes(wanted: TaskFilter, id: TaskId, row: dict[str, Any]) -> bool:
     ended = row["ended"]
     has_attempt = row["state"] != State.QUEUED and "run" not in row
     cluster = ("left" if id[1] % 2 else "right") if has_attempt else None
+    states = {row["state"]}
+    if has_attempt and row["state"] == State.FAILED:
+        states.add(_attempt_state(id[1]))
     return all(
         (
             wanted.named is None or id in wanted.named or (id[0], None) in wanted.named,
             wanted.user in (None, row["user"]),
-            not wanted.states or row["state"] in wanted.states,
+            not wanted.states or not states.isdisjoint(wanted.states),
             wanted.since is None or row["submitted"] >= wanted.since,
             wanted.ended_since is None or ended is None or ended >= wanted.ended_since,
             not wanted.only_open or ended is None,
@@ -139,7 +147,7 @@ filters = st.builds(
     TaskFilter,
     named=st.none() | st.lists(selectors, max_size=5),
     user=st.none() | st.sampled_from(USERS),
-    states=st.lists(st.sampled_from((*STATES, *RUN_STATES)), max_size=2),
+    states=st.lists(st.sampled_from(WANTED), max_size=2),
     since=st.none() | st.just(NOW + 1),
     ended_since=st.none() | st.just(NOW),
     only_open=st.booleans(),
@@ -219,6 +227,8 @@ LISTINGS = {
     "--state failed": TaskFilter(user="ada", states=["failed"], ended_since=NOW),
     "--state running": TaskFilter(user="ada", states=["running"], ended_since=NOW),
     "--state failed --all": TaskFilter(user="ada", states=["failed"]),
+    "--state OOM": TaskFilter(user="ada", states=["out_of_memory"], ended_since=NOW),
+    "of all by OOM": TaskFilter(states=["out_of_memory"], ended_since=NOW),
     "--since": TaskFilter(user="ada", since=NOW, ended_since=NOW),
     "named jobs": TaskFilter([(17_000, None), (18_000, None)]),
     "named tasks": TaskFilter([(17_000, 0), (18_000, 0), (19_000, None)]),

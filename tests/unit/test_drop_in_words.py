@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import metasched
+from metasched.adapters.slurm import listing
 from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD
 from metasched.drop_in import command, job, job_filters, sacct, squeue
 from metasched.drop_in.command import CommandError
@@ -242,3 +243,22 @@ def test_each_command_is_the_same_program() -> None:
 def test_states_of_the_model_are_complete() -> None:
     attempts = {str(state) for state in State} - job.STATES.keys() - {"unknown"}
     assert job.ATTEMPT_STATES.keys() == attempts
+
+
+def test_states_of_slurm_are_those_of_its_listings() -> None:
+    own = {name: state for name, (_, state) in job.SLURM_STATES.items()}
+    listed = {name: state for name, state in listing.STATES.items() if name in own}
+    assert listed == own
+    assert listing.STATES.keys() - own == {"LAUNCH_FAILED", "RECONFIG_FAIL"}  # squeue takes neither
+    for state, name in {**job.STATES, **job.ATTEMPT_STATES}.items():
+        assert state in job.own_states(job.SLURM_STATES[name][0].lower())
+
+
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [("all,PD", ""), ("cg", "CG"), ("PD, Completing,TO", "PD CG TO"), (" ,", "")],
+)
+def test_lists_of_states(text: str, codes: str) -> None:
+    assert job_filters.parse_codes(text, "no state {}") == set(codes.split())
+    with pytest.raises(CommandError, match=r"^no state PENDINGS$"):
+        job_filters.parse_codes(f"R,PENDINGS,{text}", "no state {}")

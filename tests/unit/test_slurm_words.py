@@ -12,11 +12,18 @@ PAGE = Path(__file__).parents[2] / "docs/slurm-words.md"
 
 
 def state_rows() -> Iterator[str]:
-    states = {**job.STATES, "unknown": ("the last known: PENDING or RUNNING", "PD or R")}
-    for state, (word, code) in states.items():
-        yield f"| `{state}` | {word} | {code} |"
-    for state, (word, code) in job.ATTEMPT_STATES.items():
-        yield f"| `failed`, last attempt `{state}` | {word} | {code} |"
+    for state, name in job.STATES.items():
+        yield f"| `{state}` | {name} | {job.SLURM_STATES[name][0]} |"
+    yield "| `unknown` | the last known: PENDING or RUNNING | PD or R |"
+    for state, name in job.ATTEMPT_STATES.items():
+        yield f"| `failed`, last attempt `{state}` | {name} | {job.SLURM_STATES[name][0]} |"
+
+
+def other_state_rows() -> Iterator[str]:
+    shown = {*job.STATES.values(), *job.ATTEMPT_STATES.values()}
+    for name, (code, state) in job.SLURM_STATES.items():
+        if name not in shown:
+            yield f"| {name} | {code} | `{state}` |"
 
 
 def reason_rows() -> Iterator[str]:
@@ -40,6 +47,7 @@ def test_the_page_shows_the_tables() -> None:
     fields = "| letter | name | heading |\n|---|---|---|\n"
     tables = [
         "| state | Slurm | code |\n|---|---|---|\n" + "\n".join(state_rows()),
+        "| Slurm | code | metasched |\n|---|---|---|\n" + "\n".join(other_state_rows()),
         "| reason | Slurm |\n|---|---|\n" + "\n".join(reason_rows()),
         fields + "\n".join(field_rows(job_fields.FIELDS)),
         fields + "\n".join(field_rows(sinfo.FIELDS)),

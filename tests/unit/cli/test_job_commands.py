@@ -138,6 +138,9 @@ def test_status_of_own_jobs_by_slurm_words(daemon: FakeDaemon, run: Run) -> None
     run("status", "--state", "pd,f,timeout")  # codes in any case, as in squeue
     expected = "queued,held,dispatching,pending,failed,rejected,timeout"
     assert daemon.requests[-1][2]["state"] == [expected]
+    run("status", "--state", "OOM,nf,DEADLINE,CG,boot_fail")
+    expected = "out_of_memory,node_fail,timeout,running"
+    assert daemon.requests[-1][2]["state"] == [expected]
     both = run("status", "--me", "--user", "bob")
     assert (both.code, both.err) == (
         2,
