@@ -61,6 +61,11 @@ class FormatLanguage:
         self._by_name = {name: field for field in fields for name in field.names}
         self._letter_error, self._name_error = letter_error, name_error
 
+    def text_of(self, letter: str) -> Callable[[Any], str] | None:
+        """Return how a field is written for a row; None: there is no such letter."""
+        field = self._by_letter.get(letter)
+        return None if field is None else field.text
+
     def parse(self, text: str) -> Format:
         """Parse a format such as `%.18i|%t`.
 

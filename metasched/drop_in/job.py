@@ -89,6 +89,7 @@ ENDED_REASONS = {
     "OUT_OF_MEMORY": "OutOfMemory",
     "NODE_FAIL": "NodeDown",
 }
+NO_INDEX = 2**32 - 2  # index of a job that is no single task of an array, in Slurm's paths
 _MANAGER = "manager:"  # prefix of a manager's own reason
 UNSET = "(null)"  # of a text that was not given
 # what rows of daemons of earlier releases lack
@@ -223,6 +224,46 @@ class Job:
         return ",".join(f"{name}:{count}" for name, count in self.row["licences"].items())
 
     @property
+    def priority(self) -> int:
+        """Its priority, 1 to 10; as in Slurm 0 if its owner holds it."""
+        return 0 if self.waits and self.reason == "JobHeldUser" else self.row["priority"] or 0
+
+    @property
+    def tres(self) -> str:
+        """What it asks for, as in `cpu=2,mem=1.50G,node=1`. Only its cluster knows `billing`."""
+        nodes = self.node_count
+        memory = (self.row["memory"] or 0) * nodes
+        memory = memory or (self.row["memory_per_cpu"] or 0) * self.row["cpus"]
+        parts = [f"cpu={self.row['cpus']}", f"mem={format_memory(memory)}", f"node={nodes}"]
+        gres = [f"gres/{name}={count * nodes}" for name, count in self.row["gres"].items()]
+        return ",".join(parts + gres if memory else [parts[0], parts[2], *gres])
+
+    @property
+    def eligible(self) -> float | None:
+        """Epoch seconds from which nothing of the user's keeps it waiting; None: not known."""
+        if self.waits and self.reason in ("Dependency", "JobHeldUser"):
+            return None
+        return max(filter(None, (self.submitted, parse_time(self.row["begin"]))), default=None)
+
+    @property
+    def output_path(self) -> str:
+        return self._expand(str(self.row["output"]))
+
+    @property
+    def error_path(self) -> str:
+        return self._expand(str(self.row["error"] or self.row["output"]))
+
+    def _expand(self, path: str) -> str:
+        """Return the path of the task's file, of a folded line as Slurm's for an array's record."""
+        if "%" not in path:
+            return path
+        from metasched.model.output_paths import expand_task_fields, first_node
+
+        index = NO_INDEX if self.is_folded else self.row["task"]
+        node = first_node(self.row["node_list"] or "") or "%N"
+        return expand_task_fields(path, index or 0, self.number, node)
+
+    @property
     def wait_status(self) -> tuple[int, int]:
         """Exit code and signal."""
         code, signal = self.row["exit_code"] or 0, self.row["signal"] or 0
@@ -314,6 +355,21 @@ def user_id(user: str) -> str:
         return str(pwd.getpwnam(user).pw_uid)
     except KeyError:
         return "nobody"
+
+
+def user_group(user: str) -> tuple[str, str]:
+    """Return name and number of a user's group; `nobody` without an account on this host."""
+    import grp
+    import pwd
+
+    try:
+        number = pwd.getpwnam(user).pw_gid
+    except KeyError:
+        return "nobody", "nobody"
+    try:
+        return grp.getgrgid(number).gr_name, str(number)
+    except KeyError:
+        return str(number), str(number)
 
 
 def expand_hostlist(text: str) -> list[str]:

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 from metasched.drop_in.format_language import Field, FormatLanguage
-from metasched.drop_in.job import UNSET, Job, format_duration, format_time
+from metasched.drop_in.job import (
+    UNSET,
+    Job,
+    format_duration,
+    format_time,
+    parse_time,
+    user_group,
+    user_id,
+)
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
@@ -26,6 +36,16 @@ def _time_left(job: Job) -> str:
         return "UNLIMITED"
     left = limit - job.time_used
     return format_duration(left) if left >= 0 else "INVALID"
+
+
+def _time_pending(job: Job) -> str:
+    """Seconds from its submission to its start, or until now."""
+    end = next((t for t in (job.started, job.ended) if t is not None), time.time())
+    return str(max(int(end - (job.submitted or end)), 0))
+
+
+def _cpus_per_task(job: Job) -> str:
+    return str(job.row["cpus"] // job.row["tasks"])
 
 
 def _sharing(job: Job) -> str:
@@ -63,7 +83,7 @@ FIELDS = (
     Field("D", "numnodes", "NODES", lambda job: str(job.node_count)),
     Field("C", "numcpus", "CPUS", _value("cpus")),
     Field("", "numtasks", "TASKS", _value("tasks")),
-    Field("c", "mincpus", "MIN_CPUS", lambda job: str(job.row["cpus"] // job.row["tasks"])),
+    Field("c", "mincpus", "MIN_CPUS", _cpus_per_task),
     Field("m", "minmemory", "MIN_MEMORY", lambda job: job.memory),
     Field("b", "tres-per-node", "TRES_PER_NODE", lambda job: job.gres or "N/A"),
     Field("", "gres", "TRES_PER_NODE", lambda job: job.gres or "N/A"),
@@ -76,8 +96,8 @@ FIELDS = (
     Field("Z", "workdir", "WORK_DIR", _value("directory")),
     Field("a", "account", "ACCOUNT", _value("account")),
     Field("q", "qos", "QOS", _value("qos")),
-    Field("Q", "prioritylong", "PRIORITY", _value("priority")),
-    Field("p", "priority", "PRIORITY", _value("priority")),
+    Field("Q", "prioritylong", "PRIORITY", lambda job: str(job.priority)),
+    Field("p", "priority", "PRIORITY", lambda job: str(job.priority)),
     Field("E", "dependency", "DEPENDENCY", _value("dependency")),
     Field("f", "feature", "FEATURES", _value("constraint")),
     Field("W", "licenses", "LICENSES", lambda job: job.licences or UNSET),
@@ -88,16 +108,40 @@ FIELDS = (
     Field("Y", "schednodes", "SCHEDNODES", _always(UNSET)),
     Field("h", "oversubscribe", "OVER_SUBSCRIBE", _sharing),
     Field("n", "reqnodes", "REQ_NODES", lambda job: job.row["nodelist"]),
-    Field("x", "exc_nodes", "EXC_NODES", lambda job: job.row["exclude"]),
+    Field("x", "excnodes exc_nodes", "EXC_NODES", lambda job: job.row["exclude"]),
     Field("y", "nice", "NICE", lambda job: str(job.row["nice"])),
     Field("z", "sct", "S:C:T", _always("*:*:*")),
     Field("d", "mintmpdisk", "MIN_TMP_DISK", _always("0")),
     Field("O", "contiguous", "CONTIGUOUS", _always("0")),
     Field("", "cluster", "CLUSTER", _value("cluster", "")),
-    Field("", "stdout", "STDOUT", _value("output")),
-    Field("", "stderr", "STDERR", lambda job: str(job.row["error"] or job.row["output"])),
+    Field("", "stdin", "STDIN", _always("/dev/null")),
+    Field("", "stdout", "STDOUT", lambda job: job.output_path),
+    Field("", "stderr", "STDERR", lambda job: job.error_path),
     Field("", "exit_code", "EXIT_CODE", lambda job: "{}:{}".format(*job.wait_status)),
     Field("", "restartcnt", "RESTART_COUNT", _value("restarts")),
+    Field("U", "userid", "UID", lambda job: user_id(job.row["user"])),
+    Field("g", "groupname", "GROUP", lambda job: user_group(job.row["user"])[0]),
+    Field("G", "groupid", "GROUP", lambda job: user_group(job.row["user"])[1]),
+    Field("H", "sockets", "SOCKETS_PER_NODE", _always("*")),
+    Field("I", "cores", "CORES_PER_SOCKET", _always("*")),
+    Field("J", "threads", "THREADS_PER_CORE", _always("*")),
+    Field("X", "corespec", "CORE_SPEC", _always("N/A")),
+    Field("", "cpus-per-task", "CPUS_PER_TASK", _cpus_per_task),
+    Field("", "tres-alloc", "TRES_ALLOC", lambda job: job.tres),
+    *(
+        Field("", f"tres-per-{part}", f"TRES_PER_{part.upper()}", _always("N/A"))
+        for part in ("job", "socket", "task")
+    ),
+    Field("", "maxcpus", "MAX_CPUS", _value("cpus")),
+    Field("", "maxnodes", "MAX_NODES", lambda job: str(job.node_count)),
+    Field("", "eligibletime", "ELIGIBLE_TIME", lambda job: format_time(job.eligible)),
+    Field("", "deadline", "DEADLINE", lambda job: format_time(parse_time(job.row["deadline"]))),
+    Field("", "pendingtime", "PENDING_TIME", _time_pending),
+    Field("", "batchflag", "BATCH_FLAG", _always("1")),
+    Field("", "requeue", "REQUEUE", lambda job: str(int(job.row["requeue"]))),
+    Field("", "reboot", "REBOOT", _always("0")),
+    Field("", "admin_comment", "ADMIN_COMMENT", lambda job: job.admin_comment or UNSET),
+    Field("", "system_comment", "SYSTEM_COMMENT", _always(UNSET)),
 )
 _ERROR = "squeue: error: Invalid job format specification: "
 JOB_FORMATS = FormatLanguage(FIELDS, _ERROR, _ERROR)

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from metasched.drop_in.format_language import Format
     from metasched.drop_in.native_clusters import NativeCluster
 
-_FILTERS = ("account", "name", "partition", "qos", "states")
+_FILTERS = (
+    *("account", "licenses", "name", "nodelist", "partition", "qos", "reservation", "sort"),
+    "states",
+)
 
 
 class NativeQueue:

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
     from metasched.drop_in.native_clusters import NativeCluster
 
-_FILTERS = ("account", "endtime", "name", "partition", "qos", "starttime", "state", "units")
+_FILTERS = (
+    *("account", "constraints", "endtime", "name", "ncpus", "nnodes", "nodelist", "partition"),
+    *("qos", "starttime", "state", "units", "wckeys"),
+)
 _FLAGS = ("allocations", "allusers", "duplicates", "noconvert", "truncate")
 # fields in which a job of metasched has its tag; sacct keeps comments only where it is asked to
 _TAGGED = ("jobid", "comment", "wckey", "jobname", "submitline")

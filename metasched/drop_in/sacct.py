@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 
@@ -15,7 +16,15 @@ from metasched.drop_in.command import (
     real_arguments,
 )
 from metasched.drop_in.format_language import printable
-from metasched.drop_in.job import Job, format_clock, format_memory, format_time, user_id
+from metasched.drop_in.job import (
+    Job,
+    expand_hostlist,
+    format_clock,
+    format_memory,
+    format_time,
+    user_group,
+    user_id,
+)
 from metasched.drop_in.job_filters import (
     fold_waiting,
     is_job_id,
@@ -40,6 +49,7 @@ OPTIONS = {
     "allusers": "a",
     "array": "",
     "brief": "b",
+    "constraints=": "C",
     "cluster=": "M",
     "clusters=": "",
     "delimiter=": "",
@@ -50,7 +60,11 @@ OPTIONS = {
     "helpformat": "e",
     "jobs=": "j",
     "local": "",
+    "long": "l",
     "name=": "",
+    "ncpus=": "I",
+    "nnodes=": "i",
+    "nodelist=": "N",
     "noconvert": "",
     "noheader": "n",
     "parsable": "p",
@@ -66,15 +80,29 @@ OPTIONS = {
     "uid=": "",
     "verbose": "v",
     "version": "V",
+    "wckeys=": "W",
 }
-_DEFAULT_FORMAT = "jobid%-12,jobname,partition,account,alloccpus,state,exitcode"
-_BRIEF_FORMAT = "jobid%-12,state,exitcode"
+_DEFAULT_FORMAT = "jobid,jobname,partition,account,alloccpus,state,exitcode"
+_BRIEF_FORMAT = "jobid,state,exitcode"
+_LONG_FORMAT = (
+    "jobid,jobidraw,jobname,partition,maxvmsize,maxvmsizenode,maxvmsizetask,avevmsize,maxrss,"
+    "maxrssnode,maxrsstask,averss,maxpages,maxpagesnode,maxpagestask,avepages,mincpu,mincpunode,"
+    "mincputask,avecpu,ntasks,alloccpus,elapsed,state,exitcode,avecpufreq,reqcpufreqmin,"
+    "reqcpufreqmax,reqcpufreqgov,reqmem,consumedenergy,maxdiskread,maxdiskreadnode,"
+    "maxdiskreadtask,avediskread,maxdiskwrite,maxdiskwritenode,maxdiskwritetask,avediskwrite,"
+    "reqtres,alloctres,tresusageinave,tresusageinmax,tresusageinmaxnode,tresusageinmaxtask,"
+    "tresusageinmin,tresusageinminnode,tresusageinmintask,tresusageintot,tresusageoutmax,"
+    "tresusageoutmaxnode,tresusageoutmaxtask,tresusageoutave,tresusageouttot"
+)
 USAGE = "Usage: sacct [-X] [-n] [-p | -P] [-j jobs] [-o fields] [-S time] [-E time] [-s states]\n"
-USAGE += "             [-u user] [--name names] [--helpformat]"
+USAGE += "             [-u user] [--name names] [-q qos] [-N nodes] [-l | -b] [--helpformat]"
 
 
 class Field:
-    """A field: its heading, its width, and its text for a row; `step` is `batch` or empty."""
+    """A field: its heading, its width, and its text for a row; `step` is `batch` or empty.
+
+    A negative width aligns to the left.
+    """
 
     def __init__(self, heading: str, width: int, text: Callable[[Job, str], str]) -> None:
         self.heading, self.width, self.text = heading, width, text
@@ -102,6 +130,13 @@ def _limit(job: Job, step: str) -> str:
     if step:
         return ""
     return "Partition_Limit" if limit is None else format_clock(limit)
+
+
+def _limit_in_minutes(job: Job, step: str) -> str:
+    limit = job.row["time_limit"]
+    if step:
+        return ""
+    return "Partition_Limit" if limit is None else str(round(limit / 60))
 
 
 def _peak_memory(job: Job, step: str) -> str:
@@ -148,13 +183,32 @@ def _start(job: Job, step: str) -> str:
 
 
 _UNKNOWN_STATE = "sacct: fatal: unrecognized job state value '{}'"
+# fields of Slurm's releases of which metasched knows nothing, also when Slurm reports no use
+EMPTY = (
+    *("AssocID", "AveCPU", "AveCPUFreq", "AveDiskRead", "AveDiskWrite", "AvePages", "AveRSS"),
+    *("AveVMSize", "BlockID", "ConsumedEnergy", "ConsumedEnergyRaw", "Container", "DBIndex"),
+    *("Extra", "FailedNode", "Flags", "Layout", "MaxDiskRead", "MaxDiskReadNode"),
+    *("MaxDiskReadTask", "MaxDiskWrite", "MaxDiskWriteNode", "MaxDiskWriteTask", "MaxPages"),
+    *("MaxPagesNode", "MaxPagesTask", "MaxRSSNode", "MaxRSSTask", "MaxVMSize", "MaxVMSizeNode"),
+    *("MaxVMSizeTask", "McsLabel", "MinCPU", "MinCPUNode", "MinCPUTask", "Planned", "PlannedCPU"),
+    *("PlannedCPURAW", "QOSRAW", "QOSREQ", "ReqCPUFreq", "ReqCPUFreqGov", "ReqCPUFreqMax"),
+    *("ReqCPUFreqMin", "ReqReservation", "ReservationId", "Reserved", "ResvCPU", "ResvCPURAW"),
+    *("SubmitLine", "Suspended", "SystemComment", "SystemCPU", "UserCPU", "WCKeyID"),
+    *(f"TRESUsage{way}{kind}" for way in ("In", "Out") for kind in ("Ave", "Tot")),
+    *(
+        f"TRESUsage{way}{kind}{part}"
+        for way in ("In", "Out")
+        for kind in ("Max", "Min")
+        for part in ("", "Node", "Task")
+    ),
+)
 # codes of states that Slurm never accounts
 _UNACCOUNTED = frozenset(("CG", "CF", "RD", "RF", "RH", "SI", "SE", "SO", "ST"))
 FIELDS = {
     field.heading.lower(): field
     for field in (
-        Field("JobID", 12, lambda job, step: _with_step(job.array_id, step)),
-        Field("JobIDRaw", 12, lambda job, step: _with_step(str(job.number), step)),
+        Field("JobID", -12, lambda job, step: _with_step(job.array_id, step)),
+        Field("JobIDRaw", -12, lambda job, step: _with_step(str(job.number), step)),
         Field("JobName", 10, lambda job, step: step or str(job.row["name"])),
         Field("User", 9, _of_allocation("user")),
         Field("UID", 6, lambda job, step: "" if step else user_id(job.row["user"])),
@@ -191,6 +245,19 @@ FIELDS = {
         Field("End", 19, lambda job, step: format_time(job.ended, "Unknown")),
         Field("Priority", 10, _of_allocation("priority")),
         Field("WorkDir", 20, _of_allocation("directory")),
+        Field("AllocTRES", 10, lambda job, step: job.tres if job.has_started else ""),
+        Field("ReqTRES", 10, lambda job, step: "" if step else job.tres),
+        Field("Group", 9, lambda job, step: "" if step else user_group(job.row["user"])[0]),
+        Field("GID", 6, lambda job, step: "" if step else user_group(job.row["user"])[1]),
+        Field("TimelimitRaw", 10, _limit_in_minutes),
+        Field("Constraints", 19, _of_allocation("constraint")),
+        Field("Reservation", 20, _of_allocation("reservation")),
+        Field("Licenses", 10, lambda job, step: "" if step else job.licences),
+        Field("Restarts", 8, _of_allocation("restarts")),
+        Field("StdErr", 20, lambda job, step: "" if step else job.error_path),
+        Field("StdIn", 20, lambda job, step: "" if step else "/dev/null"),
+        Field("StdOut", 20, lambda job, step: "" if step else job.output_path),
+        *(Field(name, max(len(name), 10), lambda job, step: "") for name in EMPTY),
     )
 }
 
@@ -227,6 +294,7 @@ def main(arguments: Sequence[str]) -> int:
         exec_real("sacct", real_arguments(OPTIONS, parsed, []))
     own_ids = [word for word in ids if not clusters.is_native(word)]
     default = _BRIEF_FORMAT if "brief" in options else _DEFAULT_FORMAT
+    default = _LONG_FORMAT if "long" in options else default
     columns = [_parse_column(word) for word in words_of(options["format"] or default)]
     asked: Sequence[NativeCluster | None] = ()
     if native_ids:
@@ -299,7 +367,12 @@ def _selected(
         if parse_codes(word, _UNKNOWN_STATE) & _UNACCOUNTED:
             raise CommandError(f"sacct: fatal: job state {word} is not supported / accounted")
     latest = _parse_time(options.get("endtime"), time.time())
-    wanted = {key: words_of(options.get(key, "")) for key in ("name", "account", "partition")}
+    keys = {"wckeys": "wckey", "constraints": "constraint"}
+    keys.update((key, key) for key in ("name", "account", "partition", "qos"))
+    wanted = {key: words_of(options.get(option, "")) for option, key in keys.items()}
+    nodes = set(expand_hostlist(options.get("nodelist", "")))
+    least_nodes, most_nodes = _parse_range("nnodes", options)
+    least_cpus, most_cpus = _parse_range("ncpus", options)
     if chosen is not None and "all" not in words_of(options["cluster"]):
         names = [cluster.name for cluster in chosen]
         jobs = [job for job in jobs if job.cluster_among(names)]
@@ -309,7 +382,21 @@ def _selected(
         if (not codes or job.code in codes)
         and (job.submitted or 0.0) <= latest
         and all(not words or job.row[key] in words for key, words in wanted.items())
+        and (not nodes or nodes.intersection(job.nodes))
+        and least_nodes <= job.node_count <= most_nodes
+        and least_cpus <= job.row["cpus"] <= most_cpus
     ]
+
+
+def _parse_range(option: str, options: Mapping[str, str]) -> tuple[int, float]:
+    """Return the bounds of `2-4`; without a second number the first is the only one."""
+    text = options.get(option)
+    if text is None:
+        return 0, math.inf
+    least, _, most = text.partition("-")
+    if not (least.isdecimal() and (most or "0").isdecimal()):
+        raise CommandError(f"sacct: error: --{option}={text} is no number; write 2 or 2-4")
+    return int(least), int(most or least)
 
 
 def _rows(jobs: Sequence[Job], allocations_only: bool) -> Iterator[tuple[Job, str]]:
@@ -333,7 +420,8 @@ def _print_lines(
         return
     widths = [width for _, width in columns]
     if has_heading:
-        print(" ".join(map(_fit, headings, widths)) + " ")
+        cut = (heading[: abs(width)] for heading, width in zip(headings, widths))
+        print(" ".join(map(_fit, cut, widths)) + " ")
         print(" ".join("-" * abs(width) for width in widths) + " ")
     for cells in lines:
         print(" ".join(map(_fit, cells, widths)) + " ")

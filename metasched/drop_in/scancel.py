@@ -14,7 +14,7 @@ from metasched.drop_in.command import (
     parse_options,
     real_arguments,
 )
-from metasched.drop_in.job import OPEN_STATES, Job, slurm_state
+from metasched.drop_in.job import OPEN_STATES, Job, expand_hostlist, slurm_state, user_id
 from metasched.drop_in.job_filters import is_job_id, user_name, words_of
 from metasched.drop_in.native_clusters import read_clusters, run_native
 
@@ -37,17 +37,22 @@ OPTIONS = {
     "jobname=": "n",
     "me": "",
     "name=": "",
+    "nodelist=": "w",
     "partition=": "p",
     "qos=": "q",
     "quiet": "Q",
+    "reservation=": "R",
     "signal=": "s",
     "state=": "t",
     "usage": "",
     "user=": "u",
     "verbose": "v",
     "version": "V",
+    "wckey=": "",
 }
-_FILTERS = {"account", "jobname", "name", "partition", "qos", "state", "user", "me"}
+_FILTERS = {"account", "jobname", "me", "name", "nodelist", "partition", "qos", "reservation"}
+_FILTERS |= {"state", "user", "wckey"}
+_OF_SIGNALS = ("signal", "batch", "full", "quiet", "verbose")  # options for the real command
 # signals that end a job: it is cancelled, so that its manager ends all its processes
 _ENDING_SIGNALS = ("KILL", "TERM", "INT", "HUP", "QUIT", "9", "15", "2", "1", "3")
 USAGE = "Usage: scancel [-A account] [-n job_name] [-p partition] [-q qos] [-Q] [-s signal]\n"
@@ -79,14 +84,16 @@ def main(arguments: Sequence[str]) -> int:
         raise CommandError("scancel: error: No job identification provided")
     connection = connect()
     clusters = read_clusters(connection)
-    names = options.get("clusters") or options.get("cluster") or os.environ.get("SLURM_CLUSTERS")
+    names = options.get(
+        "clusters", options.get("cluster", os.environ.get("SLURM_CLUSTERS") or None)
+    )
     chosen = clusters.choose("scancel", names)
     own_ids = [word for word in ids if not clusters.is_native(word)]
     native_ids = [word for word in ids if clusters.is_native(word)]
     code = 0
     if own_ids or not native_ids:
         try:
-            _cancel_own(connection, options, own_ids, chosen)
+            code = _cancel_own(connection, options, own_ids, chosen)
         except CommandError as error:
             if not native_ids:
                 raise
@@ -107,27 +114,50 @@ def _cancel_own(
     options: Mapping[str, str],
     ids: Sequence[str],
     chosen: Sequence[NativeCluster] | None,
-) -> None:
-    """Cancel the jobs of metasched with these ids, or those that the filters select."""
+) -> int:
+    """Cancel the jobs of metasched with these ids, or those that the filters select.
+
+    Signals that end no job, and steps, are for the real commands. Return the exit code.
+    """
     signal = options.get("signal", "KILL").upper()
-    if (signal[3:] if signal.startswith("SIG") else signal) not in _ENDING_SIGNALS:
-        raise CommandError(f"scancel: error: signal {signal} cannot be sent; KILL and TERM cancel")
-    for word in ids:
-        if not is_job_id(word):
-            raise CommandError(f"scancel: error: Invalid job id {word}")
+    ends = (signal[3:] if signal.startswith("SIG") else signal) in _ENDING_SIGNALS
     verbose = "verbose" in options
+    steps = [word for word in ids if "." in word]
     if chosen is not None or options.keys() & _FILTERS:
+        if steps:
+            raise CommandError(f"scancel: error: Invalid job id {steps[0]}")
         ids = _selected(connection, options, ids, chosen)
         if not ids:
             if verbose:
                 print("scancel: error: No active jobs match ALL job filters", file=sys.stderr)
-            return
+            return 0
+    if not ends:
+        return _signal(connection, options, ids)
+    code = _signal(connection, options, steps) if steps else 0
+    ids = [word for word in ids if "." not in word]
     for word in ids if verbose else ():
         print(f"scancel: Terminating job {word}", file=sys.stderr)
-    missing = _cancel(connection, ids)
+    missing = _cancel(connection, ids) if ids else []
     if verbose:
         for word in missing:
             fail(f"scancel: error: Kill job error on job id {word}: Invalid job id specified")
+    return code
+
+
+def _signal(connection: Connection, options: Mapping[str, str], ids: Sequence[str]) -> int:
+    """Send a signal to jobs, or end steps, by the real commands. Return the exit code."""
+    from metasched.drop_in.job_tools import native_places  # few calls need it
+
+    clusters = {cluster.name: cluster for cluster in read_clusters(connection).clusters}
+    parsed = [(name, options[name]) for name in _OF_SIGNALS if name in options]
+    code = 0
+    for name, native_ids in native_places("scancel", connection, ids).items():
+        if name not in clusters or not clusters[name].config:
+            code = fail(f"scancel: error: cluster {name} takes no signals; KILL and TERM cancel")
+            continue
+        arguments = real_arguments(OPTIONS, parsed, native_ids)
+        code = max(code, run_native("scancel", arguments, [clusters[name]], is_last=False))
+    return code
 
 
 def _cancel(connection: Connection, ids: Sequence[str]) -> list[str]:
@@ -148,20 +178,28 @@ def _selected(
     ids: Sequence[str],
     chosen: Sequence[NativeCluster] | None,
 ) -> list[str]:
-    """Return the ids of the open tasks that pass all filters, on the chosen clusters."""
+    """Return the ids of the open tasks that pass all filters, on the chosen clusters.
+
+    As in the real command an empty value selects nothing: a variable of a script may be unset.
+    """
     query: dict[str, object] = {"state": OPEN_STATES}
     if ids:
         query.update(job=list(ids), skip_missing="true")
     user = str(os.getuid()) if "me" in options else options.get("user")
-    if user:
+    if user is not None:
         query["user"] = user_name(user)
+        if user_id(user_name(user)) == "nobody":
+            raise CommandError(f"scancel: error: Invalid user name: {user}")
     state = slurm_state(options.get("state", ""))
     wanted = {
-        "name": options.get("jobname") or options.get("name"),
+        "name": options.get("jobname", options.get("name")),
         "partition": options.get("partition"),
         "account": options.get("account"),
         "qos": options.get("qos"),
+        "wckey": options.get("wckey"),
     }
+    nodes = set(expand_hostlist(options["nodelist"])) if "nodelist" in options else None
+    reservation = options.get("reservation")
     names = None if chosen is None else [cluster.name for cluster in chosen]
 
     def is_there(job: Job) -> bool:
@@ -177,5 +215,7 @@ def _selected(
         for job in map(Job, listed_tasks(connection, query))
         if state in (None, job.state)
         and all(value is None or job.row[key] in words_of(value) for key, value in wanted.items())
+        and (nodes is None or nodes.intersection(job.nodes))
+        and reservation in (None, str(job.row["reservation"]))
         and is_there(job)
     ]

@@ -16,8 +16,17 @@ from metasched.drop_in.command import (
     real_arguments,
 )
 from metasched.drop_in.format_language import printable
-from metasched.drop_in.job import UNSET, Job, expand_hostlist, format_clock, format_time, user_id
-from metasched.drop_in.job_filters import is_job_id, words_of
+from metasched.drop_in.job import (
+    UNSET,
+    Job,
+    expand_hostlist,
+    format_clock,
+    format_time,
+    parse_time,
+    user_group,
+    user_id,
+)
+from metasched.drop_in.job_filters import fold_waiting, is_job_id, words_of
 from metasched.drop_in.native_clusters import read_clusters, run_native
 
 TYPE_CHECKING = False  # as that of typing
@@ -38,6 +47,19 @@ OPTIONS = {
     "version": "V",
 }
 _ACTIONS = ("hold", "uhold", "release", "requeue", "requeuehold")
+# real commands that metasched does not replace; of some a word is a job
+_JOB_VERBS = {"listpids": 1, "notify": 1, "resume": 1, "suspend": 1, "top": 1, "wait_job": 1}
+_JOB_VERBS["write"] = 2
+_REAL_VERBS = (
+    *("abort", "cancel_reboot", "completing", "create", "delete", "getaddrs", "listpids"),
+    *("pidinfo", "ping", "power", "reboot", "reboot_nodes", "reconfigure", "schedloglevel"),
+    *("setdebug", "setdebugflags", "shutdown", "takeover", "token", "version"),
+)
+_REAL_SUBJECTS = (
+    *("aliases", "assoc_mgr", "bbstat", "burstbuffer", "daemons", "dwstat", "federation"),
+    *("frontend", "hostlist", "hostlistsorted", "lic", "licenses", "reservation"),
+    *("reservations", "slurmd", "topo", "topology"),
+)
 MIN_JOB_AGE = 3600  # seconds for which ended jobs are listed without a request for all
 USAGE = "scontrol [-o] show job|config|hostnames|node|partition [NAME] |\n"
 USAGE += (
@@ -65,9 +87,31 @@ def main(arguments: Sequence[str]) -> int:
         return _update(ids, names, real)
     if verb.lower() == "update" and real.chosen is None:
         return _update_named(names)
-    if real.chosen is not None and words:
+    if verb.lower() in (*_ACTIONS, "show", "update"):
+        raise CommandError(f"too few arguments for keyword:{verb}")
+    if verb.lower() in _JOB_VERBS and names:
+        return _run_on_jobs([verb, *names], _JOB_VERBS[verb.lower()], real)
+    if words and (verb.lower() in _REAL_VERBS or real.chosen is not None):
         return real.run(words, is_last=True)
     raise CommandError(f"invalid keyword: {verb}" if verb else f"Usage: {USAGE}")
+
+
+def _run_on_jobs(words: Sequence[str], position: int, real: _Real) -> int:
+    """Run a real command whose word at a position is a job, or a step, where that job is."""
+    if len(words) <= position or real.clusters.is_native(words[position]):
+        return real.run(words, is_last=True)
+    from metasched.drop_in.job_tools import native_places  # few calls need it
+
+    places = native_places("scontrol", connect(), words_of(words[position]))
+    by_name = {cluster.name: cluster for cluster in real.clusters.clusters}
+    code = 0
+    for name, ids in places.items():
+        clusters = [by_name[name]] if name in by_name else []
+        for id in ids:
+            changed = [*words[:position], id, *words[position + 1 :]]
+            arguments = real.arguments(changed)
+            code = max(code, run_native("scontrol", arguments, clusters, is_last=False))
+    return code
 
 
 class _Real:
@@ -161,13 +205,17 @@ def _show(subject: str, names: Sequence[str], one_line: bool, real: _Real) -> in
         from metasched.drop_in.native_nodes import show_nodes  # few calls need it
 
         return show_nodes(real.clusters, real.arguments([]), names)
-    raise CommandError(f"invalid entity:{subject} for keyword:show")
+    if name in ("step", "steps"):
+        return _run_on_jobs(["show", *([subject] if not value else [name]), *names], 2, real)
+    if name in _REAL_SUBJECTS or real.chosen is not None:
+        return real.run(["show", subject, *names[bool(value) :]], is_last=True)
+    raise CommandError(f"invalid entity:{subject} for keyword:show ")
 
 
 def _show_jobs(names: Sequence[str], one_line: bool, real: _Real) -> int:
     ids = [word for name in names for word in words_of(name)]
     if any(not is_job_id(word) for word in ids):
-        raise CommandError("slurm_load_jobs error: Invalid job id specified")
+        raise CommandError("scontrol_print_job error: Invalid job id specified")
     native_ids = [word for word in ids if real.clusters.is_native(word)]
     own_ids = [word for word in ids if not real.clusters.is_native(word)]
     code = 0
@@ -194,7 +242,8 @@ def _show_own_jobs(ids: Sequence[str], one_line: bool, real: _Real) -> None:
         raise CommandError("slurm_load_jobs error: Invalid job id specified")
     if not jobs:
         print("No jobs in the system")
-    for job in jobs:
+    # a task that is named alone has its own number
+    for job in jobs if len(jobs) == 1 else fold_waiting(jobs):
         _print_record(_record(job), one_line)
 
 
@@ -228,34 +277,46 @@ def _show_partitions(names: Sequence[str], one_line: bool) -> int:
 def _record(job: Job) -> list[str]:
     """Return the lines of `show job`."""
     row = job.row
-    array = "" if row["task"] is None else f"ArrayJobId={row['job']} ArrayTaskId={job.tasks} "
+    array = ""
+    if row["task"] is not None:
+        throttle = row["array"].partition("%")[2]
+        throttle = f" ArrayTaskThrottle={throttle}" if throttle else ""
+        array = f"ArrayJobId={row['job']} ArrayTaskId={job.tasks}{throttle} "
     code, signal = job.wait_status
     limit, cpus = row["time_limit"], row["cpus"] // row["tasks"]
     time_limit = "UNLIMITED" if limit is None else format_clock(limit)
     gres = f"\nTresPerNode={job.gres}" if job.gres else ""
     host = f"\nBatchHost={printable(job.nodes[0])}" if job.nodes else ""
+    comment = f"\nComment={printable(row['comment'])}" if row["comment"] else ""
+    requested, allocated = f"ReqTRES={job.tres}", job.tres if job.has_started else UNSET
     return f"""\
 JobId={job.number} {array}JobName={_text(row["name"])}
-UserId={row["user"]}({user_id(row["user"])}) MCS_label=N/A
-Priority={row["priority"]} Nice={row["nice"]} Account={_text(row["account"])} \
+UserId={row["user"]}({user_id(row["user"])}) GroupId={"{}({})".format(*user_group(row["user"]))} \
+MCS_label=N/A
+Priority={job.priority} Nice={row["nice"]} Account={_text(row["account"])} \
 QOS={_text(row["qos"])}
 JobState={job.state} Reason={job.reason} Dependency={_text(row["dependency"])}
 Requeue={int(row["requeue"])} Restarts={row["restarts"]} BatchFlag=1 Reboot=0 \
 ExitCode={code}:{signal}
 RunTime={format_clock(job.time_used)} TimeLimit={time_limit} TimeMin=N/A
-SubmitTime={format_time(job.submitted)}
-StartTime={format_time(job.start, "Unknown")} EndTime={format_time(job.end, "Unknown")}
+SubmitTime={format_time(job.submitted)} EligibleTime={format_time(job.eligible, "Unknown")}
+StartTime={format_time(job.start, "Unknown")} EndTime={format_time(job.end, "Unknown")} \
+Deadline={format_time(parse_time(row["deadline"]))}
 Partition={_text(row["partition"])}
+ReqNodeList={_text(row["nodelist"])} ExcNodeList={_text(row["exclude"])}
 NodeList={printable(row["node_list"])}{host}
 NumNodes={job.node_count} NumCPUs={row["cpus"]} NumTasks={row["tasks"]} CPUs/Task={cpus}
-MinCPUsNode={cpus} MinMemory{"CPU" if row["memory_per_cpu"] else "Node"}={job.memory}
+TRES={job.tres} {requested} AllocTRES={allocated}
+MinCPUsNode={cpus} MinMemory{"CPU" if row["memory_per_cpu"] else "Node"}={job.memory} \
+MinTmpDiskNode=0
 Features={_text(row["constraint"])}
-OverSubscribe={"NO" if row["exclusive"] else "OK"} Licenses={job.licences or UNSET}
+OverSubscribe={"NO" if row["exclusive"] else "OK"} Contiguous=0 Licenses={job.licences or UNSET} \
+Network={UNSET}
 Command={UNSET}
-WorkDir={printable(row["directory"])}
-StdErr={printable(row["error"] or row["output"])}
+WorkDir={printable(row["directory"])}{comment}
+StdErr={printable(job.error_path)}
 StdIn=/dev/null
-StdOut={printable(row["output"])}{gres}""".split("\n")
+StdOut={printable(job.output_path)}{gres}""".split("\n")
 
 
 def _text(value: object) -> str:
@@ -270,7 +331,10 @@ def _change(verb: str, names: Sequence[str], real: _Real) -> int:
     ids = [word.rpartition("=")[2] for name in names for word in words_of(name)]
     native_ids = [id for id in ids if is_job_id(id) and real.clusters.is_native(id)]
     for id in ids:
-        if is_job_id(id) and real.clusters.is_native(id):
+        if not is_job_id(id):
+            code = fail(f"Invalid job id specified for job {printable(id)}")
+            continue
+        if real.clusters.is_native(id):
             continue
         try:
             connection.request("POST", f"/jobs/{action}", body={"jobs": [id]})
@@ -285,7 +349,7 @@ def _change(verb: str, names: Sequence[str], real: _Real) -> int:
                 raise
             code = 1
             print(f"scontrol: error: {error}", file=sys.stderr)
-    if code:
+    if code and action != "requeue":
         print("slurm_suspend error: Invalid job id specified", file=sys.stderr)
     for id in native_ids:
         code = max(code, real.run([verb, id], is_last=len(ids) == 1))

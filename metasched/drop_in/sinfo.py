@@ -37,7 +37,15 @@ OPTIONS = {
     "version": "V",
 }
 # metasched knows kinds of nodes; with these options the real commands list them by name
-NODE_OPTIONS = {"list-reasons": "R", "Node": "N", "nodes=": "n", "reservation": "T"}
+NODE_OPTIONS = {"dead": "d", "list-reasons": "R", "Node": "N", "nodes=": "n", "reservation": "T"}
+# fields of nodes that only the real commands know, and the whole line; letters and names
+_NODE_LETTERS = frozenset("BEHIMNOSUXYZdenouvwz")
+_NODE_NAMES = (
+    *("all", "allocmem", "allocnodes", "comment", "cores", "cpusload", "disk", "extra", "freemem"),
+    *("gresused", "maxcpuspernode", "nodeaddr", "nodehost", "nodelist", "port", "preemptmode"),
+    *("priorityjobfactor", "reason", "socketcorethread", "sockets", "statecomplete", "threads"),
+    *("timestamp", "user", "userlong", "version", "weight"),
+)
 _VARIABLES = {"SINFO_FORMAT": "format", "SINFO_PARTITION": "partition"}
 _DEFAULT_FORMAT = "%{width}P %.5a %.10l %.6D %.6t %N"
 _LONG_FORMAT = "%{width}P %.5a %.10l %.10s %.6D %.11T %N"
@@ -181,13 +189,16 @@ def main(arguments: Sequence[str]) -> int:
     if "version" in options:
         print("slurm-metasched")
         return 0
-    if any(name.rstrip("=") in options for name in NODE_OPTIONS):
-        from metasched.drop_in.native_nodes import list_nodes  # few calls need it
-
-        known = {**OPTIONS, **NODE_OPTIONS}
-        return list_nodes(read_clusters(connect()), known, parsed, options.get("clusters"))
-    states = _parse_states(options.get("states", ""))
     connection = connect()
+    of_nodes = any(name.rstrip("=") in options for name in NODE_OPTIONS)
+    if of_nodes or _needs_real(options):
+        native = read_clusters(connection)
+        if of_nodes or any(cluster.config for cluster in native.clusters):
+            from metasched.drop_in.native_nodes import list_nodes  # few calls need it
+
+            known = {**OPTIONS, **NODE_OPTIONS}
+            return list_nodes(native, known, parsed, options.get("clusters"))
+    states = _parse_states(options.get("states", ""))
     rows, _ = connection.request("GET", "/partitions")
     names = words_of(options.get("partition", ""))
     rows = [row for row in rows if not names or row["partition"] in names]
@@ -201,6 +212,22 @@ def main(arguments: Sequence[str]) -> int:
             print(f"CLUSTER: {cluster}" if cluster == chosen[0] else f"\nCLUSTER: {cluster}")
         _print_table([row for row in rows if row["cluster"] == cluster], options, states)
     return 0
+
+
+def _needs_real(options: Mapping[str, str]) -> bool:
+    """Return whether only the real commands know a field or a state that is asked for."""
+    if not _states(options).issubset((*_STATES, *_STATES.values(), "all")):
+        return True
+    if names := options.get("Format"):
+        return any(
+            name.partition(":")[0].strip().lower() in _NODE_NAMES for name in names.split(",")
+        )
+    parts = (part.lstrip(".0123456789") for part in options.get("format", "").split("%")[1:])
+    return any(part[:1] in _NODE_LETTERS or part.startswith("all") for part in parts)
+
+
+def _states(options: Mapping[str, str]) -> set[str]:
+    return {word.lower() for word in words_of(options.get("states", ""))}
 
 
 def _parse_states(text: str) -> frozenset[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
+import time
 
 from metasched.client.connection import PermissionDenied
 from metasched.drop_in.command import (
@@ -13,19 +16,27 @@ from metasched.drop_in.command import (
     parse_options,
     real_arguments,
 )
-from metasched.drop_in.job import OPEN_STATES, SLURM_STATES, STATES, Job
+from metasched.drop_in.job import OPEN_STATES, SLURM_STATES, STATES, Job, expand_hostlist, user_id
 from metasched.drop_in.job_fields import (
     DEFAULT_FORMAT,
     JOB_FORMATS,
     LONG_FORMAT,
     START_FORMAT,
 )
-from metasched.drop_in.job_filters import OPEN_CODES, fold_waiting, parse_codes, user_name, words_of
+from metasched.drop_in.job_filters import (
+    OPEN_CODES,
+    fold_waiting,
+    is_job_id,
+    parse_codes,
+    user_name,
+    words_of,
+)
 from metasched.drop_in.native_clusters import read_clusters, slurm_clusters
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
     from metasched.client.connection import Connection
     from metasched.drop_in.format_language import Format
@@ -39,18 +50,26 @@ OPTIONS = {
     "cluster=": "",
     "format=": "o",
     "Format=": "O",
+    "federation": "",
     "help": "",
     "hide": "",
+    "iterate=": "i",
     "jobs=": "j",
+    "licenses=": "L",
     "local": "",
     "long": "l",
     "me": "",
     "name=": "n",
     "noconvert": "",
+    "nodelist=": "w",
     "noheader": "h",
     "only-job-state": "",
     "partition=": "p",
+    "priority": "P",
     "qos=": "q",
+    "reservation=": "R",
+    "sibling": "",
+    "sort=": "S",
     "start": "",
     "states=": "t",
     "user=": "u",
@@ -71,14 +90,22 @@ _VARIABLES = {
     "SQUEUE_ACCOUNT": "account",
     "SQUEUE_QOS": "qos",
     "SQUEUE_ARRAY": "array",
+    "SQUEUE_LICENSES": "licenses",
+    "SQUEUE_SORT": "sort",
 }
+# options of which a job must have a value
+_LISTS = (
+    *("account", "jobs", "licenses", "name", "nodelist", "partition", "qos", "reservation"),
+    *("states", "user"),
+)
 SECONDS = 3.0  # for native jobs in a listing of all jobs: a dead controller delays each call
 REQUIRED_SECONDS = 20.0  # for clusters and native jobs that are named
 _STATE_ORDER = [*dict.fromkeys(STATES.values())]
 _UNKNOWN_STATE = "squeue: error: Invalid job state specified: {}\n"
 _UNKNOWN_STATE += f"squeue: error: Valid job states include: {','.join(SLURM_STATES)}\n"
 USAGE = "Usage: squeue [-A account] [-h] [-j jobid] [-l] [-n name] [-o format] [-O fields]\n"
-USAGE += "              [-p partition] [-q qos] [-r] [-t states] [-u user] [--me] [--start]"
+USAGE += "              [-p partition] [-q qos] [-r] [-t states] [-u user] [--me] [--start]\n"
+USAGE += "              [-w nodes] [-L licenses] [-R reservation] [-S letters] [-i seconds]"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -97,22 +124,43 @@ def main(arguments: Sequence[str]) -> int:
     for name, synonym in (("user", "users"), ("clusters", "cluster")):
         if synonym in options:
             options[name] = options.pop(synonym)
+    if "iterate" not in options:
+        return _list(parsed, options)
+    if not options["iterate"].isdecimal() or int(options["iterate"]) == 0:
+        raise CommandError(f"squeue: error: --iterate={options['iterate']} is no number of seconds")
+    while True:
+        print(time.strftime("%a %b %d %H:%M:%S %Y"))
+        _list(parsed, options)
+        print(flush=True)
+        time.sleep(int(options["iterate"]))
+
+
+def _list(parsed: Sequence[tuple[str, str]], options: Mapping[str, str]) -> int:
+    """List jobs once. Return the exit code.
+
+    `options` are those that were `parsed`, and variables.
+    """
     connection = connect()
     clusters = read_clusters(connection)
     chosen = clusters.choose("squeue", options.get("clusters"))
     ids = words_of(options.get("jobs", ""))
+    for word in ids:
+        if not is_job_id(word):
+            raise CommandError(f"squeue: error: Invalid job id: {word}")
     native_ids = [word for word in ids if clusters.is_native(word)]
     if native_ids and len(native_ids) == len(ids) and chosen is None:
         exec_real("squeue", real_arguments(OPTIONS, parsed, []))
     own_ids = [word for word in ids if not clusters.is_native(word)]
     format = _parse_format(options, dict(parsed))
     codes = OPEN_CODES
-    if options.get("states"):
+    if "states" in options:
         codes = parse_codes(options["states"], _UNKNOWN_STATE)
+    # an empty list, as of a script's unset variable, selects nothing
+    selects_nothing = any(not words_of(options.get(name, "-")) for name in _LISTS)
     asked: Sequence[NativeCluster | None] = ()
     if native_ids:
         asked = [None] if chosen is None else slurm_clusters("squeue", chosen)
-    elif not ids:
+    elif not selects_nothing:
         asked = clusters.listed("squeue", chosen)
     queue = None
     if asked:
@@ -120,8 +168,10 @@ def main(arguments: Sequence[str]) -> int:
 
         queue = NativeQueue(asked, format, options, native_ids, clusters.tag_prefixes)
     names = None if chosen is None else [cluster.name for cluster in chosen]
-    jobs = [] if ids and not own_ids else _selected(connection, options, codes, own_ids, names)
-    jobs = sorted(jobs if "array" in options else fold_waiting(jobs), key=_order)
+    jobs = []
+    if not selects_nothing and (own_ids or not ids):
+        jobs = _selected(connection, options, codes, own_ids, names)
+    jobs = _sorted(jobs if "array" in options else fold_waiting(jobs), options.get("sort"))
     native: dict[str, list[str]] = {}
     code = 0
     if queue is not None:
@@ -175,8 +225,6 @@ def _print_tables(
     """Print tables under the names of their clusters, as the real command does."""
     has_heading = "noheader" not in options
     if "long" in options and has_heading:
-        import time
-
         print(time.strftime("%a %b %d %H:%M:%S %Y"))
     for position, (cluster, lines) in enumerate(tables):
         if has_heading:
@@ -199,6 +247,9 @@ def _selected(
     if "me" in options:
         users = [str(os.getuid())]
     users = [user_name(word) for word in users]
+    for user in users:
+        if user_id(user) == "nobody":
+            print(f"squeue: error: Invalid user: {user}\n", file=sys.stderr)
     query: dict[str, object] = {"user": users[0]} if len(users) == 1 else {}
     if ids:
         query.update(job=ids, skip_missing="true")
@@ -216,16 +267,66 @@ def _selected(
         key: words_of(options.get(key, "")) for key in ("name", "partition", "account", "qos")
     }
     accepted["user"] = users
+    nodes = set(expand_hostlist(options.get("nodelist", "")))
+    licences = set(words_of(options.get("licenses", "")))
+    reservations = words_of(options.get("reservation", ""))
     return [
         job
         for job in jobs
         if (not codes or job.code in codes)
         and all(not words or job.row[key] in words for key, words in accepted.items())
+        and (not nodes or nodes.intersection(job.nodes))
+        and (not licences or licences.intersection(job.row["licences"]))
+        and (not reservations or str(job.row["reservation"]) in reservations)
     ]
+
+
+def _sorted(jobs: Sequence[Job], text: str | None) -> list[Job]:
+    """Sort jobs by the letters of --sort, as in `-p,i`; None: in the real command's order."""
+    ordered = sorted(jobs, key=_order)
+    is_falling = False
+    keys: list[tuple[Callable[[Job], Any], bool]] = []
+    for letter in text or "":
+        if letter in ",+-":
+            is_falling = letter == "-"
+            continue
+        key = _SORT_KEYS.get(letter) or JOB_FORMATS.text_of(letter)
+        if key is None:
+            raise CommandError(f"squeue: error: Invalid sort specification: {letter}")
+        keys.append((key, is_falling))
+    for key, is_falling in reversed(keys):
+        ordered.sort(key=key, reverse=is_falling)
+    return ordered
 
 
 def _order(job: Job) -> tuple[str, int, int, int, int]:
     """Return the key of the real command's order: partition, state, falling priority."""
     row = job.row
-    state = _STATE_ORDER.index(job.state) if job.state in _STATE_ORDER else len(_STATE_ORDER)
-    return row["partition"] or "", state, -(row["priority"] or 0), row["job"], row["task"] or 0
+    state, priority = _state_position(job), -(row["priority"] or 0)
+    return row["partition"] or "", state, priority, row["job"], row["task"] or 0
+
+
+def _state_position(job: Job) -> int:
+    return _STATE_ORDER.index(job.state) if job.state in _STATE_ORDER else len(_STATE_ORDER)
+
+
+# letters of --sort whose texts have another order than their values
+_SORT_KEYS: dict[str, Callable[[Job], Any]] = {
+    "i": lambda job: (job.row["job"], job.row["task"] or 0),
+    "A": lambda job: job.number,
+    "F": lambda job: job.row["job"],
+    "K": lambda job: job.row["task"] or 0,
+    "t": _state_position,
+    "T": _state_position,
+    "p": lambda job: job.row["priority"] or 0,
+    "Q": lambda job: job.row["priority"] or 0,
+    "C": lambda job: job.row["cpus"],
+    "D": lambda job: job.node_count,
+    "M": lambda job: job.time_used,
+    "l": lambda job: job.row["time_limit"] or math.inf,
+    "L": lambda job: (job.row["time_limit"] or math.inf) - job.time_used,
+    "S": lambda job: job.start or math.inf,
+    "e": lambda job: job.end or math.inf,
+    "V": lambda job: job.submitted or math.inf,
+    "m": lambda job: job.row["memory"] or job.row["memory_per_cpu"] or 0,
+}

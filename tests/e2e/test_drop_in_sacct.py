@@ -22,7 +22,7 @@ COMMANDS = Path(metasched.__file__).parent / "drop_in/slurm"
 FIELDS = (
     "jobname,user,uid,partition,cluster,state,exitcode,derivedexitcode,comment,wckey,alloccpus,"
     "reqcpus,ncpus,ntasks,allocnodes,nnodes,reqnodes,nodelist,reqmem,timelimit,workdir,start,end,"
-    "elapsed"
+    "elapsed,group,gid,timelimitraw,constraints"
 )
 SCRIPTS = {  # by name: options and script
     "done": (("-n", "2", "-t", "10", "--mem", "1536"), "true"),

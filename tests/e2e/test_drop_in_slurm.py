@@ -16,7 +16,13 @@ from tests.harness.slurm import SlurmCluster, SlurmSite
 COMMANDS = Path(metasched.__file__).parent / "drop_in/slurm"
 FIRST_ID = 100_000_001
 # what differs by nature is not here: ids, nodes, times, and Slurm's own priority
-FIELDS = "%j|%t|%T|%u|%P|%r|%D|%C|%c|%l|%m|%K|%E|%h|%W|%v"
+LETTERS = "jtTuPrDCclmKEhWvUgGHIJXyzfkbnxdO"
+FIELDS = "|".join(f"%{letter}" for letter in LETTERS)
+NAMES = (
+    *("cpus-per-task", "maxcpus", "maxnodes", "batchflag", "reboot", "admin_comment", "stdin"),
+    *("system_comment", "tres-per-job", "tres-per-socket", "tres-per-task", "deadline"),
+    *("restartcnt", "numtasks", "tres-alloc"),
+)
 OPTIONS = {
     "run": ["-n", "2", "-t", "10", "--mem", "1536"],
     "held": ["--hold", "-c", "3", "-t", "1:30:00", "--mem-per-cpu", "100"],
@@ -87,6 +93,42 @@ def test_listings_say_of_a_job_what_the_real_ones_say(drop_in: Site, alpha: Slur
         assert len(listed) == 2
         assert listed[0] == native[0]
         assert of_release(alpha, listed[1]) in native
+        for field in NAMES:
+            words = ["squeue", "-h", "-n", name, "-O", f"{field}:80"]
+            texts = {line.replace(",billing=", "\0") for line in real(alpha, *words).stdout.split()}
+            assert own(drop_in, *words).stdout.strip() in {t.partition("\0")[0] for t in texts}, (
+                field
+            )
+        _records_agree(drop_in, alpha, name)
+    every = ["squeue", "-h", "-o", "%j|%t", "--states", "all", "-n", ",".join(OPTIONS)]
+    for order in ("j", "-j", "t,-j", "-t,j"):
+        listed = own(drop_in, *every, "-S", order).stdout.splitlines()
+        both = real(alpha, *every, "-S", order).stdout.splitlines()
+        assert list(dict.fromkeys(line for line in both if line in listed)) == listed
+
+
+# of a job, what differs by nature, and what only Slurm knows
+_OTHER_KEYS = {
+    *("JobId", "ArrayJobId", "Priority", "Account", "QOS", "Requeue", "RunTime", "SubmitTime"),
+    *("EligibleTime", "StartTime", "EndTime", "NodeList", "BatchHost", "WorkDir", "Command"),
+    *("TRES", "ReqTRES", "AllocTRES", "Features"),
+}
+
+
+def _records_agree(site: Site, cluster: SlurmCluster, name: str) -> None:
+    """Compare the lines of `scontrol show job` that both have, of an array one for all tasks."""
+    words = ["squeue", "-h", "-n", name, "-o", "%A"]
+    own_id = own(site, *words).stdout.strip()
+    native_id = min(real(cluster, *words).stdout.split(), key=int)
+    shown = own(site, "scontrol", "-o", "show", "job", own_id).stdout
+    native = real(cluster, "scontrol", "-o", "show", "job", native_id).stdout
+    assert (shown.count("\n"), native.count("\n")) == (1, 1)
+    pairs, expected = (
+        dict(w.split("=", 1) for w in t.split() if "=" in w) for t in (shown, native)
+    )
+    common = pairs.keys() & expected.keys() - _OTHER_KEYS
+    assert len(common) > 25
+    assert {key: pairs[key] for key in common} == {key: expected[key] for key in common}
 
 
 def test_ids_are_above_those_of_the_clusters(drop_in: Site, alpha: SlurmCluster) -> None:
@@ -166,6 +208,10 @@ NODE_LISTINGS = [
     ["-e", "-o", "%D_%t"],
     ["-o", "%!"],
     ["--foo"],
+    ["-o", "%20N  %10c  %10m  %25f  %10G"],  # as in many manuals
+    ["-h", "-o", "%n %t %z %X %Y %Z %w %d %E %B %M %S", "-p", "main"],
+    ["-h", "-t", "drain,down"],
+    ["-h", "-O", "nodelist,gresused,statecomplete"],
 ]
 
 
@@ -203,6 +249,19 @@ WRONG = [
     ["squeue", "--foo"],
     ["squeue", "-O", "jobid:6,foo"],
     ["squeue", "-o", "%i %! %t"],
+    ["squeue", "-j", "abc"],
+    ["squeue", "-u", "nosuchuser"],
+    ["squeue", "-h", "-S", "!"],
+    *(["squeue", "-h", "-t", state] for state in ("CG", "CF,pd", "boot_fail", "SE,SO,RD", "")),
+    *(["squeue", "-h", f"-{letter}", ""] for letter in "jnupAwqRL"),
+    *(["scancel", f"-{letter}", ""] for letter in "nupAwqRt"),
+    *(["scancel", "-n", "nothing", "-t", states] for states in ("CG", "FOO", "PD,R")),
+    ["scancel", "-u", "nosuchuser"],
+    ["scontrol", "show"],
+    ["scontrol", "show", "foo"],
+    ["scontrol", "hold"],
+    ["scontrol", "hold", "abc"],
+    ["scontrol", "requeue", "999999999"],
     ["scancel"],
     ["scancel", "abc"],
     ["scancel", "999999999"],

@@ -255,6 +255,36 @@ def test_states_of_slurm_are_those_of_its_listings() -> None:
 
 
 @pytest.mark.parametrize(
+    ("order", "jobs"),
+    [("i", "1 2 3"), ("-i", "3 2 1"), ("M,-i", "3 1 2"), ("-C+i", "2 1 3"), ("t,C", "1 3 2")],
+)
+def test_jobs_are_sorted_by_values(order: str, jobs: str) -> None:
+    rows = [
+        row(job=1, state="running", cpus=10, started="2026-11-22T14:00:00Z"),
+        row(job=2, state="running", cpus=100, started="2026-11-22T13:00:00Z"),
+        row(job=3, state="running", cpus=9, started="2026-11-22T15:00:00Z"),
+    ]
+    if order.startswith("t"):
+        rows[0] |= {"state": "queued", "started": None}
+    listed = squeue._sorted([Job(values) for values in rows], order)
+    assert [str(job.row["job"]) for job in listed] == jobs.split()
+
+
+def test_resources_of_a_job() -> None:
+    assert Job(row(cpus=6, nodes=2)).tres == "cpu=6,node=2"
+    whole = row(cpus=6, nodes=2, memory=1536, gres={"gpu:a100": 2, "disk": 1})
+    assert Job(whole).tres == "cpu=6,mem=3G,node=2,gres/gpu:a100=4,gres/disk=2"
+    assert Job(row(cpus=6, memory_per_cpu=100)).tres == "cpu=6,mem=600M,node=1"
+
+
+def test_paths_of_a_task_and_of_an_array() -> None:
+    task = Job(row(number=19, task=5, output="/o/%j-%a-100%%", error=None, array="1-9"))
+    assert task.output_path == task.error_path == "/o/19-5-100%"
+    task.fold([task])
+    assert task.output_path == f"/o/17-{2**32 - 2}-100%"
+
+
+@pytest.mark.parametrize(
     ("text", "codes"),
     [("all,PD", ""), ("cg", "CG"), ("PD, Completing,TO", "PD CG TO"), (" ,", "")],
 )

@@ -40,7 +40,8 @@ def field_rows(fields: Iterable[Field]) -> Iterator[str]:
 
 def sacct_rows() -> Iterator[str]:
     for field in sacct.FIELDS.values():
-        yield f"| `{field.heading}` | {field.width} |"
+        if field.heading not in sacct.EMPTY:
+            yield f"| `{field.heading}` | {abs(field.width)} |"
 
 
 def test_the_page_shows_the_tables() -> None:
