@@ -31,6 +31,8 @@ _UNITS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 # Values of `failed` with which the job is queued again.
 _RESCHEDULED_CODES = {"24", "25"}
+# of a run: ru_wallclock, ru_utime, ru_stime, ru_maxrss, ru_minflt, cpu, maxvmem
+_USAGE_COLUMNS = (13, 14, 15, 16, 21, 36, 42)
 _LIMIT_EXCEEDED = "37"  # ended at h_rt, h_cpu or h_vmem
 _AFTER_JOB = "100"  # a signal ended it: exit_status is 128 + signal
 _NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -98,6 +100,8 @@ class AccountingLine(NamedTuple):
     cpu_seconds: float
     category: str  # requests of the job
     max_memory: float  # bytes
+    # whether sge_execd has reported the run: without page faults and memory nothing has run
+    is_measured: bool
 
 
 @dataclass(frozen=True)
@@ -489,6 +493,7 @@ def parse_accounting_line(line: str) -> AccountingLine:
         cpu_seconds=parse_amount(fields[36]),
         category=fields[39],
         max_memory=parse_amount(fields[42]),
+        is_measured=any(parse_amount(fields[column]) for column in _USAGE_COLUMNS),
     )
 
 
@@ -568,6 +573,9 @@ def ended_status(line: AccountingLine, tag: str, task: int, killed: bool) -> Job
         state = State.CANCELLED
     elif line.failed not in ("0", _AFTER_JOB):
         state, code, signal = State.NODE_FAIL, None, None
+    elif line.failed == "0" and state is State.COMPLETED and not line.is_measured:
+        # the qmaster writes exit status 0 for a job that it forgets by `qdel -f`
+        state, code, message = State.CANCELLED, None, "removed by force"
     return JobStatus(
         tag=tag,
         task=task,

@@ -121,11 +121,19 @@ def test_a_job_deleted_by_others_before_it_began_has_not_failed(
 def test_a_job_that_an_operator_removed_by_force_has_ended(
     manager: Manager, gridengine_cell: Cell
 ) -> None:
-    """What the page on incidents advises for a job without a process."""
+    """What the page on incidents advises for a job without a process. It has not succeeded.
+
+    A short run has no wall-clock seconds either, but other use.
+    """
+    quick = manager.submit("true")
+    assert manager.wait_end(quick).state is State.COMPLETED
     [blocker] = manager.fill()
-    [row] = manager.adapter.poll().rows
+    [row] = [row for row in manager.adapter.poll().rows if row.tag == blocker.tag]
     gridengine_cell.run("qdel", "-f", row.native_id)
-    assert manager.wait_end(blocker).ended is not None
+    ended = manager.wait_end(blocker)
+    assert (ended.state, ended.exit_code, ended.signal) == (State.CANCELLED, None, None)
+    assert ended.manager_reason == "removed by force"
+    assert ended.ended is not None
 
 
 def test_a_job_held_by_others_is_pending_and_no_demand(

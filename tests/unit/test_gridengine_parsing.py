@@ -82,6 +82,19 @@ def test_an_end_by_a_signal_that_we_asked_for_is_a_cancellation() -> None:
     assert ended(line("0", 0), killed=True) == (State.COMPLETED, 0, None)
 
 
+def test_a_job_without_any_use_was_removed_by_force() -> None:
+    """The qmaster wrote this line of real 8.1.9 for a running job after `qdel -f`."""
+    forced = (
+        "all.q:n1:ada:ada:ms-k3f9-42-1:1:sge:0:1795719207:1795719207:1795719209:0:0:0:0.000000:"
+        "0.000000:0.000000:0:0:0:0:0:0:0:0.000000:0:0:0:0:0:0:NONE:defaultdepartment:NONE:1:0:"
+        "0.000000:0.000000:0.000000:NONE:0.000000:NONE:0.000000:0:0"
+    )
+    assert ended(forced) == ended(forced, killed=True) == (State.CANCELLED, None, None)
+    faults = forced.split(":")
+    faults[21] = "209"  # of a short run, which has no measured seconds
+    assert ended(":".join(faults)) == (State.COMPLETED, 0, None)
+
+
 def test_a_record_holds_times_and_usage() -> None:
     row = listing.ended_status(listing.parse_accounting_line(line("0", 0)), TAG, 0, False)
     assert row is not None
