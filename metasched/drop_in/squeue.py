@@ -160,7 +160,7 @@ def _list(parsed: Sequence[tuple[str, str]], options: Mapping[str, str]) -> int:
     asked: Sequence[NativeCluster | None] = ()
     if native_ids:
         asked = [None] if chosen is None else slurm_clusters("squeue", chosen)
-    elif not selects_nothing:
+    elif not ids and not selects_nothing:
         asked = clusters.listed("squeue", chosen)
     queue = None
     if asked:

@@ -315,6 +315,34 @@ def test_jobs_are_cancelled_held_and_released(drop_in: Site) -> None:
     assert " JobState=COMPLETED Reason=None " in shown.stdout
 
 
+def test_signals_go_to_running_jobs_alone(drop_in: Site) -> None:
+    script = "trap 'echo seen; exit 3' USR1; echo ready; while :; do sleep 0.1; done"
+    output = drop_in.folder / "out"
+    job = drop_in.submit("-n", "1", "-o", str(output), "--wrap", script)
+    waiting = drop_in.submit("--hold", "-n", "1", "-o", "/dev/null", "--wrap", "true")
+    drop_in.until(lambda: output.read_text() == "ready\n")
+    done = own(drop_in, "scancel", "--signal", "USR1", "--batch", str(job), str(waiting))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"scancel: error: job {waiting} is on no cluster\n"
+    [row] = drop_in.until_ended(job)
+    assert (row["state"], row["exit_code"]) == ("failed", 3)
+    assert output.read_text() == "ready\nseen\n"
+    assert drop_in.row(waiting)["state"] == "held"
+
+
+def test_an_empty_filter_cancels_nothing(drop_in: Site) -> None:
+    """As that of a script's unset variable."""
+    job = drop_in.submit("--hold", "-o", "/dev/null", "--wrap", "true")
+    for option in ("-n", "--name", "-p", "-A", "-q", "-w", "-R", "--wckey"):
+        assert own(drop_in, "scancel", option, "").returncode == 0
+        assert own(drop_in, "scancel", "--me", option, "").returncode == 0
+    assert own(drop_in, "scancel", "-M", "").returncode == 1
+    assert drop_in.row(job)["state"] == "held"
+    assert own(drop_in, "squeue", "-h", "-n", "").stdout == ""
+    assert own(drop_in, "scancel", "--me").returncode == 0
+    assert drop_in.row(job)["state"] == "cancelled"
+
+
 def test_jobs_are_updated_by_name(drop_in: Site) -> None:
     held = [
         drop_in.submit("--hold", "-J", name, "-o", "/dev/null", "--wrap", "true")
