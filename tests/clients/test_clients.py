@@ -305,7 +305,7 @@ def run(site: Site, python: Path, *command: str | Path) -> str:
         timeout=SECONDS,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
     return done.stdout
 
 
