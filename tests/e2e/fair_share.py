@@ -142,7 +142,7 @@ def shared_site(folder: Path) -> Iterator[SharedSite]:
         for user, weight in WEIGHTS.items():
             share = ("account=project", f"share={weight}")
             slurm["alpha"].run("sacctmgr", "-i", "add", "user", user, *share)
-        options = f"settle = 0.5\nqueue_depth = {QUEUE_DEPTH}\n"
+        options = f'settle = 0.5\nqueue_depth = {QUEUE_DEPTH}\nmap.account = {{ "*" = "*" }}\n'
         tables = [slurm_tables(cluster, options) for cluster in slurm]
         clusters = "".join(table for table, _ in tables) + FAIR_SHARE
         programs = "".join(program for _, program in tables)
