@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -378,7 +379,8 @@ def over_gridengine(common_folder: Path, gridengine_cell: Cell) -> Iterator[Mult
     cell = gridengine_cell
     cell.run("qconf", "-au", accounts.KEEPER, "arusers")
     try:
-        with site_over_gridengine(common_folder / "over-gridengine", cell) as site:
+        mapped = 'map.account = { "*" = "*" }\n'
+        with site_over_gridengine(common_folder / "over-gridengine", cell, mapped) as site:
             yield site
     finally:
         cell.run("qconf", "-du", accounts.KEEPER, "arusers")
@@ -387,6 +389,39 @@ def over_gridengine(common_folder: Path, gridengine_cell: Cell) -> Iterator[Mult
 def test_jobs_are_their_owners_on_gridengine(over_gridengine: MultiUserSite) -> None:
     check_identity(over_gridengine, A)
     check_cancel(over_gridengine)
+
+
+def test_the_use_of_two_accounts_is_that_of_qacct(
+    over_gridengine: MultiUserSite, gridengine_cell: Cell
+) -> None:
+    """qacct may round each run to whole seconds."""
+    project = over_gridengine.folder / "project"
+    project.write_text("name audited\noticket 0\nfshare 0\nacl NONE\nxacl NONE\n")
+    gridengine_cell.run("qconf", "-Aprj", str(project))
+    a, b = over_gridengine.by(A), over_gridengine.by(B)
+    audited = ("-A", "audited", "-t", "1", "-o", "/dev/null")
+    wide = a.submit("-n", "3", *audited, "--wrap", "sleep 2")
+    failed = b.submit(*audited, "--wrap", "sleep 1; exit 3")
+    array = b.submit("--array", "1-2", *audited, "--wrap", "sleep 1")
+    try:
+        over_gridengine.until_ended(wide, failed, array)
+    finally:
+        gridengine_cell.run("qconf", "-dprj", "audited")
+    rows = over_gridengine.json(
+        *("report", "use", "--by", "user,cluster", "--account", "audited"),
+        *("--since", "2d", "--until", (date.today() + timedelta(days=1)).isoformat()),
+    )["rows"]
+    assert {row["cluster"] for row in rows} == {gridengine_cell.name}
+    figures = {row["user"]: row for row in rows}
+    for user, runs, slots in ((A, 1, 3), (B, 3, 1)):
+        listed = gridengine_cell.run("qacct", "-P", "audited", "-o", user, "-j")
+        records = re.findall(r"(?m)^slots +(\d+)[^=]*?^ru_wallclock +(\d+)", listed)
+        assert {int(count) for count, _ in records} == {slots}
+        assert figures[user]["jobs"] == len(records) == runs
+        accounted = sum(int(count) * int(seconds) for count, seconds in records)
+        assert accounted >= 3
+        assert figures[user]["cpu_seconds"] == pytest.approx(accounted, abs=runs * slots)
+    assert (figures[A]["completed"], figures[B]["completed"], figures[B]["failed"]) == (1, 2, 1)
 
 
 def test_an_option_that_qsub_does_not_know_is_refused(over_gridengine: MultiUserSite) -> None:
