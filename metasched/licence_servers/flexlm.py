@@ -42,7 +42,8 @@ _EXPIRY = re.compile(r", expiry: ([^,]*)")
 _RESERVED = re.compile(r" +([0-9]{1,9}) RESERVATIONs? for \S")
 _QUEUED = re.compile(r" *,? *queued for ([0-9]{1,9}) licenses?\b")
 _STARTED = re.compile(r", start ([^,(]*)(?:, *([0-9]{1,9}) licenses?\b)?")
-_LINGER = re.compile(r"\(linger: ([0-9]{1,10})\b")
+# `(linger: 86400)`, or `(linger: 0 / 86400)` by some vendor daemons
+_LINGER = re.compile(r"\(linger: ([0-9]{1,10})(?: */ *([0-9]{1,10}))?\b")
 _MOMENT = re.compile(
     r"(?:(\w{2,12})\.? )?([0-9]{1,2})/([0-9]{1,2})(?:/([0-9]{4}))? ([0-9]{1,2}):([0-9]{2})"
 )
@@ -236,7 +237,7 @@ class _LmstatParser:
             self._add_trouble(number, f"no user of a licence: {line.strip()[:200]!r}")
             return
         linger = _LINGER.search(rest)
-        seconds = float(linger[1]) if linger else None
+        seconds = max(float(number or 0) for number in linger.groups()) if linger else None
         # a user name with a space matches no job: managers know no such account
         block.uses.append(LicenceUse(user, host, count, since, seconds))
 

@@ -33,6 +33,7 @@ Vendor daemon status (on lic1):
 Feature usage info:
 
 """
+COUNTS = "(Total of 5 licenses issued;  Total of 0 licenses in use)"
 BODY = """\
 Users of solver:  (Total of 12 licenses issued;  Total of 7 licenses in use)
 
@@ -106,6 +107,130 @@ Feature usage info:
     report = parse_lmstat(head + BODY, NOW)
     assert report.features[0].issued == 12
     assert [str(trouble) for trouble in report.troubles] == ["line 3: b: license server DOWN"]
+
+
+START = "start Tue 3/10 8:15"
+SINCE = at(2026, 3, 10, 8, 15)
+ADA = LicenceUse("ada", "n1", 1, SINCE)
+
+
+@pytest.mark.parametrize(
+    ("issued", "used", "lines", "expected"),
+    [
+        # states of features as administrators' pages and public parsers show them; the words are
+        # those of lmstat, names and figures are ours
+        (5, 1, (f"ada n1 /dev/tty (v6.2) (lic1/27050 42), {START}",), {"uses": (ADA,)}),
+        # tokens by the count of a checkout; requests that the server has queued hold none
+        (
+            78,
+            10,
+            (
+                f"ada n1 /dev/tty (v62.6) (lic1/27050 1042), {START}, 10 licenses",
+                "bob n2 /dev/tty (v62.6) (lic1/27050 125) queued for 10 licenses",
+                "eve n3 /dev/tty (v62.6) (lic1/27050 126) queued for 1 license",
+            ),
+            {"uses": (LicenceUse("ada", "n1", 10, SINCE),), "queued": 11},
+        ),
+        # borrowed: the seconds of the whole loan; some vendor daemons write two figures
+        (
+            5,
+            4,
+            (
+                f"ada n1 n1 (v2.0) (lic1/27000 601), {START} (linger: 14437140)",
+                f"bob n2 n2 (v2.0) (lic1/27000 602), {START}, 2 licenses (linger: 432000)",
+                f"eve n3 /dev/tty (v2024.0610) (lic1/7188 901), {START}  (linger: 0 / 86400)",
+            ),
+            {
+                "uses": (
+                    LicenceUse("ada", "n1", 1, SINCE, 14437140.0),
+                    LicenceUse("bob", "n2", 2, SINCE, 432000.0),
+                    LicenceUse("eve", "n3", 1, SINCE, 86400.0),
+                )
+            },
+        ),
+        # reserved by the options file: of a user, group, host, display, project or address
+        (
+            20,
+            8,
+            (
+                "1 RESERVATION for USER ada (lic1/27000)",
+                "2 RESERVATIONs for GROUP physics (lic1/27000)",
+                "3 RESERVATIONs for HOST_GROUP batch nodes (lic1/27000 5)",
+                "1 RESERVATION for PROJECT p1 (lic1/27000)",
+                "1 RESERVATION for INTERNET 10.0.0.* (lic1/27000)",
+            ),
+            {"reserved": 8},
+        ),
+        # overdraft: more in use than issued
+        (2, 3, (f"ada n1 n1 (v1) (lic1/1 1), {START}, 3 licenses",), {}),
+        # one of several issues has expired; the header has what is left
+        (
+            4,
+            0,
+            (
+                '"x" v6.0, vendor: orbitd, expiry: 1-oct-2022',
+                '"x" v6.4, vendor: orbitd, expiry: permanent(no expiration date)',
+            ),
+            {"issued": 4},
+        ),
+        # displays and users with spaces; the user belongs to no account
+        (
+            3,
+            2,
+            (
+                f"ada n1 display A 203 (v22.0) (lic1/27001 100), {START}",
+                f"Eve Smith ws7 ws7 (v22.0) (lic1/27001 100), {START}",
+            ),
+            {"uses": (ADA, LicenceUse("Eve", "Smith", 1, SINCE))},
+        ),
+    ],
+)
+def test_states_of_a_feature(
+    issued: int, used: int, lines: tuple[str, ...], expected: dict[str, object]
+) -> None:
+    plural = "" if issued == 1 else "s", "" if used == 1 else "s"
+    header = (
+        f"Users of x:  (Total of {issued} license{plural[0]} issued;  "
+        f"Total of {used} license{plural[1]} in use)"
+    )
+    feature = only(told(header, "", *(f"    {line}" for line in lines)))
+    assert (feature.issued, feature.used) == (issued, used)
+    assert {key: getattr(feature, key) for key in expected} == expected
+
+
+def test_uncounted_licences_have_users_without_a_total() -> None:
+    report = told(
+        "Users of PERMANENT:  (Uncounted, node-locked)",
+        "",
+        "Users of x:  (Uncounted, node-locked)",
+        "",
+        '  "x" v6.0, vendor: orbitd, expiry: 1-oct-2026',
+        "  vendor_string: Y,57F1198202190D83",
+        "  uncounted nodelocked license locked to NOTHING (hostid=ANY)",
+        "",
+        f"    ada n1 /dev/pts/22 (v5.6) (lic1/4800 1408), {START}",
+    )
+    assert report.features == (
+        Feature("PERMANENT", None, 0, ()),
+        Feature("x", None, 1, (ADA,)),
+    )
+    assert report.troubles == ()
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Cannot get users of x: Feature has expired. (-10,32)",
+        "Cannot get users of x: License server system does not support this feature. (-18,327)",
+        "Cannot get users of x: Users are queued for this feature. (-24,331)",
+        "Cannot get users of x: User/host not on INCLUDE list for feature. (-39,349)",
+    ],
+)
+def test_a_feature_that_the_server_refuses_to_report_is_left_out(reason: str) -> None:
+    """An expired or denied feature is never one with free tokens."""
+    report = told(f"Users of x: {reason}", f"Users of y:  {COUNTS}")
+    assert [feature.name for feature in report.features] == ["y"]
+    assert [reason in str(trouble) for trouble in report.troubles] == [True]
 
 
 @pytest.mark.parametrize(
