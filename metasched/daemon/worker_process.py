@@ -109,12 +109,14 @@ class WorkerProcess:
         expected = self._expected.get(call.number)
         if expected is None:
             return WorkerReply("unreachable", self.breaker.last_error)
-        timeout = self._reply_timeout
+        process, timeout = self._process, self._reply_timeout
         try:
             async with reply_timeout(timeout):
                 reply = await expected
         except TimeoutError:
-            return self._discard(f"no answer to {call.operation} in {timeout:g} s")
+            # calls that wait for the same worker may end at once: its death counts once
+            self._discard_current(process, f"no answer to {call.operation} in {timeout:g} s")
+            return WorkerReply("unreachable", self.breaker.last_error)
         finally:
             self._expected.pop(call.number, None)
         if reply.error == "defect":
@@ -143,6 +145,8 @@ class WorkerProcess:
                     f"{self._skew_hint}"
                 )
             self._replied, self.access = True, reply.access
+            if self.breaker.failures and time.monotonic() - self._started > HEALTHY_AFTER:
+                self.breaker.record_success()
             unanswered = (number for number, reply in self._expected.items() if not reply.done())
             expected = self._expected.get(reply.number or next(unanswered, 0))
             if expected is not None and not expected.done():

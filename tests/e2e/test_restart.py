@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import closing
+from typing import Any
 
 import psutil
 import pytest
@@ -16,6 +18,7 @@ from metasched.core.events import ListingReceived
 from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger
 from tests.e2e.conftest import COMMAND, TWO_LOCAL, Site
+from tests.harness.http_calls import call
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -119,6 +122,54 @@ def test_a_worker_that_hangs_is_killed_and_nothing_is_lost(site: Site) -> None:
     assert site.until_ended(job)[0]["state"] == "completed"
     assert run_log.read_text() == "x\n"
     assert not worker.is_running()
+
+
+def test_a_worker_that_hangs_again_and_again_is_paused_while_others_go_on(site: Site) -> None:
+    """The breaker of the worker opens; its jobs are unknown until it works again."""
+    hang, go, ran = (site.folder / name for name in ("hang", "go", "ran"))
+    python = site.folder / "python"
+    python.write_text(f'#!/bin/sh\n[ -e "{hang}" ] && exec sleep 600\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    keys = f'python = "{python}"\nenvironment = {{ OF_LEFT = "1" }}\ncall_timeout = 2\n'
+    site.configure(TWO_LOCAL.replace('name = "left"\n', f'name = "left"\n{keys}'))
+    site.start()
+
+    def row(name: str) -> Any:
+        return next(row for row in site.cluster_rows() if row["cluster"] == name)
+
+    def metric() -> str:
+        text = call(site.folder / "ms.sock", "GET", "/metrics").content.decode()
+        sample = 'breaker_failures{operation="worker",source="cluster left"} '
+        return next(line.rpartition(" ")[2] for line in text.splitlines() if sample in line)
+
+    script = f"echo ran >> '{ran}'; while [ ! -e '{go}' ]; do sleep 0.1; done"
+    job = site.submit("--cluster", "left", "--wrap", script)
+    site.until(ran.exists)
+    hang.touch()
+    [worker] = [worker for worker in site.workers if "OF_LEFT" in worker.environ()]
+    worker.suspend()
+    site.until(lambda: site.row(job)["state"] == "unknown")
+    paused = row("left")["worker"]
+    assert paused["failures"] >= 2
+    assert f"{paused['failures']} times in a row" in paused["words"]
+    assert float(metric()) >= 2.0
+    other = site.submit("--wrap", "true")
+    assert site.until_ended(other)[0]["cluster"] == "right"
+    assert row("right")["worker"]["failures"] == 0
+    hang.unlink()
+    for child in psutil.Process(site.pid).children():
+        if child.cmdline() == ["sleep", "600"]:
+            child.kill()  # no wait for its timeout
+    site.until(lambda: site.row(job)["state"] == "running")
+    go.touch()
+    assert site.until_ended(job)[0]["state"] == "completed"
+    assert ran.read_text() == "ran\n"
+    assert row("left")["breaker"]["state"] == "closed"
+    events = {event["kind"] for event in site.json("events", "--cluster", "left")}
+    opened = {"breaker_open", "cluster_unreachable", "job_unknown"}
+    assert events == opened | {"cluster_answers", "job_known", "breaker_closed"}
+    site.stop()
+    site.replayed()
 
 
 def test_a_wait_continues_over_a_restart_of_the_daemon(running: Site) -> None:
