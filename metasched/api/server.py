@@ -27,13 +27,12 @@ from fastapi import FastAPI
 from metasched.api.app import AddPages, create_app
 from metasched.api.connections import Connection, OpenConnections, Refusal
 from metasched.api.http_protocol import DeadlineProtocol
-from metasched.config.reading import scheduled_policy_mistakes
 from metasched.config.settings import ConfigError, Settings
 from metasched.config.tables import TcpTable
 from metasched.daemon.audit_log import FORMATTERS
 from metasched.daemon.descriptors import connection_limit
 from metasched.daemon.doctor.folder_checks import socket_folder_remedy
-from metasched.daemon.late_settings import check_reservation_units
+from metasched.daemon.late_settings import check_reservation_units, log_scheduled_mistakes
 from metasched.daemon.policy_activation import activate_scheduled
 from metasched.daemon.reload import reload
 from metasched.daemon.repeated_lines import RepeatHandler
@@ -125,12 +124,11 @@ def serve(settings: Settings, *, standby: bool = False, add_pages: AddPages | No
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)
     gc.set_threshold(NEW_OBJECTS_PER_COLLECTION)
-    for mistake in scheduled_policy_mistakes(settings):
-        log.error("a policy of the calendar cannot be put in force: %s", mistake)
+    mistakes = log_scheduled_mistakes(settings)
     try:
         with contextlib.ExitStack() as lock_stack, contextlib.ExitStack() as stack:
             open_ledger = partial(_open_ledger, settings, standby, lock_stack)
-            daemon = Daemon(settings, open_ledger, activate_scheduled)
+            daemon = Daemon(settings, open_ledger, activate_scheduled, mistakes)
             daemon.try_open(waits=standby)  # before it listens: another daemon may be active
             listeners = _open_listeners(settings, stack)
             asyncio.run(_serve_until_stopped(daemon, listeners, manager, add_pages))

@@ -9,7 +9,7 @@ import logging
 import time
 from dataclasses import replace
 
-from metasched.config.reading import reload_settings
+from metasched.config.reading import reload_settings, scheduled_policy_mistakes
 from metasched.config.settings import ConfigError, Settings
 from metasched.db.ledger import Ledger
 from metasched.errors import UserError
@@ -36,6 +36,14 @@ def settings_after_wait(settings: Settings, ledger: Ledger) -> Settings:
     if restart_keys:
         log.warning("restart needed for: %s", ", ".join(restart_keys))
     return changed
+
+
+def log_scheduled_mistakes(settings: Settings) -> frozenset[str]:
+    """Log why policies of the calendar cannot be put in force. Return these mistakes."""
+    mistakes = [str(mistake) for mistake in scheduled_policy_mistakes(settings)]
+    for mistake in mistakes:
+        log.error("a policy of the calendar cannot be put in force: %s", mistake)
+    return frozenset(mistakes)
 
 
 def check_reservation_units(settings: Settings, ledger: Ledger) -> None:

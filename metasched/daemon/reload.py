@@ -1,7 +1,8 @@
 """Takes a changed configuration over into the running daemon: all of it or nothing.
 
 1. The files are read and checked as at a start. A mistake refuses the reload; what is outside of
-   the files, such as a dead cluster, is only reported.
+   the files, such as a dead cluster, is only reported. So are mistakes in policies of the calendar
+   that were reported before: at night they must not bar the repair of something else.
 2. What changes no decision of the core (operators, members of classes, quotas) is exchanged.
 3. Anything else takes effect as after a restart: the scheduler service is built anew from the
    database, while listeners and requests wait. Its first event, `DaemonStarted`, holds the new
@@ -66,18 +67,28 @@ async def reload(daemon: Daemon, by: str) -> ReloadResult:
     return result
 
 
-def _read_settings(running: Settings) -> tuple[Settings, list[str]]:
-    """Read the files again, and the policies of the calendar. ConfigError for the first mistake."""
+def _read_settings(
+    running: Settings, known: frozenset[str]
+) -> tuple[Settings, list[str], frozenset[str]]:
+    """Read the files again, and the policies of the calendar. ConfigError for the first mistake.
+
+    Mistakes in policies of the calendar that are `known` bar no other change: they are returned,
+    and findings of the reload.
+    """
     settings, restart_keys = reload_settings(running)
-    for mistake in scheduled_policy_mistakes(settings):
-        raise mistake
-    return settings, restart_keys
+    mistakes = [*scheduled_policy_mistakes(settings)]
+    for mistake in mistakes:
+        if str(mistake) not in known:
+            raise mistake
+    return settings, restart_keys, frozenset(map(str, mistakes))
 
 
 async def _reload(daemon: Daemon, by: str) -> ReloadResult:
     running = daemon.settings
     # in threads: files and directory services may hang
-    settings, restart_keys = await asyncio.to_thread(_read_settings, running)
+    settings, restart_keys, mistakes = await asyncio.to_thread(
+        _read_settings, running, daemon.calendar_mistakes
+    )
     settings = with_policy_in_force(settings, running.policy_version, by)
     findings = await asyncio.to_thread(check_settings, settings)
     changes = describe_changes(running.tables, settings.tables)
@@ -108,6 +119,7 @@ async def _reload(daemon: Daemon, by: str) -> ReloadResult:
         await make_replaceable(service, settings)
         del service  # else its state would stay in memory beside that of the next
         await daemon.replace_service(settings, by, tuple(changes))
+    daemon.calendar_mistakes = mistakes
     problems = (finding for finding in findings if finding.severity in ("error", "warning"))
     return ReloadResult(tuple(changes), tuple(restart_keys), tuple(problems))
 

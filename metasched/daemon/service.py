@@ -50,7 +50,7 @@ from metasched.daemon.commit_group import CommitGroup
 from metasched.daemon.database_probe import DatabaseProbe
 from metasched.daemon.database_size import DatabaseSize, Size
 from metasched.daemon.forecaster import QUEUED, Forecaster, TaskEstimate
-from metasched.daemon.late_settings import settings_after_wait
+from metasched.daemon.late_settings import log_scheduled_mistakes, settings_after_wait
 from metasched.daemon.licence_history import LicenceHistory
 from metasched.daemon.licence_monitor import LicenceMonitor
 from metasched.daemon.limit_mails import LimitMails
@@ -520,13 +520,21 @@ class Daemon:
     """The scheduler service, restarted after a failed write, as the API accesses it."""
 
     def __init__(
-        self, settings: Settings, open_ledger: Callable[[], Ledger], activate_text: ActivateText
+        self,
+        settings: Settings,
+        open_ledger: Callable[[], Ledger],
+        activate_text: ActivateText,
+        calendar_mistakes: frozenset[str] = frozenset(),
     ) -> None:
         """`open_ledger` connects to the database; it may take long and raises StoreError.
 
-        `activate_text` puts the policy of a text in force in this daemon.
+        `activate_text` puts the policy of a text in force in this daemon. `calendar_mistakes` are
+        known ones in policies of the calendar.
         """
         self.settings, self.started = settings, time.time()
+        self.calendar_mistakes = (
+            calendar_mistakes  # as last logged or reported; they refuse nothing
+        )
         self._open_ledger = open_ledger
         self._ledger: Ledger | None = None  # None until the database answered
         self.service: SchedulerService | None = None
@@ -593,6 +601,8 @@ class Daemon:
         ledger.on_audit = self._audit_stored
         ledger.on_notices = self._notices_stored
         self._ledger = ledger
+        if waits:
+            self.calendar_mistakes = log_scheduled_mistakes(self.settings)
         return True
 
     @property

@@ -222,6 +222,13 @@ def test_a_licence_total_and_a_policy_by_time_of_day(clocked: ClockedSite) -> No
     assert "a policy of the calendar cannot be put in force" in clocked.log.read_text()
     findings = json.loads(clocked.run("doctor", "--json", code=1).stdout)
     assert "calendar-policy" in {row["id"] for row in findings}
+    # that mistake is known: it bars no repair of something else, another mistake does
+    clocked.config.write_text(clocked.config.read_text() + '[[licence]]\nname = "x"\ntotal = 1\n')
+    reloaded = json.loads(clocked.run("reload", "--json").stdout)
+    assert reloaded["changes"]
+    assert "calendar-policy" in {row["id"] for row in reloaded["findings"]}
+    file.write_text("push = 3\n")
+    assert "push" in clocked.error("reload", code=1)
     file.write_text("pull = false\n")
     clocked.stop()
     assert {row["ok"] for row in clocked.json("db", "check")} == {True}

@@ -149,8 +149,14 @@ def test_a_daemon_that_runs_is_not_ended_by_its_standby(
     assert "was silent for" not in second.log.read_text()
     job = first.submit("--wrap", "true")
     assert first.until_ended(job)[0]["state"] == "completed"
+    entry = '[[calendar]]\nname = "night"\nat = "20:00"\ndo = "policy"\nfile = "night.toml"\n'
+    second.config.write_text(second.config.read_text() + entry)
+    (second.folder / "night.toml").write_text("pull = 3\n")
     first.stop()
     second.until(second.cluster_rows)
+    problem = "a policy of the calendar cannot be put in force: "
+    [line] = [line for line in second.log.read_text().splitlines() if problem in line]
+    assert "night.toml" in line
     assert second.rows(job)[0]["state"] == "completed"
 
 

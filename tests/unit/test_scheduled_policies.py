@@ -14,6 +14,7 @@ from metasched.config.settings import ConfigError
 from metasched.daemon import reload, scheduled_policies
 from metasched.daemon.backup_threads import EntryRun
 from metasched.daemon.doctor.folder_checks import check_scheduled_policies
+from metasched.daemon.late_settings import log_scheduled_mistakes
 from metasched.daemon.scheduled_policies import (
     MAX_TRIES,
     PolicyNotActivated,
@@ -202,7 +203,13 @@ def test_a_mistake_in_a_file_is_a_finding_and_no_obstacle_of_a_start(file: str) 
     assert "pull" in finding.text
     assert file in finding.text
     with pytest.raises(ConfigError, match='calendar "night"'):  # a reload
-        reload._read_settings(settings)
+        reload._read_settings(settings, frozenset())
+    # known already, it bars no other change; another one does
+    known = log_scheduled_mistakes(settings)
+    assert reload._read_settings(settings, known)[2] == known
+    Path(file).write_text("push = 3\n")
+    with pytest.raises(ConfigError, match="push"):
+        reload._read_settings(settings, known)
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
