@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import getpass
 import json
+import socket
 import sqlite3
+import subprocess
 from typing import Any
 
 import psutil
 
 from tests.conftest import require
-from tests.e2e.conftest import FOLDER, ONE_LOCAL, TWO_LOCAL, Site
+from tests.e2e.conftest import COMMAND, FOLDER, ONE_LOCAL, TWO_LOCAL, Site
 from tests.harness.slurm import FAKETIME, SlurmSite
 
 SLEEP = ["sleep", "4711"]
+
+
+def sleepers() -> list[psutil.Process]:
+    """Return the programs that hang."""
+    return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == SLEEP]
 
 
 def findings(site: Site, code: int) -> dict[str, dict[str, Any]]:
@@ -136,9 +143,44 @@ def test_a_dead_cluster_delays_no_other_answer(site: Site) -> None:
     assert "squeue: no answer within" in rows["manager of dead"]["text"]
     assert rows["manager of here"]["severity"] == "ok"
     assert rows["manager of here"]["text"] == "4 usable processors"
-    site.until(
-        lambda: not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == SLEEP]
-    )
+    site.until(lambda: not sleepers())
+
+
+def test_all_that_is_dead_at_once_is_asked_at_the_same_time(site: Site) -> None:
+    """A Slurm, a Grid Engine, a PostgreSQL and a licence server hang; they share one time limit."""
+    for name in ("squeue", "python", "lmutil"):
+        (site.folder / name).write_text(f"#!/bin/sh\nexec {' '.join(SLEEP)}\n")
+        (site.folder / name).chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        site.url = f"postgresql://nobody@127.0.0.1:{mute.getsockname()[1]}/none"
+        site.configure(
+            f'[[cluster]]\nname = "slurm"\nadapter = "slurm"\nconfig = "{site.folder}/none.conf"\n'
+            f'bin_dir = "{site.folder}"\naccess = "commands"\n'
+            # a library of DRMAA that hangs takes its interpreter along
+            f'[[cluster]]\nname = "grid"\nadapter = "drmaa"\nlibrary = "{site.folder}/none.so"\n'
+            f'python = "{site.folder}/python"\n{ONE_LOCAL}'
+            f'[[licence_server]]\nname = "lic"\nkind = "flexlm"\nservers = "27000@lic"\n'
+            f'lmutil = "{site.folder}/lmutil"\n'
+            '[[licence]]\nname = "matlab"\nserver = "lic"\n'
+        )
+        command = [str(COMMAND), "doctor", "--json", "--timeout", "8"]
+        with subprocess.Popen(command, env=site.environment, stdout=subprocess.PIPE) as doctor:
+            mute.settimeout(60)
+            with mute.accept()[0]:
+                site.until(lambda: len(sleepers()) == 3)  # all hang beside each other
+                assert doctor.poll() is None
+                output, _ = doctor.communicate(timeout=120)
+    rows = {row["check"]: row for row in json.loads(output)}
+    dead = {
+        "database": "database-unusable",
+        "manager of slurm": "cluster-unreachable",
+        "manager of grid": "cluster-unreachable",
+        "query of lic": "licence-server-unreachable",
+    }
+    # on a busy host the limit of all checks may come before that of one
+    assert all(rows[name]["id"] in (id, "check-timeout") for name, id in dead.items()), rows
+    assert rows["manager of here"]["severity"] == "ok"
+    site.until(lambda: not sleepers())
 
 
 def test_a_worker_that_cannot_run_this_release(site: Site) -> None:

@@ -87,11 +87,12 @@ class WorkerMissing(Exception):
 
 def _inspect(entry: ClusterSettings, settings: Settings, timeout: float) -> InspectionReport:
     """Run the inspection as the cluster's worker would run. Raises WorkerMissing."""
+    end = time.monotonic() + timeout - 2 * REPORT_TIME  # the start of a process may take time
     request = InspectionRequest(
         adapter=entry.cluster.adapter,
         cluster=entry.cluster,
         options=entry.options,
-        deadline=time.monotonic() + timeout - 3 * REPORT_TIME,
+        deadline=end - REPORT_TIME,
         launcher=str(settings.launcher or ""),
     )
     python = entry.python or sys.executable
@@ -107,7 +108,7 @@ def _inspect(entry: ClusterSettings, settings: Settings, timeout: float) -> Insp
     except OSError as error:
         raise WorkerMissing(f"{python}: {error.strerror}") from None
     try:
-        output, errors = process.communicate(msgspec.json.encode(request), timeout - REPORT_TIME)
+        output, errors = process.communicate(msgspec.json.encode(request), end - time.monotonic())
     except subprocess.TimeoutExpired:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -138,9 +139,8 @@ def check_licence_server(
 ) -> Iterator[Finding]:
     """Query a licence server once, as the daemon does."""
     check = f"query of {server.name}"
-    query = ServerQuery(
-        server.server_type, server.options, min(server.timeout, timeout - REPORT_TIME)
-    )
+    limit = min(server.timeout, timeout - 3 * REPORT_TIME)  # it is killed, and reported, by then
+    query = ServerQuery(server.server_type, server.options, limit)
     try:
         report = asyncio.run(query_server(query, grace=REPORT_TIME))
     except LicenceServerError as error:
