@@ -1,7 +1,9 @@
 """Requests drawn from the OpenAPI document cause no defect; a stranger reaches no job of others.
 
 Three accounts call a daemon in site mode by its unix socket: the owner of jobs, a stranger, and an
-operator. `--hypothesis-profile=explore` draws far more (`make chaos`).
+operator. Over TCP come callers without credential, with a forged, an expired and a revoked token,
+with a token of a job that is not one, and with a token for metrics. `--hypothesis-profile=explore`
+draws far more (`make chaos`).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import http.client
 import json
 import os
 import pwd
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +37,7 @@ from schemathesis.specs.openapi.checks import (
 from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite, running_site
 from tests.harness.accounts import OPERATOR, A, B
 from tests.harness.http_calls import UnixConnection
+from tests.harness.ports import free_port
 
 pytestmark = pytest.mark.root
 
@@ -55,6 +59,8 @@ class Victim:
 
     site: MultiUserSite
     jobs: tuple[int, int]
+    port: int
+    credentials: dict[str, str]  # the value of `Authorization`, by role; "": none
 
     @cached_property
     def schema(self) -> Any:
@@ -65,13 +71,23 @@ class Victim:
     def send(
         self, account: str, method: str, target: str, headers: dict[str, str], body: Any
     ) -> tuple[int, dict[str, list[str]], bytes]:
-        """Send a request as an account; return status, headers and content of the response."""
-        connection = UnixConnection(self.site.state / "ms.sock", timeout=60)
-        os.seteuid(pwd.getpwnam(account).pw_uid)  # which the kernel reports to the daemon
-        try:
-            connection.connect()
-        finally:
-            os.seteuid(0)
+        """Send a request as an account, or over TCP in a role of `credentials`.
+
+        Return status, headers and content of the response.
+        """
+        connection: http.client.HTTPConnection
+        if account in self.credentials:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+            headers = {name: value for name, value in headers.items() if name != "Authorization"}
+            if credential := self.credentials[account]:
+                headers["Authorization"] = credential
+        else:
+            connection = UnixConnection(self.site.state / "ms.sock", timeout=60)
+            os.seteuid(pwd.getpwnam(account).pw_uid)  # which the kernel reports to the daemon
+            try:
+                connection.connect()
+            finally:
+                os.seteuid(0)
         with contextlib.closing(connection):
             connection.request(method, target, body, headers)
             response = connection.getresponse()
@@ -91,12 +107,31 @@ class Victim:
 
 @pytest.fixture(scope="module")
 def victim(common_folder: Path) -> Iterator[Victim]:
-    with running_site(common_folder / "schema", LOCAL, f"[cluster.left]\n{SUPERVISE}") as site:
+    port = free_port()
+    tables = f'[tcp]\nlisten = "127.0.0.1:{port}"\n{LOCAL}'
+    with running_site(common_folder / "schema", tables, f"[cluster.left]\n{SUPERVISE}") as site:
         owner = site.by(A)
         common = ("--name", SECRET, "-o", "/dev/null", "--wrap", "true")
         held, ended = owner.submit("--hold", *common), owner.submit(*common)
         owner.until_ended(ended)
-        yield Victim(site, (held, ended))
+        yield Victim(site, (held, ended), port, credentials_of(site))
+
+
+def credentials_of(site: MultiUserSite) -> dict[str, str]:
+    """Return what callers over TCP show: of the owner, a token; of all others, nothing valid."""
+    owner, operator = site.by(A), site.by(OPERATOR)
+    revoked = owner.json("token", "create")
+    owner.run("token", "revoke", str(revoked["id"]))
+    tokens = {
+        "owner's token": owner.run("token", "create").stdout.strip(),
+        "forged": "ms_" + "0" * 43,
+        "expired": owner.run("token", "create", "--expires", "1").stdout.strip(),
+        "revoked": revoked["token"],
+        "job": f"ms-0123456789-1-1.0.{'0' * 32}.{'0' * 64}",  # no job made it
+        "metrics": operator.run("token", "create", "--metrics").stdout.strip(),
+    }
+    time.sleep(1.0)  # the expired one
+    return {"anonymous": "", **{role: f"Bearer {token}" for role, token in tokens.items()}}
 
 
 def aimed(value: Any, job: int) -> Any:
@@ -111,8 +146,10 @@ def aimed(value: Any, job: int) -> Any:
     )
 
 
-def call_drawn(victim: Victim, account: str, data: st.DataObject, operation: Any) -> bytes:
-    """Send a drawn request, check the response, and return its content."""
+def call_drawn(
+    victim: Victim, account: str, data: st.DataObject, operation: Any
+) -> tuple[int, bytes]:
+    """Send a drawn request, check the response, and return its status and content."""
     case = data.draw(operation.as_strategy(generation_mode=data.draw(MODES)))
     job = data.draw(st.sampled_from(victim.jobs))
     if data.draw(st.booleans()):
@@ -139,7 +176,7 @@ def call_drawn(victim: Victim, account: str, data: st.DataObject, operation: Any
         status, headers, content, request=prepared, elapsed=0.0, verify=False
     )
     case.validate_response(response, checks=CHECKS)
-    return content
+    return status, content
 
 
 def check_operation(victim: Victim, account: str, operation: Any) -> None:
@@ -148,7 +185,7 @@ def check_operation(victim: Victim, account: str, operation: Any) -> None:
     @hypothesis.settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def answer_as_documented(data: st.DataObject) -> None:
-        content = call_drawn(victim, account, data, operation)
+        _, content = call_drawn(victim, account, data, operation)
         if account == B:
             assert SECRET.encode() not in content
             assert A.encode() not in content
@@ -156,13 +193,43 @@ def check_operation(victim: Victim, account: str, operation: Any) -> None:
     answer_as_documented()
 
 
-@pytest.mark.parametrize("account", [A, B, OPERATOR], ids=["owner", "stranger", "operator"])
+ROLES = {"owner": A, "stranger": B, "operator": OPERATOR, "token": "owner's token"}
+
+
+@pytest.mark.parametrize("account", list(ROLES.values()), ids=list(ROLES))
 def test_every_drawn_request_is_answered_as_documented(victim: Victim, account: str) -> None:
     before = victim.rows()
     for result in victim.schema.get_all_operations():
         check_operation(victim, account, result.ok())
     if account == B:
         assert victim.rows() == before
+
+
+def test_no_route_answers_without_a_valid_credential(victim: Victim) -> None:
+    """Neither without a token, nor with one of another use, nor with one that is over."""
+    before = victim.rows()
+    roles = sorted(victim.credentials.keys() - {"owner's token"})
+
+    def refuse(operation: Any) -> None:
+        @hypothesis.settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+        @given(st.data(), st.sampled_from(roles))
+        def refused(data: st.DataObject, role: str) -> None:
+            status, content = call_drawn(victim, role, data, operation)
+            if role == "metrics" and operation.path == "/metrics":
+                return
+            assert status in (401, 403), (role, operation.path, content)
+            assert SECRET.encode() not in content
+            assert A.encode() not in content
+
+        refused()
+
+    for result in victim.schema.get_all_operations():
+        refuse(result.ok())
+    for role in roles:  # each of them, on routes that read and that change
+        for method, target in (("GET", "/jobs"), ("POST", "/jobs/cancel"), ("GET", "/events")):
+            status, _, content = victim.send(role, method, target, {}, None)
+            assert status in (401, 403), (role, target, content)
+    assert victim.rows() == before
 
 
 def test_a_stranger_reaches_no_route_of_a_job(victim: Victim) -> None:
