@@ -35,6 +35,10 @@ _NOT_FOUND = re.compile(r"Requested reservation is invalid|not found")
 _UP_FLAGS = frozenset({"reserved", "maint", "unknown"})
 
 
+class UnknownAccounts(Refused):
+    """The manager has no such accounts of accounting: no other time or place helps."""
+
+
 class NodeReservations:
     """The reservations of a cluster, by commands as this account, which must be an operator."""
 
@@ -124,12 +128,27 @@ class NodeReservations:
             if "Duplicate" in error:  # an earlier call has arrived late
                 existing, error = self._find(spec.name), ""
             if error or existing is None:
-                return check_error(error)
+                return self._check_creation(error, spec)
         if set(existing.nodes) != set(spec.nodes):
             check_error(
                 self._commands.scontrol("update", f"ReservationName={spec.name}", f"Nodes={nodes}")
             )
         return None
+
+    def _check_creation(self, error: str, spec: ReservationSpec) -> None:
+        """As `check_error`; UnknownAccounts, with their names, if Slurm lacks accounts."""
+        if "Invalid account" not in error or not spec.accounts:
+            return check_error(error)
+        try:
+            tree = self._commands.shares(self._commands.controller().cluster)
+            known = {account.name.lower() for account in tree.accounts}
+        except Unreachable:
+            known = set()
+        names = [name for name in spec.accounts if name.lower() not in known] or spec.accounts
+        raise UnknownAccounts(
+            f"Slurm has no account {', '.join(names)}; name others, add it with sacctmgr, "
+            "or map it in [cluster.map.account]"
+        )
 
     def delete(self, name: str) -> None:
         error = self._commands.scontrol("delete", f"ReservationName={name}")

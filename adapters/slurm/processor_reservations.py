@@ -16,6 +16,7 @@ from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.slurm.listing import NodeLine, QueueLine
 from metasched.adapters.slurm.node_reservations import (
     NodeReservations,
+    UnknownAccounts,
     check_error,
     default_nodes,
     has_jobs,
@@ -122,6 +123,8 @@ class ProcessorReservations(NodeReservations):
                 if reservation is not None:
                     self._move(reservation, reservations)
                 return self._create(spec, reservations)
+            except UnknownAccounts:
+                raise  # no move of other reservations makes room for it
             except Refused as error:
                 refusal = error
         raise refusal
@@ -163,7 +166,7 @@ class ProcessorReservations(NodeReservations):
             raise Refused('its SelectType reserves no cores; write reservation_unit = "node"')
         if "Duplicate" in error:  # an earlier call has arrived late
             raise Unreachable(f"{name}: {error}")
-        check_error(error)
+        self._check_creation(error, spec)
         return name
 
     def _replace(self, old_name: str, new_name: str) -> None:

@@ -102,6 +102,8 @@ async def reserve(
     if reservation.state is ReservationState.BROKEN:
         service.ledger.mark_notified(event.id, time.time())  # by this error
         problem = f"{reservation.cluster} cannot keep it: {reservation.cause}"
+        if "; " in problem:  # it has a remedy: another window is none
+            raise ApiError(403, problem)
         offers = {reservation.cluster: list(reservation.offers)}
         raise ApiError(403, f"{problem}; {_describe_alternatives(book, offers)}")
     return reservation

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import require
 from tests.e2e.fair_share import ESTIMATE, QUEUE_DEPTH, WEIGHTS, SharedSite, shared_site
-from tests.harness.accounts import A, B
+from tests.harness.accounts import KEEPER, A, B
 from tests.harness.slurm import accounting_missing, missing
 
 pytestmark = pytest.mark.root
@@ -121,3 +121,21 @@ def test_the_use_of_two_accounts_is_that_of_sacct(shared: SharedSite) -> None:
     shared.site.replayed()
     shared.site.start()
     assert reported_sums(shared) == before
+
+
+def test_a_reservation_for_an_account_that_slurm_does_not_know(shared: SharedSite) -> None:
+    alpha = shared.slurm["alpha"]
+    operator = ("user", KEEPER, "account=project", "adminlevel=operator")
+    alpha.run("sacctmgr", "-i", "add", *operator)
+    terms = ("reserve", "--size", "1", "--duration", "5m", "--cluster", "alpha")
+    a = shared.site.by(A)
+    refusal = a.error(*terms, "--accounts", "project,unheard-of", code=3)
+    assert refusal == (
+        "alpha cannot keep it: its manager refused: Slurm has no account unheard-of; name others, "
+        "add it with sacctmgr, or map it in [cluster.map.account]"
+    )
+    assert alpha.run("scontrol", "-o", "show", "reservation").startswith("No reservations")
+    assert [row["state"] for row in a.json("reservations")] == ["broken"]  # it stays on record
+    made = a.json(*terms, "--accounts", "project")
+    assert made["state"] == "bound"
+    a.run("reservation", "cancel", str(made["reservation"]))
