@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import sys
+from types import FrameType
+from typing import Any, Literal
 
 import pytest
 from msgspec import structs
@@ -621,3 +623,51 @@ def test_which_cluster_has_a_reservation(
     assert list(book.offer_finder.offers(event)) == ["beta", "alpha"]
     book.handle(event, out)
     assert book.by_id[1].cluster == chosen
+
+
+def test_time_passes_at_the_same_cost_beside_many_reservations() -> None:
+    """Count the lines run while nothing is due, and while a window begins."""
+
+    def bound(id: int) -> Reservation:
+        return Reservation(
+            id=id,
+            user="ada",
+            cluster="alpha",
+            start=T + 1000 * id,
+            end=T + 1000 * id + 10,
+            size=1,
+            cpus=4,
+            created=T,
+            nodes=("n1",),
+            bound_nodes=("n1",),
+            state=ReservationState.BOUND,
+        )
+
+    def lines_with(far: int) -> tuple[int, int]:
+        desk = Desk(UP)
+        desk.book.restore(map(bound, range(1, far + 1)))
+        desk.book.start("i", Policy(), [ALPHA], Outcome())
+        return lines_of(desk, T + 1), lines_of(desk, T + 1000)
+
+    def lines_of(desk: Desk, now: float) -> int:
+        counted = 0
+
+        def count(frame: FrameType, event: str, arg: Any) -> Any:
+            nonlocal counted
+            counted += event == "line"
+            return count
+
+        before = sys.gettrace()
+        sys.settrace(count)
+        try:
+            desk.book.advance_time(now, out := Outcome())
+            expired = desk.book.collect_expired(now)
+            due, held = desk.book.next_due, desk.book.has_reservations_on("alpha")
+        finally:
+            sys.settrace(before)
+        assert (expired, held) == ([], True)
+        assert list(out.reservations) == ([1] if now == T + 1000 else [])
+        assert due == (T + 1010 if out.reservations else T + 1000)
+        return counted
+
+    assert lines_with(400) == lines_with(4)

@@ -10,6 +10,7 @@ job_access          what placement may do in and beside reservations
 consequences        new versions, actions and warnings as data
 offers              possible windows for a request
 node_choice         computes nodes for late binding, after rejections and failures
+index               reservations by cluster, and by the times at which they are due
 availability        free capacity of each cluster over time
 events              events, actions and results
 """

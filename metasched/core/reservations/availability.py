@@ -16,31 +16,37 @@ from metasched.carts.node_assignment import NodeDemand
 from metasched.carts.relocation import NO_MOVE_BEFORE_START, PoolMap, SlotUse
 from metasched.core.licences.queue import LicenceQueue
 from metasched.core.reservations.events import ReservationRequested
+from metasched.core.reservations.index import ReservationIndex
 from metasched.model.cluster import Cluster
-from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState, manager_name
+from metasched.model.reservation import Reservation, ReservationState, manager_name
 from metasched.model.survey import Span, Survey
 
 
 class Availability:
     """What each cluster has free over time: its last survey minus the open reservations."""
 
-    def __init__(self, reservations: Mapping[int, Reservation], licences: LicenceQueue) -> None:
-        self._reservations, self._licences = reservations, licences
+    def __init__(self, reservations: ReservationIndex, licences: LicenceQueue) -> None:
+        self.open_on, self._licences = reservations.open_on, licences
         self.clusters: dict[str, Cluster] = {}
         self.instance = ""
-        self.surveys: dict[str, Survey] = {}  # the last of each cluster
+        self.surveys: dict[str, Survey] = {}  # the last of each cluster, see `record_survey`
+        self._usable_nodes: dict[str, frozenset[str]] = {}  # by cluster
+        # nodes of metasched's reservations by cluster and name at the manager
+        self._reported_nodes: dict[str, dict[str, set[str]]] = {}
 
     def configure(self, instance: str, clusters: Mapping[str, Cluster]) -> None:
         """Set the clusters and forget all surveys."""
         self.instance, self.clusters, self.surveys = instance, dict(clusters), {}
+        self._usable_nodes, self._reported_nodes = {}, {}
 
-    def open_on(self, cluster: str) -> list[Reservation]:
-        """Return the open reservations of a cluster."""
-        return [
-            reservation
-            for reservation in self._reservations.values()
-            if reservation.cluster == cluster and reservation.state in OPEN_STATES
-        ]
+    def record_survey(self, cluster: str, survey: Survey) -> None:
+        """Take over the survey of a cluster; the one before is forgotten."""
+        reported: dict[str, set[str]] = {}
+        for entry in survey.reservations:
+            reported.setdefault(entry.name, set()).update(entry.nodes)
+        self.surveys[cluster] = survey
+        self._usable_nodes[cluster] = survey.usable_nodes
+        self._reported_nodes[cluster] = reported
 
     def surveyed_at(self, cluster: str) -> float:
         """Return when the last survey of a cluster was begun; 0: there is none."""
@@ -88,15 +94,14 @@ class Availability:
 
     def down_nodes(self, reservation: Reservation) -> list[str]:
         """Return the nodes of a reservation that are not up; empty while unknown."""
-        survey = self.surveys.get(reservation.cluster)
-        if survey is None:
+        if reservation.cluster not in self.surveys:
             return []
-        name = manager_name(self.instance, reservation.id)
-        reported = {
-            node for entry in survey.reservations if entry.name == name for node in entry.nodes
-        }
-        nodes = reservation.bound_nodes or sorted(reported)
-        return [node for node in nodes if node not in survey.usable_nodes]
+        nodes: Iterable[str] = reservation.bound_nodes
+        if not nodes:
+            name = manager_name(self.instance, reservation.id)
+            nodes = sorted(self._reported_nodes[reservation.cluster].get(name, ()))
+        usable = self._usable_nodes[reservation.cluster]
+        return [node for node in nodes if node not in usable]
 
     def busy_spans(
         self, cluster: str, now: float, excluded_id: int | None = None, guard: float | None = None
@@ -214,13 +219,14 @@ class Availability:
 
 def _free_over_time(capacity: int, uses: Iterable[tuple[float, float, int]], now: float) -> Carts:
     """Return `capacity` units from now on, less the uses."""
-    carts = Carts(capacity, now)
-    for start, end, amount in uses:
-        if end > (first := max(start, now)):
-            # after a failure less may be free than is reserved: then nothing is free
-            size = min(amount, carts.free(first, end))
-            if size:
-                carts.reserve(first, end, size)
+    clipped = [(first, end, size) for start, end, size in uses if end > (first := max(start, now))]
+    try:
+        return Carts.of(capacity, clipped, now)
+    except ValueError:  # they do not fit: after a failure less may be free than is reserved
+        carts = Carts(capacity, now)
+    for start, end, amount in clipped:  # then nothing is free
+        if size := min(amount, carts.free(start, end)):
+            carts.reserve(start, end, size)
     return carts
 
 

@@ -66,6 +66,7 @@ class NodeBinding:
     def remove(self, reservation: Reservation) -> None:
         """Assign no other nodes to a reservation that is over."""
         self._to_reassign.discard(reservation.id)
+        self._nodes_chosen.discard(reservation.id)
 
     def choose_due_nodes(self, cluster: str, now: float) -> Iterator[Consequence]:
         """Bind reservations whose nodes are due, on the lowest-numbered nodes that will be free."""

@@ -45,6 +45,7 @@ from metasched.core.reservations.events import (
     SurveyReceived,
     Unbind,
 )
+from metasched.core.reservations.index import ReservationIndex
 from metasched.core.reservations.job_access import JobAccess
 from metasched.core.reservations.manager_answers import ManagerAnswers
 from metasched.core.reservations.offers import OfferFinder
@@ -60,8 +61,9 @@ class ReservationBook:
     """The reservations that are open, or that a manager may still have."""
 
     def __init__(self, licences: LicenceQueue) -> None:
-        self.by_id: dict[int, Reservation] = {}
-        self.availability = Availability(self.by_id, licences)
+        self._index = ReservationIndex()
+        self.by_id = self._index.by_id
+        self.availability = Availability(self._index, licences)
         self.offer_finder = OfferFinder(self.availability)
         job_access = JobAccess(self.by_id, self.availability)
         self._binding = NodeBinding(self.by_id, self.availability)
@@ -81,6 +83,7 @@ class ReservationBook:
         }
         # Queries, besides the methods below
         self.check_job, self.reserved_capacity = job_access.check_job, job_access.reserved_capacity
+        self.has_reservations_on = self._index.has_any_on
         self.needs_nodes_on = self._binding.needs_nodes_on
         self.collect_expired = self._timer.collect_expired
         self.expired_on = self._timer.expired_on
@@ -89,7 +92,8 @@ class ReservationBook:
 
     def restore(self, reservations: Iterable[Reservation]) -> None:
         """Load stored reservations, before `start`."""
-        self.by_id.update((reservation.id, reservation) for reservation in reservations)
+        for reservation in reservations:
+            self._index.store(reservation)
 
     def start(
         self,
@@ -99,9 +103,7 @@ class ReservationBook:
         outcome: ReservationOutcome,
     ) -> None:
         """Reset what is known of managers; bind and unbind each reservation again."""
-        reservations = sorted(self.by_id.items())
-        self.by_id.clear()
-        self.by_id.update(reservations)
+        self._index.load([self.by_id[id] for id in sorted(self.by_id)])
         clusters_by_name = {cluster.name: cluster for cluster in clusters}
         self.availability.configure(instance, clusters_by_name)
         self._binding.reset()
@@ -170,13 +172,15 @@ class ReservationBook:
     def _store(self, reservation: Reservation, outcome: ReservationOutcome) -> None:
         """Replace the version in the book. A reservation leaves it when its manager deleted it."""
         before = self.by_id.get(reservation.id)
-        self.by_id[reservation.id] = outcome.reservations[reservation.id] = reservation
+        outcome.reservations[reservation.id] = reservation
+        self._index.store(reservation)
+        self._timer.update(reservation)
         if before is None or reservation.state in OPEN_STATES:
             return
         if before.state in OPEN_STATES:
             self._settle(self._end(reservation), outcome)
         elif not reservation.known_to_manager:
-            del self.by_id[reservation.id]
+            self._index.remove(reservation)
             self._timer.remove(reservation)
 
     def _end(self, reservation: Reservation) -> Iterator[Consequence]:
@@ -197,10 +201,6 @@ class ReservationBook:
         yield warning_about(reservation, f" is broken: {reservation.cause}")
 
     # Queries
-
-    def has_reservations_on(self, cluster: str) -> bool:
-        """Return whether a cluster's manager has, or is to have, any reservation."""
-        return any(reservation.cluster == cluster for reservation in self.by_id.values())
 
     @property
     def next_due(self) -> float | None:

@@ -25,7 +25,7 @@ class SurveyReconciler:
 
     def apply_survey(self, event: SurveyReceived) -> Iterator[Consequence]:
         """Store the survey, mend differences at the manager, then choose nodes that are due."""
-        self._availability.surveys[event.cluster] = event.survey
+        self._availability.record_survey(event.cluster, event.survey)
         yield from self._mend_differences(event)
         for reservation in self._availability.open_on(event.cluster):
             was_down = lacks_spare_node(reservation)

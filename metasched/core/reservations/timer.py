@@ -18,8 +18,8 @@ from metasched.core.reservations.consequences import (
     no_spare_node_cause,
 )
 from metasched.core.reservations.events import SurveyCluster
+from metasched.core.reservations.index import DueTimes
 from metasched.model.reservation import (
-    FINAL_STATES,
     OPEN_STATES,
     Reservation,
     ReservationState,
@@ -42,24 +42,36 @@ class ReservationTimer:
         self._binding = binding
         self._survey_requested: dict[int, float] = {}  # late-binding: when a survey was requested
         self._expired: set[int] = set()  # returned by `collect_expired`: jobs must be gone
+        self._due = DueTimes()  # of open reservations
+        self._expiring = DueTimes()  # of those that are over and not in `_expired`
 
     def reset(self) -> None:
         """Forget surveys and expirations, at a start of the daemon."""
         self._survey_requested, self._expired = {}, set()
+        self._due, self._expiring = DueTimes(), DueTimes()
+        for reservation in self._reservations.values():
+            self.update(reservation)
+
+    def update(self, reservation: Reservation) -> None:
+        """Take over a new version of a reservation. O(log n)."""
+        if reservation.state in OPEN_STATES:
+            self._due.set(reservation.id, self._due_time(reservation))
+            return
+        self._due.discard(reservation.id)
+        if reservation.id not in self._expired:
+            self._expiring.set(reservation.id, reservation.until)
 
     def remove(self, reservation: Reservation) -> None:
         """Forget a reservation that its manager has deleted."""
+        self._survey_requested.pop(reservation.id, None)
+        self._expiring.discard(reservation.id)
         self._expired.discard(reservation.id)
 
     @property
     def next_due(self) -> float | None:
-        """The next time at which a reservation is due, or None."""
-        dues = (
-            self._due_time(reservation) if reservation.state in OPEN_STATES else reservation.until
-            for reservation in self._reservations.values()
-            if reservation.id not in self._expired
-        )
-        return min(dues, default=None)
+        """The next time at which a reservation is due, or None. O(1)."""
+        dues = (self._due.first, self._expiring.first)
+        return min((due for due in dues if due is not None), default=None)
 
     def _due_time(self, reservation: Reservation) -> float:
         """Return when time alone changes the open reservation next."""
@@ -78,8 +90,12 @@ class ReservationTimer:
         return reservation.end
 
     def apply_time(self, now: float) -> Iterator[Consequence]:
-        """Begin and end reservations that are due; break reservations not bound in time."""
-        for reservation in [r for r in self._reservations.values() if r.state in OPEN_STATES]:
+        """Begin and end reservations that are due; break reservations not bound in time.
+
+        Only these are looked at, in the order of their ids.
+        """
+        for id in self._due.ids_until(now):
+            reservation = self._reservations[id]
             is_configured = reservation.cluster in self._availability.clusters
             is_bound = reservation.state is ReservationState.BOUND
             if is_bound and reservation.start <= now and is_configured:
@@ -88,7 +104,8 @@ class ReservationTimer:
             if reservation.state not in OPEN_STATES or self._due_time(reservation) > now:
                 continue
             if self._binding.awaits_choice(reservation) and now < reservation.end:
-                self._survey_requested[reservation.id] = now
+                self._survey_requested[id] = now
+                self.update(reservation)
                 yield SurveyCluster(reservation.cluster)
             elif reservation.state is ReservationState.ACTIVE:
                 yield close(reservation, ReservationTransition.END, now, "its window is over")
@@ -106,15 +123,11 @@ class ReservationTimer:
 
     def collect_expired(self, now: float) -> list[Reservation]:
         """Return reservations in which nothing may run any more, each once per daemon epoch."""
-        expired = [
-            reservation
-            for reservation in self._reservations.values()
-            if reservation.until <= now
-            and reservation.state in FINAL_STATES
-            and reservation.id not in self._expired
-        ]
-        self._expired.update(reservation.id for reservation in expired)
-        return expired
+        ids = self._expiring.ids_until(now)
+        for id in ids:
+            self._expiring.discard(id)
+        self._expired.update(ids)
+        return [self._reservations[id] for id in ids]
 
     def expired_on(self, cluster: str) -> list[Reservation]:
         """Return reservations that `collect_expired` returned and the manager may still have."""
