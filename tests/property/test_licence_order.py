@@ -19,7 +19,16 @@ from msgspec import structs
 from metasched.core import leasing, user_turns
 from metasched.core.events import CoreEvent, DaemonStarted, Outcome
 from metasched.core.licences import order
-from metasched.core.licences.groups import LeaseTerms, LineRank, OwnerLine, QueueOwner, TaskGroup
+from metasched.core.licences.accounts import Followers
+from metasched.core.licences.groups import (
+    LeaseTerms,
+    LineRank,
+    OwnerLine,
+    QueueKey,
+    QueueOwner,
+    TaskGroup,
+)
+from metasched.core.licences.lookahead import Lookahead
 from metasched.core.licences.order import QueueOrder
 from metasched.core.licences.pool import NEVER, PoolState
 from metasched.core.licences.queue import LicenceQueue
@@ -64,8 +73,25 @@ class PlainOrder(QueueOrder):
         return min(map(self._line_rises_at, group.lines.values())) + order.ROUNDING
 
 
+class PlainLookahead(Lookahead):
+    """The first task of a pool is looked for among all."""
+
+    def first_key(self, pool: PoolState) -> QueueKey | None:
+        order = self._state.order
+        if pool.groups and (pool.head_key is None or pool.head_ranking != order.ranking):
+            ranks = (order.rank(group) for group in pool.groups if not self._is_barred(group))
+            first = min(ranks, default=None)
+            pool.head_key = None if first is None else first[2]
+            pool.head_ranking = order.ranking
+        return pool.head_key
+
+
 class PlainQueue(LicenceQueue):
     """At each step every line is ranked, and checked in this order."""
+
+    def __init__(self, followers: Followers = tuple) -> None:
+        super().__init__(followers)
+        self.lookahead = PlainLookahead(self._state)
 
     def settled(self, now: float) -> bool:
         """A check of before proves nothing: time and shares may have changed the order."""

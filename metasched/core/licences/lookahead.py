@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing
 from operator import attrgetter
 
 from metasched.core.licences.groups import LeaseTerms, QueueKey, TaskGroup
@@ -99,9 +100,9 @@ class Lookahead:
         """
         order = self._state.order
         if pool.groups and (pool.head_key is None or pool.head_ranking != order.ranking):
-            ranks = (order.rank(group) for group in pool.groups if not self._is_barred(group))
-            first = min(ranks, default=None)
-            pool.head_key = None if first is None else first[2]
+            with closing(pool.groups.in_order(order)) as groups:
+                first = next((group for group in groups if not self._is_barred(group)), None)
+            pool.head_key = None if first is None else order.rank(first)[2]
             pool.head_ranking = order.ranking
         return pool.head_key
 

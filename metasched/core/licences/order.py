@@ -53,14 +53,19 @@ class QueueOrder:
         self.ranking += 1
         return True
 
-    def promise(self, lines: Iterable[OwnerLine]) -> None:
-        """Let the first tasks of these lines be first of their levels, and no other tasks."""
-        previous, self.promised = self.promised, set()
+    def promise(self, lines: Iterable[OwnerLine]) -> list[TaskGroup]:
+        """Let the first tasks of these lines be first of their levels, and no other tasks.
+
+        Return the groups whose ranks may have fallen.
+        """
+        previous, self.promised, fallen = self.promised, set(), []
         for line in lines:
             task_id = line.head_key[3:]
             self.promised.add(task_id)
             if task_id not in previous:
                 line.group.changed[line] = None
+                fallen.append(line.group)
+        return fallen if self._several_users else []
 
     def use_turn(self, line: OwnerLine) -> None:
         """Count a turn of the user of a line."""
@@ -68,6 +73,12 @@ class QueueOrder:
             self._turns.use_turn(-self._rank_of(line)[0], line.owner.user, self._now)
 
     # Queries
+
+    @property
+    def falls(self) -> tuple[int, float]:
+        """Changes when any rank may have fallen, except by another first task or a promise."""
+        levels_at = self._now if self._age and self._several_users else 0.0
+        return self._resets + self._turns.falls, levels_at
 
     def rank(self, group: TaskGroup) -> LineRank:
         """Return the rank of the first task of a group; O(log n) in its lines, amortised."""

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from metasched.core.licences.groups import OwnerLine, QueueKey, TaskGroup
+from metasched.core.licences.groups import OwnerLine, QueueKey
 from metasched.core.licences.order import QueueOrder
+from metasched.core.licences.ranked_groups import RankedGroups
 from metasched.core.licences.windows import TokenClaim, TokenSlots, TokenWindow
 from metasched.core.tasks import TaskId
 from metasched.model.licence import Lease, LicenceCount, LicencePool, LicenceStatus
@@ -41,7 +42,7 @@ class PoolState:
     lingering: int = 0  # returned tokens that count as in use
     # heap of (free at, returned at, tokens)
     returning: list[tuple[float, float, int]] = field(default_factory=list)
-    groups: set[TaskGroup] = field(default_factory=set)  # of queued tasks that request some
+    groups: RankedGroups = field(default_factory=RankedGroups)  # of queued tasks that request some
     head_key: QueueKey | None = None  # of the first task in `groups`; None: computed on demand
     head_ranking: int = -1  # `QueueOrder.ranking` of `head_key`
     windows: dict[int, TokenWindow] = field(default_factory=dict)  # by reservation

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from operator import itemgetter
 
 from metasched.core.licences.accounts import Followers, LicenceAccounts
@@ -45,6 +46,7 @@ from metasched.core.licences.groups import (
 )
 from metasched.core.licences.order import QueueOrder
 from metasched.core.licences.pool import NEVER, PoolState
+from metasched.core.licences.ranked_groups import RankedGroups
 from metasched.core.tasks import TaskId
 from metasched.core.user_turns import UserTurns
 from metasched.model.job import Job
@@ -63,7 +65,7 @@ class LicenceQueue(LicenceAccounts):
         self._requests: dict[str, dict[int, set[RequestedTokens]]] = {}
         # as of a state version: every group whose request fits into the free tokens, and others;
         # a task that joins or takes tokens makes no other request fit
-        self._fitting: list[TaskGroup] = []
+        self._fitting = RankedGroups()
         self._fitting_version = -1
         # of the last check after which no task could go
         self._checked_version, self._checked_at = -1, 0.0  # state version, epoch seconds
@@ -76,10 +78,10 @@ class LicenceQueue(LicenceAccounts):
         self.patience = patience
         self._groups, self._requests, self._state.line_of = {}, {}, {}
         self._users, self._state.order = Counter(), QueueOrder()
-        self._fitting, self._fitting_version = [], -1
+        self._fitting, self._fitting_version = RankedGroups(), -1
         for pool in self._state.pools.values():
             pool.waiting_tokens = pool.requests = 0
-            pool.groups, pool.head_key = set(), None
+            pool.groups, pool.head_key = RankedGroups(), None
         return self.set_pools(pools, clusters)
 
     def set_turns(self, turns: UserTurns, age: float) -> None:
@@ -191,9 +193,9 @@ class LicenceQueue(LicenceAccounts):
         fitting_known = self._fitting_version == self._state.version
         if group is None:
             group = groups[terms] = TaskGroup(dict(request), terms)
-            self._fitting.append(group)
+            self._fitting.add(group, self._state.order)
             for name in group.requested:
-                self._state.pool(name).groups.add(group)
+                self._state.pool(name).groups.add(group, self._state.order)
         line = group.lines.get(owner)
         if line is None:
             line = group.lines[owner] = OwnerLine(group, owner, job)
@@ -227,8 +229,9 @@ class LicenceQueue(LicenceAccounts):
 
     def _remove_group(self, group: TaskGroup) -> None:
         """Remove a group without tasks."""
+        self._fitting.discard(group)
         for name in group.requested:
-            self._state.pools[name].groups.remove(group)
+            self._state.pools[name].groups.discard(group)
         request = tuple(group.requested.items())
         del self._groups[request][group.terms]
         if self._groups[request]:
@@ -244,10 +247,17 @@ class LicenceQueue(LicenceAccounts):
     def _forget_heads(self, group: TaskGroup, queue_key: QueueKey) -> None:
         """Have all groups checked again, since the first task of a line has joined or left."""
         self._state.version += 1
+        self._note_fall(group)
         for name in group.requested:
             pool = self._state.pools[name]
             if pool.head_key is not None and (len(self._users) > 1 or queue_key <= pool.head_key):
                 pool.head_key = None
+
+    def _note_fall(self, group: TaskGroup) -> None:
+        """Have a group ranked anew wherever groups are ranked."""
+        self._fitting.note_fall(group, self._state.order)
+        for name in group.requested:
+            self._state.pools[name].groups.note_fall(group, self._state.order)
 
     def take(
         self,
@@ -301,49 +311,52 @@ class LicenceQueue(LicenceAccounts):
         if self.settled(now):
             return None
         self.rank_anew(now)
-        rank, pools, may_take = (
-            self._state.order.rank,
-            self._state.pools,
-            self.lookahead.may_take_free,
-        )
+        order = self._state.order
         kept_pools: set[PoolState] = set()  # whose free tokens a group may not take
-        self._fitting = sorted(self._fitting_groups(now), key=rank)
-        self._fitting_version = self._state.version
-        for group in self._fitting:
-            first_key = rank(group)[2]
-            for name, count in group.requested.items():
-                if not may_take(pools[name], count, first_key, group.terms, now):
-                    kept_pools.add(pools[name])
-                    break
-            else:
-                return first_key[3:]
+        if self._fitting_version != self._state.version:
+            self._fitting = RankedGroups()
+            for group in self._fitting_groups(now):
+                self._fitting.add(group, order)
+            self._fitting_version = self._state.version
+        with closing(self._fitting.in_order(order)) as groups:
+            for group in groups:
+                first_key = order.rank(group)[2]
+                if not self._fits(group, now):  # no longer: others have taken tokens since
+                    self._fitting.discard(group)
+                elif (kept := self._first_kept(group, first_key, now)) is None:
+                    return first_key[3:]
+                else:
+                    kept_pools.add(kept)
         first_keys = map(self.lookahead.first_key, kept_pools)
         line_of = self._state.line_of
-        self._state.order.promise(line_of[key[3:]] for key in first_keys if key is not None)
+        promised = [line_of[key[3:]] for key in first_keys if key is not None]
+        for group in order.promise(promised):
+            self._note_fall(group)
         self._checked_version, self._checked_at = self._state.version, now
         self._next_change = min(
             (self.lookahead.find_next_change(pool, now) for pool in kept_pools), default=NEVER
         )
         return None
 
+    def _fits(self, group: TaskGroup, now: float) -> bool:
+        """Return whether the first task of a group requests no more tokens than are free."""
+        pools = self._state.pools
+        return all(count <= (pools[name].free(now) or 0) for name, count in group.requested.items())
+
+    def _first_kept(self, group: TaskGroup, first_key: QueueKey, now: float) -> PoolState | None:
+        """Return the first pool whose free tokens a group may not take; None: it may take all."""
+        for name, count in group.requested.items():
+            pool = self._state.pools[name]
+            if not self.lookahead.may_take_free(pool, count, first_key, group.terms, now):
+                return pool
+        return None
+
     def _fitting_groups(self, now: float) -> list[TaskGroup]:
         """Return the groups whose first tasks request no more tokens than are free."""
         groups, pools = self._groups, self._state.pools
         fitting: list[TaskGroup] = []
-        free: dict[str, int] = {}  # of the licences that some request needs
-        if self._fitting_version == self._state.version:
-            for group in self._fitting:
-                if group.lines:
-                    for name, count in group.requested.items():
-                        if name not in free:
-                            free[name] = pools[name].free(now) or 0
-                        if count > free[name]:
-                            break
-                    else:
-                        fitting.append(group)
-            return fitting
-        for name in self._requests:
-            free[name] = pools[name].free(now) or 0
+        # of the licences that some request needs
+        free = {name: pools[name].free(now) or 0 for name in self._requests}
         for largest, by_count in self._requests.items():
             available = free[largest]
             if available <= 0:
