@@ -30,7 +30,7 @@ JOBS = int(os.environ.get("METASCHED_BENCH_JOBS", "1000000"))
 POSTGRESQL_JOBS = (JOBS // 50, JOBS // 10)  # the cost of a job should be that of fewer jobs
 PAGE, PAGES = 100, 200  # rows of a page, and how often it is listed
 CALLS_FOR = 60.0  # seconds of calls, calm and during the pruning
-# Each job has three events with two changes each, of a usual size.
+# Each job has three events with two changes each, of a usual size. The first ids are of the site.
 FILL = """
 INSERT INTO content VALUES ('d', '#!/bin/sh');
 CREATE TEMP TABLE number AS
@@ -45,15 +45,17 @@ INSERT INTO attempt (job, task_index, number, sending, cluster, state, sent, nat
                      ended, word, node, refused)
   SELECT n, 0, 1, n, 'here', 'completed', 1.7e9 + n, '7', 1.7e9 + n, 1.7e9 + n, '', '', 0
   FROM number;
-INSERT INTO event SELECT 3 * n, 1.7e9 + n, 'JobSubmitted', '%(spec)s' FROM number;
-INSERT INTO event SELECT 3 * n + 1, 1.7e9 + n, 'DispatchStarted', '%(short)s' FROM number;
-INSERT INTO event SELECT 3 * n + 2, 1.7e9 + n, 'ListingReceived', '%(short)s' FROM number;
+INSERT INTO event SELECT 1000 + 3 * n, 1.7e9 + n, 'JobSubmitted', '%(spec)s' FROM number;
+INSERT INTO event SELECT 1000 + 3 * n + 1, 1.7e9 + n, 'DispatchStarted', '%(short)s' FROM number;
+INSERT INTO event SELECT 1000 + 3 * n + 2, 1.7e9 + n, 'ListingReceived', '%(short)s' FROM number;
 INSERT INTO change (event, time, job, task_index, attempt, after, reason, cause)
-  SELECT 3 * n + k / 2, 1.7e9 + n, n, 0, 1, 'running', '', 'its manager lists it as running'
+  SELECT 1000 + 3 * n + k / 2, 1.7e9 + n, n, 0, 1, 'running', '', 'its manager lists it as running'
   FROM number, (SELECT 0 AS k UNION SELECT 1 UNION SELECT 2 UNION SELECT 3 UNION SELECT 4 UNION
                 SELECT 5);
 """
-SPEC = '{"id": 1, "submitted": 1000000000.0, "estimated": 3600.0, "user": "ada", "tasks": 1}' * 3
+SPEC = '{"id": 1, "submitted": 1000000000.0, "estimated": 3600.0, "user": "ada", "tasks": 1}'.ljust(
+    260
+)
 SHORT = '{"time": 1000000000.0, "job": 1, "dispatch": 1}'
 
 
