@@ -13,6 +13,7 @@
     change       story: each state change with its cause          append-only; refers to its event
     audit        who did what, and what happened                 append-only; id grows with the time
     daily_use    what ended tasks used, by day and user           primary key: the day and whose use
+    period_use   sums of it over closed days and months, by key   valid with the row by no key
     licence_sample  figures of licences over time                 primary key: licence and time
     outbox       mails and events of webhooks                     checks: state; `ended` iff over
     limit_mail   shares of time limits that were mailed           primary key: the run and share
@@ -30,6 +31,6 @@
 `postgresql` by URL; both implement `store.Database`. `ledger` writes, with `job_rows` and
 `bulk_rows`; `queries` reads for commands and the API; `recovery` rebuilds the state of the core.
 `audit`, `daily_use`, `leases`, `outbox`, `reservations` and `cluster_info` encode their parts.
-`reports` reads sums by day. `integrity` checks a database, with `replay`;
-`pruning` deletes old rows.
+`reports` reads sums by day, and of longer periods from `period_use`. `integrity` checks a database,
+with `replay`; `pruning` deletes old rows.
 """

@@ -33,6 +33,7 @@ from metasched.core.events import CoreEvent, Outcome, UseReported
 from metasched.core.leasing import PASSED_ON
 from metasched.core.tasks import Attempt, Task
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL
+from metasched.db import period_use
 from metasched.db.schema import (
     attempt,
     daily_licence_peak,
@@ -184,6 +185,7 @@ def store(connection: Connection, steps: Sequence[tuple[CoreEvent, Outcome]]) ->
                 count_deadline(ended_task.job.deadline, ended_task.state, ended_task.ended)
             )
     add(connection, sums)
+    period_use.invalidate(connection, {key.day for key in sums})
     _store_leases(connection, steps, owner_of)
 
 
@@ -225,7 +227,7 @@ def _count_attempt(owner: Task, ended: Attempt) -> UseSums:
 
 
 def add(connection: Connection, sums: Mapping[UseKey, UseSums]) -> None:
-    """Add sums to the rows of their keys."""
+    """Add sums to the rows of their keys. The caller invalidates the sums of their periods."""
     for key, added in sorted(sums.items()):
         values = _key_values(key)
         stored = connection.execute(_FIND, values).mappings().first()
@@ -295,6 +297,7 @@ def correct(connection: Connection, usage: Mapping[EndedRun, RunUsage]) -> None:
         change = correct_run(_count_row(owner, row, None), _count_row(owner, row, report))
         sums.setdefault(key, UseSums()).add(change)
     add(connection, sums)
+    period_use.invalidate(connection, {key.day for key in sums})
 
 
 def _has_key(last: ColumnElement[int], keys: Sequence[tuple[int, int, int]]) -> ColumnElement[bool]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, and_, func, select
 
 from metasched.core.transitions import LIVE
-from metasched.db import daily_use, leases, limit_uses, policy_versions, reservations
+from metasched.db import daily_use, leases, limit_uses, period_use, policy_versions, reservations
 from metasched.db.replay import replay
 from metasched.db.schema import attempt, job, metadata, task
 from metasched.db.store import Database
@@ -93,6 +93,7 @@ def _check_counters(connection: Connection) -> tuple[list[str], str]:
     problems += reservations.find_conflicts(connection)
     problems += policy_versions.find_mismatches(connection)
     problems += daily_use.find_mismatches(connection)
+    problems += period_use.find_mismatches(connection)
     return problems, f"{len(tasks)} tasks agree with their attempts, licences with their leases"
 
 

@@ -72,7 +72,8 @@ from metasched.db.job_rows import (
     task_row,
 )
 from metasched.db.outbox import Mail, NotificationRules, Outbox, PendingNotices
-from metasched.db.pruning import PruningPass, lock_epoch
+from metasched.db.period_use import PeriodPass
+from metasched.db.pruning import PruningPass, exclude_writers, lock_epoch
 from metasched.db.queries import ALL_IN_USE
 from metasched.db.schema import (
     attempt,
@@ -920,6 +921,21 @@ class Ledger(Writer):
             )
             for row in rows
         }
+
+    # Use of closed periods
+
+    def sum_period(self, periods: PeriodPass) -> bool:
+        """Sum a period over a connection of its own; return False if nothing remains.
+
+        May be called from any thread. Raises StorageFailed if nothing was stored.
+        """
+        try:
+            with exclude_writers(self._engine) as connection:
+                return periods.sum_portion(connection)
+        except DBAPIError as error:
+            raise StorageFailed(driver_message(error)) from error
+        except PoolTimeout as error:
+            raise StorageFailed(ALL_IN_USE) from error
 
     # Pruning
 

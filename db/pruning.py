@@ -9,7 +9,8 @@ square nor with the whole history. `PortionSize` bounds for how long others wait
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Engine, and_, delete, func, select, tuple_
@@ -62,6 +63,18 @@ def lock_epoch(connection: Connection) -> int:
     SQLite serialises writers by itself.
     """
     return int(connection.execute(_LOCK_EPOCH).scalar_one())
+
+
+@contextmanager
+def exclude_writers(engine: Engine) -> Iterator[Connection]:
+    """Begin a transaction that excludes other writers until it ends. DBAPIError."""
+    with engine.connect() as connection, connection.begin():
+        if connection.dialect.name == "sqlite":
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        else:
+            connection.execute(PLAN_BY_INDEX)
+            lock_epoch(connection)
+        yield connection
 
 
 def prune(engine: Engine, before: float) -> dict[str, int]:
@@ -130,12 +143,7 @@ class PruningPass:
     def prune_portion(self, engine: Engine) -> bool:
         """Delete a portion in a transaction; return False if nothing remains. Raises DBAPIError."""
         while self._phases:
-            with engine.connect() as connection, connection.begin():
-                if connection.dialect.name == "sqlite":
-                    connection.exec_driver_sql("BEGIN IMMEDIATE")
-                else:
-                    connection.execute(PLAN_BY_INDEX)
-                    lock_epoch(connection)
+            with exclude_writers(engine) as connection:
                 begun = self._clock()
                 more = self._phases[0](connection)
             self._size.note(self._clock() - begun)

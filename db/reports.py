@@ -1,7 +1,9 @@
 """Reports from the sums by day: use, waits, deadlines and licences of a period, by several keys.
 
 A report reads sums of days, never jobs. So its cost grows with the users, accounts and clusters of
-the period, and pruned jobs count. Its time and its number of rows are bounded.
+the period, and pruned jobs count. Use and deadlines by one key at most are read from the sums of
+closed periods (`period_use`), and grow with the values of that key alone. Time and number of rows
+of a report are bounded.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import msgspec
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    FromClause,
     Select,
-    Table,
     func,
     literal_column,
     or_,
@@ -26,9 +28,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
+from metasched.db import period_use
 from metasched.db.schema import daily_licence_peak, daily_licence_use, daily_use
 from metasched.model.daily_use import quantile
-from metasched.model.report_figures import OTHERS
 
 MAX_ROWS = 10_000  # of a report
 MAX_SECONDS = 10.0  # for which a report reads
@@ -104,7 +106,7 @@ class ReportQuery:
     cluster: str | None = None
     licence: str | None = None
     # of use: this many values of the first key that is no time have rows of their own, the others
-    # one together, OTHERS; None: all have
+    # one together, whose key is None; None: all have
     largest: int | None = None
 
     @property
@@ -173,7 +175,19 @@ def _time_limit(connection: Connection) -> Iterator[None]:
             raw.set_progress_handler(None, 0)
 
 
-def _keys(query: ReportQuery, table: Table) -> list[ColumnElement[Any]]:
+def _source(connection: Connection, query: ReportQuery) -> FromClause:
+    """Return the rows that a report sums up: those of closed periods if these know its keys."""
+    if query.kind is ReportKind.LICENCES:
+        return daily_licence_use
+    keys = {key for key in (*query.by, *query.filters) if key not in TIME_KEYS}
+    if len(keys) > 1 or query.kind is ReportKind.WAITS:
+        return daily_use
+    column = next((_COLUMNS[key] for key in keys), period_use.ALL)
+    days = query.first, query.last
+    return period_use.source(connection, column, days, by_day=ReportKey.DAY in query.by)
+
+
+def _keys(query: ReportQuery, table: FromClause) -> list[ColumnElement[Any]]:
     """Return the columns that a report is by, each named after its key."""
     columns: list[ColumnElement[Any]] = [
         (
@@ -188,7 +202,7 @@ def _keys(query: ReportQuery, table: Table) -> list[ColumnElement[Any]]:
     return columns if query.kind is not ReportKind.LICENCES else [table.c.licence, *columns]
 
 
-def _of_period(query: ReportQuery, table: Table) -> list[ColumnElement[bool]]:
+def _of_period(query: ReportQuery, table: FromClause) -> list[ColumnElement[bool]]:
     conditions = [table.c.day >= query.first, table.c.day <= query.last]
     conditions += [table.c[_COLUMNS[key]] == value for key, value in query.filters.items()]
     if query.kind is ReportKind.LICENCES and query.licence is not None:
@@ -200,19 +214,20 @@ def _read_largest(
     connection: Connection, query: ReportQuery, key: ReportKey
 ) -> tuple[list[Row], Row]:
     """Return the rows of the largest values of a key, those of the others together, the total."""
-    column = daily_use.c[_COLUMNS[key]]
+    table = _source(connection, replace(query, by=(key,)))
+    column = table.c[_COLUMNS[key]]
     largest = connection.scalars(
         select(column)
-        .where(*_of_period(query, daily_use))
+        .where(*_of_period(query, table))
         .group_by(column)
-        .order_by(func.sum(daily_use.c.cpu_allocated).desc(), column)
+        .order_by(func.sum(table.c.cpu_allocated).desc(), column)
         .limit(query.largest)
     ).all()
-    rows = _read_sums(connection, query, column.in_(largest))
+    rows = _read_sums(connection, query, key, largest)
     others_of = replace(query, by=tuple(name for name in query.by if name is not key))
     whole = _read_sums(connection, others_of)
     total, names = _total(query.kind, whole), [name.value for name in others_of.by]
-    rest = {tuple(row[name] for name in names): row | {key.value: OTHERS} for row in whole}
+    rest = {tuple(row[name] for name in names): row | {key.value: None} for row in whole}
     for row in rows:
         together = rest[tuple(row[name] for name in names)]
         for name in _SUMS[query.kind]:
@@ -222,9 +237,16 @@ def _read_largest(
 
 
 def _read_sums(
-    connection: Connection, query: ReportQuery, *conditions: ColumnElement[bool]
+    connection: Connection,
+    query: ReportQuery,
+    key: ReportKey | None = None,
+    values: Sequence[str] = (),
 ) -> list[Row]:
-    table = daily_licence_use if query.kind is ReportKind.LICENCES else daily_use
+    """Return the sums by the keys of a query; of some values of a key, if one is named."""
+    table = _source(connection, query)
+    conditions = _of_period(query, table)
+    if key is not None:
+        conditions.append(table.c[_COLUMNS[key]].in_(values))
     sums = [
         (func.max if name.startswith("max_") else func.sum)(table.c[name]).label(name)
         for name in _SUMS[query.kind]
@@ -232,7 +254,7 @@ def _read_sums(
     keys = _keys(query, table)
     statement: Select[Any] = (
         select(*keys, *sums)
-        .where(*_of_period(query, table), *conditions)
+        .where(*conditions)
         .group_by(*(key.element if hasattr(key, "element") else key for key in keys))
         .having(or_(*(func.sum(table.c[name]) > 0 for name in _COUNTED[query.kind])))
         .limit(MAX_ROWS + 1)

@@ -35,7 +35,7 @@ from metasched.model.policy_version import PolicyChange
 from metasched.model.reservation import FINAL_STATES, ReservationState
 from metasched.model.token_scope import TokenScope
 
-REVISION = "0042"  # the newest migration, which creates exactly these tables
+REVISION = "0043"  # the newest migration, which creates exactly these tables
 # The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
 PREVIOUS_REVISION = "0015"
 
@@ -368,6 +368,25 @@ daily_use = Table(
     *(Column(name, Float, nullable=False) for name in ("lateness", "max_lateness")),
     Column("waits", Text, nullable=False),  # JSON: number of starts by range of the wait
     Index("ix_daily_use_user", "user", "day"),
+)
+
+# Sums of `daily_use` by one key over periods that are over, see `db.period_use`. The row with the
+# key "" marks that the sums of its period are valid.
+period_use = Table(
+    "period_use",
+    metadata,
+    Column("key", Text, primary_key=True),  # a column of `daily_use`; "": all together
+    Column("period", Int64, primary_key=True, autoincrement=False),  # month, part of it or day
+    Column("name", SafeText, primary_key=True),  # value of the key
+    Column("first_day", Int64, nullable=False),  # of the period
+    *(Column(name, Int64, nullable=False) for name in ("jobs", "completed", "failed")),
+    *(Column(name, Int64, nullable=False) for name in ("timed_out", "cancelled")),
+    *(Column(name, Float, nullable=False) for name in ("elapsed", "cpu_allocated", "cpu_used")),
+    *(Column(name, Float, nullable=False) for name in ("cpu_measured", "node_seconds")),
+    *(Column(name, Float, nullable=False) for name in ("gpu_seconds", "cpu_outside")),
+    *(Column(name, Int64, nullable=False) for name in ("deadlines", "met", "missed")),
+    *(Column(name, Float, nullable=False) for name in ("lateness", "max_lateness")),
+    sqlite_with_rowid=False,  # rows of a key and period lie together
 )
 
 # Leases that ended, by the day of their end and the same key.

@@ -199,7 +199,7 @@ def _in_order(rows: list[Row], query: ReportQuery) -> list[Row]:
             *(row[key] for key in times),
             row.get("licence", ""),
             -row[_MAIN_FIGURE[query.kind]],
-            *(row[key] for key in names),
+            *((row[key] is None, row[key] or "") for key in names),
         )
 
     return sorted(rows, key=order)

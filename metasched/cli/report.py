@@ -20,6 +20,7 @@ from metasched.model.report_figures import (
     COLUMNS,
     KEYS,
     KINDS,
+    OTHERS,
     PLOTS,
     TIME_KEYS,
     Column,
@@ -246,7 +247,9 @@ def _page(kind: str, names: Sequence[str], answer: Report) -> str:
         if times and len(series) == 1:
             [figure] = series.values()
             values = [row[figure] / divisor for row in rows]
-            picture = plots.plot_over_time(*stacked_over_time(names, labels, values), unit)
+            moments, stacks = stacked_over_time(names, labels, values)
+            series_by_part = [(part or OTHERS, stack) for part, stack in stacks.items()]
+            picture = plots.plot_over_time(moments, series_by_part, unit)
         else:
             picture = plots.plot_bars(
                 [" ".join(label) or "all" for label in labels],

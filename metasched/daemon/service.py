@@ -63,7 +63,9 @@ from metasched.daemon.quarantine import Quarantine, first_error
 from metasched.daemon.scheduled_policies import ScheduledPolicies
 from metasched.daemon.series import SeriesPlanner
 from metasched.daemon.shadow import ShadowRunner
+from metasched.db.daily_use import day_of
 from metasched.db.ledger import Ledger, StoredJob
+from metasched.db.period_use import PeriodPass
 from metasched.db.pruning import PruningPass
 from metasched.db.store import DatabaseUnreachable, StorageFailed, StorageUncertain
 from metasched.db.submission_keys import KEY_LIFETIME, Receipt
@@ -80,7 +82,8 @@ from metasched.policies.plug_in_ratings import plug_ins_of
 log = logging.getLogger("metasched")
 
 PRUNE_INTERVAL = 3600.0  # seconds between removals of jobs that ended before the retention time
-PRUNE_PAUSE = 0.1  # seconds between two transactions of a removal
+PRUNE_PAUSE = 0.1  # seconds between two transactions of a removal, or of sums
+SUM_INTERVAL = 3600.0  # seconds between passes that sum the use of past days
 # Seconds between checks that the database is reachable. A standby takes over from a daemon that
 # says nothing to the database for some of them: see `db.postgresql.SILENT_HOLDER`.
 DATABASE_CHECK_INTERVAL = 2.0
@@ -372,6 +375,7 @@ class SchedulerService:
                 history = LicenceHistory(self.core, self.ledger)
                 group.create_task(self._contain("history of licences", history.run))
             group.create_task(self._contain("removal of old jobs", self._prune_hourly))
+            group.create_task(self._contain("sums of use", self._sum_use_hourly))
             group.create_task(self._contain("calendar", self._calendar_runner.run))
             group.create_task(self._contain("series", self._series_planner.run))
             group.create_task(self._contain("backups", self._calendar_runner.run_outside))
@@ -477,6 +481,17 @@ class SchedulerService:
                 log.warning("old jobs are not deleted now: %s", error)
             retention = min(self.settings.retention, self.settings.event_retention)
             await asyncio.sleep(min(PRUNE_INTERVAL, retention))
+
+    async def _sum_use_hourly(self) -> None:
+        """Sum the use of days and months that are over, for reports; a period at a time."""
+        while True:
+            periods = PeriodPass(day_of(time.time()))
+            try:
+                while await asyncio.to_thread(self.ledger.sum_period, periods):
+                    await asyncio.sleep(PRUNE_PAUSE)
+            except StorageFailed as error:
+                log.warning("the use of past days is not summed now: %s", error)
+            await asyncio.sleep(SUM_INTERVAL)
 
     def check_database_soon(self) -> None:
         """Check the database at once instead of at the next interval: a request failed on it."""

@@ -460,11 +460,13 @@ def plot_wait_shares(waits: Mapping[str, Sequence[float]]) -> Figure:
     return figure
 
 
-def plot_over_time(times: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str) -> Figure:
-    """Plot the sums of months or days, each divided into parts."""
+def plot_over_time(
+    times: Sequence[str], parts: Iterable[tuple[str, Sequence[float]]], unit: str
+) -> Figure:
+    """Plot the sums of months or days, each divided into parts, which are named."""
     figure, (axis,) = _figure(1, height=4)
     base = [0.0] * len(times)
-    for name, values in parts.items():
+    for name, values in parts:
         axis.bar(range(len(times)), values, 0.8, bottom=base, label=_plain([name])[0])
         base = [below + value for below, value in zip(base, values, strict=True)]
     step = -(-len(times) // MAX_LABELS)

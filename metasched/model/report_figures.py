@@ -12,7 +12,7 @@ KINDS = ("use", "waits", "deadlines", "licences")
 KEYS = ("user", "group", "account", "class", "cluster", "month", "day")
 TIME_KEYS = ("month", "day")
 MAX_PARTS = 8  # of a bar; the smaller ones share one part
-OTHERS = "others"
+OTHERS = "all others"  # how the part of the others is called; names may be the same
 
 
 class Column(NamedTuple):
@@ -109,24 +109,30 @@ PLOTS: Mapping[str, Plot] = {
 
 
 def stacked_over_time(
-    names: Sequence[str], labels: Sequence[Sequence[str]], values: Sequence[float]
-) -> tuple[list[str], dict[str, list[float]]]:
-    """Return the times, and the values at each by the other names of the rows, largest first."""
-    positions = [position for position, name in enumerate(names) if name in TIME_KEYS]
-    moments, parts = [], []
+    names: Sequence[str], labels: Sequence[Sequence[str | None]], values: Sequence[float]
+) -> tuple[list[str], dict[str | None, list[float]]]:
+    """Return the times, and the values at each by the other names of the rows, largest first.
+
+    The part None has the sums of the others: of small parts, and of rows with a name that is None.
+    """
+    moments: list[str] = []
+    parts: list[str | None] = []
     for label in labels:
-        moments.append(max((label[position] for position in positions), key=len))
-        other = [word for position, word in enumerate(label) if position not in positions]
-        parts.append(" ".join(other) or "all")
-    sums: dict[str, float] = {}
-    for part, value in zip(parts, values, strict=True):
-        sums[part] = sums.get(part, 0.0) + value
-    named = (part for part in sums if part != OTHERS)
-    largest = sorted(named, key=lambda part: -sums[part])[:MAX_PARTS]
+        named = list(zip(names, label, strict=True))
+        moments.append(max((text or "" for name, text in named if name in TIME_KEYS), key=len))
+        others = [text for name, text in named if name not in TIME_KEYS]
+        words = [text for text in others if text is not None]
+        parts.append((" ".join(words) or "all") if len(words) == len(others) else None)
+    sums: dict[str | None, float] = {}
+    for part, amount in zip(parts, values, strict=True):
+        sums[part] = sums.get(part, 0.0) + amount
+    largest = sorted((part for part in sums if part is not None), key=lambda part: -sums[part])
+    shown: list[str | None] = [*largest[:MAX_PARTS]]
+    if len(sums) > len(shown):
+        shown.append(None)
     times = sorted(set(moments))
-    places = {moment: place for place, moment in enumerate(times)}
-    shown = [*largest, *([OTHERS] if len(sums) > len(largest) else [])]
+    columns = {moment: column for column, moment in enumerate(times)}
     stacked = {part: [0.0] * len(times) for part in shown}
-    for moment, part, value in zip(moments, parts, values, strict=True):
-        stacked[part if part in largest else OTHERS][places[moment]] += value
+    for moment, part, amount in zip(moments, parts, values, strict=True):
+        stacked[part if part in stacked else None][columns[moment]] += amount
     return times, stacked

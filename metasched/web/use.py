@@ -24,6 +24,7 @@ from metasched.model.report_figures import (
     COLUMNS,
     KINDS,
     MAX_PARTS,
+    OTHERS,
     PLOTS,
     TIME_KEYS,
     Column,
@@ -71,7 +72,7 @@ class Plot(NamedTuple):
     unit: str
     highest: float  # of the axis
     times: tuple[str, ...]  # first, middle and last
-    parts: list[str]  # names of the colours, in their order
+    parts: list[str | None]  # names of the colours, in their order; None: all others
 
 
 @router.get("/use")
@@ -159,6 +160,7 @@ async def show_use(
         },
         clusters=[known.name for known in service.core.clusters],
         licences=[pool.name for pool in service.settings.licences],
+        others=OTHERS,
         plot=_plot(kind, over_time, slot, _slots(slot, first, end)),
         tokens=_token_plots(over_time, slot, _slots(slot, first, end)),
         time_zone=table["time_zone"],
@@ -227,7 +229,7 @@ def _plot(kind: str, answer: Row, slot: ReportKey, slots: Sequence[str]) -> Plot
     unit, figures, divisor = PLOTS[kind]
     if len(figures) == 1:
         names = [*(["licence"] if kind == "licences" else []), *answer["by"]]
-        labels = [[str(row[name] or _UNKNOWN) for name in names] for row in answer["rows"]]
+        labels = [[_label(row[name]) for name in names] for row in answer["rows"]]
         [figure] = figures.values()
         numbers = [row[figure] / divisor for row in answer["rows"]]
         times, parts = stacked_over_time(names, labels, numbers)
@@ -246,8 +248,14 @@ def _plot(kind: str, answer: Row, slot: ReportKey, slots: Sequence[str]) -> Plot
     if not highest:
         return None
     label = f"{unit} by {slot}, from {slots[0]} to {slots[-1]}, at most {highest:.4g}"
-    picture = stacked(slots, list(parts), heights, highest, label)
+    titles = [OTHERS if part is None else part for part in parts]
+    picture = stacked(slots, titles, heights, highest, label)
     return Plot(picture, unit, highest, (slots[0], slots[len(slots) // 2], slots[-1]), list(parts))
+
+
+def _label(value: str | None) -> str | None:
+    """Return the text of a key's value; None: the others, whose sums are one row."""
+    return None if value is None else value or _UNKNOWN
 
 
 def _token_plots(answer: Row, slot: ReportKey, slots: Sequence[str]) -> list[TokenPlot]:

@@ -11,8 +11,9 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from metasched.db.backends import database_from_url
-from metasched.db.daily_use import count_history
+from metasched.db.daily_use import count_history, day_of
 from metasched.db.ledger import Ledger
+from metasched.db.period_use import PeriodPass
 from metasched.db.queries import Queries
 from metasched.db.reports import ReportKey, ReportKind, ReportQuery
 from tests.bench.conftest import Record
@@ -64,6 +65,13 @@ REPORTS = {
 }
 
 
+def sum_periods(connection: Connection) -> None:
+    """Sum the days and months that are over, as the daemon does within an hour."""
+    periods = PeriodPass(day_of(time.time()))
+    while periods.sum_portion(connection):
+        pass
+
+
 def fill(connection: Connection) -> None:
     false = "0" if connection.dialect.name == "sqlite" else "false"
     for statement in FILL.format(jobs=JOBS, false=false).split(";\n"):
@@ -77,6 +85,9 @@ def measure(engine: Engine, name: str, record: Record) -> None:
         begun = time.process_time()
         count_history(connection)
         record(f"{name}: count the stored jobs, once", time.process_time() - begun, "s of CPU")
+        begun = time.process_time()
+        sum_periods(connection)
+        record(f"{name}: sum the days of a month, once", time.process_time() - begun, "s of CPU")
     if engine.dialect.name == "postgresql":
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("ANALYZE")

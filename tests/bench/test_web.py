@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, text
 from metasched.db.daily_use import count_history
 from metasched.web.live import UPDATE
 from tests.bench.conftest import Record
-from tests.bench.test_reports import FILL
+from tests.bench.test_reports import FILL, sum_periods
 from tests.conftest import require
 from tests.e2e.conftest import TWO_LOCAL, Site
 from tests.e2e.multi_user_site import running_site
@@ -63,6 +63,7 @@ def site_with(folder: Path, jobs: int) -> tuple[Site, Visitor]:
         connection.execute(text(f"UPDATE job SET payload = '{payload}'"))
         connection.execute(text("UPDATE content SET text = '{}' WHERE digest = 'd'"))
         count_history(connection)
+        sum_periods(connection)
     engine.dispose()
     site.start()
     site.submit("--array", f"1-{OPEN}", "--begin", "+9h", "-t", "9", "--wrap", "true")

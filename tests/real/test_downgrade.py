@@ -134,6 +134,17 @@ ROWS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("lateness", "max_lateness", "cpu_outside"), 0.5),
         "waits": '{"3":1}',
     },
+    "period_use": {
+        "key": "user",
+        "period": 202603,
+        "name": WIDE,
+        "first_day": 20260301,
+        **dict.fromkeys(("jobs", "completed", "failed", "timed_out", "cancelled"), 1),
+        **dict.fromkeys(("deadlines", "met", "missed"), 1),
+        **dict.fromkeys(("elapsed", "cpu_allocated", "cpu_used", "cpu_measured"), 0.5),
+        **dict.fromkeys(("node_seconds", "gpu_seconds", "lateness", "max_lateness"), 0.5),
+        "cpu_outside": 0.5,
+    },
     "daily_licence_use": {
         **_USE_KEY,
         "licence": "matlab",

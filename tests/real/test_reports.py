@@ -29,6 +29,7 @@ from metasched.db import reports
 from metasched.db.daily_use import MAX_ACCOUNTS, count_history, day_of
 from metasched.db.integrity import check_database
 from metasched.db.ledger import Ledger, StoredJob
+from metasched.db.period_use import PeriodPass
 from metasched.db.pruning import PruningPass
 from metasched.db.queries import Queries
 from metasched.db.reports import (
@@ -38,7 +39,7 @@ from metasched.db.reports import (
     ReportTooLarge,
     read_report,
 )
-from metasched.db.schema import daily_licence_peak, daily_licence_use, daily_use
+from metasched.db.schema import daily_licence_peak, daily_licence_use, daily_use, period_use
 from metasched.db.store import Database, RowsRejected
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.daily_use import OTHER
@@ -47,7 +48,6 @@ from metasched.model.job import Job, Payload, State
 from metasched.model.job_usage import RunUsage
 from metasched.model.licence import LicencePool
 from metasched.model.listing import JobStatus
-from metasched.model.report_figures import OTHERS
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 
@@ -292,6 +292,48 @@ def test_accounting_corrects_what_was_counted_once(site: Site) -> None:
     assert (total["elapsed"], total["cpu_allocated"]) == (90.0, 360.0)
     assert (total["cpu_used"], total["cpu_measured"], total["jobs"]) == (50.0, 360.0, 1)
     assert_sound(site)
+
+
+def test_sums_of_past_days_are_corrected_late(site: Site) -> None:
+    """In both databases, and by accounting as well as by jobs that are listed late."""
+    for id, user in enumerate(["ada", "bob", "ada"], 1):
+        site.run(id, NOW - id * DAY, 100.0, user, cpus=2)
+    today = day_of(NOW + 3 * DAY)
+
+    def sum_periods() -> None:
+        periods = PeriodPass(today)
+        while site.ledger.sum_period(periods):
+            pass
+
+    def marks() -> int:
+        with site.engine.connect() as connection:
+            is_mark = period_use.c.key == ""
+            return len(connection.execute(select(period_use).where(is_mark)).all())
+
+    def use_of_march() -> list[tuple[Any, ...]]:
+        by = ReportKey.USER
+        rows, total = site.report(ReportKind.USE, by, first=20260301, last=20260331)
+        assert sum(row["cpu_allocated"] for row in rows) == total["cpu_allocated"]
+        return key_values(rows, "user", "jobs", "cpu_allocated")
+
+    before = use_of_march()
+    sum_periods()
+    assert marks() == 5  # three days, the last part of March, and March
+    assert use_of_march() == before == [("ada", 2, 400.0), ("bob", 1, 200.0)]
+    runs = site.ledger.ended_runs("left", 0.0, 10)
+    site.ledger.store_usage({runs[0]: RunUsage(50.0, 70, 90.0, 4)})
+    assert marks() == 2  # of the two other days
+    corrected = use_of_march()
+    assert sum(seconds for _, _, seconds in corrected) == 760.0
+    sum_periods()
+    assert (marks(), use_of_march()) == (5, corrected)
+    site.run(4, NOW - DAY, 50.0, "ada")
+    assert marks() == 2
+    assert sum(jobs for _, jobs, _ in use_of_march()) == 4
+    sum_periods()
+    assert_sound(site)
+    site.write(lambda connection: connection.execute(update(period_use).values(jobs=7)))
+    assert any("is not the sum of its days" in each.text for each in check_database(site.database))
 
 
 def test_many_runs_are_corrected_by_few_queries(site: Site) -> None:
@@ -594,19 +636,19 @@ def fill(engine: Engine, rows: int) -> None:
 def test_the_largest_have_rows_of_their_own(site: Site) -> None:
     """The others are together what they are one by one, at each time."""
     for id, (user, seconds) in enumerate(
-        [("ann", 60.0), ("bob", 600.0), ("eve", 30.0), ("zoe", 20.0), ("bob", 5.0)], 1
+        [("ann", 60.0), ("bob", 600.0), ("others", 30.0), ("zoe", 20.0), ("bob", 5.0)], 1
     ):
         site.run(id, NOW + DAY * (id // 3), seconds, user=user)
     by = (ReportKey.DAY, ReportKey.USER)
     whole, total = site.report(ReportKind.USE, *by)
     rows, same_total = site.report(ReportKind.USE, *by, largest=2)
     assert same_total == pytest.approx(total)
-    own = [row for row in rows if row["user"] != OTHERS]
+    own = [row for row in rows if row["user"] is not None]
     assert {row["user"] for row in own} == {"ann", "bob"}
     assert all(row in whole for row in own)
-    together = {row["day"]: row for row in rows if row["user"] == OTHERS}
+    together = {row["day"]: row for row in rows if row["user"] is None}
     for day in {row["day"] for row in whole}:
-        small = [row for row in whole if row["day"] == day and row["user"] in ("eve", "zoe")]
+        small = [row for row in whole if row["day"] == day and row["user"] in ("others", "zoe")]
         assert (day in together) == bool(small)
         for name in ("jobs", "completed", "elapsed", "cpu_allocated") if small else ():
             assert together[day][name] == pytest.approx(sum(row[name] for row in small))

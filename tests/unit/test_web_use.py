@@ -9,7 +9,7 @@ import pytest
 
 from metasched.db.reports import ReportKey
 from metasched.errors import ApiError
-from metasched.model.report_figures import COLUMNS, PLOTS, stacked_over_time
+from metasched.model.report_figures import COLUMNS, OTHERS, PLOTS, stacked_over_time
 from metasched.web.charts import stacked
 from metasched.web.use import MAX_SLOTS, _day, _plot, _slots, _token_plots
 
@@ -82,8 +82,28 @@ def test_small_parts_share_one() -> None:
     times, parts = stacked_over_time(["user", "day"], labels, [float(n) for n in range(12)])
     assert times == DAYS[:1]
     assert list(parts)[:2] == ["user11", "user10"]
-    assert parts["others"] == [0.0 + 1 + 2 + 3]
+    assert parts[None] == [0.0 + 1 + 2 + 3]
     assert sum(map(sum, parts.values())) == sum(range(12))
+
+
+@pytest.mark.parametrize("name", ["others", OTHERS])
+def test_no_name_shares_the_part_of_the_others(name: str) -> None:
+    """Neither where few have rows of their own, nor where the plot leaves out small parts."""
+    labels: list[list[str | None]] = [[name, DAYS[0]], [None, DAYS[0]]]
+    _, parts = stacked_over_time(["user", "day"], labels, [2.0, 5.0])
+    assert parts == {name: [2.0], None: [5.0]}
+    rows = [
+        {"user": user, "day": DAYS[0], "cpu_seconds": 3600.0 * hours}
+        for user, hours in ((name, 2), (None, 5))
+    ]
+    plot = _plot("use", {"by": ["user", "day"], "rows": rows}, ReportKey.DAY, DAYS)
+    assert plot is not None
+    assert plot.parts == [name, None]
+    assert plot.highest == 7.0
+    many = [[name, DAYS[0]], *([f"u{n}", DAYS[0]] for n in range(12))]
+    _, parts = stacked_over_time(["user", "day"], many, [100.0, *map(float, range(12))])
+    assert parts[name] == [100.0]
+    assert parts[None] == [0.0 + 1 + 2 + 3 + 4]
 
 
 def test_plotted_figures_are_those_of_tables() -> None:
