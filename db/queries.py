@@ -58,7 +58,7 @@ from metasched.model.job_usage import EndedRun
 from metasched.model.licence import LicencePeriod
 from metasched.model.policy_version import PolicyVersion
 from metasched.model.reservation import Reservation
-from metasched.model.shadow import Shadow, ShadowComparison, compare
+from metasched.model.shadow import Shadow, ShadowComparison, ShadowDecision, compare
 from metasched.model.token_scope import TokenScope, ValidToken
 
 Value = TypeVar("Value")
@@ -359,6 +359,11 @@ class Queries:
         """Return how the stored decisions of a candidate differ from those in force."""
         with self._connect() as connection:
             return compare(shadows.read_groups(connection, number))
+
+    def shadow_differences(self, number: int, limit: int) -> list[ShadowDecision]:
+        """Return the last decisions of a candidate that differ, the newest first."""
+        with self._connect() as connection:
+            return shadows.read_differing(connection, number, limit)
 
     def policy_history(self) -> PolicyHistory:
         """Return from which event on each version of the policy was in force."""

@@ -1,7 +1,7 @@
-"""The candidate policy beside the one in force, and its last decisions, in SQL.
+"""The candidate policy beside the policy in force, and its last decisions, in SQL.
 
 One candidate is kept: that which runs, or which ran last. Decisions belong to a candidate by its
-number, so those that come late for an earlier one count for none.
+number, so late decisions of an earlier candidate do not count.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from sqlalchemy import Connection, and_, case, delete, func, insert, select, update
+from sqlalchemy import Connection, and_, case, delete, func, insert, or_, select, update
 
 from metasched.db.schema import shadow, shadow_decision
 from metasched.model.policy_version import PolicyVersion
@@ -27,7 +27,7 @@ def read(connection: Connection) -> Shadow | None:
 
 
 def start(connection: Connection, candidate: Shadow) -> int:
-    """Store a candidate in place of the last one; return its number."""
+    """Store a candidate in place of the last candidate; return its number."""
     last = connection.execute(select(func.max(shadow.c.number))).scalar() or 0
     connection.execute(delete(shadow_decision))
     connection.execute(delete(shadow))
@@ -62,8 +62,21 @@ def add_decisions(connection: Connection, number: int, decisions: Sequence[Shado
     connection.execute(delete(shadow_decision).where(shadow_decision.c.id <= oldest))
 
 
+def read_differing(connection: Connection, number: int, limit: int) -> list[ShadowDecision]:
+    """Return the last decisions of a candidate that differ, the newest first. O(rows)."""
+    columns = shadow_decision.c
+    moves = and_(columns.eligible > 1, columns.cluster != columns.live_cluster)
+    rows = connection.execute(
+        select(*(columns[name] for name in ShadowDecision._fields))
+        .where(columns.shadow == number, or_(columns.priority != columns.live_priority, moves))
+        .order_by(columns.id.desc())
+        .limit(limit)
+    )
+    return [ShadowDecision(*row) for row in rows]
+
+
 def read_groups(connection: Connection, number: int) -> list[ShadowGroup]:
-    """Return the decisions of a candidate by what they agree in. O(rows)."""
+    """Return the decisions of a candidate, grouped by their differences. O(rows)."""
     columns = shadow_decision.c
     had_choice = case((and_(columns.eligible > 1, columns.cluster.is_not(None)), 1), else_=0)
     change = case(

@@ -228,6 +228,7 @@ _NO_SHADOW_COUNTS = {
     "lower_priority": 0,
     "choices": 0,
     "same_cluster": 0,
+    "differing": 0,
 }
 _SHADOW_COUNTS = {
     "tasks": 420,
@@ -236,6 +237,7 @@ _SHADOW_COUNTS = {
     "lower_priority": 5,
     "choices": 300,
     "same_cluster": 290,
+    "differing": 28,
 }
 _SHADOW = {
     "file": "/home/root/candidate.toml",
@@ -254,6 +256,18 @@ _SHADOW = {
     "with_deadline": _NO_SHADOW_COUNTS,
     "by_class": [{"user_class": "regular"} | _SHADOW_COUNTS],
     "moves": [{"live": "alpha", "candidate": "beta", "tasks": 10}],
+    "differences": [
+        {
+            "time": "2026-11-26T09:30:00.000+00:00",
+            "job": 100000017,
+            "task": 0,
+            "user_class": "regular",
+            "live_priority": 4,
+            "priority": 6,
+            "live_cluster": "alpha",
+            "cluster": "beta",
+        }
+    ],
 }
 _CHANGED = {
     "jobs": [{"job": 100000017, "task": None, "was": "running", "state": "cancelled", "note": ""}]

@@ -26,16 +26,18 @@ from metasched.daemon.policy_activation import activate, undo
 from metasched.daemon.service import Daemon, SchedulerService
 from metasched.daemon.shadow import NOT_RUNNING, ShadowState
 from metasched.daemon.shadow_acts import start_shadow, stop_shadow
+from metasched.db.ledger import Ledger
 from metasched.db.policy_versions import MAX_VERSIONS
 from metasched.errors import ApiError, UserError
 from metasched.model.audit import MAX_CAUSE_LENGTH, MAX_NAME_LENGTH
 from metasched.model.policy_version import PolicyVersion
-from metasched.model.shadow import Shadow, ShadowComparison, ShadowCounts
+from metasched.model.shadow import Shadow, ShadowCounts
 from metasched.units import iso
 
 router = APIRouter()
 
 MAX_MOVES = 100  # pairs of clusters in an answer
+MAX_DIFFERENCES = 20  # decisions in an answer
 _START_SHADOW = "start one by `metasched policy shadow FILE`"
 
 
@@ -146,8 +148,7 @@ async def shadow(
         candidate = daemon.ledger.shadow()
         if candidate is None:
             raise ApiError(404, f"no candidate has run; {_START_SHADOW}")
-        comparison = daemon.ledger.shadow_comparison(candidate.number)
-        return encoded(_shadow_row(candidate, state, comparison))
+        return encoded(_shadow_row(daemon.ledger, candidate, state))
 
     return await readers.run(request, ReadingKind.LISTING, read)
 
@@ -261,16 +262,17 @@ def _version_row(version: PolicyVersion) -> PolicyVersionRow:
 
 async def _shadow_answer(daemon: Daemon, candidate: Shadow) -> ShadowRow:
     """Return a candidate after an act; its comparison has a hundred thousand rows at most."""
-    comparison = await asyncio.to_thread(daemon.ledger.shadow_comparison, candidate.number)
     service = daemon.service
     state = NOT_RUNNING if service is None else service.shadow.state
-    return _shadow_row(candidate, state, comparison)
+    return await asyncio.to_thread(_shadow_row, daemon.ledger, candidate, state)
 
 
-def _shadow_row(candidate: Shadow, state: ShadowState, comparison: ShadowComparison) -> ShadowRow:
-    """Return what `policy shadow --json` prints."""
+def _shadow_row(ledger: Ledger, candidate: Shadow, state: ShadowState) -> ShadowRow:
+    """Return what `policy shadow --json` prints. For a thread: it reads the database."""
     if candidate.ended is not None:
         state = NOT_RUNNING
+    comparison = ledger.shadow_comparison(candidate.number)
+    differences = ledger.shadow_differences(candidate.number, MAX_DIFFERENCES)
     return {
         "file": candidate.file,
         "digest": candidate.digest,
@@ -293,6 +295,19 @@ def _shadow_row(candidate: Shadow, state: ShadowState, comparison: ShadowCompari
             {"live": live, "candidate": chosen, "tasks": tasks}
             for (live, chosen), tasks in islice(comparison.moves.items(), MAX_MOVES)
         ],
+        "differences": [
+            {
+                "time": iso(decision.time),
+                "job": decision.job,
+                "task": decision.task_index,
+                "user_class": decision.user_class,
+                "live_priority": decision.live_priority,
+                "priority": decision.priority,
+                "live_cluster": decision.live_cluster,
+                "cluster": decision.cluster,
+            }
+            for decision in differences
+        ],
     }
 
 
@@ -304,4 +319,5 @@ def _counts_row(counts: ShadowCounts) -> ShadowCountsRow:
         "lower_priority": counts.lower_priority,
         "choices": counts.choices,
         "same_cluster": counts.same_cluster,
+        "differing": counts.differing,
     }

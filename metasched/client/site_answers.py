@@ -1,4 +1,4 @@
-"""Answers about the site, as the OpenAPI document describes them: what is not about jobs.
+"""Answers about the site, as the OpenAPI document describes them; see also `job_answers`.
 
 Times are in UTC, in ISO 8601; null: it has not happened, or is not known.
 """
@@ -31,7 +31,7 @@ class DrainRow(TypedDict):
 
 
 class UseRow(TypedDict):
-    """What the accounting of a cluster reports of other jobs' use, and of shares."""
+    """Use by other jobs, and shares, as the accounting of a cluster reports them."""
 
     source: str  # "": it reports none
     until: str | None  # end of the period that is counted
@@ -64,7 +64,7 @@ class ClusterRow(TypedDict):
 
 
 class NativeCluster(TypedDict):
-    """What a user's own command needs to reach a cluster. Paths are of Slurm alone."""
+    """Data for a user's own command to reach a cluster. Paths are of Slurm alone."""
 
     cluster: str
     manager_name: str
@@ -120,7 +120,7 @@ class TokenWindow(TypedDict):
 
 
 class ManagerTokens(TypedDict):
-    """What a cluster's manager counts of a licence."""
+    """The counts of a licence by a cluster's manager."""
 
     cluster: str
     total: int
@@ -187,7 +187,7 @@ class LicencePeriodRow(TypedDict):
 
 
 class LicenceHistoryAnswer(TypedDict):
-    """The figures of a licence over time; without periods of which nothing is known."""
+    """The figures of a licence over time; without periods when nothing is known."""
 
     licence: str
     since: str
@@ -287,7 +287,7 @@ class ReservationRow(TypedDict):
     mail: str  # address for the notice that it broke
     users: list[str]  # that share it with its owner
     accounts: list[str]  # of accounting; if any, jobs of these alone may run in it
-    series: int | None  # of which it is an occurrence
+    series: int | None  # null: it is no occurrence
 
 
 class CalendarRow(TypedDict):
@@ -333,7 +333,7 @@ class NotificationRow(TypedDict):
 
 
 class Report(TypedDict):
-    """A report of what ended in a period, by days of the site."""
+    """A report of jobs and leases that ended in a period, by days of the site."""
 
     report: str
     since: str  # first day
@@ -391,13 +391,13 @@ class EventRow(TypedDict):
     reservation: int | None
     job: int | None
     task: int | None
-    count: int  # of equal records that this one stands for
+    count: int  # of equal records that this record stands for
     cause: str | None
     details: dict[str, Any]
 
 
 class ReloadRow(TypedDict):
-    """What a reload did."""
+    """The effects of a reload."""
 
     changes: list[str]  # keys that are in force now
     restart_needed: list[str]  # changed keys that only a restart puts in force
@@ -452,6 +452,7 @@ class ShadowCountsRow(TypedDict):
     lower_priority: int
     choices: int  # tasks with several eligible clusters, if these are compared
     same_cluster: int  # of `choices`
+    differing: int  # tasks with another priority or cluster
 
 
 class ShadowClassRow(ShadowCountsRow):
@@ -468,8 +469,21 @@ class ShadowMoveRow(TypedDict):
     tasks: int
 
 
+class ShadowDifferenceRow(TypedDict):
+    """A dispatched task on which a candidate policy decides otherwise."""
+
+    time: str  # of the dispatch
+    job: int
+    task: int
+    user_class: str
+    live_priority: int
+    priority: int  # by the candidate
+    live_cluster: str
+    cluster: str | None  # by the candidate; null: not compared
+
+
 class ShadowRow(TypedDict):
-    """A candidate policy beside the one in force, and how its stored decisions differ."""
+    """A candidate policy beside the policy in force, and how its stored decisions differ."""
 
     file: str
     digest: str  # SHA-256 of the file
@@ -487,6 +501,7 @@ class ShadowRow(TypedDict):
     with_deadline: ShadowCountsRow
     by_class: list[ShadowClassRow]
     moves: list[ShadowMoveRow]  # by number of tasks, at most 100
+    differences: list[ShadowDifferenceRow]  # the last 20, the newest first
 
 
 class DescriptorsRow(TypedDict):

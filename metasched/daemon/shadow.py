@@ -1,6 +1,6 @@
-"""A candidate policy beside the one in force: fed from the core's decisions, never executed.
+"""A candidate policy beside the policy in force: fed from the core's decisions, never executed.
 
-The scheduler's thread appends what the core observed to a queue of bounded length. A process
+The scheduler's thread appends the observations of the core to a queue of bounded length. A process
 (`shadow_process`) decides anew, and a thread stores its decisions. What does not fit into the
 queue, or is lost with the process, is counted and not compared. Nothing here is part of a decision.
 """
@@ -49,6 +49,14 @@ class ShadowState(NamedTuple):
     dropped: int  # placements that were not compared
 
 
+class ShadowTotals(NamedTuple):
+    """Placements since the service started, of all candidates."""
+
+    compared: int = 0
+    differing: int = 0  # of these: another priority or cluster
+    dropped: int = 0  # not compared
+
+
 NOT_RUNNING = ShadowState("", "", "", 0, 0)
 
 
@@ -66,6 +74,7 @@ class ShadowRunner:
         self._candidate: Policy | None = None
         self._state = NOT_RUNNING
         self._delay = FIRST_DELAY
+        self.totals = ShadowTotals()
         self.shadow: Shadow | None = None  # that runs
         if shadow is not None and shadow.ended is None:
             self.begin(shadow)
@@ -104,7 +113,7 @@ class ShadowRunner:
         self._changed.set()  # the process is ended
 
     def observe(self, outcome: Outcome) -> None:
-        """Queue what was observed in a stored step."""
+        """Queue the observations of a stored step."""
         if not self._core.state.observes:
             return
         dropped = outcome.unobserved
@@ -160,6 +169,10 @@ class ShadowRunner:
             self._count_dropped(placements)
             return False
         self._delay = FIRST_DELAY
+        self.totals = self.totals._replace(
+            compared=self.totals.compared + len(reply.decisions),
+            differing=self.totals.differing + sum(each.differs for each in reply.decisions),
+        )
         if self._state.problem:
             self._state = self._state._replace(problem="")
         return True
@@ -167,7 +180,7 @@ class ShadowRunner:
     def _begin_anew(self) -> None:
         """Let the next request start the candidate, from the present state of the core.
 
-        What waits is dropped: the margins of its jobs are part of that state.
+        Queued observations are dropped: the margins of their jobs are part of that state.
         """
         assert self._candidate is not None
         self._count_dropped(sum(isinstance(each, ObservedPlacement) for each in self._queue))
@@ -187,6 +200,7 @@ class ShadowRunner:
 
     def _count_dropped(self, number: int) -> None:
         self._state = self._state._replace(dropped=self._state.dropped + number)
+        self.totals = self.totals._replace(dropped=self.totals.dropped + number)
 
 
 def candidate_policy(settings: Settings, text: str, file: str) -> Policy:

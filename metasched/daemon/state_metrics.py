@@ -107,6 +107,7 @@ def service_families(service: SchedulerService, counts: TaskCounts) -> Iterator[
     yield from _licences(service, now)
     yield from _reservations(service)
     yield from _notifications(service, now)
+    yield from _shadow(service)
     yield _gauge(
         "sources_paused",
         "Clusters, servers and users that pause after a defect of metasched.",
@@ -127,6 +128,25 @@ def _notifications(service: SchedulerService, now: float) -> Iterator[Family]:
         oldest.add_metric([name], age)
         failures.add_metric([name], status.failures)
     yield from (waiting, oldest, failures)
+
+
+def _shadow(service: SchedulerService) -> Iterator[Family]:
+    """Yield the readings of the candidate policy; nothing while none runs."""
+    runner = service.shadow
+    if runner.shadow is None:
+        return
+    state, totals = runner.state, runner.totals
+    is_failing = float(bool(state.obstacle or state.problem))
+    yield _gauge("shadow_failing", "Whether a candidate policy is not compared (1).", is_failing)
+    yield _gauge("shadow_waiting", "Observations that a candidate has not seen.", state.waiting)
+    for name, text, tasks in (
+        ("shadow_compared", "Dispatched tasks that a candidate decided on.", totals.compared),
+        ("shadow_differing", "Those with another priority or cluster.", totals.differing),
+        ("shadow_dropped", "Dispatched tasks that were not compared.", totals.dropped),
+    ):
+        counter = CounterMetricFamily(f"metasched_{name}", text)
+        counter.add_metric([], tasks)
+        yield counter
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -1,4 +1,4 @@
-"""A candidate policy beside the one in force: its start, and how its decisions differ. Pure."""
+"""A candidate policy beside the policy in force: its start, and how its decisions differ. Pure."""
 
 from __future__ import annotations
 
@@ -35,12 +35,18 @@ class ShadowDecision(NamedTuple):
     job: int
     task_index: int
     user_class: str
-    deadline: bool  # whether the job has one
+    deadline: bool  # whether the job has a deadline
     eligible: int  # clusters
     live_priority: int
     priority: int  # by the candidate
     live_cluster: str
     cluster: str | None  # by the candidate; None: not compared
+
+    @property
+    def differs(self) -> bool:
+        """Whether the candidate gives another priority, or chooses another cluster."""
+        moves = self.cluster is not None and self.eligible > 1 and self.cluster != self.live_cluster
+        return moves or self.priority != self.live_priority
 
 
 class ShadowGroup(NamedTuple):
@@ -65,6 +71,7 @@ class ShadowCounts:
     lower_priority: int = 0
     choices: int = 0  # tasks with several eligible clusters
     same_cluster: int = 0  # of `choices`
+    differing: int = 0  # tasks with another priority or cluster
 
     def add(self, group: ShadowGroup) -> None:
         """Count the tasks of a group."""
@@ -75,10 +82,13 @@ class ShadowCounts:
             self.higher_priority += group.tasks
         else:
             self.lower_priority += group.tasks
+        keeps_cluster = not group.had_choice or group.cluster == group.live_cluster
         if group.had_choice:
             self.choices += group.tasks
-            if group.cluster == group.live_cluster:
+            if keeps_cluster:
                 self.same_cluster += group.tasks
+        if group.change != 0 or not keeps_cluster:
+            self.differing += group.tasks
 
 
 @dataclass
@@ -94,16 +104,16 @@ class ShadowComparison:
 
 def compare(groups: Iterable[ShadowGroup]) -> ShadowComparison:
     """Return the sums of groups."""
-    result, moves = ShadowComparison(), dict[tuple[str, str], int]()
+    comparison, moves = ShadowComparison(), dict[tuple[str, str], int]()
     by_class = dict[str, ShadowCounts]()
     for group in groups:
-        result.all.add(group)
+        comparison.all.add(group)
         by_class.setdefault(group.user_class, ShadowCounts()).add(group)
         if group.deadline:
-            result.with_deadline.add(group)
+            comparison.with_deadline.add(group)
         if group.had_choice and group.cluster is not None and group.cluster != group.live_cluster:
             pair = group.live_cluster, group.cluster
             moves[pair] = moves.get(pair, 0) + group.tasks
-    result.by_class = dict(sorted(by_class.items()))
-    result.moves = dict(sorted(moves.items(), key=lambda item: (-item[1], item[0])))
-    return result
+    comparison.by_class = dict(sorted(by_class.items()))
+    comparison.moves = dict(sorted(moves.items(), key=lambda item: (-item[1], item[0])))
+    return comparison

@@ -1,16 +1,20 @@
-"""The view of the policy in force: each key with its value, default and meaning."""
+"""The view of the policy in force: its keys, for operators also its versions and a candidate."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from metasched.api.policy import policy, versions
-from metasched.api.readers import CurrentReaders
+from metasched.api.identity import Caller
+from metasched.api.policy import policy, shadow, versions
+from metasched.api.readers import CurrentReaders, Readers
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.config.policy_words import documented_name, key_reference, values_of, written
+from metasched.daemon.service import Daemon, SchedulerService
+from metasched.errors import ApiError
 from metasched.policies.policy import Policy
 from metasched.web.api_calls import answer_of
 from metasched.web.policy_acts import VERSIONS
@@ -39,4 +43,31 @@ async def show_policy(
     if caller.operator:
         listed = await answer_of(request, versions(request, caller, daemon, readers, VERSIONS))
         history = listed.content
-    return page(request, "policy.html", policy=answer, keys=keys, versions=history)
+    return page(
+        request,
+        "policy.html",
+        policy=answer,
+        keys=keys,
+        versions=history,
+        shadow=await _shadow(request, caller, daemon, service, readers),
+    )
+
+
+async def _shadow(
+    request: Request,
+    caller: Caller,
+    daemon: Daemon,
+    service: SchedulerService,
+    readers: Readers,
+) -> Mapping[str, Any] | None:
+    """Return the candidate beside the policy in force; None: none has run, or not for a user."""
+    if not caller.operator:
+        return None
+    try:
+        answer = await answer_of(request, shadow(request, caller, daemon, service, readers))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return None
+    row: Mapping[str, Any] = answer.content
+    return row

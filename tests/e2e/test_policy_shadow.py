@@ -58,7 +58,11 @@ def test_a_candidate_is_compared_and_never_executed(running: Site) -> None:
     later = site.submit(*URGENT)
     counts = compared(site, 2)
     assert (counts["tasks"], counts["same_priority"]) == (2, 0)
-    assert counts["lower_priority"] == 2  # without the deadline
+    assert counts["lower_priority"] == counts["differing"] == 2  # without the deadline
+    [newest, first] = site.json("policy", "shadow")["differences"]
+    assert (first["job"], newest["job"]) == (int(job), int(later))
+    assert newest["priority"] < newest["live_priority"]
+    assert newest["cluster"] == newest["live_cluster"]
     assert "with a deadline" in site.run("policy", "shadow").stdout
     rows = site.until_ended(job, later)
     assert {row["state"] for row in rows} == {"completed"}

@@ -191,6 +191,7 @@ def test_the_comparison_counts_tasks_by_what_differs() -> None:
     assert (counts.tasks, counts.same_priority) == (27, 15)
     assert (counts.higher_priority, counts.lower_priority) == (5, 7)
     assert (counts.choices, counts.same_cluster) == (22, 10)
+    assert (counts.tasks, counts.differing) == (27, 12)
     assert (result.with_deadline.tasks, result.with_deadline.same_cluster) == (5, 0)
     assert {name: each.tasks for name, each in result.by_class.items()} == {
         "gold": 15,
@@ -269,6 +270,7 @@ def test_the_process_decides_and_a_lost_one_begins_anew(monkeypatch: pytest.Monk
             observe(jobs()[:20])
             await until_idle(runner)
             assert [row.job for row in ledger.rows] == list(range(1, 21))
+            assert runner.totals == (20, 0, 0)
             pid = runner._process.pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
@@ -284,6 +286,7 @@ def test_the_process_decides_and_a_lost_one_begins_anew(monkeypatch: pytest.Monk
             observe([job(200)])
             assert not await runner._exchange()
             assert (runner.state.dropped, runner.state.waiting) == (11, 0)
+            assert runner.totals == (50, 0, 11)
             assert "not stored (away)" in runner.state.problem
         finally:
             await runner._process.close()
