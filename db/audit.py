@@ -1,6 +1,6 @@
 """Audit records in SQL: stored in the caller's transaction, read in pages, pruned by age.
 
-An id is the time of its record in microseconds since the epoch, or one more than the last id if
+An id is the time of its record in microseconds since the epoch, or the last id plus 1 if
 that is larger. So ids are in the order of commits, and a range of times is a range of ids: each
 filter is a range of an index in the order of a page, whatever the number of records.
 """
@@ -79,7 +79,7 @@ def store(connection: Connection, records: Iterable[AuditRecord], last_id: int) 
 
 
 def store_conditions(connection: Connection, changed: Mapping[str, str]) -> None:
-    """Store changed conditions by subject; "" removes one."""
+    """Store changed conditions by subject; "" removes the condition."""
     for subject, value in changed.items():
         connection.execute(delete(audit_condition).where(audit_condition.c.subject == subject))
         if value:

@@ -1,4 +1,4 @@
-"""What ended tasks and leases used, by day, in SQL; it stays when jobs are pruned.
+"""Use of ended tasks and leases by day, in SQL; it stays when jobs are pruned.
 
 `store` works in the caller's transaction: a run is counted with the end of its attempt, and a lease
 with its return. So a crash counts nothing twice. Days are those of the daemon's time zone, and of
@@ -301,7 +301,7 @@ def correct(connection: Connection, usage: Mapping[EndedRun, RunUsage]) -> None:
 
 
 def _has_key(last: ColumnElement[int], keys: Sequence[tuple[int, int, int]]) -> ColumnElement[bool]:
-    """Return the condition that an attempt has one of the keys (job, task, `last`).
+    """Return the condition that an attempt has any of the keys (job, task, `last`).
 
     SQLite finds no row values by an index: it would read all attempts. Of the single columns it
     uses that of the primary key.
@@ -334,7 +334,7 @@ def _owners(connection: Connection, ids: Collection[int]) -> tuple[dict[int, Job
 def _dispatched_accounts(
     connection: Connection, rows: Sequence[Row[Any]]
 ) -> dict[tuple[int, int, int], str]:
-    """Return the accounts of modified jobs at dispatches, as `_as_dispatched` does one by one."""
+    """Return the accounts of modified jobs at dispatches, as `_as_dispatched` does for each."""
     dispatches = sorted({(row.job, row.task_index, row.sending) for row in rows})
     query = select(*(attempt.c[name] for name in ("job", "task_index", "sending", "account")))
     query = query.where(_has_key(attempt.c.sending, dispatches), attempt.c.account.is_not(None))
@@ -343,7 +343,7 @@ def _dispatched_accounts(
 
 
 def _count_row(owner: Job, row: Any, used: RunUsage | None) -> UseSums:
-    """Count a stored run; `used` is what accounting reports of it."""
+    """Count a stored run; `used` is its use as accounting reports it."""
     return count_run(
         choose_gres(owner, row.gres_choice),
         state=State(row.state),
@@ -503,7 +503,7 @@ def count_history(connection: Connection) -> None:
     """
     sums: dict[UseKey, UseSums] = {}
     decoder, job_id, owner = msgspec.json.Decoder(Job), 0, None
-    started: tuple[int, int] = (0, 0)  # the last task of which a start is counted
+    started: tuple[int, int] = (0, 0)  # the last task with a counted start
     rows = connection.execute(_HISTORY, execution_options=_IN_PORTIONS)
     for row in rows:
         if owner is None or job_id != row.job:

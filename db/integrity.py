@@ -98,7 +98,7 @@ def _check_counters(connection: Connection) -> tuple[list[str], str]:
 
 
 def _check_replay(connection: Connection) -> tuple[list[str], str]:
-    """Compare what a replay of the events gives with the tables."""
+    """Compare the state after a replay of the events with the tables."""
     result = replay(connection)
     if result is None:
         return [], "no event was recorded by a release that decides as this one: none was replayed"

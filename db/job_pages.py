@@ -5,7 +5,7 @@ filters are applied to at most `MAX_EXAMINED` of the tasks that the index gives.
 same however many rows are stored; it may be short although another page follows.
 
 Job and index of a task never change. So a row that passes the filter while its pages are read is on
-exactly one of them, whatever begins or ends meanwhile.
+exactly one page, whatever begins or ends meanwhile.
 
 Tasks in runs (`task_runs`) get their rows here. A page reads the runs first: a task that leaves one
 meanwhile is in the table then, and its row there counts.
@@ -135,7 +135,7 @@ def _requests_licence(licence: str) -> ColumnElement[bool]:
     # PostgreSQL has a type for JSON, and SQLite reads text
     document = type_coerce(cast(stored, JSON().with_variant(Text(), "sqlite")), JSON)
     choices = (document["licence_choices"][number] for number in range(MAX_LICENCE_CHOICES))
-    # one step at a time: SQLAlchemy writes no path with a name in quotes
+    # a step at a time: SQLAlchemy writes no path with a name in quotes
     return or_(*(counts[licence].as_integer() > 0 for counts in (document["licences"], *choices)))
 
 
@@ -245,7 +245,7 @@ def _listed_runs(
         conditions.append(_requests_licence(wanted.licence))
     ended = task_run.c.ended
     kinds: list[list[ColumnElement[bool]]] = [[]]
-    # a cancelled run has no reason: a page looks for one among open runs alone
+    # a cancelled run has no reason: a page looks for reasons among open runs alone
     only_open = wanted.only_open or wanted.reason is not None
     if only_open or wanted.ended_since is not None:
         kinds = [[ended.is_(None)]]

@@ -1,7 +1,7 @@
 """The ledger: all writes to the database. A single thread writes.
 
 `add_to_group` joins the open group, which `commit_group` stores (`writer`). Every other method is a
-transaction of its own, after what is in the group.
+transaction of its own, after the group.
 
 A daemon begins with `restore`, which increments the stored epoch. Every transaction locks the
 epoch and compares it with the daemon's own. This serialises writers on any database, and a
@@ -127,7 +127,7 @@ _INSERT_CONTENT, _INSERT_JOB = insert(content), insert(job)
 _INSERT_EVENT, _INSERT_ATTEMPT = insert(event), insert(attempt)
 
 # Events since the last checkpoint, after which the next start of the daemon stores another.
-# The first start, and that of a release that decides otherwise, always store one.
+# The first start, and that of a release that decides otherwise, always store a checkpoint.
 CHECKPOINT_AFTER = 50_000
 
 
@@ -212,7 +212,7 @@ class Ledger(Writer):
     # Identity
 
     def identity(self, now: float) -> Identity:
-        """Return the random names of this database, used in tags; the first call creates one."""
+        """Return the random names of this database, used in tags; the first call creates a name."""
         with self._transaction() as connection:
             return read_identity(connection, now)
 
@@ -338,7 +338,7 @@ class Ledger(Writer):
             self._write_notices(records, conditions)
 
     def start_shadow(self, shadow: Shadow, record: AuditRecord) -> int:
-        """Add a candidate in place of the last one to the open group; return its number."""
+        """Add a candidate in place of the last candidate to the open group; return its number."""
         with self._join_group() as connection:
             number = shadows.start(connection, shadow)
             self._write_notices([record], ())
@@ -397,7 +397,7 @@ class Ledger(Writer):
             self._has_logged_records = True
 
     def audit_condition(self, subject: str) -> str:
-        """Return what was last recorded of a subject; see `AuditTrail`."""
+        """Return the condition last recorded of a subject; see `AuditTrail`."""
         return self._audit_trail.condition(subject)
 
     def _audit(self, connection: Connection, records: Sequence[AuditRecord]) -> None:
@@ -736,7 +736,7 @@ class Ledger(Writer):
     # Notifications
 
     def open_outbox(self, rules: NotificationRules, now: float, *, restored: bool) -> None:
-        """Take over the rules of notifications, and settle what was being sent."""
+        """Take over the rules of notifications, and settle interrupted deliveries."""
         with self._write_transaction() as connection:
             records = self._outbox.open(connection, rules, now, restored=restored)
             self._audit(connection, records)
@@ -764,7 +764,7 @@ class Ledger(Writer):
     def mark_sending(self, id: int) -> tuple[Notice, ...]:
         """Add to the open group that a mail is being sent; after a crash it is not sent again.
 
-        Return what it reports; empty: it was given up.
+        Return its notices; empty: it was given up.
         """
         with self._join_group() as connection:
             return outbox.mark_sending(connection, id)
@@ -798,7 +798,7 @@ class Ledger(Writer):
             self._audit(connection, outbox.give_up(connection, receiver, created_before, now))
 
     def store_usage(self, usage: Mapping[EndedRun, RunUsage]) -> None:
-        """Store what ended attempts used; what is stored already stays.
+        """Store the use of ended attempts; figures that are stored already stay.
 
         Other writers wait meanwhile: give a few hundred at the most.
         """
@@ -824,7 +824,7 @@ class Ledger(Writer):
                 "of_attempt": run.attempt,
                 "seconds": used.cpu_seconds,
                 "memory": used.max_memory,
-                # with the processor time alone: what is counted by day is corrected once
+                # with the processor time alone: the sums by day are corrected once
                 "elapsed": None if used.cpu_seconds is None else used.elapsed,
                 "cpus": None if used.cpu_seconds is None else used.cpus,
             }

@@ -1,11 +1,11 @@
 """Moves a ledger into an empty database, from SQLite to PostgreSQL or back. All ids stay.
 
-1. Both databases are locked, the new one first, so that no daemon and no second move uses them.
-2. All rows are copied in one transaction of the new database.
-3. The old one is marked as moved, then the transaction is committed. No daemon starts on a marked
-   one, so two daemons never continue one ledger.
+1. Both databases are locked, the target first, so that no daemon and no second move uses them.
+2. All rows are copied in a single transaction of the target.
+3. The source is marked as moved, then the transaction is committed. No daemon starts on a marked
+   database, so two daemons never continue the same ledger.
 
-After a crash between these two steps the old database is marked and the new one empty: the same
+After a crash between these two steps the source is marked and the target empty: the same
 move again takes the mark back and copies anew. The mark names its target, so no other move does.
 """
 
@@ -31,7 +31,7 @@ ShowProgress = Callable[[int], AbstractContextManager[Callable[[int], None] | No
 def move(source: Database, target: Database, show: ShowProgress = lambda _: nullcontext()) -> int:
     """Move a ledger; return the number of rows.
 
-    StoreError if a daemon uses one of the databases, if the target is not empty, or if one fails:
+    StoreError if a daemon uses either database, if the target is not empty, or if either fails:
     then the source is as before.
     """
     if str(source) == str(target):

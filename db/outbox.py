@@ -1,10 +1,10 @@
 """The outbox: mails and events of webhooks, stored in the transaction of the change they report.
 
 `read_changes` runs before the rows of a step are written, `store` after it. A sender delivers the
-rows later, and marks them. An id is microseconds since the epoch, or one more than the last id: it
+rows later, and marks them. An id is microseconds since the epoch, or the last id plus 1: it
 is never used again, so receivers can recognise a repetition.
 
-The rows are bounded. A user has so many mails an hour; one digest stands for all others. The events
+The rows are bounded. A user has so many mails an hour; a digest stands for all others. The events
 of a step share rows, and so do those that wait, up to a number of events and bytes. A receiver that
 is away or slow for long loses its oldest rows. Delivered rows are deleted after a day.
 """
@@ -127,7 +127,7 @@ class _LastRow:
     id: int
     events: int
     bytes: int  # of the encoded events
-    length: int  # characters of the column `data`, if what was written since was stored
+    length: int  # characters of the column `data`, if later writes were stored
 
     def takes(self, size: int) -> bool:
         """Return whether it has room for an event of so many bytes."""
@@ -164,7 +164,7 @@ class Outbox:
     def open(
         self, connection: Connection, rules: NotificationRules, now: float, *, restored: bool
     ) -> list[AuditRecord]:
-        """Take over the rules, and settle what the daemon before left; return audit records.
+        """Take over the rules, and settle rows that the daemon before left; return audit records.
 
         A mail that was being sent is not sent again. Nor is any of a restored backup, since the
         original may have sent it.
@@ -310,8 +310,8 @@ class Outbox:
         """Append events to the last row of a webhook that waits; return how many it took.
 
         The oldest row may be at the receiver, which knows a repetition by its id: it does not
-        change. Nor does one of an earlier run, which the original of a backup may have delivered.
-        What is stored is not read again: its length shows whether it is as it was written.
+        change. Nor do rows of an earlier run, which the original of a backup may have delivered.
+        A stored text is not read again: its length shows whether it is as it was written.
         """
         last = self._last_rows.get(receiver)
         if last is None or not events or not last.takes(len(events[0][1])):
@@ -348,13 +348,13 @@ class Outbox:
         return row
 
     def add_limit_mails(self, connection: Connection, mails: Iterable[Mail]) -> bool:
-        """Store mails about shares of time limits, each once for a run, whatever became of it."""
+        """Store mails about shares of time limits, each once for a run, delivered or not."""
         return self.add_mails(connection, [m for m in mails if _is_first(connection, m)])
 
     def add_mails(self, connection: Connection, mails: Sequence[Mail]) -> bool:
         """Store mails up to the limit of an hour, and count the others in a digest.
 
-        The limit is one for a user, and one for each kind of alert to an address. Return whether
+        A user has a limit, and so has each kind of alert to an address. Return whether
         there are any.
         """
         by_limit: defaultdict[tuple[str | None, str, str], list[Mail]] = defaultdict(list)
@@ -500,7 +500,7 @@ def _has_begun(connection: Connection, owner_job: Job, beginning: Beginning | No
 
 
 def _counts_if_ended(connection: Connection, job_id: int) -> dict[str, int] | None:
-    """Return the number of a job's tasks by state; None if one has not ended."""
+    """Return the number of a job's tasks by state; None if any has not ended."""
     for table in (task, task_run):
         is_open = exists().where(table.c.job == job_id, table.c.ended.is_(None))
         if connection.execute(select(is_open)).scalar():
@@ -586,7 +586,7 @@ def _decoded(connection: Connection, query: Any) -> Iterator[OutboxRow]:
 
 
 def mark_sending(connection: Connection, id: int) -> tuple[Notice, ...]:
-    """Store that a mail is about to be given to the mail program; return what it reports.
+    """Store that a mail is about to be given to the mail program; return its notices.
 
     Empty: it is not pending any more, or cannot be read. A digest counts no further mails from now
     on.
@@ -676,7 +676,7 @@ def _update(connection: Connection, condition: ColumnElement[bool], **values: An
 def read_page(
     connection: Connection, user: str | None, after: int, limit: int, *, delivered: bool
 ) -> list[dict[str, Any]]:
-    """Return the first `limit` rows with ids above `after`, without what they report, by id.
+    """Return the first `limit` rows with ids above `after`, without their texts, by id.
 
     `user` None: of all users and webhooks. `delivered`: also those that were delivered.
     """

@@ -1,10 +1,10 @@
-"""Use of closed periods: sums of `daily_use` by one key, so that reports of months read few rows.
+"""Use of closed periods: sums of `daily_use` by a single key. So reports of months read few rows.
 
 `daily_use` has a row of each day, user, cluster, account, group and class. Kept beside it are the
 sums by each of these keys alone, and by none, of days, of parts of a month and of months that are
 over. The row by no key marks that the sums of its period are valid. The transaction that changes a
-day deletes the marks of its periods: so a late correction never meets an old sum. What has no mark
-is read from `daily_use`, until `PeriodPass` sums it anew.
+day deletes the marks of its periods: so a late correction never meets an old sum. Days
+without a mark are read from `daily_use`, until `PeriodPass` sums them anew.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ SUMS: Final = tuple(
     for column in period_use.c
     if column.name not in ("key", "period", "name", "first_day")
 )
-MAX_ROWS: Final = 20_000  # from which a period is summed; a larger one is read from `daily_use`
+MAX_ROWS: Final = 20_000  # that a period is summed from; larger periods are read from `daily_use`
 MAX_RANGES: Final = 300  # of periods and days between them that a report reads
 _DAYS_OF_PART: Final = 8
-_PARTS: Final = 4  # of a month; the last one ends with it
+_PARTS: Final = 4  # of a month; the last part ends with the month
 _WALKED: Final = 100  # periods that a portion of a pass examines
 
 Range = tuple[int, int]  # first and last day, such as 20260331
@@ -51,7 +51,7 @@ Range = tuple[int, int]  # first and last day, such as 20260331
 
 
 def periods_of(day: int) -> tuple[int, int, int]:
-    """Return the month, the part of it and the day, the periods that a day belongs to."""
+    """Return month, part of the month and day: the periods that a day belongs to."""
     month, day_of_month = divmod(day, 100)
     part = min((day_of_month - 1) // _DAYS_OF_PART, _PARTS - 1)
     return month, month * 10 + part, day
@@ -72,7 +72,7 @@ def days_of(period: int) -> Range:
 def cover(periods: Iterable[int], days: Range) -> tuple[list[int], list[Range]]:
     """Choose the largest periods within the days; return them and the days between them.
 
-    Each day of the range is in one period, or in one of the ranges between. O(p log p).
+    Each day of the range is in exactly one period or range between. O(p log p).
     """
     first, last = days
     chosen: list[int] = []
@@ -109,7 +109,7 @@ def _moved(day: int, days: int) -> int:
 def source(connection: Connection, key: str, days: Range, *, by_day: bool) -> FromClause:
     """Return rows that sum up to `daily_use`: `day`, the column of the key, and `SUMS`.
 
-    `by_day`: each row is of one day, else of a period within one month, and `day` is its first.
+    `by_day`: each row is of a single day, else of a period within a month, and `day` is its first.
     `daily_use` itself if that is less work.
     """
     periods, gaps = cover(_marked(connection, days, by_day=by_day), days)
@@ -206,7 +206,7 @@ def _marks_among(connection: Connection, periods: Collection[int]) -> set[int]:
 
 
 def _sum_period(connection: Connection, period: int) -> None:
-    """Store the sums of a period, from those of smaller ones, in place of its old sums."""
+    """Store the sums of a period, from those of smaller periods, in place of its old sums."""
     kept = period_use.c
     connection.execute(delete(period_use).where(kept.key.in_((*KEYS, ALL)), kept.period == period))
     days = days_of(period)

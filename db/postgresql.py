@@ -106,7 +106,7 @@ class LockSession(WriterLock):
     def __init__(self, engine: Engine, database: Postgresql) -> None:
         self._database = database
         self._last: tuple[int, Any] | None = None  # pid and start of the last session
-        # what was last heard of another daemon's session, and monotonic seconds of that
+        # the last sign of another daemon's session, and its monotonic seconds
         self._heard: tuple[Any, float] = (None, 0.0)
         self.process = _process_name()
         self.active_until = ActiveUntil.create()

@@ -111,7 +111,7 @@ class PruningPass:
         now: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Times are epoch seconds; None: what it is for is not deleted.
+        """Times are epoch seconds; None: those rows are not deleted.
 
         `keys_before`: creation of submission keys. `audit_before`: audit records. `now`: the
         present time, for tokens that ended, notifications that were delivered or given up, and
@@ -124,8 +124,8 @@ class PruningPass:
         self._audit_before, self._now = audit_before, now
         self.deleted = dict.fromkeys(PRUNED_KINDS, 0)
         self._last_task = (0.0, 0)  # end and job of the last task examined
-        self._last_reservation = 0  # the last one examined
-        self._last_token = 0  # the last one examined
+        self._last_reservation = 0  # the last examined
+        self._last_token = 0  # the last examined
         self._last_event = -1  # the last event examined
         self._newest_job: int | None = None  # at the first portion
         self._oldest_margin = 0  # the oldest job that is kept for its deadline, 0: all are

@@ -1,9 +1,9 @@
 """Reports from the sums by day: use, waits, deadlines and licences of a period, by several keys.
 
 A report reads sums of days, never jobs. So its cost grows with the users, accounts and clusters of
-the period, and pruned jobs count. Use and deadlines by one key at most are read from the sums of
-closed periods (`period_use`), and grow with the values of that key alone. Time and number of rows
-of a report are bounded.
+the period, and pruned jobs count. Use and deadlines by at most a single key are read from the sums
+of closed periods (`period_use`), and grow with the values of that key alone. Time and number of
+rows of a report are bounded.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WAITS = msgspec.json.Decoder(dict[int, int])
 
 
 class ReportKind(StrEnum):
-    """What a report is about."""
+    """The subject of a report."""
 
     USE = "use"
     WAITS = "waits"
@@ -50,7 +50,7 @@ class ReportKind(StrEnum):
 
 
 class ReportKey(StrEnum):
-    """What the rows of a report are by."""
+    """A key of the rows of a report."""
 
     USER = "user"
     GROUP = "group"
@@ -106,7 +106,7 @@ class ReportQuery:
     cluster: str | None = None
     licence: str | None = None
     # of use: this many values of the first key that is no time have rows of their own, the others
-    # one together, whose key is None; None: all have
+    # share a row, whose key is None; None: all have
     largest: int | None = None
 
     @property

@@ -152,7 +152,7 @@ Index(
     sqlite_where=_IS_OPEN,
     postgresql_where=_IS_OPEN,
 )
-# pruning walks the first; both find what ended lately
+# pruning walks the first; both find tasks that ended lately
 Index("ix_task_ended", task.c.ended, task.c.job, task.c.task_index)
 _HAS_ENDED = task.c.ended.is_not(None)
 Index(
@@ -351,7 +351,7 @@ def _use_key() -> list[Column[Any]]:
     return [day, *(Column(name, SafeText, primary_key=True) for name in names)]
 
 
-# What ended tasks used, by the day of their end: see `UseSums`. Changed with the tasks that cause
+# Use of ended tasks, by the day of their end: see `UseSums`. Changed with the tasks that cause
 # it, and kept when these are pruned.
 daily_use = Table(
     "daily_use",
@@ -370,13 +370,13 @@ daily_use = Table(
     Index("ix_daily_use_user", "user", "day"),
 )
 
-# Sums of `daily_use` by one key over periods that are over, see `db.period_use`. The row with the
-# key "" marks that the sums of its period are valid.
+# Sums of `daily_use` by a single key over periods that are over, see `db.period_use`. The row with
+# the key "" marks that the sums of its period are valid.
 period_use = Table(
     "period_use",
     metadata,
     Column("key", Text, primary_key=True),  # a column of `daily_use`; "": all together
-    Column("period", Int64, primary_key=True, autoincrement=False),  # month, part of it or day
+    Column("period", Int64, primary_key=True, autoincrement=False),  # month, part of a month or day
     Column("name", SafeText, primary_key=True),  # value of the key
     Column("first_day", Int64, nullable=False),  # of the period
     *(Column(name, Int64, nullable=False) for name in ("jobs", "completed", "failed")),
@@ -562,7 +562,7 @@ token = Table(
     Index("ix_token_parent", "parent"),
 )
 
-# Keys of recent submissions, by which a repetition is recognised.
+# Keys of recent submissions; they show that a submission is a repetition.
 submission_key = Table(
     "submission_key",
     metadata,
@@ -617,7 +617,7 @@ Index(
 )
 
 # Acts of operators, and changes of clusters, licences, policy, reservations and jobs: see
-# `model.audit`. Ids grow with the time: microseconds since the epoch, or one more than the last.
+# `model.audit`. Ids grow with the time: microseconds since the epoch, or the last id plus 1.
 # So a range of times is a range of ids, and each index has one column of a filter and the id.
 # `owner`: whom a record concerns; '': everybody may see it; null: operators only.
 audit = Table(
@@ -674,7 +674,7 @@ Index(
 )
 
 # Mails about shares of time limits that were stored or counted in a digest. Unlike their rows in
-# the outbox, these stay as long as the job. `task_index` -1, `started` 0: one mail of an array.
+# the outbox, these stay as long as the job. `task_index` -1, `started` 0: a mail of an array.
 limit_mail = Table(
     "limit_mail",
     metadata,
@@ -684,7 +684,7 @@ limit_mail = Table(
     Column("kind", SafeText, primary_key=True),  # of the notice, so the share
 )
 
-# What was last recorded of a subject, such as "unreachable" of a cluster: see `AuditTrail`.
+# The condition last recorded of a subject, such as "unreachable" of a cluster: see `AuditTrail`.
 audit_condition = Table(
     "audit_condition",
     metadata,
@@ -712,7 +712,7 @@ policy_version = Table(
     CheckConstraint("previous < number", name="previous"),
 )
 
-# The candidate policy that runs beside the one in force, or ran last: one row.
+# The candidate policy that runs beside the one in force, or ran last: a single row.
 shadow = Table(
     "shadow",
     metadata,

@@ -42,7 +42,7 @@ class DatabaseInUse(StoreError):
 
 
 class StorageFailed(Exception):
-    """The database did not answer or rejected a transaction: nothing of it is stored."""
+    """The database did not answer or rejected a transaction: nothing is stored."""
 
 
 class StorageUncertain(StorageFailed):
@@ -136,7 +136,7 @@ class Database(ABC):
 
     @abstractmethod
     def size(self, connection: Connection) -> int:
-        """Return the size in bytes, with what is yet to be taken over from a log of writes."""
+        """Return the size in bytes, with the log of writes that are yet to be taken over."""
 
     def free_bytes(self) -> int | None:
         """Return the bytes that are free for it; None: unknown. OSError."""
@@ -146,7 +146,7 @@ class Database(ABC):
     def backup(self, target: Path) -> int:
         """Copy a consistent state of the database to a new file; return its size in bytes.
 
-        Each daemon started on a copy of it gets an instance name of its own, and repeats no tag.
+        Each daemon started on a copy gets an instance name of its own, and repeats no tag.
         Raises StoreError if the copy cannot be written.
         """
 

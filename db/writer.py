@@ -1,7 +1,7 @@
 """The writing connection of the active daemon, and the transaction that several requests share.
 
-Requests of different clients and events of different clusters join the open group one after
-another; one commit stores them all. Each but the first is in a savepoint: rows that the database
+Requests of different clients and events of different clusters join the open group in
+turn; a single commit stores them all. Each but the first is in a savepoint: rows that the database
 refuses take back their own request alone. A lost connection or a full disk loses the whole group.
 Then nothing is written until the next start of the service.
 """
@@ -40,14 +40,14 @@ class Writer(Queries):
         self._group: RootTransaction | None = None
         self._has_members = False  # whether the open group holds a request
         self._lost: StorageFailed | None = None  # why a group was lost since the last start
-        # epoch seconds when this daemon replaced one that may still act; 0: it replaced none
+        # epoch seconds when this daemon replaced another that may still act; 0: it replaced none
         self.taken_over = 0.0
 
     def _note_commit(self) -> None:
-        """What was written is stored."""
+        """The writes are stored."""
 
     def _forget_failed(self) -> None:
-        """What was written is not stored."""
+        """The writes are not stored."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -64,7 +64,7 @@ class Writer(Queries):
         return self._writer_lock.active_until
 
     def commit_group(self) -> None:
-        """Commit the open group, if there is one.
+        """Commit the open group, if any.
 
         Raises StorageFailed if the group is lost; StorageUncertain if it may be stored.
         """
@@ -86,9 +86,9 @@ class Writer(Queries):
 
     @contextmanager
     def _join_group(self) -> Iterator[Connection]:
-        """Write in the open group; open one if there is none.
+        """Write in the open group; open a group if there is none.
 
-        RowsRejected, or any error of the block, takes back what the block wrote. StorageFailed
+        RowsRejected, or any error of the block, takes back the writes of the block. StorageFailed
         loses the group.
         """
         if self._lost is not None:
