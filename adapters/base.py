@@ -1,6 +1,6 @@
 """The whole contract between metasched and a resource manager.
 
-An adapter is one object in one worker process, called by one thread, one call at a time. With
+An adapter is a single object in a worker process, called by a single thread, a call at a time. With
 `concurrent_owners`, other threads call `submit` and `withdraw_all` meanwhile in site mode. A
 thread of its own calls `query_foreign_use`, `query_usage` and `read_shares` beside all other
 calls. An adapter keeps no state that matters: after a crash a new adapter of the same instance
@@ -61,7 +61,7 @@ class Capabilities:
 
 
 class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True, kw_only=True):
-    """One dispatch: tasks of a job, under one tag, in this manager's own terms.
+    """A dispatch: tasks of a job, under a single tag, in this manager's own terms.
 
     `job.account`, `.partition`, `.qos` and `.constraint` are translated to the manager's names.
     `job.licences` are licences of the manager's own `ClusterInfo.licences`, to be requested.
@@ -149,7 +149,7 @@ class ManagerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Withdrawal(msgspec.Struct, rename=STORED_FIELDS["Withdrawal"], frozen=True, kw_only=True):
-    """A request to end tasks of one dispatch.
+    """A request to end tasks of a dispatch.
 
     With `only_pending` (a pull, a recall, a hold) a task may be ended only if it certainly has
     not started and can no longer start; running tasks continue. Otherwise tasks in any state end.
@@ -170,7 +170,7 @@ class Adapter(ABC):
 
     Options: ClassVar[type[Any]]
     poll_interval: ClassVar[float] = 5.0  # seconds between polls while tasks are queued or running
-    chunk: ClassVar[int] = 50  # most tasks in one submission: a long call delays polls
+    chunk: ClassVar[int] = 50  # most tasks in a submission: a long call delays polls
     # Whether, in site mode, `submit` and `withdraw_all` may run beside all other calls, in a thread
     # for each owner. They wait for the owner's processes, and must hold no lock meanwhile.
     concurrent_owners: ClassVar[bool] = False
@@ -260,10 +260,10 @@ class Adapter(ABC):
         """
 
     def withdraw_all(self, withdrawals: Sequence[Withdrawal]) -> None:
-        """Withdraw tasks of several dispatches of one user, all with the same `only_pending`.
+        """Withdraw tasks of several dispatches of a user, all with the same `only_pending`.
 
-        Override this where the manager ends many jobs in one call. If it raises, the manager may
-        have accepted some withdrawals; the caller repeats each of them separately.
+        Override this where the manager ends many jobs in a single call. If it raises, the manager
+        may have accepted some withdrawals; the caller repeats each of them separately.
         """
         for withdrawal in withdrawals:
             self.withdraw(withdrawal)
@@ -311,7 +311,7 @@ class Adapter(ABC):
         return UseAnswer(cursor=query.cursor)
 
     def query_usage(self, ended: Sequence[EndedRun]) -> Mapping[int, RunUsage]:
-        """Return what ended tasks used, by position in `ended`; unknown tasks are left out.
+        """Return the use of ended tasks, by position in `ended`; unknown tasks are left out.
 
         Called at intervals, only if `ClusterInfo.use_source` is set, for tasks whose use no
         listing has reported. Raises Unreachable.

@@ -169,8 +169,8 @@ class LauncherClient:
         Raises Refused with the cause if the user cannot read it, Unreachable after `timeout`
         seconds.
         """
-        result = self.run(user, "tail", [path], timeout, directory=directory)
-        return result.stdout, result.exit_code == 1
+        command = self.run(user, "tail", [path], timeout, directory=directory)
+        return command.stdout, command.exit_code == 1
 
     def check_cluster(self, verbs: Sequence[str]) -> None:
         """Raise SiteFault unless launcher.toml has usable programs of these verbs for the cluster.

@@ -1,7 +1,7 @@
 """Variables of Grid Engine and PBS for scripts in these dialects, on clusters of any kind. Pure.
 
 Lines of sh before the script set them: only the node knows where the job runs. They find the hosts
-in what Slurm or Grid Engine set; elsewhere the job has one host.
+in the variables of Slurm or Grid Engine; elsewhere the job has one host.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import structs
 from metasched.adapters.base import Submission
 from metasched.adapters.interpreter import exec_lines
 
-# awk(1) for the words of squeue(1): counts such as `4(x2),2`, one for each host
+# awk(1) for the words of squeue(1): counts such as `4(x2),2`, each of a host
 _COUNTS = (
     '{hosts[NR]=$1} END{parts=split(counts,part,",");'
     "for(i=1;i<=parts;i++){count=part[i];times=1;"
@@ -43,7 +43,7 @@ def with_dialect_variables(submission: Submission, cluster: str, bin_dir: str) -
 def _host_lines(submission: Submission, bin_dir: str, unit: str) -> list[str]:
     """Return lines that set `_ms_hosts` to a line "HOST NUMBER" for each host of the job.
 
-    `unit` is what is counted: `cpus` or `tasks`.
+    `unit` of the counts: `cpus` or `tasks`.
     """
     job = submission.job
     total, per_task = (job.cpus, 1) if unit == "cpus" else (job.tasks, job.cpus_per_task)
@@ -157,7 +157,7 @@ def _pbs_lines(submission: Submission, cluster: str, bin_dir: str) -> list[str]:
 
 
 def _submit_variables(prefix: str, submission: Submission) -> dict[str, str]:
-    """Return what a manager keeps of the submission, as words of sh."""
+    """Return the variables that a manager keeps of the submission, as words of sh."""
     environment = submission.payload.environment
     values = {name: environment.get(name, "") for name in ("HOME", "PATH", "SHELL")}
     values |= {"LOGNAME": submission.job.user, "WORKDIR": submission.payload.directory}

@@ -157,7 +157,7 @@ class AdapterHost:
         """Poll the manager. A listing during which the clock was set is discarded.
 
         In site mode the launcher must be able to change jobs: otherwise the cluster is down.
-        A whole listing begins at the daemon's cursor, further listings where the last one ended.
+        A whole listing begins at the daemon's cursor, later listings where the last ended.
         """
         if call.full:
             self._is_full, self._position = True, None
@@ -256,7 +256,7 @@ class AdapterHost:
         rows: dict[RowKey, JobStatus],
         set_aside: dict[RowKey, QuarantinedRow],
     ) -> ListingDelta:
-        """Return the first ends of a listing; the rest of it is compared when it arrives."""
+        """Return the first ends of a listing; the rest is compared when it arrives."""
         self._set_aside = set_aside
         self._rows = {key: row for key, row in self._rows.items() if key not in rows}
         return ListingDelta(

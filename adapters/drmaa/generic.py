@@ -98,7 +98,9 @@ class NativeTemplates:
     def _values(self, job: Job, tag: str) -> dict[str, object]:
         seconds = math.ceil(job.time_limit or 0)
         minutes, rest = divmod(seconds, 60)
-        licences = (self.licence.format(**_licence_values(*item)) for item in job.licences.items())
+        licences = (
+            self.licence.format(**_licence_values(*tokens)) for tokens in job.licences.items()
+        )
         return {
             "seconds": seconds,
             "minutes": math.ceil(seconds / 60),

@@ -64,7 +64,7 @@ NO_LIMIT_REASON = "no time limit, and reservations come"  # of a job that starts
 
 
 class Local(Adapter):
-    """This host as a cluster with one partition, `local`.
+    """This host as a cluster with a single partition, `local`.
 
     The first call opens the folder and takes its lock; it raises Unreachable while another process
     holds the lock. `submit` of a tag that is queued already returns the existing ids. Accounts,

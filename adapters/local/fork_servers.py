@@ -1,4 +1,4 @@
-"""The fork servers of a local cluster: one per account that runs tasks."""
+"""The fork servers of a local cluster: each for an account that runs tasks."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Requirements(msgspec.Struct, frozen=True):
     user: str = ""
     uid: int = 0  # of `user`, in site mode
     licences: tuple[str, ...] = ()  # the site's licences that are leased to the task
-    reservation: str = ""  # the window in which it runs; "": in none
+    reservation: str = ""  # the window that it runs in; "": in none
 
 
 class NewSubmission(NamedTuple):
@@ -91,7 +91,7 @@ class StoredWindow(NamedTuple):
 
 
 class StoredEnds(NamedTuple):
-    """Final statuses of tasks, in the order in which they were stored."""
+    """Final statuses of tasks, in the order of their storage."""
 
     statuses: list[JobStatus]
     last: int  # number of the last of them; without any, the number that they follow
@@ -99,7 +99,7 @@ class StoredEnds(NamedTuple):
 
 
 class QueueStore:
-    """The SQLite database `queue.db`; one thread at a time may use it."""
+    """The SQLite database `queue.db`; only a single thread at a time may use it."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, check_same_thread=False)
@@ -196,7 +196,7 @@ class QueueStore:
         }
 
     def save_window(self, name: str, window: StoredWindow) -> None:
-        """Store a window, in place of one with the same name."""
+        """Store a window, in place of a former window with that name."""
         row = (name, ",".join(window.users), window.start, window.end, window.cpus)
         with self._db:
             self._db.execute("INSERT OR REPLACE INTO windows VALUES (?, ?, ?, ?, ?)", row)

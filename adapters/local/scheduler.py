@@ -202,7 +202,7 @@ class LocalScheduler:
 
     @cached_property
     def _policy_beside_windows(self) -> LocalPolicy:
-        """The policy while there are windows; another one if the configured one keeps none."""
+        """The policy while there are windows; another if the configured policy keeps none."""
         if getattr(self._policy, "keeps_windows", False):
             return self._policy
         message = "%s: policy %s keeps no reserved windows, and there are some; FCFS decides"

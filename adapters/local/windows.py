@@ -47,7 +47,7 @@ class LocalWindows:
     # Requests of the adapter.
 
     def reserve(self, spec: ReservationSpec) -> None:
-        """Keep a window, also in place of one with the same name. Raises Refused."""
+        """Keep a window, also in place of a former window with that name. Raises Refused."""
         if not 1 <= spec.size <= self._cpus:
             raise Refused(f"{spec.size} processors; the cluster has {self._cpus}")
         if spec.accounts:

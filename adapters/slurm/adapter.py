@@ -1,6 +1,6 @@
 """The adapter of a Slurm cluster, on top of an access by commands or by pyslurm.
 
-A task is one Slurm job, or one task of an array where several tasks are submitted together. Its
+A task is a Slurm job, or a task of an array where several tasks are submitted together. Its
 comment (or wckey, or name) carries the tag. Slurm 22.05 forgets pending tasks of an array at once
 when they are cancelled, without a record. So a withdrawal holds a task first, which gives it a
 record of its own. The core infers tasks that other users cancel (`Reconciler`).
@@ -68,7 +68,7 @@ class Slurm(Adapter):
     Options: ClassVar[type[Any]] = SlurmOptions
     # pyslurm reads scripts in the encoding of the locale
     environment: ClassVar[Mapping[str, str]] = {"PYTHONUTF8": "1"}
-    chunk: ClassVar[int] = 200  # one call as an array; a few seconds as single jobs
+    chunk: ClassVar[int] = 200  # a single call as an array; a few seconds as single jobs
     concurrent_owners: ClassVar[bool] = True
     launcher_verbs: ClassVar[tuple[str, ...]] = CHANGE_VERBS
     capabilities: ClassVar[Capabilities] = Capabilities(
@@ -144,7 +144,7 @@ class Slurm(Adapter):
         return self._access_choice.access()
 
     def submit(self, submission: Submission) -> dict[int, str]:
-        """Queue tasks as one array where possible, each other task as a job of its own.
+        """Queue tasks as an array where possible, each other task as a job of its own.
 
         Raises PartlySubmitted if the time of the call is nearly over, or if a task is rejected or
         gets no answer after others were accepted.
@@ -262,9 +262,9 @@ class Slurm(Adapter):
     def poll(self) -> Listing:
         """List the cluster in four calls, whatever the number of jobs.
 
-        There is one more call if Slurm counts licences, one while reservations are upcoming, three
-        while processors are reserved, and at times one for the federation of a cluster with
-        slurmdbd. The boot time is read after the listing: after a restart of the controller in
+        There is a call more if Slurm counts licences, another while reservations are upcoming,
+        three while processors are reserved, and at times a call for the federation of a cluster
+        with slurmdbd. The boot time is read after the listing: after a restart of the controller in
         between, the listing proves less, never more. In site mode a check before the listing and
         another after it must find that the controller hides no jobs.
         """

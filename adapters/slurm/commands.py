@@ -100,19 +100,19 @@ class SlurmCommands:
         payload = submission.payload
         with memory_file(variables) as environment_fd, memory_file(script) as script_fd:
             fd_number = environment_fd if self._launcher is None else 3
-            result = self._run_as_owner(
+            completed = self._run_as_owner(
                 "submit",
                 f"--export-file={fd_number}",
                 *arguments,
                 files=(script_fd, environment_fd),
                 payload=payload,
             )
-        if result.exit_code != 0:
-            uncertain = Unreachable(f"sbatch: {error_message(result.stderr)}")
-            raise (result.exit_code > 0 and parse_refusal(result.stderr)) or uncertain
-        job_id = result.stdout.strip().partition(";")[0]
+        if completed.exit_code != 0:
+            uncertain = Unreachable(f"sbatch: {error_message(completed.stderr)}")
+            raise (completed.exit_code > 0 and parse_refusal(completed.stderr)) or uncertain
+        job_id = completed.stdout.strip().partition(";")[0]
         if not job_id.isdecimal():
-            raise Unreachable(f"sbatch answered {result.stdout[:80]!r}, not a job id")
+            raise Unreachable(f"sbatch answered {completed.stdout[:80]!r}, not a job id")
         return job_id
 
     def jobs(
@@ -201,16 +201,12 @@ class SlurmCommands:
 
     def scontrol(self, *arguments: str) -> str:
         """Run scontrol as this account; return its error message, "" if it succeeded."""
-        result = self._run("scontrol", *arguments)
-        return "" if result.exit_code == 0 else error_message(result.stderr)
+        completed = self._run("scontrol", *arguments)
+        return "" if completed.exit_code == 0 else error_message(completed.stderr)
 
     def hold(self, ids: Collection[str]) -> str:
-        results = [
-            self._run_as_owner("hold", *arguments) for arguments in listing.job_arguments(ids)
-        ]
-        return "; ".join(
-            error_message(result.stderr) for result in results if result.exit_code != 0
-        )
+        calls = [self._run_as_owner("hold", *arguments) for arguments in listing.job_arguments(ids)]
+        return "; ".join(error_message(call.stderr) for call in calls if call.exit_code != 0)
 
     def release(self, ids: Collection[str]) -> None:
         for arguments in listing.job_arguments(ids):
@@ -218,12 +214,12 @@ class SlurmCommands:
 
     def cancel(self, ids: Collection[str]) -> None:
         for arguments in listing.job_arguments(ids):
-            result = self._run_as_owner("cancel", *arguments)
+            completed = self._run_as_owner("cancel", *arguments)
             # An ended job is no error; scancel may or may not report it. Neither message is
             # evidence of an end, which only a listing or accounting shows: Slurm finds an array by
             # its id modulo MaxJobCount, so it may call a forgotten one "already completing".
-            if result.exit_code != 0 and not _ALREADY_ENDED.search(result.stderr):
-                raise Unreachable(f"scancel: {error_message(result.stderr)}")
+            if completed.exit_code != 0 and not _ALREADY_ENDED.search(completed.stderr):
+                raise Unreachable(f"scancel: {error_message(completed.stderr)}")
 
     def sacct(self, *filters: str) -> list[accounting_records.SlurmRecord]:
         delimiter = _delimiter()
@@ -305,11 +301,11 @@ class SlurmCommands:
         )
 
     def _query(self, parse: Callable[[str], T], program: str, *arguments: str) -> T:
-        result = self._run(program, *arguments)
-        if result.exit_code != 0:
-            raise Unreachable(f"{program}: {error_message(result.stderr)}")
+        completed = self._run(program, *arguments)
+        if completed.exit_code != 0:
+            raise Unreachable(f"{program}: {error_message(completed.stderr)}")
         try:
-            return parse(result.stdout)
+            return parse(completed.stdout)
         except ValueError as error:
             raise Unreachable(f"{program}: unexpected output: {error}") from None
 

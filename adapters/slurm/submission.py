@@ -162,13 +162,13 @@ def time_limit_minutes(job: Job) -> int | None:
 
 
 def job_name(requested: str) -> str:
-    """Return the name as Slurm can store it: one line, not too long, no broken characters."""
+    """Return the name as Slurm can store it: a line, not too long, no broken characters."""
     clean = "".join(c if c.isprintable() else " " for c in requested[:_MAX_NAME_LENGTH])
     return clean.encode("utf-8", "replace").decode().strip()
 
 
 def output_path(pattern: str, job: Job, index: int | None) -> str:
-    """Return a path in which sbatch expands %N, and %a for an array (`index` None).
+    """Return a path that sbatch expands: %N, and %a for an array (`index` None).
 
     Raises Refused for %N with a backslash: sbatch then expands nothing.
     """
@@ -183,7 +183,7 @@ def output_path(pattern: str, job: Job, index: int | None) -> str:
 
 
 def _native_options(options: tuple[str, ...], tag_field: str) -> list[str]:
-    """Return the user's options, each in one argument with its value.
+    """Return the user's options, each as a single argument with its value.
 
     So no value can become the script. Raises Refused for options that metasched sets itself, and
     for arguments that are no options.
@@ -271,5 +271,5 @@ def _messages(stderr: str) -> Iterator[str]:
 
 
 def error_message(stderr: str) -> str:
-    """Return a command's error messages in one line, without the command's name."""
+    """Return a command's error messages as a line, without the command's name."""
     return "; ".join(_messages(stderr))[:500] or "no explanation"
