@@ -54,9 +54,9 @@ class PartitionFit:
     def text(self) -> str:
         """One line for the owner of the job; "" if nothing excludes nodes."""
         parts = [
-            f"{item.nodes} {'of' if position == 0 else 'of the'} {self.nodes} nodes {item.text}"
-            + (f" ({shorten_hosts(item.names, _NAMES_IN_TEXT)})" if item.names else "")
-            for position, item in enumerate(self.exclusions)
+            f"{cause.nodes} {'of' if position == 0 else 'of the'} {self.nodes} nodes {cause.text}"
+            + (f" ({shorten_hosts(cause.names, _NAMES_IN_TEXT)})" if cause.names else "")
+            for position, cause in enumerate(self.exclusions)
         ]
         if self.shortage:
             parts.append(self.shortage)

@@ -68,7 +68,7 @@ class PlugIn(msgspec.Struct, frozen=True):
 
 
 class Rating(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a plug-in answers for a job: a value, values by cluster, or an error."""
+    """The answer of a plug-in for a job: a value, values by cluster, or an error."""
 
     value: float | None = None
     by_cluster: Mapping[str, float] | None = None
@@ -124,7 +124,7 @@ def load(plug_in: PlugIn) -> Any:
 
 
 def ask(plug_in: PlugIn, loaded: Any, job: Job, clusters: Sequence[ClusterTraits]) -> Rating:
-    """Return what a loaded plug-in says of a job; an error if it raises or its value is invalid."""
+    """Return the answer of a plug-in for a job; an error if it raises or its value is invalid."""
     try:
         if plug_in.kind is PlugInKind.PLACEMENT:
             rated = {
@@ -167,7 +167,7 @@ def checked(plug_in: PlugIn, rating: Rating, clusters: Sequence[ClusterTraits]) 
 def ask_all(
     loaded: Iterable[tuple[PlugIn, Any]], job: Job, clusters: Sequence[ClusterTraits]
 ) -> dict[PlugIn, Rating]:
-    """Ask plug-ins for a job. In place of a loaded one may be the PlugInError of its loading."""
+    """Ask plug-ins for a job. In place of a plug-in may stand the PlugInError of its loading."""
     return {
         plug_in: Rating(error=_line_of(instance))
         if isinstance(instance, PlugInError)
@@ -177,7 +177,7 @@ def ask_all(
 
 
 def load_all(plug_ins: Iterable[PlugIn]) -> list[tuple[PlugIn, Any]]:
-    """Load plug-ins; in place of one that cannot be used is its PlugInError."""
+    """Load plug-ins; in place of an unusable plug-in is its PlugInError."""
     loaded: list[tuple[PlugIn, Any]] = []
     for plug_in in plug_ins:
         try:
@@ -190,7 +190,7 @@ def load_all(plug_ins: Iterable[PlugIn]) -> list[tuple[PlugIn, Any]]:
 def rated_job(job: Job, ratings: Mapping[PlugIn, Rating], policy: Policy) -> Job:
     """Return a submitted job with its ratings, and its run time as estimators expect it.
 
-    They count for jobs with a limit: without, the default time is what managers may enforce.
+    They count for jobs with a limit: without, managers may enforce the default time.
     """
     if not ratings:
         return job
@@ -220,7 +220,7 @@ def rated_job(job: Job, ratings: Mapping[PlugIn, Rating], policy: Policy) -> Job
 
 
 def _number(value: object, what: str) -> float:
-    """Return a number as float, also one of NumPy. TypeError for anything else."""
+    """Return a number as float, also a number of NumPy. TypeError for anything else."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{what} is {type(value).__name__}, not a number")
     return float(value)

@@ -17,7 +17,7 @@ class SelfOptimisation:
     """How a parameter of the classification follows a target; ValueError for a wrong value."""
 
     history: int = 100  # jobs whose classes are compared with the target
-    delta: float = 0.25  # Euclidean distance from the target up to which nothing changes
+    delta: float = 0.25  # Euclidean distance from the target; nothing changes below
     # relative numbers of jobs of priorities 1, 2, ...; (): each half of that below
     target: tuple[float, ...] = ()
 

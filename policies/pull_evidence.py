@@ -35,7 +35,7 @@ _COMPARABLE_TIME = 2.0  # a job of half the time limit and less may fit in front
 
 
 class LimitUse(NamedTuple):
-    """What jobs that share a limit use of it."""
+    """The use of a limit by the jobs that share it."""
 
     tasks: int = 0
     cpus: int = 0
@@ -79,7 +79,7 @@ class LimitBar:
 
     job: Job
     scope: Scope  # of the limit
-    counts: str  # what is limited: "tasks", "cpus", or "" if that is not clear
+    counts: str  # the limited quantity: "tasks", "cpus", or "" if that is not clear
     most: LimitUse  # by jobs of metasched that had started, when the failure was seen
     until: float  # epoch seconds
     used: LimitUse = _UNUSED  # by jobs of metasched that are there or on their way
@@ -122,7 +122,7 @@ class FailedPulls:
     trust: Trust = field(default_factory=Trust)
 
     def record_failure(self, job: Job, free_cpus: int, now: float, max_bars: int) -> None:
-        """Bar jobs like this one, which did not start at once."""
+        """Bar jobs like this job, which did not start at once."""
         ends = 2 ** int(self.trust.distrust)
         self.trust.distrust = min(self.trust.distrust + 1.0, MAX_DISTRUST)
         if any(bar.covers(job) for bar in self.bars):
@@ -207,7 +207,7 @@ class PullEvidence:
     def record_failure(
         self, job: Job, manager_reason: str, free_cpus: int, now: float, started: Iterable[Job]
     ) -> None:
-        """Bar jobs like this one, which did not start at once; `started` are all that did there."""
+        """Bar jobs like this job, which did not start at once; `started` are all that did there."""
         own = _concerns_user(job, manager_reason)
         failed = self.of_users.setdefault(job.user, FailedPulls()) if own else self.shared
         failed.trust.window = 1
@@ -259,7 +259,7 @@ class PullEvidence:
 
 
 def sum_up_uses(jobs: Iterable[Job], scopes: Set[Scope]) -> dict[Scope, LimitUse]:
-    """Return what the jobs of each scope use. O(jobs)."""
+    """Return the use by the jobs of each scope. O(jobs)."""
     uses = dict.fromkeys(scopes, _UNUSED)
     lengths = {len(scope) for scope in scopes}
     for job in jobs:
@@ -318,7 +318,7 @@ def names_limit(manager_reason: str) -> bool:
 
 
 def _limited_amount(manager_reason: str) -> str:
-    """Return what the limit counts that Slurm names as the reason, as in `LimitBar.counts`."""
+    """Return what Slurm's reason limits: a quantity as in `LimitBar.counts`."""
     if "Job" in manager_reason and "PerJob" not in manager_reason:
         return "tasks"
     return "cpus" if "Cpu" in manager_reason else ""

@@ -19,7 +19,7 @@ from metasched.model.tuning import TuningChange, TuningState
 
 LEAST_GAIN = 0.01  # of distance; a configuration that promises less is not worth a change
 
-Item = tuple[float, ...]  # the properties of a job by which a strategy classifies
+Item = tuple[float, ...]  # the properties of a job that a strategy classifies by
 Configuration = tuple[float, ...]  # values of the tuned parameters
 # numbers of items by class, if they were classified by a configuration
 Prediction = Callable[[Configuration], Sequence[int]]

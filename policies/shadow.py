@@ -1,6 +1,6 @@
-"""A candidate policy beside the one in force: what it would have decided in the same state. Pure.
+"""A candidate policy beside the policy in force: its decisions in the same state. Pure.
 
-The core hands on what a decision was made from; `Candidate` decides anew from that. It never sees
+The core hands on the inputs of a decision; `Candidate` decides anew from them. It never sees
 the consequences of its own decisions: loads and queues are those of the policy in force.
 """
 
@@ -18,7 +18,7 @@ from metasched.policies.plug_in_ratings import plug_ins_of
 from metasched.policies.policy import Policy
 from metasched.policies.tuned_strategies import make_optimisers
 
-MAX_JOBS = 20_000  # classified jobs that may still be dispatched; older ones are classified anew
+MAX_JOBS = 20_000  # classified jobs that may still be dispatched; older jobs are classified anew
 MAX_OBSERVED_PER_STEP = 200  # a step may dispatch thousands of tasks of an array
 
 
@@ -34,7 +34,7 @@ class ObservedPlacement(NamedTuple):
     """A task that was dispatched from the queue of metasched, and what that was decided from."""
 
     time: float  # epoch seconds
-    job: Job  # with the licences by which it was dispatched
+    job: Job  # with the licences of its dispatch
     task_index: int
     priority: int
     cluster: str
@@ -70,7 +70,7 @@ def place_obstacle(live: Policy, candidate: Policy) -> str:
 
 
 class Candidate:
-    """Decides as a candidate would have, from what the core observed."""
+    """Decides as a candidate would have, from the observations of the core."""
 
     def __init__(
         self,

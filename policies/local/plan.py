@@ -1,13 +1,13 @@
 """The plan of a cluster: where and when each queued job runs. Pure.
 
-A plan has a schedule for each machine; a cluster of counted processors is one machine with all of
-them. A gap is a time in which processors of a machine are free. Memory, licences and other counted
-resources are free in the whole cluster. When a job ends early, late or leaves the queue, the jobs
-of its machine are placed again in the order of their planned starts, each as early as possible.
-That makes no start later unless a job exceeds its estimate. For at any time from its old start on,
-the jobs before it use no more than they did.
+A plan has a schedule for each machine; a cluster of counted processors is a single machine with
+all processors. A gap is a time when processors of a machine are free. Memory, licences and other
+counted resources are free in the whole cluster. When a job ends early, late or leaves the queue,
+the jobs of its machine are placed again in the order of their planned starts, each as early as
+possible. That makes no start later unless a job exceeds its estimate. For at any time from its old
+start on, the jobs before it use no more than they did.
 
-Reserved windows are no gaps: no run overlaps one. A new window delays the jobs of its machine.
+Reserved windows are no gaps: no run overlaps a window. A new window delays the jobs of its machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from metasched.policies.local.queueing import (
 )
 
 _START = attrgetter("start")
-_ROUNDING = 1e-5  # seconds by which sums of times may differ
+_ROUNDING = 1e-5  # seconds; most by rounding in sums of times
 COUNTED = 0  # the machine of a cluster of counted processors
 
 
@@ -50,7 +50,7 @@ class PlannedRun(NamedTuple):
 
 
 class PlanQuality(NamedTuple):
-    """The figures by which plans are compared."""
+    """The figures that compare plans."""
 
     makespan: float  # seconds from now to the end of the last job, running jobs included
     in_time: int  # queued jobs that are not late
@@ -60,8 +60,8 @@ class PlanQuality(NamedTuple):
 class MachineSchedule:
     """The schedule of a machine: running jobs, and planned runs in the order of their starts.
 
-    An arrival asks all machines and changes one. So what a machine answers is kept until it
-    changes: the longest gaps, the order of deadlines, and profiles without the last runs.
+    An arrival asks all machines and changes a single one. So the answer of a machine is kept until
+    it changes: the longest gaps, the order of deadlines, and profiles without the last runs.
     """
 
     def __init__(self, cpus: int) -> None:
@@ -196,7 +196,7 @@ class MachineSchedule:
 
 
 class SavedMachine(NamedTuple):
-    """The schedule of a machine before a trial, to which `ClusterPlan.restore` returns."""
+    """The schedule of a machine before a trial; `ClusterPlan.restore` returns to it."""
 
     machine: int
     schedule: MachineSchedule
@@ -218,9 +218,9 @@ class ClusterPlan:
         self._running_ends: dict[int, float] = {}  # of all running jobs, by id
         self._total_cpus = 0
         self._windows: tuple[ReservedWindow, ...] = ()  # that are not over
-        self._queue: dict[int, WaitingJob] = {}  # of the last pass, without what has started
+        self._queue: dict[int, WaitingJob] = {}  # of the last pass, without started jobs
 
-    # What has happened since the last pass.
+    # Events since the last pass.
 
     def observe(
         self,
@@ -443,7 +443,7 @@ class ClusterPlan:
         return [second if end == last else last for end in ends]
 
     def left_over(self) -> LeftOver:
-        """Return what the plan leaves to a job that is submitted now."""
+        """Return the processors that the plan leaves to a job that is submitted now."""
         free = [max(min(schedule.profile.free), 0) for schedule in self.machines]
         resources = {name: min(profile.free) for name, profile in self._resources.items()}
         starts = [run.start for run in self.runs.values()]
