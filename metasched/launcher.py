@@ -67,7 +67,7 @@ TAIL_TIMEOUT = 5.0  # seconds to read the end of a file, whose filesystem may ha
 TAIL_BYTES = 16 << 10  # from the end of a file
 ERROR_PAUSE = 0.1  # seconds after a system error
 MAX_SYMLINKS = 20
-MAX_CONNECTIONS = 64  # at a time; further ones wait in the kernel's queue
+MAX_CONNECTIONS = 64  # at a time; more wait in the kernel's queue
 LOWEST_UID = 1000  # root and system accounts are below; the configuration cannot change it
 HIGHEST_UID = 59_999
 # Their members can become root, or read everybody's files: a daemon taken over must not be them.
@@ -198,7 +198,7 @@ class LauncherPolicy:
         return owner
 
     def denied_group_ids(self) -> dict[str, int]:
-        """Return the ids of `deny_groups` by name. SiteFault if one cannot be looked up any more.
+        """Return the ids of `deny_groups` by name. SiteFault if a group is not found any more.
 
         A directory service that is away hides its groups, and so who is denied.
         """
@@ -347,7 +347,7 @@ def _require_type(value: Any, expected_type: type, name: str) -> Any:
 
 
 def _require_strings(value: Any, name: str) -> tuple[str, ...]:
-    return tuple(_require_type(item, str, name) for item in _require_type(value, list, name))
+    return tuple(_require_type(text, str, name) for text in _require_type(value, list, name))
 
 
 def _require_program(command: tuple[str, ...], where: str) -> tuple[str, ...]:
@@ -383,7 +383,7 @@ def require_root_owned(path: str, links_followed: int = 0, owners: Collection[in
 
 
 def _require_usable(path: str, anybody: int, remedy: str) -> os.stat_result:
-    """SiteFault unless some ordinary account has one of the permissions `anybody`.
+    """SiteFault unless some ordinary account has any of the permissions `anybody`.
 
     Whether a certain user has it depends on groups, and is found out as that user.
     """
@@ -520,7 +520,7 @@ def _require_request_type(value: Any, expected_type: type, name: str) -> Any:
 
 def _require_request_strings(value: Any, name: str) -> tuple[str, ...]:
     return tuple(
-        _require_request_type(item, str, name) for item in _require_request_type(value, list, name)
+        _require_request_type(text, str, name) for text in _require_request_type(value, list, name)
     )
 
 
@@ -759,7 +759,7 @@ def serve_connection(connection: socket.socket, policy_file: LauncherPolicyFile)
 
 
 def describe(message: dict[str, Any]) -> str:
-    """Return verb, cluster, user, job, directory and arguments of a message as ASCII on one line.
+    """Return verb, cluster, user, job, directory and arguments of a message as ASCII on a line.
 
     Nothing of the message has been checked, so every value is escaped and shortened.
     """
@@ -801,7 +801,7 @@ def log(text: str) -> None:
 
 @dataclass(frozen=True)
 class ServiceManager:
-    """systemd, as the starter of this process; the daemon has one, too (sd_notify(3))."""
+    """systemd, as the starter of this process; the daemon has its own (sd_notify(3))."""
 
     address: str = ""  # of its datagram socket; "": another starter
     watchdog: float | None = None  # seconds within which it expects WATCHDOG=1; None: it does not

@@ -33,7 +33,7 @@ from metasched.errors import quote_for_error
 from metasched.model.token_scope import OPENED_SESSIONS
 
 PAGES = "/web"  # path of all pages
-LINK_SECONDS = 300.0  # for which a one-time link is good
+LINK_SECONDS = 300.0  # that a one-time link is good for
 SESSION_SECONDS = 12 * 3600.0  # for which a session lasts
 MAX_SECRET = 200  # characters of a link, session or token
 _AUTHORITY = re.compile(r"([a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::(\d{1,5}))?")
@@ -41,7 +41,7 @@ _SESSIONS = frozenset(OPENED_SESSIONS.values())
 
 
 def is_page(path: str) -> bool:
-    """Return whether a path is one of pages; the others are of the API."""
+    """Return whether a path leads to pages, not to the API."""
     return path == PAGES or path.startswith(f"{PAGES}/")
 
 
@@ -106,7 +106,7 @@ async def _proxied_uid(request: Request, web: WebSettings, callers: Callers) -> 
 
 
 async def has_valid_host(request: Request, daemon: Daemon, lookups: Lookups) -> bool:
-    """Return whether `Host` is a name of this daemon, and not one that was bound to its address.
+    """Return whether `Host` is a name of this daemon, and not a name that was bound to its address.
 
     The reverse proxy has names of its own, and checks them.
     """
@@ -157,7 +157,7 @@ def comes_by_tls(request: Request, web: WebSettings) -> bool:
 def session_secret(request: Request, web: WebSettings) -> str:
     """Return the secret in the cookie of a browser; "" without one.
 
-    Also if there are two: one of them may be a neighbour's, which signs in as somebody else.
+    Also if there are two: the other may be a neighbour's, which signs in as somebody else.
     """
     name = cookie_name(request, web)
     pairs = [pair for header in request.headers.getlist("cookie") for pair in header.split(";")]
@@ -167,7 +167,7 @@ def session_secret(request: Request, web: WebSettings) -> str:
 
 
 def session_key(secret: str, request: Request, web: WebSettings) -> str:
-    """Return what is stored, as a hash, of a session for the host of a request."""
+    """Return the text of a session for the host of a request; its hash is stored."""
     return f"{secret} {authority_of(request, web)}"
 
 

@@ -128,7 +128,7 @@ async def details(
     readers: CurrentReaders,
     query: JobQuery,
 ) -> Response:
-    """List jobs with what they ask for and where they ran, always in pages."""
+    """List jobs with their requests and clusters, always in pages."""
 
     def list_jobs() -> Response:
         wanted, listed_since, after = _read_query(daemon, caller, query)
@@ -148,9 +148,9 @@ async def details(
 def _read_query(
     daemon: Daemon, caller: Caller, query: ListedJobs
 ) -> tuple[TaskFilter, int, TaskId]:
-    """Return the filter of a listing, the start of what ended lately, and where its page begins.
+    """Return the filter of a listing, the earliest end that is listed, and where its page begins.
 
-    The start is in epoch milliseconds. ApiError for an invalid query, or one of hidden jobs.
+    The start is in epoch milliseconds. ApiError for an invalid query, or a query of hidden jobs.
     """
     requested = requested_jobs(daemon.ledger, caller, query.job) if query.job else None
     owner = query.user
@@ -186,7 +186,7 @@ def _read_query(
 
 
 def _page_answer(page: JobPage, listed_since: int, rows: Sequence[JobRow]) -> Response:
-    """Return a page; its header announces the next, if there is one."""
+    """Return a page; its header announces the next, if any."""
     answer = encoded(rows)
     if page.next_after is not None:
         answer.headers[NEXT_CURSOR_HEADER] = encode_cursor(listed_since, *page.next_after)
@@ -194,7 +194,7 @@ def _page_answer(page: JobPage, listed_since: int, rows: Sequence[JobRow]) -> Re
 
 
 def _whole_listing(daemon: Daemon, wanted: TaskFilter) -> Iterator[bytes]:
-    """Yield the text of all pages as one list."""
+    """Yield the text of all pages as a single list."""
     pages = (
         msgspec.json.encode([_job_row(row, daemon.service) for row in page.rows])
         for page in daemon.ledger.status_pages(wanted)

@@ -134,7 +134,7 @@ async def release_licences(
     """Release the leases of the selected tasks that are unknown; the others get a note."""
     caller.require_operator("release licences")
     selected = await select_tasks(request, readers, service, "release", selection)
-    now, results = time.time(), list[ReleasedTask]()
+    now, released_tasks = time.time(), list[ReleasedTask]()
     indices: dict[int, list[int]] = {}
     owners = {tasks.job: tasks.user for tasks in selected}
     for tasks, index in ((entry, index) for entry in selected for index in entry.indices):
@@ -148,7 +148,7 @@ async def release_licences(
             indices.setdefault(task_id[0], []).append(task_id[1])
         else:
             note = f"it is {tasks.state}; only unknown jobs can lose their licences"
-        results.append(
+        released_tasks.append(
             {
                 "job": tasks.job,
                 "task": index if tasks.array else None,
@@ -162,7 +162,7 @@ async def release_licences(
     ]
     if events:
         await service.apply_events(*events)
-    return {"jobs": results}
+    return {"jobs": released_tasks}
 
 
 @router.post("/licences/{name}/total")

@@ -31,8 +31,8 @@ class Lookups:
             running = asyncio.get_running_loop().run_in_executor(self._executor, look_up)
             self._running[key] = running
             running.add_done_callback(lambda _: self._running.pop(key))
-        result: Result = await asyncio.shield(running)  # others may wait for it
-        return result
+        answer: Result = await asyncio.shield(running)  # others may wait for it
+        return answer
 
 
 async def _get_account_lookups(request: Request) -> Lookups:

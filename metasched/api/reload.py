@@ -17,11 +17,11 @@ async def reload_configuration(caller: CurrentCaller, daemon: CurrentDaemon) -> 
     """Take over the daemon's own files; a request names none."""
     caller.require_operator("reload the configuration")
     try:
-        result = await reload(daemon, caller.user)
+        reloaded = await reload(daemon, caller.user)
     except UserError as error:
         raise ApiError(409, str(error)) from None
     return {
-        "changes": list(result.changes),
-        "restart_needed": list(result.restart_keys),
-        "findings": [finding.as_json() for finding in result.findings],
+        "changes": list(reloaded.changes),
+        "restart_needed": list(reloaded.restart_keys),
+        "findings": [finding.as_json() for finding in reloaded.findings],
     }

@@ -59,8 +59,8 @@ def downgrade(json: JsonOption = False, config: NearestConfigOption = None) -> N
     database = _load_database(config)
     with database.acquire_writer() as writer_lock:
         database.downgrade(writer_lock.connection)
-        result = {"database": str(database), "from": REVISION, "to": PREVIOUS_REVISION}
-        _print_result(result, json)
+        answer = {"database": str(database), "from": REVISION, "to": PREVIOUS_REVISION}
+        _print_result(answer, json)
 
 
 @db.command()

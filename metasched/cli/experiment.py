@@ -119,13 +119,13 @@ def experiment(
     runs = runs or selected.runs
     count = sum(not row or case.row in row for case in selected.select_cases(source))
     with progress_bar("runs", runs * count) as progress:
-        results = catalogue.run_experiment(
+        reports = catalogue.run_experiment(
             selected, runs, progress, dask, resume, source, tuple(row or ())
         )
     if save is not None:
-        save_results(save, selected, runs, results)
+        save_results(save, selected, runs, reports)
     if plot is not None:
-        save_result_plots(selected.name, results, plot, selected.quantity)
+        save_result_plots(selected.name, reports, plot, selected.quantity)
         if selected.curves is not None:
             save_curves(selected.name, selected.curves(1), plot)
     if report is not None:
@@ -134,21 +134,21 @@ def experiment(
             "source": selected.source,
             "seeds": f"1 to {runs}",
         }
-        page = render_results(selected.about, parameters, results, selected.quantity)
+        page = render_results(selected.about, parameters, reports, selected.quantity)
         report.write_text(page, encoding="utf-8")
     if json:
         print(
             json_format.dumps(
-                [result_json(selected.name, runs, result) for result in results], indent=2
+                [result_json(selected.name, runs, result) for result in reports], indent=2
             )
         )
         return
     print(f"{selected.about} ({selected.source}); {runs} of {selected.runs} runs\n")
-    published = any(result.published is not None for result in results)
+    published = any(result.published is not None for result in reports)
     reference_columns = ("PUBLISHED", "PERCENT") if published else (f"OVER {selected.baseline}",)
     print_table(
         ("SETTING", "POLICY", "FIGURE", "OURS", *reference_columns, f"MINUS {selected.baseline}"),
-        [result_line(result, published) for result in results],
+        [result_line(result, published) for result in reports],
     )
 
 

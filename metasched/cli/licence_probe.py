@@ -45,19 +45,19 @@ def probe(
     """
     from metasched.licence_servers.process import query_server
 
-    results: list[dict[str, Any]] = []
+    probed_servers: list[dict[str, Any]] = []
     for name, query in _queries(server, source, server_kind, config):
         try:
             report, error_message = asyncio.run(query_server(query)), ""
         except LicenceServerError as error:
             report, error_message = UsageReport(()), str(error)
-        results.append({"server": name, "error": error_message, **_report_row(report)})
+        probed_servers.append({"server": name, "error": error_message, **_report_row(report)})
     if json:
-        print(json_format.dumps(results, indent=2))
+        print(json_format.dumps(probed_servers, indent=2))
     else:
-        for result in results:
-            _print_result(result)
-    return 1 if any(result["error"] for result in results) else 0
+        for probed in probed_servers:
+            _print_result(probed)
+    return 1 if any(probed["error"] for probed in probed_servers) else 0
 
 
 def _report_row(report: UsageReport) -> dict[str, Any]:

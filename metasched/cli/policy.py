@@ -136,7 +136,7 @@ def show(
 
 
 def _values_of(name: str, config: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values of a named policy, and what else the daemon says of the one in force."""
+    """Return the values of a named policy, and the daemon's facts about the policy in force."""
     if name == LIVE:
         answer = connect(config).policy()
         return answer["values"], {key: value for key, value in answer.items() if key != "values"}

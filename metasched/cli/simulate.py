@@ -202,7 +202,7 @@ def _compare_runs(options: SimulateOptions) -> None:
     policies, first = _policies(options), options.seed
     seeds = range(first, first + options.runs)
     with progress_bar("runs", len(policies) * len(seeds)) as progress:
-        results = compare(
+        comparisons = compare(
             options.workload,
             policies,
             options.settings or [],
@@ -215,10 +215,10 @@ def _compare_runs(options: SimulateOptions) -> None:
     if options.report is not None:
         used_seeds = f"{first} to {seeds[-1]}" if options.runs > 1 else first
         parameters = _parameters(options) | {"seeds": used_seeds}
-        page = render_results(Path(options.workload).name, parameters, results)
+        page = render_results(Path(options.workload).name, parameters, comparisons)
         options.report.write_text(page, encoding="utf-8")
     if options.json:
-        rows = [result_json("", len(seeds), result) for result in results]
+        rows = [result_json("", len(seeds), result) for result in comparisons]
         omitted = ("experiment", "setting", "published", "difference_percent")
         print(
             json_format.dumps(
@@ -229,7 +229,7 @@ def _compare_runs(options: SimulateOptions) -> None:
         return
     print_table(
         ("POLICY", "FIGURE", "MEAN", f"OVER {policies[0]}", f"MINUS {policies[0]}"),
-        [result_line(result, False)[1:] for result in results],
+        [result_line(result, False)[1:] for result in comparisons],
     )
 
 
@@ -239,9 +239,9 @@ def _write_schedule(path: Path, schedule: Any) -> None:
         rows = csv.writer(file)
         rows.writerow(SCHEDULE_COLUMNS)
         reservations = {
-            result.job: number
-            for number, result in enumerate(schedule.reservations, 1)
-            if result.granted
+            reservation.job: number
+            for number, reservation in enumerate(schedule.reservations, 1)
+            if reservation.granted
         }
         for placement in schedule.jobs:
             cluster = schedule.clusters[placement.cluster]

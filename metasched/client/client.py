@@ -108,7 +108,7 @@ class Client:
         deadline: float,
         lost: ResponseLost,
     ) -> Any:
-        """Repeat a submission of which the response was lost, until `deadline` (monotonic).
+        """Repeat a submission without a response, until `deadline` (monotonic).
 
         Raise `lost` if the daemon does not answer until then, or knows no keys.
         """
@@ -146,7 +146,7 @@ class Client:
             return self._all_pages("/jobs", query)
 
     def lowest_job(self, user: str, state: str) -> int | None:
-        """Return the lowest id of a user's jobs with a task in one of the states."""
+        """Return the lowest id of a user's jobs with a task in any of the states."""
         page: dict[str, object] = {"user": user, "state": state, "limit": 1}
         while True:
             answer, fields = self._connection.request("GET", "/jobs", page)
@@ -258,7 +258,7 @@ class Client:
         return self._parse_object(self._request("POST", "/reservations", body=dict(request)))
 
     def free_windows(self, request: Mapping[str, object]) -> list[FreeWindow]:
-        """Return windows in which a reservation (`ReservationTerms`) could be made."""
+        """Return windows for a reservation (`ReservationTerms`)."""
         body = {**request, "dry_run": True}
         return self._parse_rows(self._request("POST", "/reservations", body=body), "offers")
 
@@ -348,16 +348,16 @@ class Client:
         return self._parse_object(self._request("POST", "/policy/activate", body=body))
 
     def undo_policy(self, reason: str = "", expected: int | None = None) -> PolicyVersionRow:
-        """Put the policy before the present one in force; refused as `activate_policy`."""
+        """Put the policy before the present policy in force; refused as `activate_policy`."""
         body = {"reason": reason, "expected": expected}
         return self._parse_object(self._request("POST", "/policy/undo", body=body))
 
     def shadow(self) -> ShadowRow:
-        """Return the candidate policy beside the one in force, and its comparison."""
+        """Return the candidate policy beside the policy in force, and its comparison."""
         return self._parse_object(self._request("GET", "/policy/shadow"))
 
     def start_shadow(self, text: str, file: str, reason: str = "") -> ShadowRow:
-        """Run the policy of a text beside the one in force; refused while another one runs."""
+        """Run the policy of a text beside the policy in force; refused while another runs."""
         body = {"text": text, "file": file, "reason": reason}
         return self._parse_object(self._request("POST", "/policy/shadow", body=body))
 
@@ -372,7 +372,7 @@ class Client:
         """Return the rows of all pages of a listing, in the order of the pages.
 
         `key`: of the rows in an answer; None: the answer is the list of rows.
-        A daemon of an earlier release sends all rows as one page.
+        A daemon of an earlier release sends all rows as a single page.
         """
         rows: list[Any] = []
         page = {**query, "limit": PAGE_SIZE}

@@ -36,7 +36,7 @@ class JobRow(TypedDict):
 
 
 class JobDetails(JobRow):
-    """A task with what it asks for, where it runs, and what it used. Durations are in seconds."""
+    """A task with its request, its place and its use. Durations are in seconds."""
 
     number: int  # of the task alone, among all jobs and tasks
     clusters: Sequence[str]  # on which alone it may run; empty: any
@@ -95,12 +95,12 @@ class ChangedTasks(TypedDict):
 
 
 class NodeFitRow(TypedDict):
-    """What the nodes of a cluster can hold of a waiting task."""
+    """The room for a waiting task on the nodes of a cluster."""
 
     partition: str  # the manager's name
     count: int  # nodes in all
     excluded: list[dict[str, Any]]  # `NodeExclusion`: requirement, nodes, text, names
-    other_partitions: list[str]  # in which the job fits without load, if not in this one
+    other_partitions: list[str]  # where the job fits without load, if not here
     text: str
 
 
@@ -120,7 +120,7 @@ class VerdictRow(TypedDict):
 
 
 class PriorityPart(TypedDict):
-    """What a heuristic contributes to a priority."""
+    """The contribution of a heuristic to a priority."""
 
     heuristic: str
     contribution: float
@@ -207,7 +207,7 @@ class MissingLicence(TokenCounts, LicenceHolders):
 
 
 class TuningRow(TypedDict):
-    """The change by which a parameter had its values when a job was submitted."""
+    """The change that gave a parameter its values at the submission of a job."""
 
     parameter: str
     before: list[float]
@@ -237,7 +237,7 @@ class PolicyVersions(TypedDict):
 
 
 class Explanation(TypedDict):
-    """The state of a task, why, and what it may run on."""
+    """The state of a task, its cause, and the clusters that may run it."""
 
     job: int
     task: int | None

@@ -1,6 +1,6 @@
-"""Describes a mistake in a configuration file in one line: problem, file, table; what to write.
+"""Describes a mistake in a configuration file on a single line: problem, file, table; remedy.
 
-Pydantic finds mistakes. What may be written instead follows from the type of the key, not from
+Pydantic finds mistakes. The remedy follows from the type of the key, not from
 pydantic's own texts, which describe Python.
 """
 
@@ -42,7 +42,7 @@ _SYNONYMS = {
     "count": "total",
 }
 _LISTS = (tuple, frozenset, list)
-_SIMILAR = 0.7  # ratio from which a known name is taken for the one that was meant
+_SIMILAR = 0.7  # ratio; a known name that is as similar is taken as meant
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 _MISSING_KEY = ("missing", "missing_argument", "missing_keyword_only_argument")
 _NAME_FORM = "write at most 63 letters, digits, _ and ., the first a letter or a digit"
@@ -50,7 +50,7 @@ _NAME_FORM = "write at most 63 letters, digits, _ and ., the first a letter or a
 
 @dataclass
 class _KeyType:
-    """The type of a key: without Optional and Annotated, with what they say of its values."""
+    """The type of a key: without Optional and Annotated, with their bounds of its values."""
 
     type: Any
     bounds: list[Any] = field(default_factory=list)  # Ge, Gt, Le, and others
@@ -98,7 +98,7 @@ def _describe(mistake: Any, table: Mapping[str, Any], table_class: Any, place: s
 
 
 def suggestion(name: str, known_names: Sequence[str]) -> str:
-    """Return the remedy for an unknown name: the known one that is meant, or all of them."""
+    """Return the remedy for an unknown name: the known name that is meant, or all."""
     if (synonym := _SYNONYMS.get(name.lower())) in known_names:
         return f'write "{synonym}"'
     matches = difflib.get_close_matches(name, known_names, n=1, cutoff=_SIMILAR)
@@ -126,7 +126,7 @@ def describe_toml_error(text: str, error: Exception, path: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as TOML has it, shortened, in one line."""
+    """Return a value as TOML has it, shortened, on a single line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
@@ -134,7 +134,7 @@ def shown(value: object) -> str:
     if isinstance(value, str):
         text = '"' + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value) + '"'
     elif isinstance(value, list | tuple):
-        text = f"[{', '.join(shown(item) for item in value[:5])}]"
+        text = f"[{', '.join(shown(element) for element in value[:5])}]"
     else:
         text = str(value)
     return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 4]} ..."
@@ -176,7 +176,7 @@ def allowed_values(key_type: _KeyType, key: str) -> str:
 
 
 def _misspelt(key: str, given: Mapping[str, Any]) -> str | None:
-    """Return the key of a table that is probably meant for a missing one."""
+    """Return the key of a table that is probably meant for a missing key."""
     matches = difflib.get_close_matches(key, list(given), n=1, cutoff=_SIMILAR)
     synonyms = (name for name in given if _SYNONYMS.get(name) == key)
     return matches[0] if matches else next(synonyms, None)
@@ -194,7 +194,7 @@ def _is_remedy(text: str) -> bool:
 def _unknown_key(
     key: str, value: object, place: str, location: Sequence[int | str], table_class: Any
 ) -> str:
-    """Describe a key that its table does not have; it may be one of another table."""
+    """Describe a key that its table does not have; it may be a key of another table."""
     owner = _type_at(table_class, location).type
     known = tuple(_keys(owner))
     is_table = isinstance(value, dict) or (
@@ -275,25 +275,25 @@ def _keys(table_class: Any) -> dict[str, _KeyType]:
         }
     if dataclasses.is_dataclass(table_class):
         hints = typing.get_type_hints(table_class, include_extras=True)
-        return {item.name: _unwrap(hints[item.name]) for item in dataclasses.fields(table_class)}
+        return {field.name: _unwrap(hints[field.name]) for field in dataclasses.fields(table_class)}
     return {}
 
 
 def _unwrap(annotation: Any) -> _KeyType:
-    """Remove Optional and Annotated from a type, and keep what they say."""
-    result = _KeyType(annotation)
+    """Remove Optional and Annotated from a type, and keep their bounds."""
+    key_type = _KeyType(annotation)
     while True:
-        origin, arguments = get_origin(result.type), get_args(result.type)
+        origin, arguments = get_origin(key_type.type), get_args(key_type.type)
         if origin is Annotated:
-            result.type = arguments[0]
+            key_type.type = arguments[0]
             for extra in arguments[1:]:
                 for bound in extra.metadata if isinstance(extra, FieldInfo) else (extra,):
-                    result.is_duration |= isinstance(bound, BeforeValidator)
-                    result.bounds.append(bound)
+                    key_type.is_duration |= isinstance(bound, BeforeValidator)
+                    key_type.bounds.append(bound)
         elif origin in (Union, types.UnionType):
-            result.type = next(choice for choice in arguments if choice is not type(None))
+            key_type.type = next(choice for choice in arguments if choice is not type(None))
         else:
-            return result
+            return key_type
 
 
 def _is_table(type_: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A policy in words: its keys with their meaning, what it does, how two policies differ. Pure."""
+"""A policy in words: its keys with their meaning, its effects, how two policies differ. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_SET = "not set"  # a class, or a parameter that does not optimise itself
 
 
 class KeyReference(NamedTuple):
-    """What a key means."""
+    """The meaning of a key."""
 
     name: str
     unit: str
@@ -133,7 +133,7 @@ def effect_of(name: str) -> str:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
-    """Return the keys in which two policies differ, by their `values_of`."""
+    """Return the keys that differ between two policies, by their `values_of`."""
     return [
         Difference(name, before.get(name), after.get(name), _effect_of_value(name, after.get(name)))
         for name in {**before, **after}
@@ -142,7 +142,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Dif
 
 
 def describe_policy(policy: Policy) -> Iterator[str]:
-    """Yield what a policy does, a sentence for each of its parts."""
+    """Yield the effects of a policy, a sentence for each of its parts."""
     classes = ", ".join(f"{name} {value}" for name, value in policy.classes.items())
     weights = Classifier(weights=policy.weights).weights
     rated = ", ".join(f"{name} {weight:g}" for name, weight in weights.items() if weight)

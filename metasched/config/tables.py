@@ -32,7 +32,7 @@ def _require_absolute(path: str) -> str:
 
 
 def _is_text_table(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
 
 
 def _require_word(value: object) -> object:

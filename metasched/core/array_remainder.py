@@ -168,14 +168,14 @@ def common_indices(own: range, indices: Sequence[int]) -> list[int]:
 
 def joined(runs: Iterable[IndexRun]) -> list[IndexRun]:
     """Return ascending runs, those made one of which one continues the other."""
-    result: list[IndexRun] = []
+    joined_runs: list[IndexRun] = []
     for first, last, step in runs:
-        if result:
-            first_before, last_before, step_before = result[-1]
+        if joined_runs:
+            first_before, last_before, step_before = joined_runs[-1]
             gap = first - last_before
             continues = first_before == last_before or step_before == gap
             if continues and (first == last or step == gap):
-                result[-1] = first_before, last, gap
+                joined_runs[-1] = first_before, last, gap
                 continue
-        result.append((first, last, step))
-    return result
+        joined_runs.append((first, last, step))
+    return joined_runs

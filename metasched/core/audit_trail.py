@@ -1,7 +1,7 @@
 """Audit records of a step of the core: a pure function of stored events and their outcomes.
 
 `AuditTrail.records` is the only place that makes them, apart from what no event causes
-(`daemon.notices`) and tokens. Conditions are what was last recorded of a subject, such as
+(`daemon.notices`) and tokens. Conditions are the last records of a subject, such as
 "unreachable" of a cluster: a record is made only if its condition changes. They are stored with the
 records. So a restart, or a repetition of an event, adds nothing.
 """
@@ -89,7 +89,7 @@ class AuditTrail:
         }
 
     def records(self, event: CoreEvent, outcome: Outcome) -> list[AuditRecord]:
-        """Return the records of a step, in the order in which they are stored."""
+        """Return the records of a step, in the order of their storage."""
         records: list[AuditRecord] = []
         if (handler := self._handlers.get(type(event))) is not None:
             records += handler(event)
@@ -104,7 +104,7 @@ class AuditTrail:
         return list(map(cleaned, records))
 
     def condition(self, subject: str) -> str:
-        """Return what was last recorded of a subject; "": nothing, or that it is well again."""
+        """Return the last record of a subject; "": none, or that it is well again."""
         return self._conditions.get(subject, "")
 
     def changes(self, subject: str, value: str) -> bool:
@@ -410,7 +410,7 @@ def _reservation_kind(before: Reservation | None, after: Reservation) -> AuditKi
     Both may be steps apart: what happened last is recorded.
     """
     if before is None:
-        # one that is over was closed while its manager kept it, and recorded then
+        # a reservation that is over was closed and recorded while its manager kept it
         return K.RESERVATION_PROMISED if after.state in OPEN_STATES else None
     if before.state is not after.state:
         was_promised = before.state is ReservationState.REQUESTED
@@ -429,7 +429,7 @@ def _reservation_kind(before: Reservation | None, after: Reservation) -> AuditKi
 def _unknown_jobs(event: CoreEvent, outcome: Outcome) -> Iterator[AuditRecord]:
     """Yield a record for the tasks of a job that became unknown, or are no longer so.
 
-    Tasks of a job with the same cluster, new state and cause have one record.
+    Tasks of a job with the same cluster, new state and cause share a record.
     """
     unknown, tasks = State.UNKNOWN, dict[tuple[Any, ...], list[int]]()
     for change in outcome.changes:

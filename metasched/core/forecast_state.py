@@ -1,4 +1,4 @@
-"""What the core knows, as the snapshot from which starts are forecast. Pure.
+"""The state of the core as a snapshot, to forecast starts from. Pure.
 
 Tasks that are pending in the queue of a manager have their place there: as the manager lists it
 with jobs of others, else in the order of dispatch. Tasks that wait in metasched follow in the order
@@ -46,7 +46,7 @@ NO_REPORT = "it does not answer, or reports no processors"
 
 
 class ForecastState(NamedTuple):
-    """A snapshot, the tasks of its entries, and what has no forecast."""
+    """A snapshot, the tasks of its entries, and the tasks without a forecast."""
 
     snapshot: Snapshot
     tasks: tuple[tuple[TaskId, ...], ...]  # of each entry of `snapshot.waiting`; (): of others
@@ -299,7 +299,7 @@ def _in_queue(
             yield by_job.pop(job.native_id, []), None  # [] while it is being withdrawn
         else:
             yield [], job
-    if queue.complete:  # what was listed and is not in the queue cannot start for now
+    if queue.complete:  # jobs that are listed but not in the queue cannot start for now
         late = [task for tasks in by_job.values() for task in tasks if not _was_listed(task)]
         for tasks in _equal_runs(late):
             yield tasks, None
@@ -315,7 +315,7 @@ def _was_listed(task: Task) -> bool:
 
 
 def _is_listed_pending(task: Task) -> bool:
-    """Whether its manager last listed a task as pending; what is being withdrawn still is."""
+    """Whether its manager last listed a task as pending, also while it is being withdrawn."""
     return task.attempt is not None and task.attempt.state is State.PENDING
 
 

@@ -270,7 +270,7 @@ class SchedulingGates:
         return bool(self._heads) and self._heads.get(task.job.id) == task.index
 
     def _update_head(self, head: Task, now: float) -> None:
-        """Choose another head if this one is followed; else the remainder waits as it does."""
+        """Choose another head if this head is followed; else the remainder waits as it does."""
         if self.is_followed(head):
             self.choose_head(head.job, now)
         else:
@@ -288,7 +288,7 @@ class SchedulingGates:
         return remainder
 
     def _released_tasks(self, head: Task) -> Iterator[tuple[SortKey, Task]]:
-        """Yield the ready head of a remainder, then its tasks until one stays queued.
+        """Yield the ready head of a remainder, then its tasks until a task stays queued.
 
         The caller has handled each before it asks for the next. A task that is set aside, or that
         waits for licences or processors, waits for all that follow.
@@ -562,7 +562,7 @@ class SchedulingGates:
         return len(self._ready) + len(self.ineligible)
 
     def queued_group(self, task_id: TaskId) -> int | None:
-        """Return the number of the group in which a task without a cluster waits, if any."""
+        """Return the number of the group of a task that waits without a cluster, if any."""
         return self.ineligible.group_id(task_id)
 
     def preview_order(self, now: float, age: float) -> Iterator[TaskId]:
@@ -643,7 +643,7 @@ class SchedulingGates:
         self.ineligible.add(task, requirements, verdict, limit, awaited)
 
     def request_step(self) -> None:
-        """Request another step at once: this one has done its part."""
+        """Request another step at once: this step has done its part."""
         self._set_timer("", NEXT_STEP, 0, 0)
 
     def mark_eligible(self, task: Task) -> None:

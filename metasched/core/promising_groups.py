@@ -1,6 +1,6 @@
 """Groups of unstarted tasks that may start on a cluster, kept between its listings. Pure.
 
-A listing checks groups that fitted before, new groups, and groups that need something of which
+A listing checks groups that fitted before, new groups, and groups that need a resource of which
 more is free now. Groups that would delay the head of the queue are checked again once it needs
 something else: time alone frees nothing.
 """
@@ -18,10 +18,10 @@ from metasched.policies.pull import PullCapacity
 
 
 class _Limits(NamedTuple):
-    """Limits of what can start, whatever else it needs: checked in O(1)."""
+    """Limits of the tasks that can start, by their size alone: checked in O(1)."""
 
     largest: int  # most processors that are free on a node
-    lacking: Set[str]  # licences of which no copy is free
+    lacking: Set[str]  # licences without a free copy
 
     @classmethod
     def of(cls, partitions: Iterable[Partition], licences: Mapping[str, int]) -> _Limits:
@@ -46,7 +46,7 @@ class _Limits(NamedTuple):
 
 
 class _Gain(NamedTuple):
-    """What is free in a listing and was not free before: nothing else can start newly."""
+    """Resources that are free in a listing and were not before: nothing else can start newly."""
 
     least: float  # processors of the smallest task for which there is more room on nodes
     most: float  # of the largest; 0: there is none
@@ -68,7 +68,7 @@ class _Gain(NamedTuple):
         return cls(least, most, total if has_more else math.inf, licences)
 
     def select(self, groups: Iterable[UnstartedGroup]) -> list[UnstartedGroup]:
-        """Return the groups that need what has been gained."""
+        """Return the groups that need the gained resources."""
         least, most, total, licences = self
         if not (most or licences or total < math.inf):
             return []
@@ -154,12 +154,12 @@ def _count_nodes(
 
 
 class GroupCheck(NamedTuple):
-    """A check of all groups: what it found, or before it, what it may find."""
+    """A check of all groups: the groups found, or before it, those that it may find."""
 
     info: ClusterInfo
     promising: list[UnstartedGroup]  # groups that may start
     delaying: list[UnstartedGroup]  # groups that would delay the head, if they fit
-    position: int  # in the log of groups, up to which they were checked
+    position: int  # in the log of groups; checked up to here
 
     def has_same_head(self, info: ClusterInfo) -> bool:
         """Whether a group that would have delayed the head still would."""
@@ -174,7 +174,7 @@ class GroupCheck(NamedTuple):
 
 
 class PromisingGroups:
-    """Groups of unstarted tasks on other clusters of which one may start on a cluster."""
+    """Groups of tasks, unstarted on other clusters, that may start on a cluster."""
 
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
@@ -224,7 +224,7 @@ class PromisingGroups:
         return known[2].select(groups, self._cluster)
 
     def check(self, planned: GroupCheck, capacity: PullCapacity) -> list[UnstartedGroup]:
-        """Return the groups of which a task may start there while no other is on its way.
+        """Return the groups with a task that may start there while no other is on its way.
 
         `capacity` is that of the planned facts, without expected jobs.
         """
@@ -232,7 +232,7 @@ class PromisingGroups:
             return planned.promising
         promising: list[UnstartedGroup] = []
         delaying = dict.fromkeys(planned.delaying)
-        plan, later = planned.info.head_plan, None  # what the head leaves, once it matters
+        plan, later = planned.info.head_plan, None  # the room that the head leaves, once it matters
         for group in dict.fromkeys(planned.promising):
             if not group.tasks:
                 continue
@@ -240,7 +240,7 @@ class PromisingGroups:
             outlasts = plan is not None and capacity.now + seconds > plan.start
             if plan is not None and outlasts and later is None:
                 later = _Limits.of(plan.partitions, plan.licences)
-            # most groups exceed what the head leaves: found in O(1), before their nodes are sought
+            # most groups exceed that room: found in O(1), before their nodes are sought
             if not capacity.leaves_head_cpus(group.job, seconds) or (
                 later is not None and outlasts and not later.may_hold(group)
             ):

@@ -65,7 +65,7 @@ class RecoveredState(
                 packed.append(compressor.compress(encode(value)))
                 continue
             packed.append(compressor.compress(_ARRAY + len(value).to_bytes(4, "big")))
-            packed += filter(None, (compressor.compress(encode(item)) for item in value))
+            packed += filter(None, (compressor.compress(encode(element)) for element in value))
         return b"".join([*packed, compressor.flush()])
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The site's limits: what users, groups, accounts, classes and all together take of them. Pure.
+"""The site's limits, and their use by users, groups, accounts, classes and all together. Pure.
 
 A task counts for each scope that it belongs to. Admission limits are checked before a submission,
 dispatch limits before each dispatch. Uses change with the states of tasks. A use may exceed its
@@ -34,7 +34,7 @@ _WHILE_LIVE = "dispatched"  # the resource that a task takes even if its manager
 
 @dataclass(eq=False, slots=True)
 class ScopeUse:
-    """What the tasks of a scope take."""
+    """The use by the tasks of a scope."""
 
     scope: LimitScope
     maxima: dict[str, int]  # by resource
@@ -43,7 +43,7 @@ class ScopeUse:
     awaited: bool = False  # whether tasks wait for a release
 
     def lacking(self, job: Job) -> str | None:
-        """Return the resource of which too little is left to dispatch a task, or None."""
+        """Return a resource that is too scarce to dispatch a task, or None."""
         for resource in self.dispatch_resources:
             demand = dispatch_demand(resource, job)
             if demand and self.used[resource] + demand > self.maxima[resource]:
@@ -60,7 +60,7 @@ class Shortage(NamedTuple):
 
     @property
     def reason(self) -> Reason:
-        """`limit_user` for the limit of a user, `limit_class` for one shared with others."""
+        """`limit_user` for the limit of a user, `limit_class` for a shared limit."""
         of_user = self.use.scope.kind is ScopeKind.USER
         return Reason.LIMIT_USER if of_user else Reason.LIMIT_CLASS
 
@@ -81,7 +81,7 @@ class UsageLimits:
         self._bounds_bytes = False  # whether any limit bounds stored bytes
         self._stored: dict[int, Job] = {}  # jobs whose stored bytes are counted, by id
         self._uses: dict[LimitScope, ScopeUse] = {}
-        self._uses_of: dict[Hashable, tuple[ScopeUse, ...]] = {}  # by what the scopes depend on
+        self._uses_of: dict[Hashable, tuple[ScopeUse, ...]] = {}  # by attributes that decide scopes
         # dispatched tasks: the job as counted, and whether the task may run
         self._dispatched: dict[TaskId, tuple[Job, bool]] = {}
         self.released: dict[LimitScope, ScopeUse] = {}  # that became less while tasks waited
@@ -169,7 +169,7 @@ class UsageLimits:
         self.update_dispatched(change.task, forced=change.event is not TaskEvent.SEND)
 
     def update_dispatched(self, task: Task, forced: bool) -> None:
-        """Count what a task takes while it is dispatched. `forced`: it may exceed the limits."""
+        """Count the use by a task while it is dispatched. `forced`: it may exceed the limits."""
         task_id = task.task_id
         counted = self._dispatched.get(task_id)
         if task.state not in LIVE:

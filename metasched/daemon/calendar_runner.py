@@ -5,9 +5,9 @@ The core stores which run an entry waits for. This module computes times and act
 - A backup, a removal of old rows or a change of the policy happens outside of the core. That it has
   begun is stored first (`CalendarEntry.running`). After a crash it is done again, which changes
   nothing further: a copy has the name of its run.
-- Of runs that were missed the last one happens, late, if it is not later than `grace`. The others
+- Of missed runs the last happens, late, if it is not later than `grace`. The others
   are recorded as skipped.
-- A limit of a licence lasts: one that has begun takes effect as soon as the daemon knows of it.
+- A limit of a licence lasts: once begun, it takes effect as soon as the daemon knows of it.
 - If the clock was set back, an entry waits for the next run that has not happened yet. Limits of
   licences of the days between hold again.
 """
@@ -66,9 +66,9 @@ class RunPlan(NamedTuple):
     """What to do about an entry that is due. Times are epoch seconds."""
 
     run: float | None  # nominal time of the run that happens; None: all are too late
-    first: float  # nominal time of the first run since the last one
+    first: float  # nominal time of the first run since the last report
     skipped: int  # number of runs that do not happen any more, `MAX_COUNTED` at the most
-    last_skipped: float | None  # nominal time, if more than one is skipped
+    last_skipped: float | None  # nominal time, if several are skipped
     next_run: float | None  # nominal time of the first run after now
 
 
@@ -79,7 +79,7 @@ def recurrence_of(rule: str, zone: str) -> Recurrence:
 
 
 def plan_runs(entry: CalendarEntry, now: float) -> RunPlan:
-    """Return which of the runs up to now happens, and when the next one is due. Pure.
+    """Return the run up to now that happens, and when the next is due. Pure.
 
     The entry must be due.
     """
@@ -136,7 +136,7 @@ class CalendarRunner:
     def __init__(
         self, host: SchedulerHost, prune: Callable[[], Awaitable[str]], outside: RunsOutside
     ) -> None:
-        """`prune` deletes old rows and returns what it did."""
+        """`prune` deletes old rows and returns their numbers as text."""
         self._host, self._prune, self._outside = host, prune, outside
         self._changed, self._begun = asyncio.Event(), asyncio.Event()
         self._clock, self._pruning = ClockStepDetector(), asyncio.Lock()
@@ -147,7 +147,7 @@ class CalendarRunner:
         self._begun.set()
 
     async def run(self) -> None:
-        """Start runs when they are due, until cancelled. StorageFailed if one cannot be stored."""
+        """Start runs when they are due, until cancelled. StorageFailed if any is not stored."""
         await self.take_over_file()
         await self.correct_for_clock()  # which may have been set back before this start
         while True:
@@ -316,11 +316,11 @@ class CalendarRunner:
     ) -> list[CoreEvent]:
         """Return the events of a run: those of its act, or that it begins outside of the core."""
         remarks = [f"{now - due:.0f} s late"] if now - due > PUNCTUAL else []
-        act, result, acts = entry.act, RunResult.DONE, list[CoreEvent]()
+        act, run_result, acts = entry.act, RunResult.DONE, list[CoreEvent]()
         if isinstance(act, LimitLicence):
             remarks = []  # the core follows from the run itself until when
         elif not isinstance(act, DrainCluster | ResumeCluster):
-            result = RunResult.STARTED
+            run_result = RunResult.STARTED
         else:
             drain = self._host.core.find_drain(act.cluster)
             if isinstance(act, DrainCluster) and drain is None:
@@ -337,11 +337,11 @@ class CalendarRunner:
                 acts.append(ClusterResumed(now, act.cluster))
             else:
                 remarks.append(f"it stays {drain}")
-        return [CalendarRun(now, entry.id, due, result, next_run, "; ".join(remarks)), *acts]
+        return [CalendarRun(now, entry.id, due, run_result, next_run, "; ".join(remarks)), *acts]
 
     async def finish_run(self, entry: CalendarEntry) -> None:
         """Do the run of an entry that has begun, and record the result."""
-        due, result = entry.running, RunResult.DONE
+        due, run_result = entry.running, RunResult.DONE
         assert due is not None
         run = EntryRun(entry.id, due)
         slow = asyncio.get_running_loop().call_later(SLOW_AFTER, self._note_slow, entry, due)
@@ -360,12 +360,14 @@ class CalendarRunner:
                 async with self._pruning:
                     cause = await self._prune()
         except PolicyRunSkipped as error:
-            result, cause = RunResult.SKIPPED, str(error)
+            run_result, cause = RunResult.SKIPPED, str(error)
         except (StoreError, StorageFailed, PolicyNotActivated) as error:
-            result, cause = RunResult.FAILED, str(error)
+            run_result, cause = RunResult.FAILED, str(error)
         finally:
             slow.cancel()
-        await self._host.apply_events(CalendarRun(time.time(), entry.id, due, result, cause=cause))
+        await self._host.apply_events(
+            CalendarRun(time.time(), entry.id, due, run_result, cause=cause)
+        )
         self._outside.forget(run)
 
     def _note_slow(self, entry: CalendarEntry, due: float) -> None:
@@ -396,13 +398,13 @@ def _find_conflicts(
 
 
 def _with_conflict(event: CoreEvent, conflicts: Mapping[str, str]) -> CoreEvent:
-    """Add the conflict with reservations to the record of an entry, if it has one."""
+    """Add the conflict with reservations to the record of an entry, if it has a conflict."""
     if isinstance(event, CalendarEntrySet) and (conflict := conflicts.get(event.entry.name)):
         return structs.replace(event, cause=f"{event.cause}; {conflict}")
     return event
 
 
-_TERMS = ("act", "rule", "zone", "grace")  # what the site's file says of an entry
+_TERMS = ("act", "rule", "zone", "grace")  # keys of an entry in the site's file
 
 
 def _terms(entry: CalendarEntry | CalendarSettings) -> tuple[object, ...]:

@@ -472,9 +472,15 @@ class ClusterConnection:
         self.pending_actions.record_claims_call(begun, time.monotonic())
         if reply.reason:
             log.warning("cluster %s: claims not revoked: %s", self.name, reply.reason)
-        results = [(revoked, claims[position]) for position, revoked in reply.revoked.items()]
+        revoked_claims = [
+            (revoked, claims[position]) for position, revoked in reply.revoked.items()
+        ]
         ends = tuple((claims[i].tag, claims[i].task, end) for i, end in reply.ends.items())
-        if results or ends:
-            revoked_tasks = tuple((claim.tag, claim.task) for revoked, claim in results if revoked)
-            started = tuple((claim.tag, claim.task) for revoked, claim in results if not revoked)
+        if revoked_claims or ends:
+            revoked_tasks = tuple(
+                (claim.tag, claim.task) for revoked, claim in revoked_claims if revoked
+            )
+            started = tuple(
+                (claim.tag, claim.task) for revoked, claim in revoked_claims if not revoked
+            )
             await self._host.apply_events(ClaimsRevoked(time.time(), revoked_tasks, started, ends))

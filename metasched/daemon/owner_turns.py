@@ -56,7 +56,7 @@ class OwnerTurns:
         """Return when the next turn can begin (monotonic seconds); inf: after the end of a turn."""
         if len(self._running) >= self._limit:
             return math.inf
-        return min((self._may_begin_at(*item) for item in due.items()), default=math.inf)
+        return min((self._may_begin_at(*owner_due) for owner_due in due.items()), default=math.inf)
 
     def end(self, owner: str, error: str = "") -> float:
         """End a turn; after an error, begin a pause. Return the seconds of the pause."""

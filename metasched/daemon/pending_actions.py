@@ -44,7 +44,7 @@ class PendingWithdrawal:
 
 
 class PendingActions:
-    """Pending actions of a cluster, in the order in which they are executed.
+    """Pending actions of a cluster, in the order of their execution.
 
     Dispatches and withdrawals are executed by owner. Where the commands of all owners run one
     after the other (`by_owner` is False), they have a common queue under the owner "".
@@ -187,7 +187,7 @@ class PendingActions:
     def next_withdrawal_due(self, owner: str | None = None) -> float:
         """Monotonic seconds at which the next withdrawal may be tried; inf without any.
 
-        Of one owner, or of all with None.
+        Of an owner, or of all with None.
         """
         due = (pending.breaker.open_until for pending in self._withdrawals_of(owner))
         return min(due, default=math.inf)
@@ -268,12 +268,12 @@ class PendingActions:
     def record_claims_call(self, begun: float, ended: float) -> None:
         """Let other actions have as much time as a call took; `begun` and `ended`: monotonic.
 
-        So they wait neither for a folder that hangs, nor for thousands of claims on a slow one.
+        So they wait neither for a folder that hangs, nor for thousands of claims on a slow folder.
         """
         self._claims_due = 2 * ended - begun
 
     def take_claims(self) -> tuple[TaskClaim, ...]:
-        """Remove and return claims to be revoked in one call: of one owner, who then comes last.
+        """Remove and return claims to be revoked in a call: of a single owner, who then comes last.
 
         So no owner waits for thousands of claims of another, and a call ends in time.
         """

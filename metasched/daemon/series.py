@@ -1,13 +1,13 @@
 """Series of reservations: makes them, and reserves each occurrence some weeks before its start.
 
-One event decides an occurrence, and takes the series on to the next one (`core.calendar`). So a
+A single event decides an occurrence, and takes the series on to the next (`core.calendar`). So a
 crash between two steps neither loses an occurrence nor reserves it twice. While no cluster answers
 it is tried again until its start.
 
 An occurrence that is not free, or exceeds the quota of its owner, is refused. Then the following
-one is tried. If that is granted, the refused ones before it are skipped, and one event says so.
+one is tried. If that is granted, the refused occurrences before it are skipped, by a single event.
 If there is none to try yet, the refused ones are tried again rarely, until their start has passed.
-What an owner may use of this in an hour is bounded: all series take turns in one task, and each
+The use by an owner in an hour is bounded: all series take turns in a single task, and each
 event is a row that operators see.
 """
 
@@ -64,7 +64,7 @@ MAX_RECORDS = 10  # events about skipped occurrences of an owner in a period
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesTerms:
-    """What a user requests; field names as in the body of POST /series."""
+    """A request of a user; field names as in the body of POST /series."""
 
     every: str  # the rule
     until: float  # epoch seconds; no occurrence starts later
@@ -127,7 +127,7 @@ async def make_series(
         groups=terms.groups,
         accounts=terms.accounts,
     )
-    # what holds for each occurrence is refused now
+    # a problem of each occurrence is refused now
     check_mail(host, user, terms.mail)
     check_request(host, _terms_of(act, math.ceil(now + MIN_LEAD)), quota)
     check_quota(host.core.reservations, user, terms.by_node, terms.most, quota, None)
@@ -239,7 +239,7 @@ class Budget:
 
 
 class SeriesPlanner:
-    """Reserves the occurrences of all series when they are due, one after another."""
+    """Reserves the occurrences of all series when they are due, in turn."""
 
     def __init__(self, host: ReservationHost) -> None:
         self._host = host
@@ -445,7 +445,7 @@ class SeriesPlanner:
             cause = refused.cause
         try:
             run = await asyncio.to_thread(_passed, entry, start, now, cause)
-        except ParseError as error:  # so nobody knows the following one: it was the last
+        except ParseError as error:  # so the following time is unknown: this was the last
             run = NotReserved(start, start, 1, _describe(error), None)
         if self._is_current(entry):
             self._obstacles.pop(entry.id, None)

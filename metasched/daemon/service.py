@@ -114,7 +114,7 @@ ActivateText = Callable[["Daemon", str, str, str], Awaitable[PolicyVersion]]
 
 @dataclass(frozen=True)
 class _Replacement:
-    """Settings for the next service, in place of one that ends for them."""
+    """Settings for the next service, in place of the service that ends for them."""
 
     settings: Settings
     by: str
@@ -246,7 +246,7 @@ class SchedulerService:
         return outcomes[1:] if clock_step else outcomes
 
     async def _store_soon(self) -> None:
-        """Wait until what has joined the open transaction is stored. StorageFailed if it is not."""
+        """Wait until the open transaction is stored. StorageFailed if it is not."""
         await self._group.add([], 0)
 
     def store_group(self) -> None:
@@ -308,7 +308,7 @@ class SchedulerService:
 
     @property
     def failure(self) -> BaseException | None:
-        """The error of which the service ends, if it does."""
+        """The error that ends the service, if it does."""
         is_failing = self._failure.done() and not self._failure.cancelled()
         return self._failure.exception() if is_failing else None
 
@@ -398,7 +398,7 @@ class SchedulerService:
                     raise
 
     def note_condition(self, record: AuditRecord, subject: str, value: str) -> None:
-        """Record a condition of a subject, "" for well, if it is not what was recorded last."""
+        """Record a condition of a subject, "" for well, if it differs from the last record."""
         notices = self.quarantine.notices
         if self.ledger.audit_condition(subject) != value or notices.has_condition(subject):
             notices.set_condition(record, subject, value)
@@ -458,7 +458,8 @@ class SchedulerService:
     async def _prune(self) -> str:
         """Delete jobs that ended before the retention time, old keys and others, a few at a time.
 
-        Return what was deleted. StorageFailed if the database fails; what was deleted stays so.
+        Return the numbers of deleted rows in words. StorageFailed if the database fails; they stay
+        deleted.
         A thread does so: the loop waits for it no longer than for any other writer.
         """
         now = time.time()
@@ -580,7 +581,7 @@ class Daemon:
     async def replace_service(self, settings: Settings, by: str, changes: tuple[str, ...]) -> None:
         """End the service and run another with these settings.
 
-        ReloadRefused if that cannot run: then another one runs with the former settings.
+        ReloadRefused if that cannot run: then another service runs with the former settings.
         """
         assert self.service is not None
         done = asyncio.get_running_loop().create_future()
@@ -624,7 +625,8 @@ class Daemon:
     def honours_keys(self) -> bool:
         """Whether every submission that a client may now repeat was received by a daemon with keys.
 
-        The daemon of an earlier release knew none, and may have accepted one just before its end.
+        The daemon of an earlier release knew no keys, and may have accepted a request just before
+        its end.
         """
         upgraded_at = self.settings.database.upgraded_at
         return upgraded_at is None or time.monotonic() - upgraded_at > RETRY_TIME
@@ -638,7 +640,7 @@ class Daemon:
 
     @property
     def status_line(self) -> str:
-        """What the daemon does, in one line for the service manager; no name of a job is in it."""
+        """The state of the daemon on a line for the service manager, without names of jobs."""
         service, reason = self.service, self.unavailable_reason
         if service is None or reason is not None:
             return reason or self._stopped_reason
@@ -720,7 +722,7 @@ class Daemon:
     def _new_service(self) -> SchedulerService:
         """Return a service from the stored state; with changed settings if those are wanted.
 
-        If it fails with changed settings, the former ones are in force again.
+        If it fails with changed settings, the former settings are in force again.
         """
         replacement, self._replacement = self._replacement, None
         failed = self._taken_back
@@ -769,7 +771,7 @@ class Daemon:
     def _changes_taken_back(
         self, failed: _Replacement, newest: PolicyVersion | None
     ) -> tuple[str, ...]:
-        """Return what is not in force of a service that failed; its policy may be stored."""
+        """Return the settings of a failed service that are not in force; a policy may be stored."""
         changes = failed.changes or ("policy",)
         version = failed.settings.policy_version
         if version == newest and version != self.settings.policy_version:
@@ -807,9 +809,9 @@ class Daemon:
 
 
 def _former_acts_until(ledger: Ledger, settings: Settings) -> float:
-    """Return until when calls of a daemon that this one replaced may still reach a manager.
+    """Return until when calls of the replaced daemon may still reach a manager.
 
-    Its workers begin none after `ACTIVE_SECONDS`; the last one ends in time.
+    Its workers begin no call after `ACTIVE_SECONDS`; the last call ends in time.
     """
     if not ledger.taken_over:
         return 0.0

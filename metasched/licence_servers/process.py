@@ -76,10 +76,10 @@ async def query_server(query: ServerQuery, grace: float = STARTUP_GRACE) -> Usag
         await process.wait()
     if not output.endswith(b"\n"):
         raise LicenceServerError(f"the probe died{_exit_cause(process.returncode)}")
-    result = msgspec.json.decode(output, type=QueryResult)
-    if result.report is None:
-        raise LicenceServerError(result.error)
-    return result.report
+    reply = msgspec.json.decode(output, type=QueryResult)
+    if reply.report is None:
+        raise LicenceServerError(reply.error)
+    return reply.report
 
 
 async def _exchange(process: asyncio.subprocess.Process, query: ServerQuery) -> bytes:

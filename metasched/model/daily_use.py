@@ -1,4 +1,4 @@
-"""What ended tasks used, summed up by day: sums, waits as a histogram, quantiles. Pure.
+"""Use of ended tasks, summed up by day: sums, waits as a histogram, quantiles. Pure.
 
 Durations are seconds, amounts processor-seconds, node-seconds and so on.
 """
@@ -16,7 +16,7 @@ from metasched.model.host_lists import expand_hosts
 from metasched.model.job import Job, State
 
 SHORTEST_RUN = 10.0  # seconds; the bound of the bounded slowdown (Feitelson 2001)
-# Waits are counted in ranges, each longer than the one before by this factor, so that a quantile
+# Waits are counted in ranges, each longer than the last by this factor, so that a quantile
 # is wrong by 2.5% at most. Range 0 is up to a second.
 RANGE_FACTOR = 1.05
 _LOG_FACTOR = math.log(RANGE_FACTOR)
@@ -28,7 +28,7 @@ class UseKey(NamedTuple):
     """Whose use on which day."""
 
     day: int  # 20260331, in the time zone of the daemon's host
-    cluster: str  # "": the task never reached one
+    cluster: str  # "": the task never reached a cluster
     user: str
     account: str  # "": none was named
     user_group: str  # "": not recorded
@@ -56,7 +56,7 @@ class UseSums(msgspec.Struct):
     node_seconds: float = 0.0
     gpu_seconds: float = 0.0
     cpu_outside: float = 0.0  # allocated to jobs that metasched did not send, as far as reported
-    starts: int = 0  # first starts of tasks; later ones have no wait
+    starts: int = 0  # first starts of tasks; later starts have no wait
     wait: float = 0.0
     max_wait: float = 0.0
     slowdown: float = 0.0  # sum of the bounded slowdowns of `starts`
@@ -68,7 +68,7 @@ class UseSums(msgspec.Struct):
     waits: dict[int, int] = msgspec.field(default_factory=dict)  # `starts` by range of the wait
 
     def add(self, other: UseSums) -> None:
-        """Add other sums; of what is `max_`, the larger remains."""
+        """Add other sums; of figures named `max_`, the larger remains."""
         for name in NUMBERS:
             if others := getattr(other, name):
                 mine = getattr(self, name)
@@ -129,7 +129,7 @@ def count_run(
 
 
 def correct_run(before: UseSums, after: UseSums) -> UseSums:
-    """Return what must be added once accounting has reported more of a run; waits stay."""
+    """Return the correction of a run once accounting has reported more; waits stay."""
     return UseSums(
         elapsed=after.elapsed - before.elapsed,
         cpu_allocated=after.cpu_allocated - before.cpu_allocated,
@@ -154,7 +154,7 @@ def count_deadline(deadline: float, state: State, ended: float) -> UseSums:
 
 @lru_cache(maxsize=1024)  # a listing names the same nodes again and again
 def count_nodes(node: str) -> int:
-    """Return the number of nodes in a manager's list; a name that is no list counts as one."""
+    """Return the number of nodes in a manager's list; a name that is no list counts 1."""
     try:
         return len(expand_hosts(node))
     except ValueError:
@@ -174,7 +174,7 @@ def wait_range(wait: float) -> int:
 
 
 def quantile(waits: Mapping[int, int], part: float) -> float | None:
-    """Return a wait that `part` (0 to 1) of the counted ones do not exceed; None without any."""
+    """Return a wait that `part` (0 to 1) of the counted waits do not exceed; None without any."""
     total = sum(waits.values())
     passed = 0
     for number in sorted(waits):

@@ -20,8 +20,8 @@ def expand_hosts(host_list: str, limit: int = MAX_HOSTS) -> tuple[str, ...]:
     if _LIST.fullmatch(host_list) is None:
         raise ValueError(f"{host_list[:80]!r} is no list of hosts")
     names: list[str] = []
-    for item in re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", host_list):
-        names += _expand_item(item, limit)
+    for part in re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", host_list):
+        names += _expand_item(part, limit)
         if len(names) > limit:
             raise ValueError(f"{host_list[:80]!r} names more than {limit} hosts")
     return tuple(names)

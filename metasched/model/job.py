@@ -88,7 +88,7 @@ def require_at_least(name: str, value: int, minimum: int = 1) -> None:
 
 
 def _check_choices(choices: Sequence[Mapping[str, int]], chosen: Mapping[str, int]) -> None:
-    """Raise ValueError unless these are different alternatives, and `chosen` is one of them."""
+    """Raise ValueError unless these are different alternatives, and `chosen` is among them."""
     if not 2 <= len(choices) <= MAX_LICENCE_CHOICES:
         raise ValueError(
             f"{len(choices)} alternatives of licences; there must be 2 to {MAX_LICENCE_CHOICES}"
@@ -99,7 +99,7 @@ def _check_choices(choices: Sequence[Mapping[str, int]], chosen: Mapping[str, in
         raise ValueError("licences are none of their alternatives, or an alternative is repeated")
 
 
-# attributes that decide which nodes can run a job, and further ones that decide which clusters can
+# attributes that decide which nodes can run a job, and those that decide which clusters can
 _NODE_REQUIREMENTS: Final = (
     "cpus",
     "tasks",
@@ -145,7 +145,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         default_factory=dict
     )  # options as written, by cluster
     licences: Mapping[str, int] = msgspec.field(default_factory=dict)  # copies, by licence
-    # alternatives in order, each of one licence; `licences` is one of them. Empty: no alternatives
+    # alternatives in order, each of a single licence; `licences` is among them. Empty: none
     licence_choices: tuple[Mapping[str, int], ...] = ()
     array: str | None = None  # range of task indices as submitted
     dependency: str | None = None  # as submitted; its targets existed at submission
@@ -235,7 +235,7 @@ class Job(JobSpec, frozen=True, kw_only=True):
 
     @property
     def licence_requests(self) -> tuple[Mapping[str, int], ...]:
-        """The licences of which it needs one entry."""
+        """The licences; it needs a single entry."""
         return self.licence_choices or (self.licences,)
 
     @property
@@ -244,14 +244,14 @@ class Job(JobSpec, frozen=True, kw_only=True):
         return self.licence_choices.index(self.licences) if self.licence_choices else None
 
     def with_licences(self, choice: int | None) -> Job:
-        """Return the job with one of its `licence_choices`; itself if it has none, or for None."""
+        """Return the job with a choice of `licence_choices`; itself if it has none, or for None."""
         if not self.licence_choices or choice in (None, self.licence_choice):
             return self
         return msgspec.structs.replace(self, licences=self.licence_choices[choice or 0])
 
     @property
     def gres_choices(self) -> tuple[Mapping[str, int], ...]:
-        """The generic resources of which it needs one entry, the first that fits."""
+        """The generic resources; it needs a single entry, the first that fits."""
         return self.gres, *self.gres_alternatives
 
     @property

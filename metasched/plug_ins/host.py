@@ -33,20 +33,20 @@ from metasched.timeouts import reply_timeout
 
 log = logging.getLogger("metasched")
 
-MAX_CALLS: Final = 64  # of plug-ins in a question; one job may need more
+MAX_CALLS: Final = 64  # of plug-ins in a question; a single job may need more
 CALL_SECONDS: Final = 2.0  # for the answer to a question
 ASK_SECONDS: Final = 5.0  # for the turns of the jobs of a request
 KILL_SECONDS: Final = 1.0  # for the end of a killed process; a hung file system delays it
 LOAD_SECONDS: Final = 20.0  # for the start of the process and the import of all plug-ins
 FIRST_SUSPENSION: Final = 5.0  # seconds; doubled by each failure
-MAX_SUSPENSION: Final = 600.0  # seconds; one that ended as long ago is forgotten
+MAX_SUSPENSION: Final = 600.0  # seconds; a suspension that ended as long ago is forgotten
 WARNING_INTERVAL: Final = 60.0  # seconds between two warnings about a plug-in
 MAX_SUSPENDED_USERS: Final = 1000  # whose suspensions are remembered
 ALL = ""  # in place of a user
 NO_TIME: Final = Rating(
     error="no time was left: other jobs were being rated, or the plug-ins started"
 )
-# what the process has of an environment, besides the search path of modules
+# environment of the process, besides the search path of modules
 ENVIRONMENT: Final = {"LC_ALL": "C", "TZ": "UTC", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 _DECODER: Final = msgspec.json.Decoder(PlugInAnswer)
 
@@ -174,7 +174,7 @@ class PlugInHost:
     _excluded: dict[PlugIn, int] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Keep a process that has loaded all plug-ins but the suspended ones, until cancelled."""
+        """Keep a process that has loaded all plug-ins except suspended ones, until cancelled."""
         try:
             while self.plug_ins:
                 self._changed.clear()
@@ -294,7 +294,7 @@ class PlugInHost:
         return wanted
 
     async def _replace(self, wanted: Sequence[PlugIn]) -> bool:
-        """Put a process with these plug-ins in the place of the present one; False: it failed."""
+        """Put a process with these plug-ins in place of the present process; False: it failed."""
         was_stale, self._stale = self._stale, False
         if await self._start(wanted):
             return True
@@ -352,7 +352,7 @@ class PlugInHost:
         self._changed.set()
 
     def _answered(self, plug_in: PlugIn, user: str) -> None:
-        """Forget old suspensions. A recent one counts: it may answer and hang by turns."""
+        """Forget old suspensions. Recent ones count: a plug-in may answer and hang by turns."""
         self._failed_for.pop(plug_in, None)
         now = time.monotonic()
         for key in ((plug_in, user), (plug_in, ALL)):

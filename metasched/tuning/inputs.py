@@ -1,4 +1,4 @@
-"""What a study is about: jobs, clusters and present policy, and the two parts of the jobs."""
+"""The inputs of a study: jobs, clusters and present policy, and the two parts of the jobs."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class InputSources(NamedTuple):
     local: str | None = None  # local policy; None: that of `metasched simulate`
     settings: tuple[str, ...] = ()  # as KEY=VALUE
     jobs: str | None = None  # range A:B
-    held_out: float = 0.3  # share of the jobs, the last ones
+    held_out: float = 0.3  # share of the jobs, at the end
     seed: int = 0
     database: str | None = None  # of the record: file or URL; None: that of the configuration
-    config: str | None = None  # configuration; None: the nearest one
+    config: str | None = None  # configuration; None: the nearest
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ class TuningInputs:
 
 @cache
 def read_inputs(sources: InputSources) -> TuningInputs:
-    """Read the inputs, once in each process. UserError in one line if one is invalid.
+    """Read the inputs, once in each process. UserError in a line if any is invalid.
 
-    Processes are forked from the one that reads the record of a site, which changes all the time.
+    Processes are forked from that which reads the record of a site, which changes all the time.
     """
     inputs = _read_trace(sources) if sources.trace else _read_record(sources)
     for part, remedy in ((inputs.training, "lower it"), (inputs.held_out_part, "raise it")):
@@ -105,7 +105,7 @@ def _read_trace(sources: InputSources) -> TuningInputs:
     settings = read_settings(
         sources.policy, sources.settings, sources.seed, sources.clusters, sources.local
     )
-    # `--seed` is of the jobs and the search; a tuned policy draws as the present one does
+    # `--seed` is of the jobs and the search; a tuned policy draws as the present policy does
     own = read_policy(None if sources.policy is None else Path(sources.policy))
     settings = replace(settings, meta_policy=replace(settings.meta_policy, seed=own.seed))
     workload, clusters = read_workload(sources.trace, sources.clusters, sources.jobs, settings)
@@ -113,7 +113,7 @@ def _read_trace(sources: InputSources) -> TuningInputs:
 
 
 def _read_record(sources: InputSources) -> TuningInputs:
-    """Read what the ledger has of the site. The present policy is the recorded one, or a file."""
+    """Read the record of the site in the ledger. The present policy is recorded, or a file."""
     config = None if sources.config is None else Path(sources.config)
     database, local_policies = open_record(sources.database, config)
     with database.snapshot() as connection:
@@ -147,7 +147,7 @@ def describe_inputs(sources: InputSources, inputs: TuningInputs) -> dict[str, An
 
 
 def _digest_of_jobs(workload: Workload) -> str:
-    """Return the start of a digest of what was submitted, by whom, and how long it ran."""
+    """Return the start of a digest of the submitted jobs, their owners and run times."""
     digest = hashlib.sha256()
     for entry in workload.entries:
         job = entry.job

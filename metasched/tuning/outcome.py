@@ -131,7 +131,7 @@ def judge(
         runs.append(future.result())
         if progress is not None:
             progress(1)
-    results = [
+    judged = [
         JudgedTrial(
             trial,
             policy,
@@ -144,9 +144,9 @@ def judge(
     return Outcome(
         tuple(objectives),
         tuple(trials),
-        results[0],
-        tuple(each for each in results[1:] if each.trial in front),
-        next((each for each in results[1:] if each.trial is chosen), None),
+        judged[0],
+        tuple(each for each in judged[1:] if each.trial in front),
+        next((each for each in judged[1:] if each.trial is chosen), None),
         chosen is best,
     )
 

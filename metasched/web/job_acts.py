@@ -1,4 +1,4 @@
-"""Acts on jobs: cancel, hold, release, requeue, modify, and what resolves unknown ones."""
+"""Acts on jobs: cancel, hold, release, requeue, modify, and resolve unknown jobs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class JobAct(NamedTuple):
     """An act on tasks, in words."""
 
     label: str
-    states: frozenset[State]  # in which it is offered
+    states: frozenset[State]  # where it is offered
     meaning: str
     for_operators: bool = False
 
@@ -354,7 +354,7 @@ def _changes_in_words(values: Mapping[str, str], tasks: Sequence[Row]) -> list[s
 
 
 def _seen(values: Mapping[str, str], tasks: Sequence[Row]) -> str:
-    """Return what a modification replaces, of each job."""
+    """Return the values that a modification replaces, of each job."""
     told = (
         f"{row['job']}: "
         + ", ".join(f"{ATTRIBUTES[name].label.lower()} {_value(name, row)}" for name in values)

@@ -1,4 +1,4 @@
-"""The act that reserves: its fields, then the windows that are free, then one of them.
+"""The act that reserves: its fields, then the free windows, then a chosen window.
 
 With a rule it makes a series: its fields, then its first occurrences, then the series.
 """
@@ -177,7 +177,7 @@ def _require_owner(caller: Caller, owner: str) -> None:
 
 
 def _given(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the fields that are filled in. ApiError if one is too long."""
+    """Return the fields that are filled in. ApiError if any is too long."""
     given = {name: values.get(name, "").strip() for name in (*FIELDS, "by_node")}
     for name, text in given.items():
         if len(text) > MAX_TEXT:
@@ -255,7 +255,7 @@ def _terms(given: Mapping[str, str], is_dry_run: bool) -> ReservationTerms:
 
 
 def _open_ids(service: SchedulerService, owner: str) -> str:
-    """Return the open reservations of an owner, which a new one changes."""
+    """Return the open reservations of an owner, which a new reservation changes."""
     ids = sorted(
         id
         for id, reservation in service.core.reservations.by_id.items()
@@ -265,7 +265,7 @@ def _open_ids(service: SchedulerService, owner: str) -> str:
 
 
 def _open_series(service: SchedulerService, owner: str) -> str:
-    """Return the series of an owner, which a new one changes."""
+    """Return the series of an owner, which a new series changes."""
     entries = service.core.calendar.entries.values()
     ids = sorted(entry.id for entry in entries if entry.is_series and entry.owner == owner)
     return f"series {ids[-1]} and {len(ids) - 1} more" if ids else ""
