@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import html
+import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import date, timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
+from fastapi.routing import APIRoute
 from playwright.sync_api import Browser, Page, expect
 
+from metasched import web
+from metasched.web.job_acts import ACTS
 from tests.conftest import require
-from tests.e2e.conftest import Site
+from tests.e2e.conftest import Site, reserve
 from tests.e2e.multi_user_site import MultiUserSite, running_site
 from tests.e2e.test_web import LEFT, PROGRAMS, SCRIPT, Reply, Visitor, secret_of, tables
 from tests.harness import browser
 from tests.harness.accounts import OPERATOR, A, B
+from tests.harness.http_calls import call
 from tests.harness.ports import free_port
 
 pytestmark = pytest.mark.root
+TAKES_BOTH = f'{LEFT}takes = "both"\n'  # a local cluster without max_time takes jobs alone
 LATER = ("--begin", "+2h", "-t", "9", "-o", "/dev/null", "--wrap", "true")
 
 
@@ -70,7 +78,7 @@ class Session:
 @pytest.fixture(scope="module")
 def site(common_folder: Path) -> Iterator[tuple[MultiUserSite, Visitor]]:
     port = free_port()
-    with running_site(common_folder / "web-acts", tables(port) + LEFT, PROGRAMS) as running:
+    with running_site(common_folder / "web-acts", tables(port) + TAKES_BOTH, PROGRAMS) as running:
         yield running, Visitor(port)
 
 
@@ -461,7 +469,112 @@ def test_the_policy_is_explained_to_everybody(signed: Signed, session: Sessions)
     [effect] = [key["effect"] for key in shown["keys"] if key["name"] == "max_priority"]
     expect(row).to_contain_text(effect)
     assert session(A).get("/web/policy").status == 200
-    page.goto("/web/acts/policy-activate?version=1")
-    check(page, "act-policy")
-    page.goto("/web/acts/reserve")
-    check(page, "act-reserve")
+
+
+def pages_of_routes() -> set[str]:
+    """Return the patterns of all pages that a browser gets, as the modules declare them."""
+    routers = [
+        router
+        for module in pkgutil.iter_modules(web.__path__)
+        if (router := getattr(import_module(f"{web.__name__}.{module.name}"), "router", None))
+    ]
+    assert len(routers) > 10
+    patterns = {
+        route.path
+        for router in routers
+        for route in router.routes
+        if isinstance(route, APIRoute) and "GET" in (route.methods or ())
+    }
+    return patterns - {"/changes"}  # an event stream
+
+
+def test_every_page_and_act_is_for_everybody(signed: Signed, session: Sessions) -> None:
+    """A page without an address here, or an act on jobs, fails."""
+    operator = session(OPERATOR)
+    policy = operator.site.folder / "other.toml"
+    policy.write_text("seed = 11\n")
+    operator.site.run("policy", "activate", str(policy))  # version 1 is not in force then
+    first, second = operator.site.submit("-J", SCRIPT, *LATER), operator.site.submit(*LATER)
+    operator.site.run("hold", str(second))
+    window = ("--size", "1", "--duration", "10m")
+    reservation = reserve(operator.site, *window, "--start", "+1h")["reservation"]
+    until = (date.today() + timedelta(days=3)).isoformat()
+    every = ("--every", "daily 08:00", "--until", until)
+    operator.site.run("reserve", *window, *every)
+    [series] = [row["entry"] for row in operator.site.json("calendar") if row["owner"]]
+    terms = "size=1&duration=10m"
+    on_jobs = [f"/acts/jobs/{act}?job={second if act == 'release' else first}" for act in ACTS]
+    addresses = {
+        "/": ["/"],
+        "/queue": ["/queue"],
+        "/jobs/{job}": [f"/jobs/{first}"],
+        "/licences": ["/licences"],
+        "/licences/{name}": ["/licences/matlab"],
+        "/reservations": ["/reservations"],
+        "/use": ["/use"],
+        "/policy": ["/policy"],
+        "/events": ["/events"],
+        "/acts/jobs/{act}": [*on_jobs, f"/acts/jobs/modify?job={first}&time_limit=30"],
+        "/acts/drain": ["/acts/drain?cluster=left"],
+        "/acts/licence-total": ["/acts/licence-total?licence=matlab&total=3"],
+        "/acts/cancel-reservation": [f"/acts/cancel-reservation?reservation={reservation}"],
+        "/acts/cancel-series": [f"/acts/cancel-series?series={series}"],
+        "/acts/policy-undo": ["/acts/policy-undo"],
+        "/acts/policy-activate": ["/acts/policy-activate?version=1"],
+        "/acts/reserve": [
+            "/acts/reserve",
+            f"/acts/reserve?{terms}&start=%2B3h",
+            f"/acts/reserve?{terms}&every=daily+08:00&until={until}",
+        ],
+        "/acts/resume": ["/acts/resume?cluster=left"],
+    }
+    assert set(addresses) == pages_of_routes()
+    page = signed(OPERATOR)
+    page.set_viewport_size({"width": 360, "height": 900})
+    refused = []
+    for address in (each for group in addresses.values() for each in group):
+        if address.startswith("/acts/resume"):
+            operator.site.run("cluster", "drain", "left")
+        answer = page.goto(f"/web{address}")
+        assert answer is not None
+        if answer.status != 200:
+            refused.append(address)
+        assert browser.barriers(page) == [], address
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, address
+    operator.site.run("cluster", "resume", "left")
+    # no task is unknown, or has started; such an answer is a page, too
+    assert set(refused) <= {f"/acts/jobs/{act}?job={first}" for act in ("lost", "ran", "requeue")}
+    operator.site.run("reservation", "cancel", str(reservation))
+    operator.act("/web/acts/cancel-series", {"series": series})
+
+
+def test_operators_see_how_a_candidate_differs(signed: Signed, session: Sessions) -> None:
+    operator, user = session(OPERATOR), session(A)
+    candidate = operator.site.folder / "candidate.toml"
+    candidate.write_text("[weights]\nuser = 9\ndeadline = 0\nlicence = 0\n")
+    reason = f"less for deadlines {SCRIPT}"
+    operator.site.run("policy", "shadow", str(candidate), "--reason", reason)
+    try:
+        job = user.site.submit("--wrap", "true", "-t", "10", "--deadline", "+11m")
+
+        def compared() -> dict[str, Any] | None:
+            row: dict[str, Any] = operator.site.json("policy", "shadow")
+            return row if row["all"]["tasks"] else None
+
+        row = operator.site.until(compared, patience=60)
+        assert [each["job"] for each in row["differences"]] == [job], (row, user.site.row(job))
+        page = signed(OPERATOR)
+        page.goto("/web/policy")
+        shown = page.locator("#shadow")
+        expect(shown).to_contain_text("Of 1 dispatched tasks 1 differ, 100.0%: 1 in their priority")
+        expect(shown).to_contain_text(reason)
+        expect(shown.get_by_role("rowheader")).to_have_text(str(job))
+        check(page, "policy-candidate")
+        assert 'id="shadow"' not in user.get("/web/policy").text
+        scraped = call(operator.site.folder / "state/ms.sock", "GET", "/metrics").content.decode()
+        for line in ("compared_total 1.0", "differing_total 1.0", "failing 0.0", "waiting 0.0"):
+            assert f"\nmetasched_shadow_{line}\n" in scraped
+    finally:
+        operator.site.run("policy", "shadow", "--stop")
+    page.reload()
+    expect(shown).to_contain_text("It ended at")
