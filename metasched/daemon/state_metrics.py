@@ -131,21 +131,23 @@ def _notifications(service: SchedulerService, now: float) -> Iterator[Family]:
 
 
 def _shadow(service: SchedulerService) -> Iterator[Family]:
-    """Yield the readings of the candidate policy; nothing while none runs."""
+    """Yield the readings of the candidate policy; without values while none runs."""
     runner = service.shadow
-    if runner.shadow is None:
-        return
     state, totals = runner.state, runner.totals
-    is_failing = float(bool(state.obstacle or state.problem))
-    yield _gauge("shadow_failing", "Whether a candidate policy is not compared (1).", is_failing)
-    yield _gauge("shadow_waiting", "Observations that a candidate has not seen.", state.waiting)
+    failing = _gauges("shadow_failing", "Whether a candidate policy is not compared (1).")
+    waiting = _gauges("shadow_waiting", "Observations that a candidate has not seen.")
+    if runner.shadow is not None:
+        failing.add_metric([], float(bool(state.obstacle or state.problem)))
+        waiting.add_metric([], state.waiting)
+    yield from (failing, waiting)
     for name, text, tasks in (
         ("shadow_compared", "Dispatched tasks that a candidate decided on.", totals.compared),
         ("shadow_differing", "Those with another priority or cluster.", totals.differing),
         ("shadow_dropped", "Dispatched tasks that were not compared.", totals.dropped),
     ):
         counter = CounterMetricFamily(f"metasched_{name}", text)
-        counter.add_metric([], tasks)
+        if runner.shadow is not None:
+            counter.add_metric([], tasks)
         yield counter
 
 
