@@ -135,8 +135,10 @@ def read_report(connection: Connection, query: ReportQuery) -> tuple[list[Row], 
     """Return the rows of a report and their total, with sums as stored, in no order.
 
     Each row has the values of the keys; months are 202603. Waits have `median` and `p90`, and
-    licences `peak` and `total` where they are not of some users alone. ReportTooLarge.
+    licences `peak` and `total` where they are not of some users alone. The connection has no
+    transaction yet: a report begins one. ReportTooLarge.
     """
+    _begin_snapshot(connection)
     with _time_limit(connection):
         if query.ranked_key is None:
             rows = _read_sums(connection, query)
@@ -152,6 +154,17 @@ def read_report(connection: Connection, query: ReportQuery) -> tuple[list[Row], 
 
 def _is_of_all(query: ReportQuery) -> bool:
     return not query.filters and set(query.by) <= set(TIME_KEYS)
+
+
+def _begin_snapshot(connection: Connection) -> None:
+    """Begin a transaction whose statements read the same state.
+
+    Marks of `period_use` hold for the sums of that state only: a correction deletes them.
+    """
+    is_sqlite = connection.dialect.name == "sqlite"
+    connection.exec_driver_sql(
+        "BEGIN" if is_sqlite else "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+    )
 
 
 @contextmanager

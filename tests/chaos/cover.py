@@ -188,7 +188,7 @@ _BY_CHANCE: set[Step] = {
             *("start_shadow", "stop_shadow", "add_shadow_decisions"),
             # nor do figures of licences decide: tests/unit/test_licence_history.py
             *("add_licence_samples", "_own_transaction"),
-            "sum_period",  # nor do sums of past days: tests/real/test_period_use.py
+            "sum_period",  # nor do sums of past days: tests/property/test_period_use.py
         )
         for side in ("before", "after")
     ),

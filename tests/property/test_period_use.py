@@ -87,9 +87,10 @@ class Database:
         answers: list[object] = []
         with self.engine.connect() as connection:
             assert list(find_mismatches(connection)) == []
-            for query in queries:
+        for query in queries:
+            with self.engine.connect() as connection:
                 rows, total = read_report(connection, query)
-                answers.append((sorted(rows, key=repr), total))
+            answers.append((sorted(rows, key=repr), total))
         return answers
 
 

@@ -336,6 +336,32 @@ def test_sums_of_past_days_are_corrected_late(site: Site) -> None:
     assert any("is not the sum of its days" in each.text for each in check_database(site.database))
 
 
+@pytest.mark.parametrize("largest", [None, 1])
+def test_a_report_is_of_a_single_moment(site: Site, largest: int | None) -> None:
+    """A correction between its statements removes no period from its sums."""
+    for id, user in enumerate(["ada", "bob", "ada"], 1):
+        site.run(id, NOW - id * DAY, 100.0, user)
+    periods = PeriodPass(day_of(NOW + 3 * DAY))
+    while site.ledger.sum_period(periods):
+        pass
+    by = () if largest is None else (ReportKey.USER,)
+    before = site.report(ReportKind.USE, *by, largest=largest)
+    jobs = iter(range(4, 10))
+
+    def count_job(_: Connection, __: object, statement: str, *others: object) -> None:
+        if "cpu_allocated" in statement:  # the marks were read
+            site.run(next(jobs), NOW - DAY, 50.0, "zoe")
+
+    listen(site.engine, "before_cursor_execute", count_job)
+    try:
+        assert site.report(ReportKind.USE, *by, largest=largest) == before
+    finally:
+        remove(site.engine, "before_cursor_execute", count_job)
+    assert next(jobs) > 4
+    _, total = site.report(ReportKind.USE)
+    assert total["jobs"] > 3
+
+
 def test_many_runs_are_corrected_by_few_queries(site: Site) -> None:
     site.submit(1, NOW, array="0-39", account="grant")
     ids = {index: f"1_{index}" for index in range(40)}
