@@ -11,10 +11,10 @@ import pytest
 from metasched.adapters.base import ManagerState
 from metasched.adapters.inspection import InspectionReport
 from metasched.config.reading import load_settings
-from metasched.config.settings import WebhookSettings
+from metasched.config.settings import LicenceServerSettings, WebhookSettings
 from metasched.daemon.doctor import cluster_checks
 from metasched.daemon.doctor.checks import run_checks
-from metasched.daemon.doctor.cluster_checks import check_manager
+from metasched.daemon.doctor.cluster_checks import check_licence_server, check_manager
 from metasched.daemon.doctor.daemon_checks import (
     check_evidence,
     check_heuristic,
@@ -24,6 +24,8 @@ from metasched.daemon.doctor.daemon_checks import (
 )
 from metasched.daemon.doctor.findings import passed
 from metasched.daemon.doctor.launcher_checks import check_webhooks
+from metasched.licence_servers.base import UsageReport
+from metasched.licence_servers.process import ServerQuery
 
 SITE = """[daemon]
 database = "sqlite:///ms.db"
@@ -158,6 +160,25 @@ def test_a_folder_of_claims_that_cannot_be_used_is_reported(tmp_path: Path) -> N
     assert not checks["claims of missing"].ok
     assert str(tmp_path / "missing") in checks["claims of missing"].text
     assert checks["claims of missing"].fix
+
+
+@pytest.mark.parametrize("timeout", [0.5, 1.0, 3.5, 600.0])
+def test_most_of_the_time_of_a_check_is_that_of_the_licence_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, timeout: float
+) -> None:
+    (tmp_path / "metasched.toml").write_text(SITE)
+    settings = load_settings(tmp_path / "metasched.toml")
+    limits: list[tuple[float, float]] = []
+
+    async def query_server(query: ServerQuery, grace: float) -> UsageReport:
+        limits.append((query.timeout, query.timeout + grace))
+        return UsageReport((), ())
+
+    monkeypatch.setattr(cluster_checks, "query_server", query_server)
+    server = LicenceServerSettings("flex", "text", {}, 60.0, 600.0, {})
+    assert [found.severity for found in check_licence_server(server, settings, timeout)] == ["ok"]
+    [(limit, end)] = limits
+    assert timeout / 2 < limit < end < timeout
 
 
 def test_a_webhook_whose_receiver_does_not_confirm_is_a_warning() -> None:

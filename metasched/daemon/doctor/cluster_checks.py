@@ -22,7 +22,7 @@ from metasched.daemon.doctor.findings import Finding, found, passed
 from metasched.licence_servers.base import LicenceServerError
 from metasched.licence_servers.process import ServerQuery, query_server
 
-REPORT_TIME = 0.3  # seconds of a check's time in which the process reports and ends
+MAX_REPORT_TIME = 0.3  # seconds of a check's time in which the process reports and ends
 SLURM_ADAPTER = "slurm"
 
 
@@ -85,14 +85,20 @@ class WorkerMissing(Exception):
     """The interpreter of a worker cannot run the inspection."""
 
 
+def _report_time(timeout: float) -> float:
+    """Return the seconds that remain of a check's time after its process; a tenth at most."""
+    return min(MAX_REPORT_TIME, timeout / 10)
+
+
 def _inspect(entry: ClusterSettings, settings: Settings, timeout: float) -> InspectionReport:
     """Run the inspection as the cluster's worker would run. Raises WorkerMissing."""
-    end = time.monotonic() + timeout - 2 * REPORT_TIME  # the start of a process may take time
+    report_time = _report_time(timeout)
+    end = time.monotonic() + timeout - 2 * report_time  # the start of a process may take time
     request = InspectionRequest(
         adapter=entry.cluster.adapter,
         cluster=entry.cluster,
         options=entry.options,
-        deadline=end - REPORT_TIME,
+        deadline=end - report_time,
         launcher=str(settings.launcher or ""),
     )
     python = entry.python or sys.executable
@@ -139,10 +145,11 @@ def check_licence_server(
 ) -> Iterator[Finding]:
     """Query a licence server once, as the daemon does."""
     check = f"query of {server.name}"
-    limit = min(server.timeout, timeout - 3 * REPORT_TIME)  # it is killed, and reported, by then
+    report_time = _report_time(timeout)
+    limit = min(server.timeout, timeout - 3 * report_time)  # it is killed, and reported, by then
     query = ServerQuery(server.server_type, server.options, limit)
     try:
-        report = asyncio.run(query_server(query, grace=REPORT_TIME))
+        report = asyncio.run(query_server(query, grace=report_time))
     except LicenceServerError as error:
         fix = f"try `metasched licence probe {server.name}`"
         yield found("licence-server-unreachable", check, str(error), fix)
