@@ -23,6 +23,7 @@ class Refused(AdapterError):
 
     `retryable` is True if the same request may be accepted later (a submit limit, a full queue,
     a partition that is down), False if it never will be. A retryable refusal holds for `scope`.
+    A refused reservation: after "; " in the reason comes a remedy that no other window replaces.
     """
 
     def __init__(

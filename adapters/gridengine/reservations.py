@@ -261,7 +261,8 @@ class GridEngineReservations:
         if (id := granted_id(answer.stdout)) is None:
             message = f"{answer.stdout}\n{answer.stderr}".strip()
             if _REJECTION_MESSAGE.search(message):
-                raise Refused(one_line(message))
+                # its lines are no remedy of metasched
+                raise Refused(one_line(message).replace("; ", ", "))
             raise Unreachable(f"qrsub: {message}")
         return id
 

@@ -136,18 +136,22 @@ class NodeReservations:
         return None
 
     def _check_creation(self, error: str, spec: ReservationSpec) -> None:
-        """As `check_error`; UnknownAccounts, with their names, if Slurm lacks accounts."""
+        """As `check_error`; UnknownAccounts, with their names if slurmdbd answers."""
         if "Invalid account" not in error or not spec.accounts:
             return check_error(error)
         try:
             tree = self._commands.shares(self._commands.controller().cluster)
             known = {account.name.lower() for account in tree.accounts}
+            missing = [name for name in spec.accounts if name.lower() not in known]
         except Unreachable:
-            known = set()
-        names = [name for name in spec.accounts if name.lower() not in known] or spec.accounts
+            missing = []
+        problem = (
+            f"Slurm has no account {', '.join(missing)}"
+            if missing
+            else f"Slurm does not accept each account of {', '.join(spec.accounts)}"
+        )
         raise UnknownAccounts(
-            f"Slurm has no account {', '.join(names)}; name others, add it with sacctmgr, "
-            "or map it in [cluster.map.account]"
+            f"{problem}; name others, add it with sacctmgr, or map it in [cluster.map.account]"
         )
 
     def delete(self, name: str) -> None:
@@ -184,7 +188,7 @@ def has_jobs(error: str) -> bool:
 def check_error(error: str) -> None:
     """Raise Refused if scontrol's error means no change, Unreachable for any other error."""
     if error and _REJECTED.search(error):
-        raise Refused(error)
+        raise Refused(error.replace("; ", ", "))  # it is no remedy of metasched
     if error:
         raise Unreachable(f"scontrol: {error}")
 

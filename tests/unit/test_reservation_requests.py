@@ -11,6 +11,9 @@ from typing import Any, cast
 
 import pytest
 
+from metasched.adapters.errors import Refused
+from metasched.adapters.slurm.node_reservations import check_error
+from metasched.adapters.slurm.submission import error_message
 from metasched.api.identity import Caller
 from metasched.api.licences import _licence_row as licence_row
 from metasched.api.lookups import Lookups
@@ -21,6 +24,7 @@ from metasched.core.events import CoreEvent, DaemonStarted, ListingReceived, Out
 from metasched.core.reservations.events import (
     ReservationBound,
     ReservationCancelled,
+    ReservationRejected,
     ReservationRequested,
     SurveyReceived,
 )
@@ -138,6 +142,34 @@ class Desk:
         caller = cast(CurrentCaller, SimpleNamespace(user="ada"))
         answer = create(caller, cast(SchedulerService, self), Lookups("account"), request)
         return dict(asyncio.run(answer))
+
+
+class RefusingDesk(Desk):
+    """Its manager answers each reservation with the same error."""
+
+    def __init__(self, error: str) -> None:
+        super().__init__()
+        self.error = error
+
+    async def apply_events(self, event: CoreEvent) -> list[Outcome]:
+        outcome = self.core.step(event)
+        with pytest.raises(Refused) as refused:
+            check_error(self.error)
+        while self.core.reservations.by_id[1].state is ReservationState.REQUESTED:
+            self.core.step(ReservationRejected(event.time, 1, refused.value.reason))
+        return [outcome]
+
+    def mark_notified(self, id: int, now: float) -> None:
+        pass
+
+
+def test_an_error_of_several_lines_offers_other_windows() -> None:
+    error = error_message(
+        "scontrol: Requested nodes are busy\nscontrol: error: plugin of the site: no answer\n"
+    )
+    with pytest.raises(ApiError) as refused:
+        RefusingDesk(error).reserve()
+    assert "nodes are busy, plugin of the site: no answer; that is not free" in str(refused.value)
 
 
 def test_mail_goes_to_the_owner_or_to_domains_of_the_site() -> None:
