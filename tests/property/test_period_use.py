@@ -6,6 +6,7 @@ import time
 from datetime import date, timedelta
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Engine, create_engine, delete, func, select
@@ -14,7 +15,7 @@ from sqlalchemy.pool import StaticPool
 from metasched.core.events import Outcome, UseReported
 from metasched.db import daily_use as sums_by_day
 from metasched.db.period_use import PeriodPass, cover, days_of, find_mismatches, periods_of
-from metasched.db.reports import ReportKey, ReportKind, ReportQuery, read_report
+from metasched.db.reports import ReportKey, ReportKind, ReportQuery, Row, read_report
 from metasched.db.schema import daily_licence_use, daily_use, metadata, period_use
 from metasched.model.fair_share import ForeignUse
 from tests.harness.examples import examples
@@ -83,8 +84,8 @@ class Database:
                 select(func.count()).select_from(period_use).where(period_use.c.key == "")
             ).scalar_one()
 
-    def reports(self, queries: list[ReportQuery]) -> list[object]:
-        answers: list[object] = []
+    def reports(self, queries: list[ReportQuery]) -> list[tuple[list[Row], Row]]:
+        answers: list[tuple[list[Row], Row]] = []
         with self.engine.connect() as connection:
             assert list(find_mismatches(connection)) == []
         for query in queries:
@@ -153,5 +154,23 @@ def test_reports_are_those_of_the_days(
         with database.engine.begin() as connection:
             connection.execute(delete(period_use))
         assert database.reports(queries) == answers
+    finally:
+        database.engine.dispose()
+
+
+@pytest.mark.parametrize(("most", "marks"), [(12, 3), (11, 0)])
+def test_a_period_is_summed_from_few_rows(
+    monkeypatch: pytest.MonkeyPatch, most: int, marks: int
+) -> None:
+    """The rows of all keys count together: writers wait for all of them."""
+    monkeypatch.setattr("metasched.db.period_use.MAX_ROWS", most)
+    database = Database()
+    try:
+        for user in ("ann", "bob"):
+            database.report_use(0, "left", user, "", 5)
+        database.sum_periods()
+        assert database.marks() == marks
+        rows, _ = database.reports([ReportQuery(ReportKind.USE, 0, 99991231, ())])[0]
+        assert rows[0]["cpu_outside"] == 10.0
     finally:
         database.engine.dispose()
