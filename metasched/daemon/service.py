@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -84,6 +85,9 @@ log = logging.getLogger("metasched")
 PRUNE_INTERVAL = 3600.0  # seconds between removals of jobs that ended before the retention time
 PRUNE_PAUSE = 0.1  # seconds between two transactions of a removal, or of sums
 SUM_INTERVAL = 3600.0  # seconds between passes that sum the use of past days
+# Seconds that a takeover waits for the policy files of the calendar: they may lie on a filesystem
+# that hangs, and are only reported.
+CALENDAR_CHECK_TIME = 2.0
 # Seconds between checks that the database is reachable. A standby takes over from a daemon that
 # says nothing to the database for some of them: see `db.postgresql.SILENT_HOLDER`.
 DATABASE_CHECK_INTERVAL = 2.0
@@ -618,8 +622,13 @@ class Daemon:
         ledger.on_notices = self._notices_stored
         self._ledger = ledger
         if waits:
-            self.calendar_mistakes = log_scheduled_mistakes(self.settings)
+            thread = threading.Thread(target=self._note_calendar_mistakes, daemon=True)
+            thread.start()
+            thread.join(CALENDAR_CHECK_TIME)
         return True
+
+    def _note_calendar_mistakes(self) -> None:
+        self.calendar_mistakes = log_scheduled_mistakes(self.settings)
 
     @property
     def honours_keys(self) -> bool:

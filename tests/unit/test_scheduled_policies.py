@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from metasched.config.reading import load_settings
 from metasched.config.settings import ConfigError
-from metasched.daemon import reload, scheduled_policies
+from metasched.daemon import reload, scheduled_policies, service
 from metasched.daemon.backup_threads import EntryRun
 from metasched.daemon.doctor.folder_checks import check_scheduled_policies
 from metasched.daemon.late_settings import log_scheduled_mistakes
+from metasched.daemon.policy_activation import activate_scheduled
 from metasched.daemon.scheduled_policies import (
     MAX_TRIES,
     PolicyNotActivated,
@@ -216,3 +219,21 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     daemon = ScheduledPolicies(cast(Any, None))
     with pytest.raises(PolicyNotActivated, match=r"no file .*gone.toml"):
         asyncio.run(daemon.put_in_force(RUN, str(tmp_path / "gone.toml"), "night", LATER))
+
+
+def test_a_takeover_does_not_wait_for_a_file_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "metasched.toml"
+    config.write_text(
+        '[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 1\n'
+        '[[calendar]]\nname = "night"\nat = "20:00"\ndo = "policy"\nfile = "night.toml"\n'
+    )
+    os.mkfifo(tmp_path / "night.toml")  # nobody writes to it
+    monkeypatch.setattr(service, "CALENDAR_CHECK_TIME", 0.1)
+    monkeypatch.setattr(service, "settings_after_wait", lambda settings, _: settings)
+    ledger = cast(Any, SimpleNamespace())
+    daemon = service.Daemon(load_settings(config), lambda: ledger, activate_scheduled)
+    assert daemon.try_open(waits=True)
+    assert daemon.ledger is ledger
+    assert daemon.calendar_mistakes == frozenset()
