@@ -6,6 +6,7 @@ import getpass
 import hashlib
 import json
 import re
+import sys
 import tomllib
 from datetime import date
 from datetime import time as datetime_time
@@ -64,6 +65,9 @@ def parse_toml(text: str, place: object) -> dict[str, Any]:
         json.dumps(tables)  # as `examined` does
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(describe_toml_error(text, error, place)) from None
+    except ValueError:  # of int(): Python converts no more digits
+        digits = sys.get_int_max_str_digits()
+        raise ConfigError(f"a number has more than {digits} digits, {place}; shorten it") from None
     except RecursionError:
         raise ConfigError(deep) from None
     return tables

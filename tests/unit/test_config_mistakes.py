@@ -422,6 +422,11 @@ def test_deep_keys_are_one_mistake(text: str) -> None:
         parse_toml(text, "x.toml")
 
 
+def test_a_number_of_too_many_digits_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match=r"a number has more than 4300 digits, x\.toml"):
+        parse_toml(f"a = {'9' * 5000}", "x.toml")
+
+
 def test_dots_of_values_and_remarks_are_no_depth() -> None:
     dots = "." * 50
     numbers = ", ".join(["1.5"] * 50)
