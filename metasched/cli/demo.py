@@ -102,7 +102,7 @@ def run(*, jobs: int, seed: int, plot: Path | None, json: bool) -> int:
         console.print(_format_summary(summary), soft_wrap=True)
     if plot is not None:
         _draw_gantt([*rows, reserved], plot, window)
-        console.print(f"Gantt chart: {plot}")
+        console.print(f"Gantt chart: {plot}", soft_wrap=True)
     return 0 if summary["completed"] == jobs and reserved["state"] == "completed" else 1
 
 
@@ -243,6 +243,8 @@ def _run_workload(
             if not waiting and all(row["state"] in FINAL_STATES for row in found):
                 break
             time.sleep(0.2)
+    if not console.is_terminal:
+        console.line()  # Live ends its last line on terminals alone
     return rows, reserved
 
 

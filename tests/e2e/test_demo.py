@@ -51,6 +51,7 @@ def test_demo_completes_every_job_and_draws_the_chart(tmp_path: Path, folder: Pa
     assert (window["cluster"], window["job"]) == ("left", "completed")
     assert window["start_delay"] >= 0
     assert datetime.fromisoformat(window["started"]) < datetime.fromisoformat(window["end"])
+    assert f"\nGantt chart: {chart}\n" in done.stderr
     assert chart.read_bytes().startswith(b"\x89PNG")
     assert not left_behind(folder)
 
