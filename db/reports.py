@@ -36,6 +36,7 @@ MAX_ROWS = 10_000  # of a report
 MAX_SECONDS = 10.0  # for which a report reads
 # no parameter: PostgreSQL takes two parameters for different expressions
 _HUNDRED: ColumnElement[int] = literal_column("100")
+_ROUNDING = 1e-9  # of a sum: a smaller difference of two sums is their rounding
 _STEPS = 20_000  # of SQLite between two looks at the clock
 _WAITS = msgspec.json.Decoder(dict[int, int])
 
@@ -240,11 +241,16 @@ def _read_largest(
     others_of = replace(query, by=tuple(name for name in query.by if name is not key))
     whole = _read_sums(connection, others_of)
     total, names = _total(query.kind, whole), [name.value for name in others_of.by]
-    rest = {tuple(row[name] for name in names): row | {key.value: None} for row in whole}
+    wholes = {tuple(row[name] for name in names): row for row in whole}
+    rest = {values: row | {key.value: None} for values, row in wholes.items()}
     for row in rows:
         together = rest[tuple(row[name] for name in names)]
         for name in _SUMS[query.kind]:
-            together[name] = max(together[name] - row[name], 0)
+            together[name] -= row[name]
+    for values, together in rest.items():
+        for name in _SUMS[query.kind]:
+            if together[name] < _ROUNDING * wholes[values][name]:
+                together[name] = 0
     counted = _COUNTED[query.kind]
     return [*rows, *(row for row in rest.values() if any(row[name] for name in counted))], total
 

@@ -659,6 +659,25 @@ def fill(engine: Engine, rows: int) -> None:
         )
 
 
+def test_rounding_makes_no_row_of_others(site: Site) -> None:
+    numbers: dict[str, Any] = dict.fromkeys((column.name for column in daily_use.c), 0)
+    keys = {"cluster": "left", "user_group": "", "user_class": "", "waits": "{}"}
+    rows = [
+        numbers
+        | keys
+        | {"day": 20260301 + day, "user": f"u{user}", "account": f"a{account}"}
+        | {"cpu_outside": 1000.0 / (7 * day + 3 * user + account + 3)}
+        for day in range(5)
+        for user in range(5)
+        for account in range(3)
+    ]
+    site.write(lambda connection: connection.execute(insert(daily_use), rows))
+    by = (ReportKey.DAY, ReportKey.USER)
+    answered, _ = site.report(ReportKind.USE, *by, largest=8)
+    assert len(answered) == 25
+    assert {row["user"] for row in answered} == {f"u{user}" for user in range(5)}
+
+
 def test_the_largest_have_rows_of_their_own(site: Site) -> None:
     """The others are together what they are one by one, at each time."""
     for id, (user, seconds) in enumerate(
