@@ -150,4 +150,5 @@ def test_the_core_hears_of_other_peoples_jobs_in_sums(monkeypatch: pytest.Monkey
 def test_an_unknown_choice_is_reported() -> None:
     with pytest.raises(ValueError, match="must be one of home, random"):
         SubmissionScheme(user_choice="best")
-    assert set(USER_CHOICES) == {"home", "random", "duplicates", "slurm", "foreseen"}
+    names = {"home", "random", "duplicates", "shortest queue", "slurm", "foreseen"}
+    assert set(USER_CHOICES) == names
