@@ -115,6 +115,11 @@ class Job:
         limit = self.row["array"].partition("%")[2]
         self.tasks, self.is_folded = indices + (f"%{limit}" if limit else ""), True
 
+    def text_of(self, key: str) -> str | None:
+        """Return a value of the row as a filter names it; None if it is empty."""
+        value = self.row[key]
+        return None if value in (None, "") else str(value)
+
     def cluster_among(self, names: Sequence[str]) -> str | None:
         """Return which of the clusters has the job; None if it is on another.
 

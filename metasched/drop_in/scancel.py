@@ -50,8 +50,19 @@ OPTIONS = {
     "version": "V",
     "wckey=": "",
 }
-_FILTERS = {"account", "jobname", "me", "name", "nodelist", "partition", "qos", "reservation"}
+_SYNONYMS = {"cluster": "clusters", "me": "user", "name": "jobname"}  # the last of both counts
+_FILTERS = {"account", "jobname", "nodelist", "partition", "qos", "reservation"}
 _FILTERS |= {"state", "user", "wckey"}
+# input variables of the real command that select jobs; signals go by the real command itself
+_VARIABLES = {
+    "SCANCEL_ACCOUNT": "account",
+    "SCANCEL_NAME": "jobname",
+    "SCANCEL_PARTITION": "partition",
+    "SCANCEL_QOS": "qos",
+    "SCANCEL_STATE": "state",
+    "SCANCEL_USER": "user",
+    "SCANCEL_WCKEY": "wckey",
+}
 _OF_SIGNALS = ("signal", "batch", "full", "quiet", "verbose")  # options for the real command
 # signals that end a job: it is cancelled, so that its manager ends all its processes
 _ENDING_SIGNALS = ("KILL", "TERM", "INT", "HUP", "QUIT", "9", "15", "2", "1", "3")
@@ -64,14 +75,19 @@ USAGE += (
 def main(arguments: Sequence[str]) -> int:
     """Cancel the jobs that ids and filters select. Return the exit code."""
     parsed, ids = parse_options("scancel", OPTIONS, arguments)
-    options = dict(parsed)
+    options = {name: os.environ[key] for key, name in _VARIABLES.items() if key in os.environ}
+    for name, value in parsed:
+        options[_SYNONYMS.get(name, name)] = str(os.getuid()) if name == "me" else value
     if "help" in options or "usage" in options:
         print(USAGE)
         return 0
     if "version" in options:
         print("slurm-metasched")
         return 0
-    ids = [word for text in ids for word in words_of(text)] if "[" not in "".join(ids) else ids
+    if os.environ.get("SCANCEL_INTERACTIVE", "").lower() in ("t", "true"):
+        raise CommandError("scancel: error: metasched asks nothing; unset SCANCEL_INTERACTIVE")
+    if "[" not in "".join(ids):  # an empty word, as of a script's unset variable, is no id
+        ids = [word for text in ids for word in words_of(text) or [text]]
     for word in ids:
         if not is_job_id(word.partition(".")[0]):
             raise CommandError(f"scancel: error: Invalid job id {word}")
@@ -84,9 +100,7 @@ def main(arguments: Sequence[str]) -> int:
         raise CommandError("scancel: error: No job identification provided")
     connection = connect()
     clusters = read_clusters(connection)
-    names = options.get(
-        "clusters", options.get("cluster", os.environ.get("SLURM_CLUSTERS") or None)
-    )
+    names = options.get("clusters", os.environ.get("SLURM_CLUSTERS") or None)
     chosen = clusters.choose("scancel", names)
     own_ids = [word for word in ids if not clusters.is_native(word)]
     native_ids = [word for word in ids if clusters.is_native(word)]
@@ -180,26 +194,26 @@ def _selected(
 ) -> list[str]:
     """Return the ids of the open tasks that pass all filters, on the chosen clusters.
 
-    As in the real command an empty value selects nothing: a variable of a script may be unset.
+    As in the real command a value is one name, not a list, and an empty value selects nothing: a
+    variable of a script may be unset.
     """
     query: dict[str, object] = {"state": OPEN_STATES}
     if ids:
         query.update(job=list(ids), skip_missing="true")
-    user = str(os.getuid()) if "me" in options else options.get("user")
-    if user is not None:
+    if (user := options.get("user")) is not None:
         query["user"] = user_name(user)
         if user_id(user_name(user)) == "nobody":
             raise CommandError(f"scancel: error: Invalid user name: {user}")
     state = slurm_state(options.get("state", ""))
     wanted = {
-        "name": options.get("jobname", options.get("name")),
+        "name": options.get("jobname"),
         "partition": options.get("partition"),
         "account": options.get("account"),
         "qos": options.get("qos"),
         "wckey": options.get("wckey"),
+        "reservation": options.get("reservation"),
     }
     nodes = set(expand_hostlist(options["nodelist"])) if "nodelist" in options else None
-    reservation = options.get("reservation")
     names = None if chosen is None else [cluster.name for cluster in chosen]
 
     def is_there(job: Job) -> bool:
@@ -214,8 +228,7 @@ def _selected(
         job.array_id
         for job in map(Job, listed_tasks(connection, query))
         if state in (None, job.state)
-        and all(value is None or job.row[key] in words_of(value) for key, value in wanted.items())
+        and all(value is None or job.text_of(key) == value for key, value in wanted.items())
         and (nodes is None or nodes.intersection(job.nodes))
-        and reservation in (None, str(job.row["reservation"]))
         and is_there(job)
     ]

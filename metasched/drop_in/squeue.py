@@ -277,7 +277,7 @@ def _selected(
         and all(not words or job.row[key] in words for key, words in accepted.items())
         and (not nodes or nodes.intersection(job.nodes))
         and (not licences or licences.intersection(job.row["licences"]))
-        and (not reservations or str(job.row["reservation"]) in reservations)
+        and (not reservations or job.text_of("reservation") in reservations)
     ]
 
 
@@ -294,6 +294,7 @@ def _sorted(jobs: Sequence[Job], text: str | None) -> list[Job]:
         if key is None:
             raise CommandError(f"squeue: error: Invalid sort specification: {letter}")
         keys.append((key, is_falling))
+        is_falling = False
     for key, is_falling in reversed(keys):
         ordered.sort(key=key, reverse=is_falling)
     return ordered

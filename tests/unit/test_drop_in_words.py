@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import shlex
 import subprocess
 import sys
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +18,7 @@ from hypothesis import strategies as st
 import metasched
 from metasched.adapters.slurm import listing
 from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD
-from metasched.drop_in import command, job, job_filters, sacct, squeue
+from metasched.drop_in import command, job, job_filters, sacct, scancel, squeue
 from metasched.drop_in.command import CommandError
 from metasched.drop_in.job import Job
 from metasched.drop_in.job_fields import JOB_FORMATS
@@ -24,7 +28,7 @@ from metasched.model.job import Reason, State
 PACKAGE = Path(metasched.__file__).parent
 
 
-def row(**values: object) -> dict[str, object]:
+def row(**values: object) -> dict[str, Any]:
     """A row of `GET /jobs/details`."""
     texts = dict.fromkeys(
         ("cluster", "partition", "account", "qos", "dependency", "constraint", "comment")
@@ -256,7 +260,14 @@ def test_states_of_slurm_are_those_of_its_listings() -> None:
 
 @pytest.mark.parametrize(
     ("order", "jobs"),
-    [("i", "1 2 3"), ("-i", "3 2 1"), ("M,-i", "3 1 2"), ("-C+i", "2 1 3"), ("t,C", "1 3 2")],
+    [
+        ("i", "1 2 3"),
+        ("-i", "3 2 1"),
+        ("M,-i", "3 1 2"),
+        ("-C+i", "2 1 3"),
+        ("t,C", "1 3 2"),
+        ("-ti", "1 2 3"),
+    ],
 )
 def test_jobs_are_sorted_by_values(order: str, jobs: str) -> None:
     rows = [
@@ -292,3 +303,101 @@ def test_lists_of_states(text: str, codes: str) -> None:
     assert job_filters.parse_codes(text, "no state {}") == set(codes.split())
     with pytest.raises(CommandError, match=r"^no state PENDINGS$"):
         job_filters.parse_codes(f"R,PENDINGS,{text}", "no state {}")
+
+
+class _Cancellations:
+    """A daemon with the rows of a few jobs, which keeps the ids that it is to cancel."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ids: list[str] = []
+        no_clusters = NativeClusters({"first_id": 1, "instances": [], "clusters": []})
+        user = pwd.getpwuid(os.getuid()).pw_name
+        rows = [
+            row(job=1, name="a", user=user, reservation=None, partition="long", wckey=""),
+            row(job=2, name="b", user=user, reservation=7, partition=None, account="physics"),
+            row(job=3, name="a,b", user=user, reservation=None, partition="long", wckey="w"),
+        ]
+        monkeypatch.setattr(scancel, "connect", lambda: self)
+        monkeypatch.setattr(scancel, "read_clusters", lambda _: no_clusters)
+        monkeypatch.setattr(scancel, "listed_tasks", lambda _, query: self._listed(rows, query))
+
+    def _listed(self, rows: list[dict[str, Any]], query: dict[str, Any]) -> list[dict[str, Any]]:
+        ids, user = query.get("job"), query.get("user")
+        listed = (values for values in rows if ids is None or str(values["job"]) in ids)
+        return [values for values in listed if user in (None, values["user"])]
+
+    def request(self, _: str, path: str, *, body: dict[str, Any]) -> tuple[None, dict[str, str]]:
+        assert path == "/jobs/cancel"
+        self.ids += body["jobs"]
+        return None, {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ids"),
+    [
+        ("--me", "1 2 3"),
+        ("-n a", "1"),
+        ("-n a,b", "3"),
+        ("--name x --jobname a", "1"),
+        ("--jobname a --name x", ""),
+        ("-R 7", "2"),
+        ("-R None", ""),
+        ("-p None", ""),
+        ("-p long 1 2", "1"),
+        ("--me --wckey=", ""),
+        ("--me -p ''", ""),
+        ("--me -u nobody", ""),
+        ("-u nobody --me -p long", "1 3"),
+        ("-A physics -t PD", "2"),
+        ("-A physics -t R", ""),
+    ],
+)
+def test_filters_of_scancel(arguments: str, ids: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled = _Cancellations(monkeypatch)
+    assert scancel.main(shlex.split(arguments)) == 0
+    assert cancelled.ids == ids.split()
+
+
+@pytest.mark.parametrize("arguments", ["--me ''", "-u root ,", "'' -p long", "1 '' --me", "--me x"])
+def test_an_empty_id_of_scancel_is_no_absent_one(
+    arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`scancel --me "$JOB"` with an unset variable would cancel all jobs."""
+    cancelled = _Cancellations(monkeypatch)
+    with pytest.raises(CommandError, match="Invalid job id"):
+        scancel.main(shlex.split(arguments))
+    assert cancelled.ids == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "ids"),
+    [
+        ("SCANCEL_PARTITION", "long", "1 3"),
+        ("SCANCEL_NAME", "b", "2"),
+        ("SCANCEL_NAME", "", ""),
+        ("SCANCEL_STATE", "running", ""),
+        ("SCANCEL_WCKEY", "w", "3"),
+        ("SCANCEL_USER", "nobody", "1 2 3"),
+    ],
+)
+def test_variables_of_scancel_are_filters(
+    name: str, value: str, ids: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled = _Cancellations(monkeypatch)
+    monkeypatch.setenv(name, value)
+    assert scancel.main(["--me"]) == 0
+    assert cancelled.ids == ids.split()
+
+
+@pytest.mark.parametrize(("value", "is_refused"), [("TRUE", True), ("t", True), ("false", False)])
+def test_scancel_asks_nothing(
+    value: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled = _Cancellations(monkeypatch)
+    monkeypatch.setenv("SCANCEL_INTERACTIVE", value)
+    if is_refused:
+        with pytest.raises(CommandError, match="unset SCANCEL_INTERACTIVE"):
+            scancel.main(["--me"])
+    else:
+        scancel.main(["--me"])
+    assert bool(cancelled.ids) is not is_refused
