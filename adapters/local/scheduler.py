@@ -223,10 +223,10 @@ class LocalScheduler:
         now = time.time()
         try:
             starts = self._choose_starts(policy, now)
-            if planned_starts is not None:
-                self.planned_starts = planned_starts()
+            self.planned_starts = {} if planned_starts is None else planned_starts()
         except Exception as error:  # it may be of another package
             self._warn_excluded(error)
+            self.planned_starts = {}  # those of an earlier pass hold no more
             starts = self._choose_starts(FCFS(), now)
         for task in starts:
             self._start(task, now)

@@ -8,9 +8,11 @@ this: it ends or blocks the worker of its cluster alone.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from metasched.policies.local.queueing import (
@@ -42,6 +44,9 @@ class TimedPolicy:
         self._policy, self._seconds = policy, seconds
         self._delay, self._suspended_until = first_suspension, 0.0  # seconds; monotonic seconds
         self._thread: threading.Thread | None = None  # of the last pass
+        self._planned_starts: dict[int, float] = {}  # of the last answer
+        if hasattr(policy, "planned_starts"):
+            self.planned_starts: Callable[[], dict[int, float]] = lambda: self._planned_starts
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(self._policy, attribute)
@@ -58,14 +63,16 @@ class TimedPolicy:
             raise PolicyExcluded("an earlier pass has not ended")
         if (left := self._suspended_until - time.monotonic()) > 0:
             raise PolicyExcluded(f"it is asked again in {left:.0f} s")
-        results: list[list[JobStart]] = []
+        results: list[tuple[list[JobStart], dict[int, float]]] = []
         errors: list[BaseException] = []
         # it may still read when it is late: what the caller changes is copied
         free = free._replace(resources=dict(free.resources))
 
-        def ask() -> None:
+        def ask() -> None:  # all of its code runs here: an iterator, too, may hang or be endless
             try:
-                results.append(self._policy.choose_starts(now, queue, running, free))
+                chosen = self._policy.choose_starts(now, queue, running, free)
+                starts = [JobStart(*start) for start in islice(chosen, len(queue) + 1)]
+                results.append((starts, self._ask_planned_starts()))
             except BaseException as error:  # such as SystemExit
                 errors.append(error)
 
@@ -78,4 +85,10 @@ class TimedPolicy:
             self._suspended_until = time.monotonic() + self._delay
             self._delay = min(self._delay * 2, MAX_SUSPENSION)
             raise PolicyExcluded(f"no answer within {self._seconds:g} s")
-        return results[0]
+        starts, self._planned_starts = results[0]
+        return starts
+
+    def _ask_planned_starts(self) -> dict[int, float]:
+        planned: Mapping[Any, Any] = getattr(self._policy, "planned_starts", dict)()
+        starts = {int(id): float(start) for id, start in planned.items()}
+        return {id: start for id, start in starts.items() if math.isfinite(start)}

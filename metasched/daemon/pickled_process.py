@@ -91,10 +91,12 @@ def answer_requests(answer: Callable[[Any], object]) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the daemon decides
     os.nice(NICENESS)
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a policy of another package prints must not mix with replies
     with suppress(BrokenPipeError):
         while (message := _read(sys.stdin.buffer)) is not None:
-            sys.stdout.buffer.write(_encoded(answer(pickle.loads(message))))
-            sys.stdout.buffer.flush()
+            replies.write(_encoded(answer(pickle.loads(message))))
+            replies.flush()
 
 
 def _read_only(mapping: dict[Any, Any]) -> Mapping[Any, Any]:

@@ -6,6 +6,7 @@ So in simulations; the `local` adapter has the same rule, with a limit of time.
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import islice
 from typing import Any
 
 from metasched.policies.local.orders import FCFS
@@ -40,9 +41,9 @@ class ExcludablePolicy:
     ) -> list[JobStart]:
         try:
             chosen = self._policy.choose_starts(now, queue, running, free)
-            starts = [JobStart(*start) for start in chosen]
+            starts = [JobStart(*start) for start in islice(chosen, len(queue) + 1)]
             check_starts(starts, queue, free)
-        except Exception:
+        except (Exception, SystemExit):
             self.excluded_passes += 1
             return self._fallback.choose_starts(now, queue, running, free)
         return starts
@@ -63,8 +64,9 @@ def check_starts(
             if start.machine not in job.machines:
                 raise ValueError(f"machine {start.machine} cannot run {start.id}")
             machines[start.machine] -= job.cpus
-        for name in job.resources.keys() & resources.keys():  # others are unlimited
+        names = job.resources.keys() & resources.keys()  # others are unlimited
+        for name in names:
             resources[name] -= job.resources[name]
         short = machines is not None and machines[start.machine] < 0
-        if cpus < 0 or short or any(resources[name] < 0 for name in resources):
+        if cpus < 0 or short or any(resources[name] < 0 for name in names):
             raise ValueError(f"it starts {start.id}, for which there is no room")

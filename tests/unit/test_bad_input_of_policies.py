@@ -9,7 +9,8 @@ from random import Random
 import pytest
 
 from metasched.model.job import Job
-from metasched.policies.local.queueing import FreeResources, WaitingJob
+from metasched.policies.local.exclusion import check_starts
+from metasched.policies.local.queueing import FreeResources, RunningJob, WaitingJob
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
 from metasched.simulate.cluster_specs import parse_clusters
@@ -79,6 +80,17 @@ def test_of_jobs_that_fit_nowhere_only_strict_order_delays_others(name: str) -> 
     queue = [WaitingJob(1, 99, 10.0), WaitingJob(2, 2, 10.0)]
     started = [start.id for start in policy.choose_starts(0.0, queue, [], FreeResources(4))]
     assert started == ([] if name in IN_ORDER else [2])
+
+
+@pytest.mark.parametrize("name", LOCAL_POLICIES)
+def test_a_resource_of_which_more_is_held_than_there_is_delays_no_other_job(name: str) -> None:
+    """An operator has taken GPUs away from a cluster whose jobs have them."""
+    policy = make_policy(name)
+    queue, running = [WaitingJob(1, 1, 10.0)], [RunningJob(9, 1, 100.0, {"gpu": 2})]
+    free = FreeResources(2, {"gpu": -1})
+    starts = policy.choose_starts(0.0, queue, running, free)
+    assert [start.id for start in starts] == [1]
+    check_starts(starts, queue, free)
 
 
 @pytest.mark.parametrize("name", ["easy", "edf", "tabu"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from metasched.adapters.local.options import LocalOptions
 from metasched.adapters.local.timed_policy import PolicyExcluded, TimedPolicy
+from metasched.daemon.pickled_process import PickledProcess
 from metasched.experiments.policy_trial import trial_of
 from metasched.model.job import Job
 from metasched.policies.local.orders import FCFS
@@ -40,6 +43,15 @@ class Twice(FirstFit):
 class Crowding(FirstFit):
     def choose_starts(self, now, queue, running, free):
         return [(job.id, 0) for job in queue]
+
+class Endless(FirstFit):
+    def choose_starts(self, now, queue, running, free):
+        while True:
+            yield next(iter(queue)).id, 0
+
+class Leaving(FirstFit):
+    def choose_starts(self, now, queue, running, free):
+        raise SystemExit
 """
 
 
@@ -48,7 +60,7 @@ def their_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "their_policy-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-policy\nVersion: 1\n")
-    names = ("Last", "Raising", "Twice", "Crowding")
+    names = ("Last", "Raising", "Twice", "Crowding", "Endless", "Leaving")
     points = "".join(f"{name.lower()} = their_policy:{name}\n" for name in names)
     (info / "entry_points.txt").write_text(f"[metasched.policies]\n{points}")
     (tmp_path / "their_policy.py").write_text(MODULE)
@@ -70,7 +82,7 @@ def test_an_unknown_name_is_refused() -> None:
         check_policy_name("las")
 
 
-@pytest.mark.parametrize("name", ["raising", "twice", "crowding"])
+@pytest.mark.parametrize("name", ["raising", "twice", "crowding", "endless", "leaving"])
 def test_fcfs_decides_the_passes_of_a_simulation_in_which_a_policy_fails(name: str) -> None:
     jobs = [Job(id=n, submitted=0.0, estimated=10.0, cpus=2) for n in (1, 2)]
     workload = Workload("w", tuple(WorkloadEntry(job, 10.0, job.id) for job in jobs))
@@ -129,3 +141,55 @@ def test_what_a_policy_raises_excludes_it() -> None:
 
     with pytest.raises(PolicyExcluded, match="SystemExit: gone"):
         TimedPolicy(Leaving()).choose_starts(0.0, [], [], FreeResources(2))
+
+
+def test_an_iterator_that_hangs_is_read_in_the_thread_of_the_policy() -> None:
+    let_go = Event()
+
+    class Iterating(FCFS):
+        def choose_starts(self, *_: Any) -> Any:
+            let_go.wait()
+            yield 7, 0
+
+    timed = TimedPolicy(Iterating(), seconds=0.01)
+    with pytest.raises(PolicyExcluded, match="no answer"):
+        timed.choose_starts(0.0, [], [], FreeResources(2))
+    let_go.set()
+
+
+@pytest.mark.parametrize(
+    ("planned", "starts"), [({1: 5, 2: math.inf}, {1: 5.0}), (None, None), ({1: "soon"}, None)]
+)
+def test_planned_starts_of_another_package_are_checked(
+    planned: Any, starts: dict[int, float] | None
+) -> None:
+    """A listing of the cluster would end with them."""
+
+    class Planning(FCFS):
+        def planned_starts(self) -> Any:
+            return planned
+
+    timed = TimedPolicy(Planning(), seconds=60.0)
+    if starts is None:
+        with pytest.raises(PolicyExcluded):
+            timed.choose_starts(0.0, [], [], FreeResources(2))
+    else:
+        assert timed.choose_starts(0.0, [], [], FreeResources(2)) == []
+        assert timed._planned_starts == timed.planned_starts() == starts
+    assert not hasattr(TimedPolicy(FCFS()), "planned_starts")
+
+
+def test_what_a_policy_prints_is_no_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "from metasched.daemon.pickled_process import answer_requests\n"
+    program += "answer_requests(lambda text: [print(text, flush=True), text])\n"
+    (tmp_path / "printing.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def ask() -> object:
+        process = PickledProcess[str, object]("printing")
+        try:
+            return await process.ask("a word", 60.0)
+        finally:
+            await process.close()
+
+    assert asyncio.run(ask()) == [None, "a word"]

@@ -156,7 +156,8 @@ class ConvergentMatching:
         """
         table, free_cpus = self._table, free_cpus.copy()
         names = [name for name in table.resource_columns if name in resources]
-        free_amounts = np.array([resources[name] for name in names], dtype=float)
+        # running jobs may hold more than there is by now; those that ask for none of it may start
+        free_amounts = np.array([max(resources[name], 0) for name in names], dtype=float)
         amounts = table.amounts[:, [table.resource_columns[name] for name in names]]
         machines = np.flatnonzero(free_cpus > 0)
         if not len(machines):
