@@ -118,7 +118,7 @@ def _of_row(key: str, unset: str = "") -> Callable[[Job, str], str]:
 
 def _of_allocation(key: str) -> Callable[[Job, str], str]:
     """Return the text of a value that steps do not repeat."""
-    return lambda job, step: "" if step else str(job.row[key] or "")
+    return lambda job, step: "" if step else job.text_of(key) or ""
 
 
 def _with_step(id: str, step: str) -> str:

@@ -326,9 +326,13 @@ def _text(value: object) -> str:
 def _change(verb: str, names: Sequence[str], real: _Real) -> int:
     """Hold, release or requeue jobs, one after another. Return the exit code."""
     action = {"uhold": "hold", "requeuehold": "requeue"}.get(verb, verb)
+    pairs = [word.rpartition("=") for name in names for word in words_of(name)]
+    for key, equals, value in pairs:  # the name of a job may be the id of another
+        if equals and key.lower() not in ("job", "jobid"):
+            word = printable(f"{key}={value}")
+            raise CommandError(f"scontrol: error: {word} is no job id; name jobs by their ids")
+    ids = [id for _, _, id in pairs]
     connection, code = connect(), 0
-    # also `jobid=17`
-    ids = [word.rpartition("=")[2] for name in names for word in words_of(name)]
     native_ids = [id for id in ids if is_job_id(id) and real.clusters.is_native(id)]
     for id in ids:
         if not is_job_id(id):

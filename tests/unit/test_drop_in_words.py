@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import metasched
 from metasched.adapters.slurm import listing
 from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD
-from metasched.drop_in import command, job, job_filters, sacct, scancel, squeue
+from metasched.drop_in import command, job, job_filters, sacct, scancel, scontrol, squeue
 from metasched.drop_in.command import CommandError
 from metasched.drop_in.job import Job
 from metasched.drop_in.job_fields import JOB_FORMATS
@@ -41,6 +41,7 @@ def row(**values: object) -> dict[str, Any]:
         "gres": {},
         "licences": {},
         "time_limit": None,
+        "reservation": None,
     }
     fixed = {"job": 17, "number": 17, "task": None, "array": None, "name": "x", "user": "ada"}
     states = {"state": "queued", "reason": "", "attempt_state": None, "node_list": ""}
@@ -401,3 +402,17 @@ def test_scancel_asks_nothing(
     else:
         scancel.main(["--me"])
     assert bool(cancelled.ids) is not is_refused
+
+
+@pytest.mark.parametrize("verb", ["hold", "release", "requeue"])
+def test_the_name_of_a_job_is_not_the_id_of_another(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scontrol, "connect", lambda: pytest.fail("the daemon was asked"))
+    with pytest.raises(CommandError, match="JobName=17 is no job id"):
+        scontrol.main([verb, "18", "JobName=17"])
+
+
+def test_zeros_of_sacct_are_written() -> None:
+    texts = [sacct.FIELDS[name].text(Job(row()), "") for name in ("restarts", "reservation")]
+    assert texts == ["0", ""]
