@@ -143,9 +143,13 @@ class _Real:
 
 
 def _updated_jobs(words: Sequence[str]) -> list[str]:
-    """Return the ids that `update` names, as in `JobId=17,18 TimeLimit=5`."""
+    """Return the ids that `update` names, as in `JobId=17,18 TimeLimit=5`.
+
+    An empty value, as of a script's unset variable, is a wrong id: `JobName` would select jobs.
+    """
     pairs = (word.partition("=") for word in words)
-    return next((words_of(ids) for key, _, ids in pairs if key.lower() in ("job", "jobid")), [])
+    named = (words_of(ids) or [ids] for key, _, ids in pairs if key.lower() in ("job", "jobid"))
+    return next(named, [])
 
 
 def _update(ids: Sequence[str], words: Sequence[str], real: _Real) -> int:

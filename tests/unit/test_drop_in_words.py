@@ -413,6 +413,15 @@ def test_the_name_of_a_job_is_not_the_id_of_another(
         scontrol.main([verb, "18", "JobName=17"])
 
 
+@pytest.mark.parametrize("id", ["", ",", "x"])
+def test_an_empty_id_of_update_makes_no_name_a_selection(
+    id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scontrol, "connect", lambda: pytest.fail("the daemon was asked"))
+    with pytest.raises(CommandError, match=f"Invalid job id specified for job {id}$"):
+        scontrol.main(["update", f"JobId={id}", "JobName=x", "TimeLimit=5"])
+
+
 def test_zeros_of_sacct_are_written() -> None:
     texts = [sacct.FIELDS[name].text(Job(row()), "") for name in ("restarts", "reservation")]
     assert texts == ["0", ""]
