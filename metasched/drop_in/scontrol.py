@@ -329,7 +329,7 @@ def _text(value: object) -> str:
 
 def _change(verb: str, names: Sequence[str], real: _Real) -> int:
     """Hold, release or requeue jobs, one after another. Return the exit code."""
-    action = {"uhold": "hold", "requeuehold": "requeue"}.get(verb, verb)
+    action = "hold" if verb == "uhold" else verb
     pairs = [word.rpartition("=") for name in names for word in words_of(name)]
     for key, equals, value in pairs:  # the name of a job may be the id of another
         if equals and key.lower() not in ("job", "jobid"):
@@ -338,6 +338,9 @@ def _change(verb: str, names: Sequence[str], real: _Real) -> int:
     ids = [id for _, _, id in pairs]
     connection, code = connect(), 0
     native_ids = [id for id in ids if is_job_id(id) and real.clusters.is_native(id)]
+    if verb == "requeuehold" and len(native_ids) < len(ids):  # it would start again at once
+        problem = "jobs of metasched are not requeued and held at once"
+        raise CommandError(f"scontrol: error: {problem}; requeue them, then hold them")
     for id in ids:
         if not is_job_id(id):
             code = fail(f"Invalid job id specified for job {printable(id)}")

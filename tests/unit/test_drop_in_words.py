@@ -422,6 +422,14 @@ def test_an_empty_id_of_update_makes_no_name_a_selection(
         scontrol.main(["update", f"JobId={id}", "JobName=x", "TimeLimit=5"])
 
 
+def test_a_job_is_not_requeued_where_it_is_to_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_clusters = NativeClusters({"first_id": 1, "instances": [], "clusters": []})
+    monkeypatch.setattr(scontrol, "connect", lambda: None)  # no request can be made
+    monkeypatch.setattr(scontrol, "read_clusters", lambda _: no_clusters)
+    with pytest.raises(CommandError, match="requeue them, then hold them"):
+        scontrol.main(["requeuehold", "17"])
+
+
 def test_zeros_of_sacct_are_written() -> None:
     texts = [sacct.FIELDS[name].text(Job(row()), "") for name in ("restarts", "reservation")]
     assert texts == ["0", ""]
