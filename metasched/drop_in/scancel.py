@@ -147,7 +147,6 @@ def _cancel_own(
             return 0
     if not ends:
         return _signal(connection, options, ids)
-    code = _signal(connection, options, steps) if steps else 0
     ids = [word for word in ids if "." not in word]
     for word in ids if verbose else ():
         print(f"scancel: Terminating job {word}", file=sys.stderr)
@@ -155,7 +154,7 @@ def _cancel_own(
     if verbose:
         for word in missing:
             fail(f"scancel: error: Kill job error on job id {word}: Invalid job id specified")
-    return code
+    return _signal(connection, options, steps) if steps else 0
 
 
 def _signal(connection: Connection, options: Mapping[str, str], ids: Sequence[str]) -> int:

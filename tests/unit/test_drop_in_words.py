@@ -370,6 +370,16 @@ def test_an_empty_id_of_scancel_is_no_absent_one(
     assert cancelled.ids == []
 
 
+def test_a_step_that_cannot_be_ended_keeps_no_job_from_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cancelled = _Cancellations(monkeypatch)
+    monkeypatch.setattr("metasched.drop_in.job_tools.listed_tasks", lambda *_: [])
+    with pytest.raises(CommandError, match="job 1 is on no cluster"):
+        scancel.main(["1.0", "2"])
+    assert cancelled.ids == ["2"]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "ids"),
     [
