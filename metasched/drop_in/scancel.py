@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-from metasched.client.connection import ClientError, DaemonUnreachable, NotFound
+from metasched.client.connection import (
+    ClientError,
+    DaemonUnreachable,
+    NotFound,
+    PermissionDenied,
+)
 from metasched.drop_in.command import (
     CommandError,
     connect,
@@ -150,11 +155,22 @@ def _cancel_own(
     ids = [word for word in ids if "." not in word]
     for word in ids if verbose else ():
         print(f"scancel: Terminating job {word}", file=sys.stderr)
-    missing = _cancel(connection, ids) if ids else []
+    code = 0
+    try:
+        missing = _cancel(connection, ids) if ids else []
+    except PermissionDenied:  # as in the real command the jobs of others keep none from its end
+        of_others = _of_others(connection, ids)
+        ids = [word for word in ids if word not in of_others]
+        if not ids or not of_others:
+            raise
+        missing = _cancel(connection, ids)
+        for word in of_others:
+            problem = f"Kill job error on job id {word}: Access/permission denied"
+            code = fail(f"scancel: error: {problem}")
     if verbose:
         for word in missing:
             fail(f"scancel: error: Kill job error on job id {word}: Invalid job id specified")
-    return _signal(connection, options, steps) if steps else 0
+    return max(code, _signal(connection, options, steps)) if steps else code
 
 
 def _signal(connection: Connection, options: Mapping[str, str], ids: Sequence[str]) -> int:
@@ -183,6 +199,14 @@ def _cancel(connection: Connection, ids: Sequence[str]) -> list[str]:
             return list(ids)
     half = len(ids) // 2
     return _cancel(connection, ids[:half]) + _cancel(connection, ids[half:])
+
+
+def _of_others(connection: Connection, ids: Sequence[str]) -> list[str]:
+    """Return the ids of jobs of other users."""
+    caller = user_name(str(os.getuid()))
+    rows = listed_tasks(connection, {"job": list(ids), "skip_missing": "true"})
+    jobs = {str(row[key]) for row in rows if row["user"] != caller for key in ("job", "number")}
+    return [word for word in ids if word.partition("_")[0] in jobs]
 
 
 def _selected(

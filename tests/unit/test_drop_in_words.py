@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import metasched
 from metasched.adapters.slurm import listing
+from metasched.client.connection import PermissionDenied
 from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD
 from metasched.drop_in import command, job, job_filters, sacct, scancel, scontrol, squeue
 from metasched.drop_in.command import CommandError
@@ -311,12 +312,14 @@ class _Cancellations:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ids: list[str] = []
+        self.denied = set[str]()
         no_clusters = NativeClusters({"first_id": 1, "instances": [], "clusters": []})
         user = pwd.getpwuid(os.getuid()).pw_name
         rows = [
             row(job=1, name="a", user=user, reservation=None, partition="long", wckey=""),
             row(job=2, name="b", user=user, reservation=7, partition=None, account="physics"),
             row(job=3, name="a,b", user=user, reservation=None, partition="long", wckey="w"),
+            row(job=4, number=4, name="c", user="bob", partition="short"),
         ]
         monkeypatch.setattr(scancel, "connect", lambda: self)
         monkeypatch.setattr(scancel, "read_clusters", lambda _: no_clusters)
@@ -329,6 +332,8 @@ class _Cancellations:
 
     def request(self, _: str, path: str, *, body: dict[str, Any]) -> tuple[None, dict[str, str]]:
         assert path == "/jobs/cancel"
+        if self.denied.intersection(body["jobs"]):
+            raise PermissionDenied("a job of bob")
         self.ids += body["jobs"]
         return None, {}
 
@@ -368,6 +373,20 @@ def test_an_empty_id_of_scancel_is_no_absent_one(
     with pytest.raises(CommandError, match="Invalid job id"):
         scancel.main(shlex.split(arguments))
     assert cancelled.ids == []
+
+
+@pytest.mark.parametrize("arguments", ["1 2 4 3", "-t PD"])
+def test_jobs_of_others_keep_none_of_the_caller_from_its_end(
+    arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cancelled = _Cancellations(monkeypatch)
+    cancelled.denied = {"4"}
+    assert scancel.main(arguments.split()) == 1
+    assert cancelled.ids == ["1", "2", "3"]
+    problem = "Kill job error on job id 4: Access/permission denied"
+    assert capsys.readouterr().err == f"scancel: error: {problem}\n"
+    with pytest.raises(PermissionDenied):
+        scancel.main(["4"])
 
 
 def test_a_step_that_cannot_be_ended_keeps_no_job_from_its_end(
