@@ -122,13 +122,27 @@ def _report_missing(ids: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> in
 def own_states(text: str | None) -> str | None:
     """Return states in metasched's words; Slurm's are translated: PENDING, R, oom.
 
-    A state in lower case is metasched's: its `pending` is only a part of Slurm's.
+    A state in lower case is metasched's: its `pending` is only a part of Slurm's. A state that
+    metasched does not tell from others, as CG, selects these, too.
     """
     if text is None:
         return None
-    from metasched.drop_in.job import own_states
+    from metasched.drop_in.job import own_states, wider_state
 
-    return ",".join(dict.fromkeys(state for word in text.split(",") for state in own_states(word)))
+    found = [own_states(word) or [wider_state(word)] for word in text.split(",")]
+    return ",".join(dict.fromkeys(state for states in found for state in states))
+
+
+def _exact_states(text: str | None) -> str | None:
+    """As `own_states`; UserError for a state that would select jobs in others, too."""
+    from metasched.drop_in.job import own_states as exact_states
+    from metasched.drop_in.job import wider_state
+
+    for word in text.split(",") if text else ():
+        if not exact_states(word):
+            problem = f"{word} is not told from other states, --state"
+            raise UserError(f"{problem}; name jobs, or use {wider_state(word)}")
+    return own_states(text)
 
 
 def _parse_since(text: str) -> float:
@@ -156,7 +170,8 @@ def change_jobs(
         fix = "name jobs, --user, --state or --cluster"
         raise UserError(f"nothing to {command}, metasched {command}; {fix}")
     checked_ids = check_job_ids(jobs)
-    rows = connect(config).change(action, checked_ids, user, own_states(state), cluster, exit_code)
+    states = _exact_states(state)
+    rows = connect(config).change(action, checked_ids, user, states, cluster, exit_code)
     print_changes(rows, as_json)
 
 

@@ -295,12 +295,17 @@ def own_states(word: str) -> list[str]:
     """Return the states of metasched that a word selects: its own `pending`, Slurm's R or PENDING.
 
     A word that is no state stays. A state in lower case is metasched's, if it has one of this name.
+    Empty for a state, as CG, that metasched does not tell from others: see `wider_state`.
     """
     name = slurm_state(word)
     if name is None or word in STATES or word in ATTEMPT_STATES:
         return [word.lower()]
-    own = [state for table in (STATES, ATTEMPT_STATES) for state in table if table[state] == name]
-    return own or [SLURM_STATES[name][1]]
+    return [state for table in (STATES, ATTEMPT_STATES) for state in table if table[state] == name]
+
+
+def wider_state(word: str) -> str:
+    """Return the state in which metasched lists jobs that Slurm has in a state of this name."""
+    return SLURM_STATES[slurm_state(word) or word][1]
 
 
 def parse_time(text: str | None) -> float | None:

@@ -258,6 +258,8 @@ def test_states_of_slurm_are_those_of_its_listings() -> None:
     assert listing.STATES.keys() - own == {"LAUNCH_FAILED", "RECONFIG_FAIL"}  # squeue takes neither
     for state, name in {**job.STATES, **job.ATTEMPT_STATES}.items():
         assert state in job.own_states(job.SLURM_STATES[name][0].lower())
+    wider = {job.wider_state(code) for _, (code, _) in job.SLURM_STATES.items()}
+    assert wider <= {*job.STATES, *job.ATTEMPT_STATES, "unknown"}
 
 
 @pytest.mark.parametrize(

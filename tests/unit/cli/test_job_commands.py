@@ -228,6 +228,21 @@ def test_actions(daemon: FakeDaemon, run: Run, command: str) -> None:
     assert daemon.requests[0][3] == {"jobs": ["17", "18_3"], "user": None, "state": "held"}
     assert json.loads(run(command, "--user", "ada", "--json").out) == rows
     assert daemon.requests[1][3] == {"jobs": [], "user": "ada", "state": None}
+    run(command, "--state", "R,oom")
+    assert daemon.requests[2][3]["state"] == "running,out_of_memory"
+
+
+@pytest.mark.parametrize(
+    ("word", "wider"), [("CG", "running"), ("completing", "running"), ("RH", "pending")]
+)
+def test_actions_take_no_state_that_selects_more(
+    daemon: FakeDaemon, run: Run, word: str, wider: str
+) -> None:
+    """`cancel --state CG` would cancel all running jobs."""
+    done = run("cancel", "--state", f"held,{word}")
+    assert (done.code, daemon.requests) == (2, [])
+    message = f"{word} is not told from other states, --state; name jobs, or use {wider}"
+    assert message in done.err
 
 
 @pytest.mark.parametrize(
