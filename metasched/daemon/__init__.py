@@ -14,6 +14,7 @@ manager_start_times   start times that managers expect for pending tasks
 database_size         its size, measured now and then for metrics
 forecaster            expected starts of waiting tasks, compared with real starts
 forecast_process      the process that computes them
+forecast_policies     local policies in it, of which one may hang
 shadow                a candidate policy beside the one in force
 shadow_acts           starts and stops it
 shadow_process        the process in which it decides

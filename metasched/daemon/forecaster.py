@@ -25,6 +25,7 @@ from metasched.core.forecast_state import ForecastState, forecast_state, starts_
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Attempt, TaskId
 from metasched.core.transitions import UNSTARTED
+from metasched.daemon.forecast_policies import make_forecast_policy
 from metasched.daemon.forecast_process import (
     EndedRunTime,
     ForecastProcess,
@@ -38,7 +39,7 @@ from metasched.model.job import Job, State
 from metasched.model.listing import ListedQueue
 from metasched.policies.local.orders import EASY, FirstFit
 from metasched.policies.local.queueing import NEVER, LocalPolicy
-from metasched.policies.local.registry import DEFAULT_POLICY, make_excludable
+from metasched.policies.local.registry import DEFAULT_POLICY
 
 log = logging.getLogger("metasched")
 
@@ -309,5 +310,5 @@ def _by_task(state: ForecastState, estimates: Estimates) -> dict[TaskId, TaskEst
 def _policy_like(entry: ClusterSettings) -> Callable[[], LocalPolicy]:
     """Return the policy of a cluster of ours, or the one most like that of its manager."""
     if entry.cluster.adapter == "local":
-        return partial(make_excludable, entry.options.get("policy", DEFAULT_POLICY))
+        return partial(make_forecast_policy, entry.options.get("policy", DEFAULT_POLICY))
     return FirstFit if entry.cluster.adapter == "gridengine" else EASY

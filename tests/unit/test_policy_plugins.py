@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
+import time
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -12,9 +14,12 @@ import pytest
 
 from metasched.adapters.local.options import LocalOptions
 from metasched.adapters.local.timed_policy import PolicyExcluded, TimedPolicy
+from metasched.daemon import forecast_policies
+from metasched.daemon.forecast_policies import InterruptiblePolicy, make_forecast_policy
 from metasched.daemon.pickled_process import PickledProcess
 from metasched.experiments.policy_trial import trial_of
 from metasched.model.job import Job
+from metasched.policies.local.exclusion import ExcludablePolicy
 from metasched.policies.local.orders import FCFS
 from metasched.policies.local.queueing import FreeResources, JobStart, WaitingJob
 from metasched.policies.local.registry import check_policy_name, keeps_order, make_policy
@@ -177,6 +182,39 @@ def test_planned_starts_of_another_package_are_checked(
         assert timed.choose_starts(0.0, [], [], FreeResources(2)) == []
         assert timed._planned_starts == timed.planned_starts() == starts
     assert not hasattr(TimedPolicy(FCFS()), "planned_starts")
+
+
+def test_a_policy_that_hangs_ends_no_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Swallowing(FCFS):
+        """It takes whatever is raised for an error of its own, and goes on."""
+
+        calls = 0
+
+        def choose_starts(self, *_: Any) -> list[JobStart]:
+            type(self).calls += 1
+            while True:
+                try:
+                    time.sleep(60.0)
+                except Exception:
+                    continue
+
+    monkeypatch.setattr(forecast_policies, "_hanging", set())
+    handler = signal.getsignal(signal.SIGALRM)
+    queue, free = [WaitingJob(1, 2, 10.0)], FreeResources(2)
+    for _ in range(2):  # an object for each forward run
+        policy = InterruptiblePolicy("hanging", ExcludablePolicy("hanging", Swallowing()), 0.05)
+        for _ in range(2):
+            assert policy.choose_starts(0.0, queue, [], free) == [JobStart(1)]
+    assert Swallowing.calls == 1
+    assert signal.getsignal(signal.SIGALRM) == handler
+
+
+def test_a_policy_of_another_package_is_in_time_in_a_forecast() -> None:
+    policy = make_forecast_policy("last")
+    queue = [WaitingJob(1, 2, 10.0), WaitingJob(2, 2, 10.0)]
+    assert policy.choose_starts(0.0, queue, [], FreeResources(2)) == [JobStart(2)]
+    assert isinstance(policy, InterruptiblePolicy)
+    assert not isinstance(make_forecast_policy("fcfs"), InterruptiblePolicy)
 
 
 def test_what_a_policy_prints_is_no_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
