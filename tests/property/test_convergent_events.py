@@ -97,7 +97,7 @@ class Compared(PreemptivePolicy):
     seed=st.integers(1, 1000),
     events=st.lists(
         st.tuples(
-            st.sampled_from(["arrival", "arrivals", "ending", "overrun", "withdrawal"]),
+            st.sampled_from(["arrival", "arrivals", "ending", "overrun", "withdrawal", "change"]),
             st.integers(0, 100),
         ),
         min_size=15,
@@ -111,7 +111,8 @@ def test_kept_arrays_decide_as_new_ones(
     policy = Compared(name, dict(cluster.licences))
     preemptive = name in (PREEMPTIVE_OPTIMAL, PREEMPTIVE_INCREMENTAL)
     manager = (PreemptiveManager if preemptive else SimulatedManager)(cluster, policy)
-    entries, now = list(workload.entries), 0.0
+    # a few drawn jobs fit no machine; metasched sends none of these
+    entries, now = [each for each in workload.entries if manager.can_run(each.job)], 0.0
     for kind, number in [("arrivals", 0), ("arrivals", 0), *events]:
         if kind.startswith("arrival"):
             for entry in entries[: 8 if kind == "arrivals" else 1]:
@@ -120,6 +121,11 @@ def test_kept_arrays_decide_as_new_ones(
                 entries.remove(entry)
         elif kind == "withdrawal" and manager.queue:
             manager.withdraw(list(manager.queue)[number % len(manager.queue)])
+        elif kind == "change" and manager.queue:
+            job = list(manager.queue.values())[number % len(manager.queue)]
+            run_times = {machine: t * (1 + number / 99) for machine, t in job.machines.items()}
+            deadline = None if number % 3 == 0 else now + 30.0 * number
+            manager.queue[job.id] = job._replace(machines=run_times, deadline=deadline)
         elif manager.running:
             # no two jobs outlast their estimates at a time: both would have a second left, a tie
             running = sorted(manager.running.values(), key=lambda job: job.end)

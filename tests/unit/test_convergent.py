@@ -448,3 +448,18 @@ def test_without_scipy_a_local_cluster_is_refused_at_the_start(
         match=r'policy cs-ni-np needs SciPy, .*metasched\.toml, cluster "alpha"; install it',
     ):
         load_settings(path)
+
+
+def test_preferences_do_not_depend_on_past_queues() -> None:
+    """Critical licences count as often as the cluster has licences, whoever has asked for them."""
+    licences = {"a": 1, "b": 4, "c": 4}
+    free = FreeResources(4, licences)
+    queue = [WaitingJob(2, 1, 10.0, {"a": 1}), WaitingJob(3, 1, 10.0, {"a": 1})]
+    queue.append(WaitingJob(4, 1, 10.0, {"b": 1}))
+    policies = [IncrementalConvergent(licences=licences) for _ in range(2)]
+    past = [WaitingJob(1, 1, 10.0, {"c": 1})]
+    policies[0].preferences(0.0, past, free)
+    kept, fresh = (policy.preferences(0.0, queue, free) for policy in policies)
+    assert kept.tolist() == fresh.tolist()
+    mixed = [WaitingJob(5, 1, 10.0, {"a": 2}), WaitingJob(6, 1, 10.0, {"gpu": 1})]
+    assert policies[0].preferences(0.0, mixed, free).shape == (2, 1)

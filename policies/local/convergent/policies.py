@@ -73,7 +73,7 @@ class ConvergentMatching:
         self._solve = solve or KNAPSACKS[self.weights.knapsack]
         self._lasting = tuple(each for each in self.heuristics if each.lasting)
         self._changing = tuple(each for each in self.heuristics if not each.lasting)
-        self._table = JobMachineTable(1)
+        self._table = self._new_table(1)
         self._workspace = Workspace()
         self._longest = 0.0  # `longest_of_queue` of the sums of the table
 
@@ -90,8 +90,12 @@ class ConvergentMatching:
         """Return the table, a new one if there are other machines."""
         machine_count = 1 if free.machines is None else len(free.machines)
         if self._table.machine_count != machine_count:
-            self._table = JobMachineTable(machine_count)
+            self._table = self._new_table(machine_count)
         return self._table
+
+    def _new_table(self, machine_count: int) -> JobMachineTable:
+        """Return a table that has all licences: their number must not depend on past queues."""
+        return JobMachineTable(machine_count, self.licences)
 
     def _view(
         self, now: float, free: Mapping[str, int], rows: IndexArray, machines: IndexArray

@@ -66,13 +66,14 @@ class JobMachineTable:
     `update` costs O(M) per new job and O(N M) per removal, `update_unordered` O(M) for both, in C.
     """
 
-    def __init__(self, machine_count: int) -> None:
+    def __init__(self, machine_count: int, resources: Iterable[str] = ()) -> None:
+        """`resources` have columns from the beginning, others when a job asks for them."""
         self.machine_count = machine_count
         self.jobs: list[WaitingJob] = []
-        self.resource_columns: dict[str, int] = {}
+        self.resource_columns = {name: column for column, name in enumerate(resources)}
         self._times = np.empty((0, machine_count))
         self._nearness: FloatArray | None = None
-        self._amounts = np.empty((0, 0))
+        self._amounts = np.empty((0, len(self.resource_columns)))
         self._columns = np.empty((5, 0))
         self._sums = np.empty((0, machine_count))
         self.summed = 0
