@@ -145,7 +145,16 @@ class ManagerState(msgspec.Struct, frozen=True, kw_only=True):
     partitions: tuple[str, ...] = ()
     records: str = ""  # `ClusterInfo.accounting_source`
     release: str = ""  # of the manager's own commands
-    clock_lead: float | None = None  # seconds; its clock minus this host's; None: not reported
+    clock_lead: float | None = None  # seconds; of its clock, `least_clock_lead`; None: not reported
+
+
+def least_clock_lead(reported: float, asked_at: float, answered_at: float) -> float:
+    """Return the seconds by which another clock certainly leads this host's; negative: lags.
+
+    It reported whole seconds (epoch) between `asked_at` and `answered_at` (epoch seconds of this
+    host). The delay of an answer is no difference.
+    """
+    return max(reported - answered_at, min(reported + 1.0 - asked_at, 0.0))
 
 
 class Withdrawal(msgspec.Struct, rename=STORED_FIELDS["Withdrawal"], frozen=True, kw_only=True):

@@ -18,14 +18,14 @@ from pathlib import Path
 
 from msgspec import structs
 
-from metasched.adapters.base import ManagerState, Submission, Withdrawal
+from metasched.adapters.base import ManagerState, Submission, Withdrawal, least_clock_lead
 from metasched.adapters.commands import memory_file
 from metasched.adapters.drmaa.job_script import build_job_script
 from metasched.adapters.drmaa.session import DrmaaSession
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.gridengine import listing
 from metasched.adapters.gridengine.accounting import AccountingFile
-from metasched.adapters.gridengine.cell_files import cell_folder
+from metasched.adapters.gridengine.cell_files import cell_folder, qmaster_address
 from metasched.adapters.gridengine.cluster_info import CellDemand, cluster_info, listed_queue
 from metasched.adapters.gridengine.commands import CellCommands
 from metasched.adapters.gridengine.foreign_use import ForeignUseFile
@@ -278,7 +278,7 @@ class GridEngine:
         )
 
     def inspect(self) -> ManagerState:
-        """Query the cell by qstat, qhost and qconf, and in personal mode open a DRMAA session."""
+        """Query the cell by its commands, and in personal mode open a DRMAA session."""
         configuration, listed_at = self._configuration(), time.time()
         jobs = self._commands.list_jobs("*").jobs
         hosts = self._commands.list_hosts()
@@ -291,7 +291,21 @@ class GridEngine:
             partitions=tuple(partition.name for partition in info.partitions),
             records="accounting file",
             release=self._commands.query(listing.parse_release, "qstat", "-help"),
+            clock_lead=self._clock_lead(),
         )
+
+    def _clock_lead(self) -> float | None:
+        """Return `least_clock_lead` of the qmaster; None if qping reports no time."""
+        if (address := qmaster_address(os.environ)) is None:
+            return None
+        asked_at = time.time()
+        try:
+            reported = self._commands.query(
+                listing.parse_clock, "qping", "-info", *address, "qmaster", "1"
+            )
+        except Unreachable:  # a cell may lack qping, and all else has been answered
+            return None
+        return least_clock_lead(reported, asked_at, time.time())
 
     def query_foreign_use(self, query: UseQuery) -> UseAnswer:
         return self._foreign_use.query(query)

@@ -1,7 +1,8 @@
-"""Files of a cell: where they are, and whether accounts of the host can read job scripts there."""
+"""Files of a cell: where they and its qmaster are, and whether accounts can read job scripts."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +10,16 @@ from pathlib import Path
 def cell_folder(environment: Mapping[str, str]) -> Path:
     """Return the folder of the cell that the variables of Grid Engine name."""
     return Path(environment.get("SGE_ROOT", "/"), environment.get("SGE_CELL", "default"))
+
+
+def qmaster_address(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return host and port of the qmaster; None if the cell's files, or this host, lack them."""
+    try:
+        hosts = (cell_folder(environment) / "common" / "act_qmaster").read_text().split()
+        port = environment.get("SGE_QMASTER_PORT") or socket.getservbyname("sge_qmaster", "tcp")
+    except (OSError, ValueError):
+        return None
+    return (hosts[0], str(port)) if hosts else None
 
 
 def open_script_folder(environment: Mapping[str, str]) -> Path | None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from metasched.adapters.commands import CommandResult, run_command
 from metasched.adapters.errors import Unreachable
 from metasched.adapters.gridengine import listing
-from metasched.adapters.launcher_client import LauncherClient
+from metasched.adapters.launcher_client import LauncherClient, remaining_seconds
 
 IDS_PER_COMMAND = 500  # job or reservation ids in the arguments of a command
 
@@ -39,7 +39,8 @@ class CellCommands:
     def run(self, program: str, *arguments: str) -> CommandResult:
         """Run a command as this account."""
         path = os.path.join(self._bin_dir, program) if self._bin_dir else program
-        return run_command([path, *arguments], self._environment, self._timeout)
+        timeout = remaining_seconds(self._timeout)
+        return run_command([path, *arguments], self._environment, timeout)
 
     def run_as_owner(self, user: str, verb: str, ids: str) -> CommandResult:
         """Run a command that changes jobs, as their owner in site mode."""

@@ -464,6 +464,18 @@ def parse_release(text: str) -> str:
     return text.strip().partition("\n")[0]
 
 
+def parse_clock(text: str) -> float:
+    """Parse `qping -info`: the time of the qmaster's clock in whole epoch seconds."""
+    started = re.search(r"^start time: .*\((\d+)\)$", text, re.MULTILINE)
+    runs_for = re.search(r"^run time \[s\]:\s+(\d+)$", text, re.MULTILINE)
+    if started is None or runs_for is None:
+        raise ValueError("no start time and run time of the qmaster")
+    # by the same clock, so that a step of it since the start is in the sum
+    if not is_time(now := float(started[1]) + float(runs_for[1])):
+        raise ValueError(f"no time: {now}")
+    return now
+
+
 def parse_duration_offset(scheduler: str) -> float:
     """Parse `qconf -ssconf`: seconds for which a job keeps its slots after its limit."""
     parameters = _parse_pairs(parse_settings(scheduler).get("params", "").upper())

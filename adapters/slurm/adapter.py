@@ -27,6 +27,7 @@ from metasched.adapters.base import (
     ManagerState,
     Submission,
     Withdrawal,
+    least_clock_lead,
 )
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, uid_of, user_name_of
@@ -321,10 +322,9 @@ class Slurm(Adapter):
 
     def inspect(self) -> ManagerState:
         state = super().inspect()
-        clock_lead = self._commands.controller().now - time.time()
+        asked_at, reported = time.time(), self._commands.controller().now
+        clock_lead = least_clock_lead(reported, asked_at, time.time())
         major, minor = self._commands.release_version()
-        # the controller reports whole seconds
-        clock_lead = clock_lead if clock_lead > 0 else min(clock_lead + 1.0, 0.0)
         return structs.replace(state, release=f"{major:02}.{minor:02}", clock_lead=clock_lead)
 
     def _summarise(

@@ -35,7 +35,7 @@ from metasched.model.cluster import ClusterInfo
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, Listing, TaskClaim
 from tests.harness.examples import examples
-from tests.unit.gridengine_answers import QSTAT, line
+from tests.unit.gridengine_answers import QPING, QSTAT, line
 from tests.unit.test_associations import LISTED
 from tests.unit.test_slurm_windows import SHOWN
 
@@ -125,6 +125,7 @@ PARSERS: list[tuple[Callable[[str], Any], list[str]]] = [
     (cell.parse_complexes, recorded_cell("complexes")),
     (cell.parse_accounting_delay, recorded_cell("configuration")),
     (cell.parse_duration_offset, recorded_cell("scheduler")),
+    (cell.parse_clock, [QPING]),
     (cell_reservations.parse_reservations, recorded_cell("reservation")),
     (cell_reservations.parse_reservation_ids, recorded_cell("reservation ids")),
     (

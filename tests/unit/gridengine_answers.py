@@ -5,6 +5,19 @@ from __future__ import annotations
 INSTANCE = "k3f9"
 INSTANCES = frozenset({INSTANCE})
 TAG = "ms-k3f9-42-1"
+QPING = """11/22/2026 04:12:38:
+SIRM version:             0.1
+SIRM message id:          1
+start time:               11/22/2026 04:05:43 (1795255943)
+run time [s]:             415
+messages in read buffer:  0
+messages in write buffer: 0
+no. of connected clients: 2
+status:                   0
+info:                     MAIN: R (414.94) | signaler000: R (414.93) | OK
+Monitor:                  disabled
+
+"""
 QSTAT = """<?xml version='1.0'?>
 <job_info  xmlns:xsd="http://example.org/qstat.xsd">
   <queue_info>

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from metasched.adapters.base import ManagerState
+from metasched.adapters.base import ManagerState, least_clock_lead
 from metasched.adapters.inspection import InspectionReport
 from metasched.config.reading import load_settings
 from metasched.config.settings import LicenceServerSettings, WebhookSettings
@@ -90,6 +90,22 @@ def test_the_clock_of_a_controller_is_compared(
     found = {each.check: each for each in check_manager(settings.clusters[0], settings, 5.0)}
     assert found["manager of alpha"].ok
     assert found["controller of alpha"].text.endswith(text) if text else len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("reported", "asked_at", "answered_at", "lead"),
+    [
+        (100.0, 100.9, 101.0, 0.0),  # it was 100.95
+        (100.0, 99.0, 105.0, 0.0),  # a slow answer
+        (110.0, 99.0, 105.0, 5.0),
+        (90.0, 99.0, 105.0, -8.0),
+        (105.5, 99.0, 105.0, 0.5),
+    ],
+)
+def test_the_delay_of_an_answer_is_no_difference_of_clocks(
+    reported: float, asked_at: float, answered_at: float, lead: float
+) -> None:
+    assert least_clock_lead(reported, asked_at, answered_at) == lead
 
 
 def test_a_file_of_completions_is_warned_of(tmp_path: Path) -> None:

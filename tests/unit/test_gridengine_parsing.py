@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from metasched.adapters.gridengine import listing
+from metasched.adapters.gridengine.cell_files import qmaster_address
 from metasched.adapters.gridengine.cluster_info import CellDemand, cluster_info, listed_queue
 from metasched.model.cluster import ManagerLicences
 from metasched.model.job import State
 from metasched.model.listing import PendingJob, StartedJob
-from tests.unit.gridengine_answers import INSTANCES, QSTAT, TAG, line
+from tests.unit.gridengine_answers import INSTANCES, QPING, QSTAT, TAG, line
 
 QHOST = """<?xml version='1.0'?>
 <qhost xmlns:xsd="http://example.org/qhost.xsd">
@@ -237,6 +240,37 @@ def test_how_long_the_accounting_lags(written: str, delay: float) -> None:
         listing.parse_accounting_delay(f"mailer /bin/true\nreporting_params    {written}\n")
         == delay
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "now"),
+    [
+        (QPING, 1795256358.0),
+        (QPING.replace("\nrun time [s]:", "\nruns for:"), None),
+        (QPING.replace("(1795255943)", "(-)"), None),
+        (QPING.replace("(1795255943)", f"({'9' * 400})"), None),
+        ("", None),
+    ],
+)
+def test_the_clock_of_the_qmaster(answer: str, now: float | None) -> None:
+    if now is not None:
+        assert listing.parse_clock(answer) == now
+        return
+    with pytest.raises(ValueError, match="no "):
+        listing.parse_clock(answer)
+
+
+def test_where_the_qmaster_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"SGE_ROOT": str(tmp_path), "SGE_CELL": "c"}
+    assert qmaster_address(variables | {"SGE_QMASTER_PORT": "6444"}) is None
+    (tmp_path / "c/common").mkdir(parents=True)
+    (tmp_path / "c/common/act_qmaster").write_text("master.example\n")
+    assert qmaster_address(variables | {"SGE_QMASTER_PORT": "7"}) == ("master.example", "7")
+    services = {("sge_qmaster", "tcp"): 6444}
+    monkeypatch.setattr(socket, "getservbyname", lambda *service: services[service])
+    assert qmaster_address(variables) == ("master.example", "6444")
+    (tmp_path / "c/common/act_qmaster").write_text("\n")
+    assert qmaster_address(variables) is None
 
 
 def test_marks() -> None:
