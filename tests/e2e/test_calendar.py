@@ -15,8 +15,8 @@ import pytest
 from metasched.client.site_answers import CalendarRow
 from tests.conftest import require
 from tests.e2e.conftest import COMMAND, TWO_LOCAL, Site
+from tests.harness import fake_clock
 
-FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 ENTRIES = """
 [[calendar]]
 name = "night"
@@ -61,12 +61,7 @@ class ClockedSite(Site):
         draft.rename(self.folder / "offset")
 
     def launch(self) -> None:
-        clock = {
-            "LD_PRELOAD": str(FAKETIME[0]),
-            "FAKETIME_TIMESTAMP_FILE": str(self.folder / "offset"),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
+        clock = fake_clock.shifted_as_in(self.folder / "offset")
         with self.log.open("ab") as log:
             self._daemon = subprocess.Popen(
                 [COMMAND, "serve"],
@@ -99,8 +94,8 @@ class ClockedSite(Site):
 
 @pytest.fixture
 def clocked(tmp_path: Path) -> Any:
-    if not FAKETIME:
-        require("faketime", "libfaketime not found; apt-get install faketime")
+    if reason := fake_clock.missing():
+        require("faketime", reason)
     site = ClockedSite(tmp_path)
     site.configure(TWO_LOCAL + ENTRIES, extra='zone = "UTC"\n')
     try:

@@ -18,10 +18,11 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.harness import fake_clock
 from tests.harness.daemons import (
     NAMESPACE,
     BootError,
@@ -43,7 +44,6 @@ _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "sinfo", "scon
 _ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "ip", "nsenter")
 # Slurm resolves no address in a namespace without an address besides those of loopback.
 _BEGIN = ("sh", "-c", 'ip link set lo up && ip address add 10.99.0.1/32 dev lo && exec "$@"', "sh")
-FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 _BOOT_SECONDS = 20.0
 _CALL_SECONDS = 20.0
 _EPHEMERAL_PORTS_BEGIN = 32768  # outgoing connections take no port below this
@@ -269,8 +269,10 @@ class SlurmCluster:
         self._accountant = self._start(
             "slurmdbd",
             "-D",
-            SLURM_CONF=str(conf),
-            MYSQL_UNIX_PORT=str(self.folder / "mysql.sock"),  # slurmdbd.conf has no key for it
+            variables={
+                "SLURM_CONF": str(conf),
+                "MYSQL_UNIX_PORT": str(self.folder / "mysql.sock"),  # slurmdbd.conf has no key
+            },
         )
         wait_until(self._accounts, _BOOT_SECONDS, "slurmdbd", self._story)
 
@@ -302,18 +304,9 @@ class SlurmCluster:
         self._node_reaper.end(self._nodes.pop(name), signal.SIGKILL)
 
     def start_controller(self, wait: bool = True, clock: str = "") -> None:
-        """Start slurmctld. `clock` is an offset of its clock by libfaketime, as `+100s`."""
-        arguments = ("-D", "-f", str(self.conf))
-        if clock:
-            self._controller = self._start(
-                "slurmctld",
-                *arguments,
-                LD_PRELOAD=str(FAKETIME[0]),
-                FAKETIME=clock,
-                FAKETIME_DONT_FAKE_MONOTONIC="1",
-            )
-        else:
-            self._controller = self._start("slurmctld", *arguments)
+        """Start slurmctld. `clock` is an offset of its clock, see `fake_clock.shifted_by`."""
+        variables = fake_clock.shifted_by(clock) if clock else {}
+        self._controller = self._start("slurmctld", "-D", "-f", str(self.conf), variables=variables)
         if wait:
             self.wait_ready()
 
@@ -383,7 +376,11 @@ class SlurmCluster:
         return [f"{self.spec.prefix}{i}" for i in range(1, self.spec.nodes + 1)]
 
     def _start(
-        self, program: str, *arguments: str, reaper: Reaper | None = None, **variables: str
+        self,
+        program: str,
+        *arguments: str,
+        reaper: Reaper | None = None,
+        variables: Mapping[str, str] = {},
     ) -> int:
         path = shutil.which(program, path=SEARCH_PATH)
         if path is None:
