@@ -50,6 +50,7 @@ LANES = {  # rounds at a time
     "slurm": 2,
     "slurm_site": 1,
     "gridengine": 1,
+    "slurm_postgresql": 1,
 }
 KILLS = sum(fault.times for fault in FAULTS if fault.manager == "local" and fault.kills)
 

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Literal, Protocol
 
 import psutil
@@ -31,7 +30,7 @@ from tests.chaos.site import PATIENCE, STOP, ChaosSite
 from tests.chaos.site_mode import MultiUserChaosSite
 from tests.chaos.stream import Stream
 from tests.e2e.conftest import Site
-from tests.harness import gridengine, postgresql, slurm
+from tests.harness import fake_clock, gridengine, postgresql, slurm
 from tests.harness.gridengine import Cell
 from tests.harness.root_launcher import RootLauncher
 from tests.harness.slurm import SlurmCluster, SlurmSite
@@ -45,7 +44,9 @@ SILENCE = 3.0  # seconds for which a manager, a disk or a database is unavailabl
 AT_WORK = 3  # jobs that a daemon accepts before it dies, so that it does not die at its start
 
 # of the clusters, or of the database; _site: in site mode
-Manager = Literal["local", "local_site", "postgresql", "slurm", "slurm_site", "gridengine"]
+Manager = Literal[
+    "local", "local_site", "postgresql", "slurm", "slurm_site", "gridengine", "slurm_postgresql"
+]
 
 
 @dataclass
@@ -171,6 +172,7 @@ _MISSING: dict[Manager, Callable[[], str | None]] = {
     "slurm": slurm.missing,
     "slurm_site": lambda: slurm.missing() or site_mode.missing(),
     "gridengine": gridengine.missing,
+    "slurm_postgresql": lambda: slurm.missing() or postgresql.missing(),
 }
 
 
@@ -200,6 +202,45 @@ def active_beside_a_standby(trial: Trial) -> None:
     _end(site)
     site.take_over()
     trial.recoveries = recoveries + site.recoveries[earlier:]
+
+
+def active_hung_beside_a_standby(trial: Trial) -> None:
+    """Stop the active daemon at a random passage of a crash point; its standby takes over.
+
+    A worker that passes the point is stopped, too. Resumed in any order, both must end and change
+    nothing.
+    """
+    site = trial.site
+    seed = f"{trial.seed} {trial.strikes}"
+    site.order(Orders(seed=seed, mean=trial.passages // 4, together=True, late=True, stopped=True))
+    recoveries = trial.recoveries.copy()
+    _replace(trial)
+    site.order(Orders())  # the standby goes on
+    earlier = len(site.recoveries)
+    site.launch_standby()
+    active = psutil.Process(site.pid)
+    site.arm()
+    until = time.monotonic() + LIFE
+    while active.status() != psutil.STATUS_STOPPED and time.monotonic() < until:
+        time.sleep(0.005)
+    active.suspend()  # it may have passed no such point
+    processes = [active, *site.workers]
+    site.replace_hung()
+    # the standby dispatches jobs; without claims it submits again what was under way a minute later
+    STOP.wait(SILENCE)
+    stopped = list(filter(_is_stopped, processes))
+    trial.draw.shuffle(stopped)
+    for process in stopped:
+        process.resume()
+    site.end_of_hung()
+    trial.recoveries = recoveries + site.recoveries[earlier:]
+    site.until(site.heard, PATIENCE)
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_STOPPED
+    return False
 
 
 def daemon_at_each_point(trial: Trial) -> None:
@@ -365,25 +406,13 @@ def clock_stepped(trial: Trial) -> None:
     now = trial.site.folder / "clock"
     if trial.strikes == 0:
         now.write_text("+0")
-        trial.site.extra_environment = {
-            "LD_PRELOAD": next(map(str, _FAKETIME)),
-            "FAKETIME_TIMESTAMP_FILE": str(now),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
+        trial.site.extra_environment = fake_clock.shifted_as_in(now)
         _replace(trial)
     for seconds in ("+3600", "+0", "-3600", "+0"):
         draft = now.with_suffix(".draft")
         draft.write_text(seconds)
         draft.rename(now)
         trial.recover()
-
-
-def _no_faketime() -> str | None:
-    return None if _FAKETIME else "libfaketime not found; apt-get install faketime"
-
-
-_FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 
 
 # Outages
@@ -568,7 +597,13 @@ FAULTS = (
     ),
     Fault("disk full", "local", outage(disk_full), 6, 3),
     Fault(
-        "clock stepped by an hour", "local", clock_stepped, 4, 2, quick=False, needs=_no_faketime
+        "clock stepped by an hour",
+        "local",
+        clock_stepped,
+        4,
+        2,
+        quick=False,
+        needs=fake_clock.missing,
     ),
     Fault("daemon killed at a crash point", "local_site", daemon_at_a_point, 60, 20),
     Fault("launcher killed", "local_site", outage(launcher_killed, LAUNCHER_SILENCE), 20, 10),
@@ -614,4 +649,13 @@ FAULTS = (
     Fault("qmaster stopped", "gridengine", outage(qmaster_hung, 2 * SILENCE), 3, 3),
     Fault("qmaster killed", "gridengine", outage(qmaster_killed), 4, 2, quick=False),
     Fault("execd killed", "gridengine", outage(execd_killed), 3, 3, quick=False),
+    # the number of a fault is in the seeds of its rounds: new ones come last
+    Fault(
+        "active daemon stopped at a crash point, resumed after its standby has taken over",
+        "slurm_postgresql",
+        active_hung_beside_a_standby,
+        times=24,
+        at_once=6,
+        quick=False,
+    ),
 )

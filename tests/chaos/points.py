@@ -56,7 +56,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     empty, the name of the point must contain a word of it. Without `new`, a process dies after a
     number of passages drawn by `seed`, `mean` on average. `mean` 0: no process dies.
     `most`: processes that start after that many deaths live. `late`: no process dies before `arm`
-    is called. `together`: a dying worker kills the daemon, too, as when the host fails.
+    is called. `together`: a dying worker kills the daemon, too, as when the host fails. With
+    `stopped` nothing dies: what follows a point happens when the process is resumed.
     """
 
     new: bool = False
@@ -68,6 +69,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     roles: tuple[Role, ...] = ("daemon", "worker")
     together: bool = False
     in_c: bool = False  # by a fault in C instead of SIGKILL
+    stopped: bool = False  # by SIGSTOP instead of SIGKILL: the process can be resumed
 
     def write(self, folder: Path) -> None:
         draft = folder / "orders.draft"
@@ -142,13 +144,14 @@ class Points:
         return self._remaining < 0
 
     def _die(self, point: str) -> None:
-        self._pid = 0  # the kill is not a crash point
+        self._pid = 0  # the kill is not a crash point, and what is resumed dies nowhere
         os.write(self._deaths, f"{self._role}\t{point}\n".encode())
+        number = signal.SIGSTOP if self._orders.stopped else signal.SIGKILL
         if self._role == "worker" and self._orders.together:
-            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getppid(), number)
         if self._orders.in_c:
             ctypes.string_at(0)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 
 def noted(path: Path) -> list[tuple[str, str]]:

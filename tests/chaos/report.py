@@ -22,6 +22,7 @@ _TITLES = {
     "slurm": "Slurm",
     "slurm_site": "Slurm, site mode",
     "gridengine": "Grid Engine",
+    "slurm_postgresql": "Slurm, PostgreSQL",
 }
 _HEAD = """# Reliability
 
@@ -75,12 +76,14 @@ def lines(results: Sequence[Result], command: str, seed: int) -> Iterable[str]:
     yield f"{memory:.0f} GiB, Linux, Python {platform.python_version()};"
     minutes = sum(result.seconds for result in results) / 60
     kills = {m: sum(r.kills for r in results if r.manager == m) for m in _TITLES}
-    summary = ", ".join(f"{kills[manager]} over {title}" for manager, title in _TITLES.items())
+    summary = ", ".join(
+        f"{kills[manager]} over {title}" for manager, title in _TITLES.items() if kills[manager]
+    )
     yield f"{minutes:.0f} minutes of rounds, side by side; {sum(r.jobs for r in results)} tasks."
     yield f"Kills of a daemon or worker: {summary}."
     points = {m: {p for r in results if r.manager == m for p in r.points} for m in _TITLES}
     died = ", ".join(f"{len(points[manager])} over {title}" for manager, title in _TITLES.items())
-    yield f"Crash points at which something died: {died}."
+    yield f"Crash points at which something died, or was stopped: {died}."
     done, whole = sum(r.strikes for r in results), sum(fault.times for fault in FAULTS)
     if done < whole:
         yield f"This run was ended early: {done} of the {whole} trials of a whole one were made."

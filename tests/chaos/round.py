@@ -186,6 +186,10 @@ def boot_managers(manager: str, folder: Path) -> Iterator[Managers]:
         case "postgresql":
             with Server(folder, settings=()) as server:
                 yield Managers(server=server)
+        case "slurm_postgresql":
+            beside = folder.with_name(f"{folder.name}-pg")  # which its account can enter
+            with slurm_clusters(folder) as site, Server(beside, settings=()) as server:
+                yield Managers(slurm=site, server=server)
         case "gridengine":
             with Cell(folder) as cell:
                 yield Managers(cell=cell)

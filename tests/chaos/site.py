@@ -93,6 +93,7 @@ class ChaosSite(Site):
         self.recoveries: list[float] = []  # seconds from a death to the first answer
         self._life: ForkServerProcess | None = None
         self._standby: ForkServerProcess | None = None
+        self._hung: ForkServerProcess | None = None  # its standby has taken over
         self._died: float | None = None
         self.order(Orders())
 
@@ -180,6 +181,23 @@ class ChaosSite(Site):
         self._life, self._standby = self._standby, None
         assert self.serving(), self.log_tail()
 
+    def replace_hung(self) -> None:
+        """Let the standby be the daemon beside the present one, which has just been stopped.
+
+        It listens on a socket of its own, as on another host: that of the stopped one is renamed.
+        """
+        self.socket.rename(self.socket.with_name("hung.sock"))
+        self._died = time.monotonic()
+        self._hung, self._life, self._standby = self._life, self._standby, None
+        assert self.serving(), self.log_tail()
+
+    def end_of_hung(self) -> None:
+        """Wait for the end of the replaced daemon, which was resumed: it has to end by itself."""
+        assert self._hung is not None
+        self._hung.join(PATIENCE)
+        assert self._hung.exitcode == 1, (self._hung.exitcode, self.log_tail())
+        self._hung = None
+
     def begin(self) -> None:
         """Start a daemon and wait until no cluster is down."""
         self.launch()
@@ -240,9 +258,10 @@ class ChaosSite(Site):
         assert self._life.exitcode == 0, self.log_tail()
 
     def close(self) -> None:
-        if self._standby is not None:
-            self._standby.kill()
-            self._standby.join()
+        for other in (self._standby, self._hung):
+            if other is not None:
+                other.kill()
+                other.join()
         if self.alive:
             self.kill()
         super().close()
