@@ -173,7 +173,7 @@ StoryEvent = TypedDict(
         "time": str,
         "task": int | None,  # index in the array
         "attempt": int | None,
-        "event": str,
+        "event": str | None,  # of the task; null: its submission
         "from": str | None,  # state
         "to": str | None,  # state
         "cluster": str | None,

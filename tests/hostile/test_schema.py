@@ -1,9 +1,10 @@
 """Requests drawn from the OpenAPI document cause no defect; a stranger reaches no job of others.
 
 Three accounts call a daemon in site mode by its unix socket: the owner of jobs, a stranger, and an
-operator. Over TCP come callers without credential, with a forged, an expired and a revoked token,
-with a token of a job that is not one, and with a token for metrics. `--hypothesis-profile=explore`
-draws far more (`make chaos`).
+operator. Over TCP come the owner and a running job by their tokens. Others come without a valid
+credential: with none, with a forged, an expired and a revoked token, with that of a job that has
+ended or never was, and with one for metrics. `--hypothesis-profile=explore` draws far more (`make
+chaos`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import http.client
 import json
 import os
 import pwd
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,13 +37,16 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite, running_site
-from tests.harness.accounts import OPERATOR, A, B
+from tests.harness.accounts import KEEPER, OPERATOR, A, B
 from tests.harness.http_calls import UnixConnection
 from tests.harness.ports import free_port
 
 pytestmark = pytest.mark.root
 
 LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n'
+VALID = ("owner's token", "running job")  # roles over TCP
+# in a job: leaves its token, as a whole, in the file `token.ID`
+KEEP_TOKEN = 'id=$METASCHED_JOB_ID; cp "$METASCHED_JOB_TOKEN_FILE" $id && mv $id token.$id'
 SECRET = "swordfish"  # in the name of each job of the owner
 CHECKS = [
     not_a_server_error,
@@ -107,8 +112,13 @@ class Victim:
 
 @pytest.fixture(scope="module")
 def victim(common_folder: Path) -> Iterator[Victim]:
-    port = free_port()
-    tables = f'[tcp]\nlisten = "127.0.0.1:{port}"\n{LOCAL}'
+    port, claims = free_port(), common_folder / "schema-claims"
+    claims.mkdir()
+    shutil.chown(claims, KEEPER)
+    address = f"127.0.0.1:{port}"
+    tables = (
+        f'[tcp]\nlisten = "{address}"\nurl = "https://{address}"\n{LOCAL}fence_dir = "{claims}"\n'
+    )
     with running_site(common_folder / "schema", tables, f"[cluster.left]\n{SUPERVISE}") as site:
         owner = site.by(A)
         common = ("--name", SECRET, "-o", "/dev/null", "--wrap", "true")
@@ -118,16 +128,25 @@ def victim(common_folder: Path) -> Iterator[Victim]:
 
 
 def credentials_of(site: MultiUserSite) -> dict[str, str]:
-    """Return what callers over TCP show: of the owner, a token; of all others, nothing valid."""
+    """Return what callers over TCP show; it is valid in the roles `VALID`."""
     owner, operator = site.by(A), site.by(OPERATOR)
+    hour = ("-t", "60", "-o", "/dev/null", "--wrap")
+    running, ended = (
+        owner.submit(*hour, f"{KEEP_TOKEN}; {last}") for last in ("exec sleep 3600", "true")
+    )
+    owner.until_ended(ended)
+    of_jobs = [site.folder / A / f"token.{job}" for job in (running, ended)]
+    site.until(of_jobs[0].exists)
     revoked = owner.json("token", "create")
     owner.run("token", "revoke", str(revoked["id"]))
     tokens = {
         "owner's token": owner.run("token", "create").stdout.strip(),
+        "running job": of_jobs[0].read_text(),
+        "ended job": of_jobs[1].read_text(),
         "forged": "ms_" + "0" * 43,
         "expired": owner.run("token", "create", "--expires", "1").stdout.strip(),
         "revoked": revoked["token"],
-        "job": f"ms-0123456789-1-1.0.{'0' * 32}.{'0' * 64}",  # no job made it
+        "no job": f"ms-0123456789-1-1.0.{'0' * 32}.{'0' * 64}",  # no job made it
         "metrics": operator.run("token", "create", "--metrics").stdout.strip(),
     }
     time.sleep(1.0)  # the expired one
@@ -179,36 +198,41 @@ def call_drawn(
     return status, content
 
 
-def check_operation(victim: Victim, account: str, operation: Any) -> None:
-    """Send drawn requests to a route as an account."""
+def check_operation(victim: Victim, callers: tuple[str, ...], operation: Any) -> None:
+    """Send drawn requests to a route, each as one of the accounts or roles."""
 
     @hypothesis.settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def answer_as_documented(data: st.DataObject) -> None:
-        _, content = call_drawn(victim, account, data, operation)
-        if account == B:
+        caller = data.draw(st.sampled_from(callers))
+        _, content = call_drawn(victim, caller, data, operation)
+        if caller == B:
             assert SECRET.encode() not in content
             assert A.encode() not in content
 
     answer_as_documented()
 
 
-ROLES = {"owner": A, "stranger": B, "operator": OPERATOR, "token": "owner's token"}
+ROLES = {"owner": (A,), "stranger": (B,), "operator": (OPERATOR,), "token": VALID}
 
 
-@pytest.mark.parametrize("account", list(ROLES.values()), ids=list(ROLES))
-def test_every_drawn_request_is_answered_as_documented(victim: Victim, account: str) -> None:
+@pytest.mark.parametrize("callers", list(ROLES.values()), ids=list(ROLES))
+def test_every_drawn_request_is_answered_as_documented(
+    victim: Victim, callers: tuple[str, ...]
+) -> None:
     before = victim.rows()
     for result in victim.schema.get_all_operations():
-        check_operation(victim, account, result.ok())
-    if account == B:
+        check_operation(victim, callers, result.ok())
+    if callers == (B,):
         assert victim.rows() == before
+    for role in VALID:  # no request has ended that job, or revoked that token
+        assert victim.send(role, "GET", "/health", {}, None)[0] == 200, role
 
 
 def test_no_route_answers_without_a_valid_credential(victim: Victim) -> None:
     """Neither without a token, nor with one of another use, nor with one that is over."""
     before = victim.rows()
-    roles = sorted(victim.credentials.keys() - {"owner's token"})
+    roles = sorted(victim.credentials.keys() - {*VALID})
 
     def refuse(operation: Any) -> None:
         @hypothesis.settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
