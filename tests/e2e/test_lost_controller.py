@@ -27,8 +27,19 @@ def slurm_site(slurm_site_for_faults: SlurmSite) -> SlurmSite:
 def beta(over_slurm: Site, slurm_site: SlurmSite) -> SlurmCluster:
     """A real cluster behind a running daemon, filled by a job from outside metasched."""
     cluster = slurm_site["beta"]
-    cluster.run("sbatch", "--job-name=others", "-N3", "--exclusive", "--wrap", "sleep 600")
-    over_slurm.until(lambda: "RUNNING" in state(cluster, "--name=others"))
+    fill = ("sbatch", "--job-name=others", "-N3", "--exclusive", "--wrap", "sleep 600")
+
+    def is_full() -> bool:
+        # a slurmd remembers jobs that its controller has forgotten, and refuses one of the same id
+        if "launch failed" in cluster.run("squeue", "-h", "--name=others", "-o", "%r"):
+            cluster.run("scancel", "--name=others")
+            nodes = cluster.run("sinfo", "-h", "-p", "main", "-t", "drain", "-o", "%N").strip()
+            cluster.run("scontrol", "update", f"nodename={nodes}", "state=resume")
+            cluster.run(*fill)
+        return "RUNNING" in state(cluster, "--name=others")
+
+    cluster.run(*fill)
+    over_slurm.until(is_full)
     return cluster
 
 
