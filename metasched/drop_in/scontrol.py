@@ -106,11 +106,13 @@ def _run_on_jobs(words: Sequence[str], position: int, real: _Real) -> int:
     by_name = {cluster.name: cluster for cluster in real.clusters.clusters}
     code = 0
     for name, ids in places.items():
-        clusters = [by_name[name]] if name in by_name else []
+        if name not in by_name or not by_name[name].config:
+            code = fail(f"scontrol: error: cluster {name} has no scontrol")
+            continue
         for id in ids:
             changed = [*words[:position], id, *words[position + 1 :]]
             arguments = real.arguments(changed)
-            code = max(code, run_native("scontrol", arguments, clusters, is_last=False))
+            code = max(code, run_native("scontrol", arguments, [by_name[name]], is_last=False))
     return code
 
 

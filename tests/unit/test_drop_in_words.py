@@ -19,7 +19,7 @@ import metasched
 from metasched.adapters.slurm import listing
 from metasched.client.connection import PermissionDenied
 from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD
-from metasched.drop_in import command, job, job_filters, sacct, scancel, scontrol, squeue
+from metasched.drop_in import command, job, job_filters, job_tools, sacct, scancel, scontrol, squeue
 from metasched.drop_in.command import CommandError
 from metasched.drop_in.job import Job
 from metasched.drop_in.job_fields import JOB_FORMATS
@@ -459,6 +459,31 @@ def test_a_job_is_not_requeued_where_it_is_to_be_held(monkeypatch: pytest.Monkey
     monkeypatch.setattr(scontrol, "read_clusters", lambda _: no_clusters)
     with pytest.raises(CommandError, match="requeue them, then hold them"):
         scontrol.main(["requeuehold", "17"])
+
+
+def test_a_job_that_has_no_scontrol_keeps_no_other_from_its_call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = {"manager_name": "", "up": True, "accounting": False, "tag_field": ""}
+    common |= {"native_jobs": True, "bin_dir": ""}
+    rows = [common | {"cluster": "cell", "config": ""}]
+    rows.append(common | {"cluster": "alpha", "config": "/etc/slurm.conf"})
+    clusters = NativeClusters({"first_id": 100, "instances": [], "clusters": rows})
+    calls: list[tuple[list[str], list[str]]] = []
+
+    def run(_: str, arguments: list[str], chosen: list[Any], is_last: bool) -> int:
+        calls.append((arguments, [cluster.name for cluster in chosen]))
+        return 0
+
+    places = {"cell": ["7"], "gone": ["8"], "alpha": ["9"]}
+    monkeypatch.setattr(scontrol, "connect", lambda: None)
+    monkeypatch.setattr(scontrol, "read_clusters", lambda _: clusters)
+    monkeypatch.setattr(scontrol, "run_native", run)
+    monkeypatch.setattr(job_tools, "native_places", lambda *_: places)
+    assert scontrol.main(["suspend", "101,102,103"]) == 1
+    assert calls == [(["--", "suspend", "9"], ["alpha"])]
+    problems = [f"scontrol: error: cluster {name} has no scontrol" for name in ("cell", "gone")]
+    assert capsys.readouterr().err.splitlines() == problems
 
 
 def test_zeros_of_sacct_are_written() -> None:
