@@ -12,9 +12,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from itertools import islice
 from typing import Any, Final
 
+from metasched.policies.local.exclusion import read_starts
 from metasched.policies.local.queueing import (
     FreeResources,
     JobStart,
@@ -71,8 +71,7 @@ class TimedPolicy:
         def ask() -> None:  # all of its code runs here: an iterator, too, may hang or be endless
             try:
                 chosen = self._policy.choose_starts(now, queue, running, free)
-                starts = [JobStart(*start) for start in islice(chosen, len(queue) + 1)]
-                results.append((starts, self._ask_planned_starts()))
+                results.append((read_starts(chosen, queue), self._ask_planned_starts()))
             except BaseException as error:  # such as SystemExit
                 errors.append(error)
 

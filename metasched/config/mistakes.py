@@ -275,7 +275,7 @@ def _keys(table_class: Any) -> dict[str, _KeyType]:
         }
     if dataclasses.is_dataclass(table_class):
         hints = typing.get_type_hints(table_class, include_extras=True)
-        return {field.name: _unwrap(hints[field.name]) for field in dataclasses.fields(table_class)}
+        return {key.name: _unwrap(hints[key.name]) for key in dataclasses.fields(table_class)}
     return {}
 
 

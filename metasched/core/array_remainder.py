@@ -167,7 +167,7 @@ def common_indices(own: range, indices: Sequence[int]) -> list[int]:
 
 
 def joined(runs: Iterable[IndexRun]) -> list[IndexRun]:
-    """Return ascending runs, those made one of which one continues the other."""
+    """Return ascending runs in which those that continue each other are joined."""
     joined_runs: list[IndexRun] = []
     for first, last, step in runs:
         if joined_runs:

@@ -1,9 +1,9 @@
 """Audit records of a step of the core: a pure function of stored events and their outcomes.
 
 `AuditTrail.records` is the only place that makes them, apart from what no event causes
-(`daemon.notices`) and tokens. Conditions are the last records of a subject, such as
-"unreachable" of a cluster: a record is made only if its condition changes. They are stored with the
-records. So a restart, or a repetition of an event, adds nothing.
+(`daemon.notices`) and tokens. A condition is the last recorded state of a subject, such as
+"unreachable" of a cluster: a record is made only if its condition changes. Conditions are stored
+with the records. So a restart, or a repetition of an event, adds nothing.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class AuditTrail:
         return list(map(cleaned, records))
 
     def condition(self, subject: str) -> str:
-        """Return the last record of a subject; "": none, or that it is well again."""
+        """Return the condition last recorded of a subject; "": none, or it is well again."""
         return self._conditions.get(subject, "")
 
     def changes(self, subject: str, value: str) -> bool:

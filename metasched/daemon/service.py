@@ -462,9 +462,9 @@ class SchedulerService:
     async def _prune(self) -> str:
         """Delete jobs that ended before the retention time, old keys and others, a few at a time.
 
-        Return the numbers of deleted rows in words. StorageFailed if the database fails; they stay
-        deleted.
-        A thread does so: the loop waits for it no longer than for any other writer.
+        Return the numbers of deleted rows in words. StorageFailed if the database fails; rows that
+        were deleted before stay so. A thread deletes them: the loop waits for it no longer than
+        for any other writer.
         """
         now = time.time()
         pruning = PruningPass(
@@ -549,12 +549,10 @@ class Daemon:
         """`open_ledger` connects to the database; it may take long and raises StoreError.
 
         `activate_text` puts the policy of a text in force in this daemon. `calendar_mistakes` are
-        known ones in policies of the calendar.
+        those in policies of the calendar that were logged or reported: they refuse no reload.
         """
         self.settings, self.started = settings, time.time()
-        self.calendar_mistakes = (
-            calendar_mistakes  # as last logged or reported; they refuse nothing
-        )
+        self.calendar_mistakes = calendar_mistakes
         self._open_ledger = open_ledger
         self._ledger: Ledger | None = None  # None until the database answered
         self.service: SchedulerService | None = None

@@ -235,7 +235,7 @@ class Job(JobSpec, frozen=True, kw_only=True):
 
     @property
     def licence_requests(self) -> tuple[Mapping[str, int], ...]:
-        """The licences; it needs a single entry."""
+        """The alternatives of its licences: it needs all tokens of any entry."""
         return self.licence_choices or (self.licences,)
 
     @property
@@ -251,7 +251,7 @@ class Job(JobSpec, frozen=True, kw_only=True):
 
     @property
     def gres_choices(self) -> tuple[Mapping[str, int], ...]:
-        """The generic resources; it needs a single entry, the first that fits."""
+        """The alternatives of its generic resources: it gets those of the first that fits."""
         return self.gres, *self.gres_alternatives
 
     @property

@@ -45,7 +45,7 @@ class JobAct(NamedTuple):
     """An act on tasks, in words."""
 
     label: str
-    states: frozenset[State]  # where it is offered
+    states: frozenset[State]  # of the tasks that it is offered for
     meaning: str
     for_operators: bool = False
 

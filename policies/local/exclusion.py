@@ -5,7 +5,7 @@ So in simulations; the `local` adapter has the same rule, with a limit of time.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Any
 
@@ -41,12 +41,20 @@ class ExcludablePolicy:
     ) -> list[JobStart]:
         try:
             chosen = self._policy.choose_starts(now, queue, running, free)
-            starts = [JobStart(*start) for start in islice(chosen, len(queue) + 1)]
+            starts = read_starts(chosen, queue)
             check_starts(starts, queue, free)
         except (Exception, SystemExit):
             self.excluded_passes += 1
             return self._fallback.choose_starts(now, queue, running, free)
         return starts
+
+
+def read_starts(chosen: Iterable[Any], queue: Collection[WaitingJob]) -> list[JobStart]:
+    """Return the starts that a policy of another package chooses, at most one above the queue.
+
+    Its iterator may raise, hang or be endless. TypeError for an entry that is no start.
+    """
+    return [JobStart(*start) for start in islice(chosen, len(queue) + 1)]
 
 
 def check_starts(
