@@ -1,4 +1,4 @@
-"""Answers to requests that change jobs: a line for each task, as many as an array has.
+"""Answers to requests that change jobs: a line for each task, or one for equal tasks of a job.
 
 Lines that differ in the index alone are encoded together, a portion at a time. The text stays in
 memory until it is sent, since clients need its length.
@@ -20,10 +20,11 @@ import msgspec
 from fastapi.responses import Response, StreamingResponse
 
 from metasched.api.selection import SelectedTasks
-from metasched.client.job_answers import ChangedTask
+from metasched.client.job_answers import ChangedTask, FoldedChange
 from metasched.core.array_remainder import common_indices
 from metasched.core.events import Outcome
 from metasched.core.scheduler import Core
+from metasched.model.arrays import FoldedIndices
 from metasched.model.job import State
 
 PORTION = 10_000  # tasks; other requests are served in between
@@ -118,12 +119,19 @@ class _Ranges:
 
 
 async def change_answer(
-    core: Core, selected: Sequence[SelectedTasks], notes: Sequence[str], changed: ChangedStates
+    core: Core,
+    selected: Sequence[SelectedTasks],
+    notes: Sequence[str],
+    changed: ChangedStates,
+    fold: bool = False,
 ) -> Response:
     """Return the state before and after a change, with a note, for each task.
 
-    `selected` are by job, with a note each.
+    `selected` are by job, with a note each. `fold`: equal tasks of a job have one line.
     """
+    if fold:
+        rows = [row async for row in _folded(core, selected, notes, changed)]
+        return Response(msgspec.json.encode({"folded": rows}), media_type="application/json")
     groups, group, cost = list[bytes](), bytearray(b'{"jobs":['), 0
     separator = b""
     for lines in _all_lines(core, selected, notes, changed):
@@ -153,6 +161,29 @@ async def count_changes(
         if position % (PORTION // LINE_COST) == 0:
             await asyncio.sleep(0)
     return [ChangeCount(*change, tasks) for change, tasks in counts.items()]
+
+
+async def _folded(
+    core: Core, selected: Sequence[SelectedTasks], notes: Sequence[str], changed: ChangedStates
+) -> AsyncIterator[FoldedChange]:
+    """Yield the changes of `change_answer` by job; equal ones are one row, in order of a task."""
+    lines_read = 0
+    with_notes = zip(selected, notes, strict=True)
+    for job_id, of_job in groupby(with_notes, key=lambda pair: pair[0].job):
+        equal: dict[tuple[State, State, str], FoldedIndices] = {}
+        is_array = False
+        for lines in _in_order(_lines_of_job(core, of_job, changed)):
+            change = lines.tasks.state, lines.state, lines.note
+            equal.setdefault(change, FoldedIndices()).add(lines.indices)
+            is_array = lines.tasks.array is not None
+            lines_read += 1
+            if lines_read % (PORTION // LINE_COST) == 0:
+                await asyncio.sleep(0)
+        for (before, after, note), indices in equal.items():
+            tasks = str(indices) if is_array else None
+            yield FoldedChange(
+                job=job_id, tasks=tasks, count=indices.count, was=before, state=after, note=note
+            )
 
 
 async def _each(groups: Iterable[bytes]) -> AsyncIterator[bytes]:

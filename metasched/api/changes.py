@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Request
+from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 
 from metasched.api.change_answers import AppliedChange, ChangedStates, change_answer
@@ -24,7 +24,7 @@ from metasched.api.readers import CurrentReaders, Readers
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.selection import JobSelection, SelectedTasks, parse_states, select_tasks
 from metasched.api.submissions import deadline_warnings, default_time_limit, dependency_targets
-from metasched.client.job_answers import ChangedTasks
+from metasched.client.job_answers import ChangedTasks, FoldedChanges
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
     CoreEvent,
@@ -44,6 +44,7 @@ from metasched.model.job import Job, State
 
 MAX_EXIT_CODE = 255
 PORTION = 1_000  # tasks that are changed before others are served
+Fold = Annotated[bool, Query(description="Answer with one row for equal tasks of a job.")]
 router = APIRouter()
 
 
@@ -55,7 +56,7 @@ class ActionRequest(JobSelection):
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 
-@router.post("/jobs/modify", response_model=ChangedTasks)
+@router.post("/jobs/modify", response_model=ChangedTasks | FoldedChanges)
 async def modify(
     request: Request,
     caller: CurrentCaller,
@@ -63,10 +64,11 @@ async def modify(
     readers: CurrentReaders,
     selection: Annotated[JobSelection, Body(alias="choice")],
     changes: Annotated[JobChanges, Body()],
+    fold: Fold = False,
 ) -> Response:
     """Modify every selected job; no job at all if a job named by id cannot be modified."""
     applied = await modify_jobs(request, caller, service, readers, selection, changes)
-    return await change_answer(service.core, *applied)
+    return await change_answer(service.core, *applied, fold)
 
 
 async def modify_jobs(
@@ -146,7 +148,7 @@ async def modify_jobs(
     return AppliedChange(selected, notes_by_task, ChangedStates(outcomes))
 
 
-@router.post("/jobs/{action}", response_model=ChangedTasks)
+@router.post("/jobs/{action}", response_model=ChangedTasks | FoldedChanges)
 async def request_action(
     request: Request,
     caller: CurrentCaller,
@@ -154,10 +156,11 @@ async def request_action(
     readers: CurrentReaders,
     action: UserAction,
     selection: Annotated[ActionRequest, Body()],
+    fold: Fold = False,
 ) -> Response:
     """Apply an action to every selected task, in portions; nothing changes if an id is unknown."""
     applied = await act_on_jobs(request, caller, service, readers, action, selection)
-    return await change_answer(service.core, *applied)
+    return await change_answer(service.core, *applied, fold)
 
 
 async def act_on_jobs(

@@ -11,10 +11,11 @@ import sys
 import time
 
 from metasched.cli.connect import connect
-from metasched.cli.job_ids import check_job_ids, fold_array_rows
+from metasched.cli.job_ids import check_job_ids, fold_array_rows, format_tasks
 from metasched.cli.messages import fail
 from metasched.cli.regular_files import NotRegularError, open_regular
 from metasched.cli.show import print_table
+from metasched.client.changes import unfold
 from metasched.client.connection import DaemonUnreachable, NotFound, ResponseLost
 from metasched.errors import ParseError, UserError
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
     from metasched.client.client import Client
-    from metasched.client.job_answers import JobRow
+    from metasched.client.job_answers import FoldedChange, JobRow
 
 FOLLOW_INTERVAL = 0.2  # seconds between reads of a growing file
 MAX_OUTAGE = 300.0  # seconds without a response after which `wait` fails
@@ -171,22 +172,27 @@ def change_jobs(
         raise UserError(f"nothing to {command}, metasched {command}; {fix}")
     checked_ids = check_job_ids(jobs)
     states = _exact_states(state)
-    rows = connect(config).change(action, checked_ids, user, states, cluster, exit_code)
-    print_changes(rows, as_json)
+    client = connect(config)
+    print_changes(
+        client.change_folded(action, checked_ids, user, states, cluster, exit_code), as_json
+    )
 
 
-def print_changes(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """Print the state before and after a change for each task."""
+def print_changes(changes: Sequence[FoldedChange], as_json: bool) -> None:
+    """Print the state before and after a change for each task; without JSON, equal ones at once."""
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps(unfold(changes), indent=2))
         return
     print_table(
         ("JOB", "WAS", "STATE", "NOTE"),
         (
-            (label, group[0]["was"], group[0]["state"], group[0].get("note"))
-            for label, group in fold_array_rows(
-                rows, lambda row: (row["was"], row["state"], row.get("note"))
+            (
+                format_tasks(change["job"], change["tasks"]),
+                change["was"],
+                change["state"],
+                change["note"],
             )
+            for change in changes
         ),
     )
 

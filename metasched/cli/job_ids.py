@@ -51,6 +51,18 @@ def fold_array_rows(
         from metasched.model.arrays import format_indices
 
         tasks = format_indices(sorted(row["task"] for row in group))
-        if sys.stdout.isatty() and "," in tasks[:MAX_TASKS_WIDTH] and len(tasks) > MAX_TASKS_WIDTH:
-            tasks = tasks[:MAX_TASKS_WIDTH].rpartition(",")[0] + ",..."
-        yield f"{group[0]['job']}_[{tasks}]", group
+        yield format_tasks(group[0]["job"], tasks), group
+
+
+def format_tasks(job: int, tasks: str | None) -> str:
+    """Return tasks of a job as users write them: `17`, `17_3` or `17_[3-9]`, on a terminal cut.
+
+    `tasks` are indices, as `format_indices` writes them; None: the job is no array.
+    """
+    if tasks is None:
+        return str(job)
+    if tasks.isdecimal():
+        return f"{job}_{tasks}"
+    if sys.stdout.isatty() and "," in tasks[:MAX_TASKS_WIDTH] and len(tasks) > MAX_TASKS_WIDTH:
+        tasks = tasks[:MAX_TASKS_WIDTH].rpartition(",")[0] + ",..."
+    return f"{job}_[{tasks}]"

@@ -112,7 +112,8 @@ def modify(options: ModifyOptions) -> None:
     if not changes:
         raise UserError("nothing to change, metasched modify; give --time or another option")
     client, jobs = connect(options.config), check_job_ids(options.jobs or ())
-    print_changes(client.modify(changes, jobs, options.user, options.state), options.json)
+    changed = client.modify_folded(changes, jobs, options.user, options.state)
+    print_changes(changed, options.json)
 
 
 def _parse_value(field: str, option: str, text: str, parse: Callable[[str], object]) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from metasched.client.changes import FOLD, fold, unfold
 from metasched.client.connection import (
     TIMEOUT,
     BadRequest,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from metasched.client.job_answers import (
         ChangedTask,
         Explanation,
+        FoldedChange,
         JobDetails,
         JobRow,
         OutputPaths,
@@ -170,10 +172,22 @@ class Client:
         `exit_code` is that of jobs that `ran`. Return the state before and after, and a note, for
         each task.
         """
+        return unfold(self.change_folded(action, jobs, user, state, cluster, exit_code))
+
+    def change_folded(
+        self,
+        action: str,
+        jobs: Sequence[str],
+        user: str | None = None,
+        state: str | None = None,
+        cluster: str | None = None,
+        exit_code: int | None = None,
+    ) -> list[FoldedChange]:
+        """Call `change`; return one row for equal tasks of a job."""
         body: dict[str, object] = {"jobs": list(jobs), "user": user, "state": state}
         later = {"cluster": cluster, "exit_code": exit_code}  # earlier daemons know neither
         body |= {name: value for name, value in later.items() if value is not None}
-        return self._parse_rows(self._request("POST", f"/jobs/{action}", body=body), "jobs")
+        return self._folded(self._request("POST", f"/jobs/{action}", FOLD, body))
 
     def modify(
         self,
@@ -183,11 +197,21 @@ class Client:
         state: str | None = None,
     ) -> list[ChangedTask]:
         """Change job attributes (`JobChanges`); return the state before and after for each task."""
+        return unfold(self.modify_folded(changes, jobs, user, state))
+
+    def modify_folded(
+        self,
+        changes: Mapping[str, object],
+        jobs: Sequence[str],
+        user: str | None = None,
+        state: str | None = None,
+    ) -> list[FoldedChange]:
+        """Call `modify`; return one row for equal tasks of a job."""
         body = {
             "choice": {"jobs": list(jobs), "user": user, "state": state},
             "changes": dict(changes),
         }
-        return self._parse_rows(self._request("POST", "/jobs/modify", body=body), "jobs")
+        return self._folded(self._request("POST", "/jobs/modify", FOLD, body))
 
     def wait(self, jobs: Sequence[str], timeout: float = LONG_POLL) -> list[JobRow]:
         """Return the rows of the jobs when all have ended, or after `timeout` seconds."""
@@ -401,6 +425,12 @@ class Client:
                 f"unexpected response, socket {self.path}; check that it is metasched's"
             )
         return rows
+
+    def _folded(self, answer: Any) -> list[FoldedChange]:
+        """Return the folded rows of an answer; an earlier daemon has a row for each task."""
+        if isinstance(answer, dict) and "folded" in answer:
+            return self._parse_rows(answer, "folded")
+        return fold(self._parse_rows(answer, "jobs"))
 
     def _parse_object(self, answer: Any) -> Any:
         if not isinstance(answer, dict):

@@ -94,6 +94,23 @@ class ChangedTasks(TypedDict):
     jobs: list[ChangedTask]
 
 
+class FoldedChange(TypedDict):
+    """Equal tasks of a job, of a request that changes jobs."""
+
+    job: int
+    tasks: str | None  # indices in the array, as 1-3,7,9-13:2; null: the job is no array
+    count: int  # tasks
+    was: str  # state before
+    state: str  # state after
+    note: str  # why it is not as requested; may be empty
+
+
+class FoldedChanges(TypedDict):
+    """All tasks of a request that changes jobs, equal ones of a job in one row."""
+
+    folded: list[FoldedChange]
+
+
 class NodeFitRow(TypedDict):
     """The room for a waiting task on the nodes of a cluster."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from metasched.client.changes import FOLD
 from metasched.client.connection import ClientError, NotFound, PermissionDenied
 from metasched.drop_in.command import CommandError, fail, listed_tasks
 from metasched.drop_in.format_language import printable
@@ -48,9 +49,9 @@ def update_jobs(connection: Connection, ids: Sequence[str], words: Sequence[str]
         try:
             if changes:
                 body = {"choice": {"jobs": [id]}, "changes": changes}
-                connection.request("POST", "/jobs/modify", body=body)
+                connection.request("POST", "/jobs/modify", FOLD, body)
             if held:
-                connection.request("POST", "/jobs/hold", body={"jobs": [id]})
+                connection.request("POST", "/jobs/hold", FOLD, {"jobs": [id]})
         except NotFound:
             code = _fail_for(id, "Invalid job id specified")
         except PermissionDenied:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from metasched.client.changes import FOLD
 from metasched.client.connection import (
     ClientError,
     DaemonUnreachable,
@@ -192,7 +193,7 @@ def _signal(connection: Connection, options: Mapping[str, str], ids: Sequence[st
 def _cancel(connection: Connection, ids: Sequence[str]) -> list[str]:
     """Cancel jobs; return the ids of which there is no job. As the real command, it is no error."""
     try:
-        connection.request("POST", "/jobs/cancel", body={"jobs": list(ids)})
+        connection.request("POST", "/jobs/cancel", FOLD, {"jobs": list(ids)})
         return []
     except NotFound:
         if len(ids) == 1:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 
+from metasched.client.changes import FOLD
 from metasched.client.connection import ClientError, NotFound, PermissionDenied
 from metasched.drop_in.command import (
     CommandError,
@@ -350,7 +351,7 @@ def _change(verb: str, names: Sequence[str], real: _Real) -> int:
         if real.clusters.is_native(id):
             continue
         try:
-            connection.request("POST", f"/jobs/{action}", body={"jobs": [id]})
+            connection.request("POST", f"/jobs/{action}", FOLD, {"jobs": [id]})
         except NotFound:
             code = 1
             print(f"Invalid job id specified for job {id}", file=sys.stderr)

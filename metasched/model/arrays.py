@@ -95,24 +95,48 @@ def _parse_number(digits: str, text: str) -> int:
     return int(digits)
 
 
+class FoldedIndices:
+    """Ascending indices, folded as they are added; `str` gives a short range: `1-3,7,9-13:2`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._runs: list[range] = []
+
+    def add(self, indices: range) -> None:
+        """Add indices, at least one, above all others."""
+        self.count += len(indices)
+        last = self._runs.pop() if self._runs else range(0)
+        if len(last) == 2 and last.step > 1 and not _continues(last, indices):
+            # written singly: the second may start a run
+            self._runs.append(last[:1])
+            last = last[1:]
+        if last and _continues(last, indices):
+            self._runs.append(range(last[0], indices[-1] + 1, indices[0] - last[-1]))
+        else:
+            self._runs += (last, indices) if last else (indices,)
+
+    def __str__(self) -> str:
+        return ",".join(map(_format_run, self._runs))
+
+
+def _continues(run: range, indices: range) -> bool:
+    """Whether indices are a run together with a run before them."""
+    step = indices[0] - run[-1]
+    return all(len(part) == 1 or part.step == step for part in (run, indices))
+
+
+def _format_run(run: range) -> str:
+    if len(run) == 1 or (len(run) == 2 and run.step > 1):
+        return ",".join(map(str, run))
+    return f"{run[0]}-{run[-1]}{f':{run.step}' if run.step > 1 else ''}"
+
+
 def format_indices(indices: Iterable[int]) -> str:
     """Format ascending indices as a short range: `1-3,7,9-13:2`."""
-    values = list(indices)
-    parts = []
-    first = 0
-    while first < len(values):
-        last = first + 1
-        step = values[last] - values[first] if last < len(values) else 1
-        while last < len(values) and values[last] - values[last - 1] == step:
-            last += 1
-        if last - first == 2 and step > 1:  # write two indices singly: the second may start a range
-            last -= 1
-        if last - first == 1:
-            parts.append(str(values[first]))
-        else:
-            parts.append(f"{values[first]}-{values[last - 1]}{f':{step}' if step > 1 else ''}")
-        first = last
-    return ",".join(parts)
+    folded = FoldedIndices()
+    for index in indices:
+        folded.add(range(index, index + 1))
+    return str(folded)
 
 
 def parse_task_selector(selector: str) -> tuple[int, tuple[int, ...] | None]:

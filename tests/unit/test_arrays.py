@@ -10,6 +10,7 @@ from metasched.errors import ParseError
 from metasched.model.arrays import (
     MAX_INDEX,
     MAX_TASKS,
+    FoldedIndices,
     JobArray,
     format_indices,
     parse_array,
@@ -75,6 +76,20 @@ def test_folding_is_undone_by_reading(indices: set[int]) -> None:
 )
 def test_folded_as_short_as_can_be(indices: list[int], text: str) -> None:
     assert format_indices(indices) == text
+
+
+@given(st.sets(st.integers(0, 60), min_size=1), st.data())
+def test_runs_are_folded_as_single_indices(indices: set[int], data: st.DataObject) -> None:
+    ascending, folded = sorted(indices), FoldedIndices()
+    while ascending:
+        step = ascending[1] - ascending[0] if len(ascending) > 1 else 1
+        run = range(ascending[0], ascending[-1] + 1, step)
+        most = next((n for n, index in enumerate(run) if ascending[n : n + 1] != [index]), len(run))
+        length = data.draw(st.integers(1, most))
+        folded.add(run[:length])
+        ascending = ascending[length:]
+    assert folded.count == len(indices)
+    assert parse_array(str(folded)).indices == tuple(sorted(indices))
 
 
 def test_words_for_jobs_and_tasks() -> None:

@@ -10,9 +10,12 @@ from typing import Any
 
 import msgspec
 from fastapi.responses import StreamingResponse
+from hypothesis import given
+from hypothesis import strategies as st
 
 from metasched.api.change_answers import GROUP_SIZE, ChangedStates, change_answer
 from metasched.api.selection import SelectedTasks
+from metasched.client.changes import fold, unfold
 from metasched.core.events import Outcome
 from metasched.core.scheduler import Core
 from metasched.core.tasks import TaskChange
@@ -62,6 +65,40 @@ def test_a_line_for_each_task_by_job_and_index() -> None:
         *((2, index, "cancelled") for index in range(3, 10)),
         (7, None, "running"),
     ]
+
+
+def test_a_row_for_equal_tasks_of_a_job() -> None:
+    outcome = Outcome(changes=[cancelled(2, 3)], cancelled_runs=[(2, (4, 9, 1)), (2, (11, 19, 2))])
+    selected = [
+        SelectedTasks(1, None, range(1), State.QUEUED, False, "ada"),
+        *(selected_task(2, index) for index in (1, 3, 21)),
+        SelectedTasks(2, "1-29", range(4, 10), State.QUEUED, True, "ada"),
+        SelectedTasks(2, "1-29", range(11, 20, 2), State.QUEUED, True, "ada"),
+    ]
+    notes = ["", "it has ended", *[""] * 4]
+    changed = ChangedStates([outcome])
+    response = asyncio.run(change_answer(Core(), selected, notes, changed, fold=True))
+    rows = msgspec.json.decode(response.body)["folded"]
+    assert [tuple(row.values()) for row in rows] == [
+        (1, None, 1, "queued", "queued", ""),
+        (2, "1", 1, "queued", "queued", "it has ended"),
+        (2, "3-9,11-19:2", 12, "queued", "cancelled", ""),
+        (2, "21", 1, "queued", "queued", ""),
+    ]
+
+
+@given(st.lists(st.sampled_from(["queued", "held", "running"]), min_size=1, max_size=40))
+def test_rows_are_folded_as_the_daemon_does_and_unfolded(states: list[str]) -> None:
+    selected = [
+        SelectedTasks(1, "1-40", range(index, index + 1), State(state), False, "ada")
+        for index, state in enumerate(states)
+    ]
+    rows = msgspec.json.decode(b"".join(answer(selected, ChangedStates())))["jobs"]
+    response = asyncio.run(
+        change_answer(Core(), selected, [""] * len(selected), ChangedStates(), fold=True)
+    )
+    assert fold(rows) == msgspec.json.decode(response.body)["folded"]
+    assert unfold(fold(rows)) == rows
 
 
 def test_the_steps_of_a_request_are_not_kept() -> None:
