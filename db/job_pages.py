@@ -13,9 +13,10 @@ meanwhile is in the table then, and its row there counts.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import merge
+from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import Any
 
@@ -154,18 +155,20 @@ def read_page(
     limit: int = 10_000,
     with_runs: bool = True,
     columns: Columns | None = None,
+    fold: bool = False,
 ) -> JobPage:
     """Return at most `limit` rows after a task, from 1 to `MAX_EXAMINED`.
 
     `with_runs`: also those of tasks in runs; see `read_runs`. `columns`: of tasks with rows of
-    their own; None: those of `status`.
+    their own; None: those of `status`. `fold`: successive open tasks of a run have one row, that of
+    the first; `folded` of the row has the range of their indices.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(PLAN_BY_INDEX)  # for this transaction
     if wanted.named is None:
         runs, until = _page_of_runs(connection, wanted, after, limit) if with_runs else ([], None)
         page = _read_from(connection, wanted, _indexed_tasks(wanted, after), limit, columns)
-        return _with_runs(page, runs, limit, until)
+        return _with_runs(page, runs, limit, fold, until)
     rows: list[dict[str, Any]] = []
     examined = 0
     selectors = _selectors_after(wanted.named, after)
@@ -175,7 +178,7 @@ def read_page(
         named = _indices_by_job(portion)
         runs = _listed_runs(connection, wanted, after, named) if with_runs else []
         page = _read_from(connection, wanted, _named_tasks(portion, after), remaining, columns)
-        page = _with_runs(page, runs, remaining)
+        page = _with_runs(page, runs, remaining, fold)
         rows += page.rows
         examined += len(portion)
         if page.next_after is not None:
@@ -258,37 +261,64 @@ def _listed_runs(
 
 
 def _with_runs(
-    page: JobPage, runs: Sequence[ListedRun], limit: int, until: TaskId | None = None
+    page: JobPage,
+    runs: Sequence[ListedRun],
+    limit: int,
+    fold: bool,
+    until: TaskId | None = None,
 ) -> JobPage:
     """Return a page with the rows of tasks in runs, which are complete up to `until`.
 
-    `limit` is that of the page.
+    `limit` is that of the page; `fold` as of `read_page`.
     """
     ends = [end for end in (page.next_after, until) if end is not None]
     if not runs and until is None:
         return page
     last = min(ends, default=None)
     rows: list[dict[str, Any]] = []
-    previous = BEFORE_ALL
-    for row in merge(page.rows, _rows_of(runs), key=_task_id):
-        task_id = _task_id(row)
-        if last is not None and task_id > last:
-            break
-        if task_id != previous:
-            rows.append(row)
-        previous = task_id
-        if len(rows) == limit:
-            return JobPage(rows, task_id)
+    for row, indices in _in_order(page.rows, runs):
+        is_folded = fold and len(indices) > 1 and row["ended"] is None
+        for part in (indices,) if is_folded else map(_single, indices):
+            if last is not None and row["job"] == last[0]:
+                part = part[: bisect_right(part, last[1])]
+            if not part or (last is not None and row["job"] > last[0]):
+                return JobPage(rows, last)
+            found = {**row, "task_index": part[0]}
+            rows.append(found | {"folded": part} if len(part) > 1 else found)
+            if len(rows) == limit:
+                return JobPage(rows, (row["job"], part[-1]))
     return JobPage(rows, last)
 
 
-def _rows_of(runs: Iterable[ListedRun]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of runs, in order of job and index."""
-    return merge(*(run.rows() for run in runs), key=_task_id)
+def _in_order(
+    rows: Sequence[dict[str, Any]], runs: Sequence[ListedRun]
+) -> Iterator[tuple[dict[str, Any], range]]:
+    """Yield rows, each with the indices of its tasks, in order of job and index, each task once.
+
+    Runs are cut where others lie within. A task that is in `rows` and a run is the former.
+    """
+    parts = [(row, _single(row["task_index"])) for row in rows]
+    parts += [(run.row, indices) for run in runs for indices in run.ranges()]
+    heap = [(row["job"], indices[0], n, indices) for n, (row, indices) in enumerate(parts)]
+    heapify(heap)
+    previous = BEFORE_ALL
+    while heap:
+        id, first, number, indices = heappop(heap)
+        if (id, first) == previous:
+            rest = indices[1:]
+        else:
+            end = len(indices)
+            if heap and heap[0][0] == id:
+                end = max(bisect_left(indices, heap[0][1]), 1)
+            previous = id, indices[end - 1]
+            yield parts[number][0], indices[:end]
+            rest = indices[end:]
+        if rest:
+            heappush(heap, (id, rest[0], number, rest))
 
 
-def _task_id(row: dict[str, Any]) -> TaskId:
-    return row["job"], row["task_index"]
+def _single(index: int) -> range:
+    return range(index, index + 1)
 
 
 def _indices_by_job(selectors: Iterable[TaskSelector]) -> IndicesByJob:

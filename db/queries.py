@@ -98,11 +98,16 @@ class Queries:
         return _all_pages(lambda after: self.status_page(wanted, after, MAX_EXAMINED, with_runs))
 
     def status_page(
-        self, wanted: TaskFilter, after: TaskId, limit: int = MAX_EXAMINED, with_runs: bool = True
+        self,
+        wanted: TaskFilter,
+        after: TaskId,
+        limit: int = MAX_EXAMINED,
+        with_runs: bool = True,
+        fold: bool = False,
     ) -> JobPage:
-        """Return at most `limit` rows of `status --json` after a task."""
+        """Return at most `limit` rows of `status --json` after a task; `fold`: see `read_page`."""
         with self._connect() as connection:
-            return read_page(connection, wanted, after, limit, with_runs)
+            return read_page(connection, wanted, after, limit, with_runs, fold=fold)
 
     def selected_tasks(self, wanted: TaskFilter) -> Iterator[JobPage]:
         """Yield pages of tasks that pass a filter, not in runs, with `SELECTION_COLUMNS`."""

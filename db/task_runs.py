@@ -244,11 +244,6 @@ class ListedRun:
         else:
             yield from map(range_of, runs_of(self.indices))
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows of `status --json` of its tasks."""
-        for index in self.indices:
-            yield {**self.row, "task_index": index}
-
 
 def listed(
     connection: Connection,

@@ -14,6 +14,7 @@ from fastapi.responses import Response
 
 from metasched.client.job_answers import JobDetails, JobRow
 from metasched.core.transitions import QUEUED_OR_HELD
+from metasched.model.arrays import format_run
 from metasched.model.job import Job, Payload
 from metasched.model.manager_options import ManagerOptions
 from metasched.policies.eligible import choose_gres
@@ -25,6 +26,7 @@ def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Paylo
     options = job.manager_options or ManagerOptions()
     if row["state"] not in QUEUED_OR_HELD:
         job = choose_gres(job, stored["gres_choice"]).with_licences(stored["licence_choice"])
+    folded = stored.get("folded")
     return JobDetails(
         **row,
         number=job.task_number(stored["task_index"]),
@@ -65,6 +67,7 @@ def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Paylo
         cpu_seconds=stored["cpu_seconds"],
         max_memory=stored["max_memory"],
         restarts=stored["restarts"] or 0,
+        folded=None if folded is None else format_run(folded),
     )
 
 

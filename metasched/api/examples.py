@@ -80,6 +80,7 @@ _DETAILS = _JOB | {
     "cpu_seconds": None,
     "max_memory": None,
     "restarts": 0,
+    "folded": None,
 }
 _CLUSTER = {
     "cluster": "alpha",

@@ -91,6 +91,7 @@ async def _listed_jobs(
 
 
 JobQuery = Annotated[ListedJobs, Depends(_listed_jobs)]
+Fold = Annotated[bool, Query(description="List waiting tasks of an array in one row.")]
 
 
 @router.get("/jobs", response_model=list[JobRow])
@@ -127,12 +128,13 @@ async def details(
     caller: CurrentCaller,
     readers: CurrentReaders,
     query: JobQuery,
+    fold: Fold = False,
 ) -> Response:
     """List jobs with their requests and clusters, always in pages."""
 
     def list_jobs() -> Response:
         wanted, listed_since, after = _read_query(daemon, caller, query)
-        page = daemon.ledger.status_page(wanted, after, query.limit or MAX_PAGE)
+        page = daemon.ledger.status_page(wanted, after, query.limit or MAX_PAGE, fold=fold)
         stored = daemon.ledger.stored_jobs({row["job"] for row in page.rows})
         rows = [
             job_details(_job_row(row, daemon.service), row, *stored[row["job"]])

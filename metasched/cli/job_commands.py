@@ -11,11 +11,11 @@ import sys
 import time
 
 from metasched.cli.connect import connect
-from metasched.cli.job_ids import check_job_ids, fold_array_rows, format_tasks
+from metasched.cli.job_ids import check_job_ids, fold_array_rows, format_tasks, row_indices
 from metasched.cli.messages import fail
 from metasched.cli.regular_files import NotRegularError, open_regular
 from metasched.cli.show import print_table
-from metasched.client.changes import unfold
+from metasched.client.changes import FOLD, unfold
 from metasched.client.connection import DaemonUnreachable, NotFound, ResponseLost
 from metasched.errors import ParseError, UserError
 
@@ -68,7 +68,7 @@ def list_jobs(
     if long and format is None:
         format = LONG_COLUMNS
     while True:
-        rows = client.job_details(ids, **query)
+        rows = client.job_details(ids, **query, **FOLD)
         if watch and sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="")
         print_jobs(rows, format, sort)
@@ -102,6 +102,7 @@ def _query(
 def _report_missing(ids: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> int:
     """Report the jobs that are not among the rows. Return the exit code."""
     listed = {(row["job"], row["task"]) for row in rows}
+    folded = [(row, row_indices(row)) for row in rows if row.get("folded")]
     jobs = {job for job, _ in listed}
     numbers = {row["number"] for row in rows if "number" in row}
     code = 0
@@ -110,11 +111,18 @@ def _report_missing(ids: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> in
             # the number of a task of an array names that task; rows without numbers do not tell
             in_array = not numbers and any(j < int(id) for j, task in listed if task is not None)
             is_listed = int(id) in jobs or int(id) in numbers or in_array
+            # the numbers of an array follow each other
+            is_listed |= any(
+                0 < int(id) - row["number"] <= tasks[-1] - tasks[0] for row, tasks in folded
+            )
         else:
             from metasched.model.arrays import parse_task_selector
 
             job, indices = parse_task_selector(id)
-            is_listed = any((job, index) in listed for index in indices or ())
+            is_listed = any((job, index) in listed for index in indices or ()) or any(
+                row["job"] == job and any(index in tasks for index in indices or ())
+                for row, tasks in folded
+            )
         if not is_listed:
             code = fail(f"no job {id}; see `metasched status --all`", NotFound.exit_code)
     return code

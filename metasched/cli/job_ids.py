@@ -39,19 +39,30 @@ def fold_array_rows(
 ) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
     """Group the tasks of each array with equal `group_key`, as squeue does: `17_[3-9]`.
 
-    Yield the label and the rows of each group.
+    A row may stand for several tasks. Yield the label and the rows of each group.
     """
     groups: dict[object, list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["job"], row.get("task") is None, group_key(row)), []).append(row)
     for group in groups.values():
-        if len(group) == 1 or group[0].get("task") is None:
+        if group[0].get("task") is None or (len(group) == 1 and group[0].get("folded") is None):
             yield format_task_id(group[0]), group
             continue
-        from metasched.model.arrays import format_indices
+        from metasched.model.arrays import FoldedIndices
 
-        tasks = format_indices(sorted(row["task"] for row in group))
-        yield format_tasks(group[0]["job"], tasks), group
+        tasks = FoldedIndices()
+        for indices in sorted(map(row_indices, group), key=lambda indices: indices[0]):
+            tasks.add(indices)
+        yield format_tasks(group[0]["job"], str(tasks)), group
+
+
+def row_indices(row: Mapping[str, Any]) -> range:
+    """Return the indices of the tasks of an array for which a row stands."""
+    if row.get("folded") is None:
+        return range(row["task"], row["task"] + 1)
+    from metasched.model.arrays import parse_run
+
+    return parse_run(row["folded"])
 
 
 def format_tasks(job: int, tasks: str | None) -> str:

@@ -76,6 +76,7 @@ class JobDetails(JobRow):
     cpu_seconds: float | None  # used
     max_memory: int | None  # MiB, used
     restarts: int  # by its manager
+    folded: str | None  # indices, as 1-9:2, of the waiting tasks that the row stands for
 
 
 class ChangedTask(TypedDict):

@@ -116,7 +116,7 @@ class FoldedIndices:
             self._runs += (last, indices) if last else (indices,)
 
     def __str__(self) -> str:
-        return ",".join(map(_format_run, self._runs))
+        return ",".join(map(format_run, self._runs))
 
 
 def _continues(run: range, indices: range) -> bool:
@@ -125,7 +125,8 @@ def _continues(run: range, indices: range) -> bool:
     return all(len(part) == 1 or part.step == step for part in (run, indices))
 
 
-def _format_run(run: range) -> str:
+def format_run(run: range) -> str:
+    """Format a run of indices as a range: `1-9:2`."""
     if len(run) == 1 or (len(run) == 2 and run.step > 1):
         return ",".join(map(str, run))
     return f"{run[0]}-{run[-1]}{f':{run.step}' if run.step > 1 else ''}"
@@ -137,6 +138,11 @@ def format_indices(indices: Iterable[int]) -> str:
     for index in indices:
         folded.add(range(index, index + 1))
     return str(folded)
+
+
+def parse_run(text: str) -> range:
+    """Parse what `format_run` wrote. Raises ParseError."""
+    return _parse_range(text, text)
 
 
 def parse_task_selector(selector: str) -> tuple[int, tuple[int, ...] | None]:

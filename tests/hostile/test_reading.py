@@ -35,11 +35,11 @@ def hang(self, user, directory):
     return check_access(self, user, directory)
 LauncherClient.check_access = hang
 original = Queries.status_page
-def status_page(self, wanted, *more):
+def status_page(self, wanted, *more, **named):
     with self._connect():
         while wanted.user == {account!r} and os.path.exists({hold!r}):
             time.sleep(0.05)
-    return original(self, wanted, *more)
+    return original(self, wanted, *more, **named)
 Queries.status_page = status_page
 sys.argv = sys.argv[1:]
 from metasched.cli import main

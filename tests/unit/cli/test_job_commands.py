@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,7 @@ def test_columns_and_order_of_status(daemon: FakeDaemon, run: Run) -> None:
 def test_status_fits_a_narrow_terminal(
     daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting: dict[str, object] = {"reason": "manager:AssocGrpCpuLimit", "user": "ada_lovelace"}
+    waiting: dict[str, Any] = {"reason": "manager:AssocGrpCpuLimit", "user": "ada_lovelace"}
     rows = [
         details(100000017, name="training-of-the-large-model"),
         details(100000018, "pending", name="post", cluster="alpha", **waiting),
@@ -168,10 +169,31 @@ def test_status_sends_its_filters(daemon: FakeDaemon, run: Run) -> None:
         "state": ["held,queued"],
         "all": ["true"],
         "skip_missing": ["true"],
+        "fold": ["true"],
         "limit": ["5000"],
     }
-    assert daemon.requests[1][2].keys() == {"since", "limit"}
+    assert daemon.requests[1][2].keys() == {"since", "fold", "limit"}
     assert float(daemon.requests[1][2]["since"][0]) == pytest.approx(before - 7200, abs=60)
+
+
+def test_a_row_of_waiting_tasks_is_a_line(daemon: FakeDaemon, run: Run) -> None:
+    waiting: dict[str, Any] = {"array": "1-9", "state": "queued", "number": 18}
+    rows = [
+        row(job=17, task=1, array="1-9", state="running", number=17),
+        row(job=17, task=2, folded="2-4", **waiting),
+        row(job=17, task=5, **(waiting | {"state": "held", "number": 21})),
+        row(job=17, task=6, folded="6-9", **(waiting | {"number": 22})),
+    ]
+    daemon.answer("/jobs/details", rows)
+    ran = run("status", "17_1", "17_3", "17_[7-8]", "19", "25")
+    assert [line.split()[0] for line in ran.out.splitlines()[1:]] == [
+        "17_1",
+        "17_[2-4,6-9]",
+        "17_5",
+    ]
+    assert (ran.code, ran.err) == (0, "")
+    missing = run("status", "17_10", "26")
+    assert [line.split()[4] for line in missing.err.splitlines()] == ["17_10;", "26;"]
 
 
 def test_status_prints_all_pages(daemon: FakeDaemon, run: Run) -> None:
