@@ -5,6 +5,7 @@ No job is simulated: the heuristic alone decides, without the ratio of margin to
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +66,12 @@ class ClassifiedJob(NamedTuple):
     item_class: int
     base: float  # in force
     changed: bool  # whether the job caused a change
-    outside: bool  # whether the last classes were outside the polytope then
+    distance: float  # of the last classes from the target; 0 while the history is not full
+
+    @property
+    def outside(self) -> bool:
+        """Whether the last classes were outside the polytope."""
+        return self.distance > SETTINGS.delta
 
 
 class PrintedBase(DeadlineBase):
@@ -120,12 +126,10 @@ def classify_stream(stream: str, column: str, seed: int) -> Sequence[ClassifiedJ
         job = Job(id=position + 1, submitted=0.0, estimated=1.0, deadline=margin + 1.0)
         item_class, base = strategy.classify((margin,)), strategy.configuration[0]
         recent = [done.item_class for done in classified[-SETTINGS.history :]]
-        outside = (
-            len(recent) == SETTINGS.history
-            and evaluator.distance(_numbers(recent)) > SETTINGS.delta
-        )
+        full = len(recent) == SETTINGS.history
+        distance = evaluator.distance(_numbers(recent)) if full else 0.0
         changed = bool(classifier.remember(job))
-        classified.append(ClassifiedJob(item_class, base, changed, outside))
+        classified.append(ClassifiedJob(item_class, base, changed, distance))
     return classified
 
 
@@ -233,17 +237,23 @@ def _percent_of(item_class: int) -> Callable[[Sequence[ClassifiedJob]], float]:
 
 
 def _curves(seed: int) -> Iterator[Curves]:
-    """Yield the mean margin and the base at each job of the streams that change."""
+    """Yield the mean margin, the base and the distance at each job of the streams that change."""
     for stream in ("table 11", "table 12"):
         window, means = deque[float](maxlen=_EDGE), []
         for margin in draw_margins(stream, seed):
             window.append(margin)
             means.append(sum(window) / len(window))
-        bases = {
-            column: [job.base for job in classify_stream(stream, column, seed)]
-            for column in _STRATEGIES
+        classified = {column: classify_stream(stream, column, seed) for column in _STRATEGIES}
+        start = SETTINGS.history  # of the distances
+        distances: dict[str, Sequence[float]] = {
+            column: [math.nan] * start + [job.distance for job in jobs[start:]]
+            for column, jobs in classified.items()
         }
-        panels = {"margin, s": {f"mean of the last {_EDGE} jobs": means}, "base": bases}
+        panels: dict[str, Mapping[str, Sequence[float]]] = {
+            "margin, s": {f"mean of the last {_EDGE} jobs": means},
+            "base": {column: [job.base for job in jobs] for column, jobs in classified.items()},
+            "distance from the target": {**distances, "delta": [SETTINGS.delta] * len(means)},
+        }
         yield Curves(stream, "job", panels)
 
 

@@ -113,3 +113,5 @@ def test_the_base_follows_falling_margins() -> None:
     assert 0 < margins[500] < 200
     assert set(bases["deadline"]) == {2.0}
     assert max(bases["adh"][:400]) < 3 < max(bases["adh"][400:500])
+    distances = table_11.panels["distance from the target"]
+    assert distances["base-span"][900] < distances["delta"][900] < distances["base-span"][450]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
+from statistics import mean
 
 import pytest
 
@@ -11,6 +13,8 @@ from metasched.experiments.self_optimising import (
     CLASSIFIED,
     SETTINGS,
     STREAMS,
+    ClassifiedPart,
+    PartCase,
     PrintedBase,
     classify_stream,
     least_distance,
@@ -64,3 +68,39 @@ def test_each_part_is_cut_from_its_stream(seed: int) -> None:
     assert [case.column for case in parts[2:16:4]] == ["adh-printed"] * 4
     assert whole == list(classify_stream("table 11", "adh-printed", seed))
     assert any(job.outside for job in whole[: SETTINGS.history * 6])
+
+
+def parts_of(column: str, seed: int) -> Iterator[tuple[PartCase, ClassifiedPart]]:
+    """Yield each part of Tables 11 and 12."""
+    for case in CLASSIFIED[1].cases():
+        if isinstance(case, PartCase) and case.column == column:
+            yield case, case.run(seed)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_span_brings_the_distribution_back_after_each_change(seed: int) -> None:
+    """It is in the polytope 60 jobs after the history has only jobs of the part, and stays near."""
+    returned = SETTINGS.history + 60
+    for case, part in parts_of("base-span", seed):
+        assert not part.jobs[-1].outside, case.row
+        if case.number:  # before the first part nothing has changed
+            assert not part.jobs[returned].outside, case.row
+            later = part.jobs[returned:]
+            assert sum(job.outside for job in later) <= 0.1 * len(later), case.row
+
+
+@pytest.mark.parametrize("column", ["adh", "base-span"])
+def test_a_part_ends_near_the_least_distance_that_its_heuristic_can_have(column: str) -> None:
+    """ADH returns to what its base reaches: to the target on margins from 0, else to 0.22."""
+    ends: dict[str, list[float]] = {}
+    for seed in (1, 2, 3):
+        for case, part in parts_of(column, seed):
+            ends.setdefault(case.row, []).append(part.jobs[-1].distance - part.least_distance)
+    for row, excess in ends.items():
+        # the hundred last jobs of a part are a sample of it: 0.07 from their own distribution
+        assert mean(excess) < 0.07, row
+
+
+def test_as_printed_nothing_changes_on_table_10() -> None:
+    for seed in (1, 2, 3):
+        assert not any(job.changed for job in classify_stream("table 10", "adh-printed", seed))
