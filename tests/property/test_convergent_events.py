@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("scipy")
 
+from metasched.policies.local.convergent.heuristics import (
+    MatrixHeuristic,
+    RowContributions,
+    default_heuristics,
+)
+from metasched.policies.local.convergent.policies import PreemptiveOptimalConvergent
+from metasched.policies.local.convergent.preferences import Preferences
+from metasched.policies.local.convergent.table import FloatArray, JobMachineView
 from metasched.policies.local.convergent.weights import (
     GREEDY,
     INCREMENTAL,
     OPTIMAL,
     PREEMPTIVE_INCREMENTAL,
     PREEMPTIVE_OPTIMAL,
+    ConvergentWeights,
 )
 from metasched.policies.local.preemption import Changes, PreemptibleJob, PreemptivePolicy
 from metasched.policies.local.queueing import (
@@ -136,3 +146,67 @@ def test_kept_arrays_decide_as_new_ones(
                 ended, now = running[number % len(running)], min(running[0].end, now + number)
             manager.end_job(ended.id)
         manager.run_policy(now)
+
+
+class Even(MatrixHeuristic):
+    """Forbids every other machine to every third job, so it has a value for each pair."""
+
+    name = "even"
+
+    def contribution(self, view: JobMachineView) -> FloatArray:
+        forbidden = (view.rows[:, np.newaxis] % 3 == 0) & (view.machines % 2 == 0)
+        return np.where(forbidden, -np.inf, 0.5)
+
+
+class Rare(MatrixHeuristic):
+    """Forbids all machines to some jobs, without regard to machines."""
+
+    name = "rare"
+
+    def contribution(self, view: JobMachineView) -> FloatArray:
+        return np.where(view.rows % 5 == 0, -np.inf, 1.0)[:, np.newaxis]
+
+
+class Checked(PreemptiveOptimalConvergent):
+    """A policy that compares what it sums when it is needed with the whole matrix."""
+
+    passes = 0
+
+    def _preferences(self, view: JobMachineView) -> Preferences:
+        result = super()._preferences(view)
+        contributions = [each.contribution(view) for each in self.heuristics]
+        matrix = np.zeros(view.shape)
+        for each in contributions:
+            matrix = matrix + (
+                each.dense(view.shape) if isinstance(each, RowContributions) else each
+            )
+        rows = np.arange(len(matrix))
+        assert result.take(rows) == pytest.approx(matrix, rel=1e-9)
+        picked = rows[1::2][::-1]
+        assert result.take(picked) == pytest.approx(matrix[picked], rel=1e-9)
+        possible = np.isfinite(matrix)
+        sums = np.where(possible, matrix, 0.0).sum(axis=1)
+        counts = possible.sum(axis=1)
+        means = np.where(counts > 0, sums / np.maximum(counts, 1), -np.inf)
+        assert result.means == pytest.approx(means, rel=1e-9)
+        self.passes += 1
+        return result
+
+
+@pytest.mark.parametrize("added", [[], [Even()], [Rare()]], ids=["thesis", "pairs", "jobs"])
+def test_rows_that_are_summed_when_needed_are_those_of_the_matrix(
+    added: list[MatrixHeuristic],
+) -> None:
+    workload, (cluster,) = FEW.generate("rows", 1)
+    heuristics = [*default_heuristics(ConvergentWeights()), *added]
+    policy = Checked(licences=dict(cluster.licences), heuristics=heuristics)
+    manager = PreemptiveManager(cluster, policy)
+    entries = [each for each in workload.entries if manager.can_run(each.job)]
+    for entry in entries:
+        manager.submit(entry.job, 1, entry.run_time, entry.inputs)
+        manager.run_policy(entry.job.submitted)
+        if entry.job.id % 3 == 0 and manager.running:
+            ended = min(manager.running.values(), key=lambda job: job.end)
+            manager.end_job(ended.id)
+            manager.run_policy(entry.job.submitted + 1)
+    assert policy.passes > len(entries)

@@ -61,7 +61,9 @@ class MinimalRequirements(MatrixHeuristic):
     lasting = True
 
     def contribution(self, view: JobMachineView) -> FloatArray:
-        return np.minimum(_LONGEST - view.run_times, 0.0)  # a fraction of the time of np.where
+        # a fraction of the time of np.where
+        forbidden = _LONGEST - view.run_times
+        return np.minimum(forbidden, 0.0, out=forbidden)
 
 
 class DeadlineUrgency(MatrixHeuristic):
@@ -88,12 +90,14 @@ class DeadlineUrgency(MatrixHeuristic):
         rows = np.flatnonzero(active)
         if not len(rows):
             return RowContributions(result, rows, np.empty((0, len(view.machines))))
-        # the sums are over all machines of the job; in place and by products, which take a fraction
-        # of the time of new arrays and of np.where
-        inverse = 1 / view.queue_run_times[view.rows[rows]]
-        inverse /= view.left[rows, np.newaxis]
+        # the sums are over all machines of the job; in place, by products and without masks, which
+        # takes a fraction of the time of new arrays and of np.where
+        inverse = 1 / view.queue_run_times.take(view.rows[rows], axis=0)
+        left = view.left[rows]
+        started = np.flatnonzero(left != 1)
+        inverse[started] /= left[started, np.newaxis]
         x = slack[rows, np.newaxis] * inverse
-        possible, meets = inverse > 0, x <= -1
+        possible, meets = np.sign(inverse), (x <= -1).astype(float)  # 0 or 1
         x += 1 + weights.lead
         x /= weights.lead
         urgency = np.minimum(np.maximum(x, 0.0, out=x), 1.0, out=x)
@@ -101,8 +105,9 @@ class DeadlineUrgency(MatrixHeuristic):
         urgency *= weights.most - weights.least
         urgency += weights.least
         total = (urgency * possible).sum(axis=1, keepdims=True)
-        sharing = possible & meets if weights.late == "none" else possible
-        parts = (weights.most - urgency) * sharing
+        sharing = meets if weights.late == "none" else possible
+        parts = weights.most - urgency
+        parts *= sharing
         sums = parts.sum(axis=1, keepdims=True)
         equal = np.flatnonzero(sums == 0)
         # by rounding even the fastest machine may miss a deadline that it just meets
@@ -129,7 +134,7 @@ class LicenceDemand(MatrixHeuristic):
 
     def contribution(self, view: JobMachineView) -> FloatArray:
         values: FloatArray = np.where(view.rho > 1, len(view.rho) * view.rho, view.rho)
-        demand: FloatArray = (view.queue_requests > 0) @ values
+        demand: FloatArray = np.minimum(view.queue_requests, 1.0) @ values
         highest = float(demand.max(initial=0.0))
         scale = self._weight / highest if highest > 0 else 0.0
         contributions: FloatArray = scale * demand[view.rows, np.newaxis]
@@ -215,32 +220,48 @@ def default_heuristics(weights: ConvergentWeights) -> tuple[MatrixHeuristic, ...
     )
 
 
-def sum_contributions(
-    heuristics: Sequence[MatrixHeuristic], view: JobMachineView, others: FloatArray | None = None
-) -> FloatArray:
-    """Return the matrix, N x C, -inf where a pair is impossible.
+class Contributions(NamedTuple):
+    """The contributions of several heuristics to the preferences of N jobs for C machines."""
 
-    It is `others`, the sum of other heuristics, added to in place, if that is given. ValueError if
-    a heuristic returns NaN.
-    """
-    matrix: FloatArray = np.zeros(view.shape) if others is None else others
-    # contributions without regard to machines: one addition
-    vector: FloatArray = np.zeros((len(matrix), 1))
+    per_job: FloatArray  # N x 1: the sum of those without regard to machines
+    of_rows: list[RowContributions]  # without their `per_job`
+    others: list[FloatArray]  # N x C
+
+    def add_to(self, matrix: FloatArray) -> FloatArray:
+        """Add all to the matrix in place; return it."""
+        for contribution in self.of_rows:
+            if len(contribution.rows):
+                matrix[contribution.rows] += contribution.values
+        for others in self.others:
+            matrix += others
+        matrix += self.per_job
+        return matrix
+
+
+def collect_contributions(
+    heuristics: Sequence[MatrixHeuristic], view: JobMachineView
+) -> Contributions:
+    """Return the contributions of all heuristics."""
+    result = Contributions(np.zeros((view.shape[0], 1)), [], [])
     for heuristic in heuristics:
         contribution = heuristic.contribution(view)
         if isinstance(contribution, RowContributions):
-            if len(contribution.rows):
-                matrix[contribution.rows] += contribution.values
+            result.of_rows.append(contribution)
             contribution = contribution.per_job
         if contribution.shape[1] == 1:
-            vector = vector + contribution
+            result.per_job[:] += contribution
         else:
-            matrix += contribution
-    matrix += vector
+            result.others.append(contribution)
+    return result
+
+
+def check_numbers(
+    matrix: FloatArray, heuristics: Sequence[MatrixHeuristic], view: JobMachineView
+) -> None:
+    """Raise ValueError, which names the heuristics, if a preference is NaN."""
     if np.isnan(matrix).any():
         causes = [each.name for each in heuristics if _has_nan(each.contribution(view))]
         raise ValueError(f"NaN from heuristic {', '.join(causes)}; correct its contribution")
-    return matrix
 
 
 def _has_nan(contribution: Contribution) -> bool:

@@ -127,6 +127,7 @@ class _Repair:
         rows = np.fromiter(pairs, np.intp, len(pairs))
         columns = np.fromiter(pairs.values(), np.intp, len(pairs))
         self._outside[rows] = -math.inf
+        self._best_outside = self._outside.max(axis=0, initial=0.0)  # of each machine
         self._job_on[columns] = rows
         self._current[columns] = weights[rows, columns]
         self._exchanges[columns] = weights[rows] - self._current[columns, np.newaxis]
@@ -135,7 +136,7 @@ class _Repair:
     def improve(self) -> bool | None:
         """Exchange along the best path; False: none improves, None: a cycle improves."""
         machines = len(self._job_on)
-        reached = self._outside.max(axis=0, initial=0.0)
+        reached = self._best_outside.copy()
         before = np.full(machines, NONE, dtype=np.intp)
         sources = np.flatnonzero(self._job_on != NONE)
         for _ in range(machines + 1):
@@ -169,11 +170,14 @@ class _Repair:
         if displaced != NONE:
             del self.pairs[displaced]
             self._outside[displaced] = self._weights[displaced]
+            np.maximum(self._best_outside, self._weights[displaced], out=self._best_outside)
         for column, source in pairwise(path):
             self._assign(int(self._job_on[source]), column)
         self._assign(entering, first)
         if entering != NONE:
             self._outside[entering] = -math.inf
+            lost = np.flatnonzero(self._weights[entering] >= self._best_outside)
+            self._best_outside[lost] = self._outside[:, lost].max(axis=0, initial=0.0)
         return True
 
     def _assign(self, row: int, column: int) -> None:

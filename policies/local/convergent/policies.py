@@ -12,16 +12,28 @@ import numpy as np
 from metasched.policies.local.capacity import Capacity, FreeOnMachines, make_capacity
 from metasched.policies.local.convergent.heuristics import (
     MatrixHeuristic,
+    check_numbers,
+    collect_contributions,
     default_heuristics,
-    sum_contributions,
 )
-from metasched.policies.local.convergent.knapsack import KNAPSACKS, Knapsack, choose_jobs
+from metasched.policies.local.convergent.knapsack import (
+    KNAPSACKS,
+    Knapsack,
+    choose_jobs,
+    fit,
+    total_amounts,
+)
 from metasched.policies.local.convergent.matching import (
     Matcher,
-    lower_bound,
     match_greedy,
     match_incremental,
     match_optimal,
+)
+from metasched.policies.local.convergent.preferences import (
+    MatrixPreferences,
+    Preferences,
+    SummedPreferences,
+    mean_of_possible,
 )
 from metasched.policies.local.convergent.table import (
     NONE,
@@ -82,9 +94,8 @@ class ConvergentMatching:
     ) -> FloatArray:
         """Return the job x machine matrix of a queue, in its order."""
         self._fit_table(free).update(queue)
-        machines = np.arange(self._table.machine_count)
-        view = self._view(now, free.resources, np.arange(len(queue)), machines)
-        return self._matrix(view).copy()
+        rows, machines = np.arange(len(queue)), np.arange(self._table.machine_count)
+        return self._preferences(self._view(now, free.resources, rows, machines)).take(rows)
 
     def _fit_table(self, free: FreeResources) -> JobMachineTable:
         """Return the table, a new one if there are other machines."""
@@ -102,10 +113,9 @@ class ConvergentMatching:
     ) -> JobMachineView:
         """Return what the heuristics see of these rows and columns, and of the whole queue."""
         table = self._table
-        names = [name for name in table.resource_columns if name in self.licences]
-        requests = table.amounts[:, [table.resource_columns[name] for name in names]]
-        totals = np.array([max(self.licences[name], 1) for name in names], dtype=float)
-        held = np.array([self.licences[name] - free.get(name, 0) for name in names], dtype=float)
+        requests = table.amounts_of(list(self.licences))
+        totals = np.array([max(copies, 1) for copies in self.licences.values()], dtype=float)
+        held = np.array([n - free.get(name, 0) for name, n in self.licences.items()], dtype=float)
         return JobMachineView(
             now=now,
             rows=rows,
@@ -115,7 +125,7 @@ class ConvergentMatching:
             submitted=table.submitted[rows],
             deadlines=table.deadlines[rows],
             current=np.full(len(rows), NONE, dtype=np.intp),
-            rho=(requests.sum(axis=0) + held) / totals,
+            rho=(total_amounts(requests) + held) / totals,
             left=np.ones(len(rows)),
             queue_run_times=table.run_times,
             queue_nearness=table.nearness,
@@ -123,33 +133,66 @@ class ConvergentMatching:
             longest_of_queue=float(table.longest.max(initial=0.0)),
         )
 
-    def _matrix(self, view: JobMachineView) -> FloatArray:
+    def _preferences(self, view: JobMachineView) -> Preferences:
         """Return the preferences; what lasts is computed for new and for running jobs alone."""
+        table = self._table
+        self._sum_lasting(view)
+        changing = collect_contributions(self._changing, view)
+        started = np.flatnonzero(view.left != 1)
+        of_started = self._lasting_sums(view.at(started))
+        every_machine = len(view.machines) == table.machine_count
+        if not every_machine or changing.others or not (changing.per_job < math.inf).all():
+            matrix = self._workspace.array("matrix", view.shape)
+            matrix[:] = take_pairs(table.sums, view.rows, view.machines)
+            matrix[started] = of_started
+            check_numbers(changing.add_to(matrix), self._changing, view)
+            return MatrixPreferences(matrix)
+        result = SummedPreferences(table.sums, table.means, view.rows, changing.per_job)
+        changed = np.zeros(len(view.rows), dtype=bool)
+        changed[started] = True
+        for contribution in changing.of_rows:
+            changed[contribution.rows] = True
+        positions = np.flatnonzero(changed)
+        row_of = np.cumsum(changed) - 1
+        values = self._workspace.array("changed", (len(positions), table.machine_count))
+        np.take(table.sums, view.rows[positions], axis=0, out=values, mode="clip")
+        values[row_of[started]] = of_started
+        for contribution in changing.of_rows:
+            values[row_of[contribution.rows]] += contribution.values
+        values += changing.per_job[positions]
+        check_numbers(values, self._changing, view)
+        result.replace(positions, values)
+        return result
+
+    def _sum_lasting(self, view: JobMachineView) -> None:
+        """Sum what lasts for the jobs of the table that have no sums."""
         table, longest = self._table, view.longest_of_queue
         if longest != self._longest:
             self._longest, table.summed = longest, 0
-        count, every_machine = len(table.jobs), np.arange(table.machine_count)
-        if table.summed < count:
-            rows = np.arange(table.summed, count)
-            waiting = replace(
-                view,
-                rows=rows,
-                machines=every_machine,
-                longest=table.longest[rows],
-                shortest=table.shortest[rows],
-                submitted=table.submitted[rows],
-                deadlines=table.deadlines[rows],
-                current=np.full(len(rows), NONE, dtype=np.intp),
-                left=np.ones(len(rows)),
-            )
-            table.sums[rows] = sum_contributions(self._lasting, waiting)
-            table.summed = count
-        sums = self._workspace.array("matrix", view.shape)
-        sums[:] = take_pairs(table.sums, view.rows, view.machines)
-        started = np.flatnonzero(view.left != 1)
-        if len(started):
-            sums[started] = sum_contributions(self._lasting, view.at(started))
-        return sum_contributions(self._changing, view, sums)
+        count = len(table.jobs)
+        if table.summed == count:
+            return
+        rows = np.arange(table.summed, count)
+        waiting = replace(
+            view,
+            rows=rows,
+            machines=np.arange(table.machine_count),
+            longest=table.longest[rows],
+            shortest=table.shortest[rows],
+            submitted=table.submitted[rows],
+            deadlines=table.deadlines[rows],
+            current=np.full(len(rows), NONE, dtype=np.intp),
+            left=np.ones(len(rows)),
+        )
+        table.sums[rows] = self._lasting_sums(waiting)
+        table.means[rows] = mean_of_possible(table.sums[rows])
+        table.summed = count
+
+    def _lasting_sums(self, view: JobMachineView) -> FloatArray:
+        """Return the sum of the lasting contributions, N x C."""
+        sums = collect_contributions(self._lasting, view).add_to(np.zeros(view.shape))
+        check_numbers(sums, self._lasting, view)
+        return sums
 
     def _choose_pairs(
         self, now: float, free_cpus: FloatArray, resources: Mapping[str, int], shared: bool
@@ -162,27 +205,25 @@ class ConvergentMatching:
         names = [name for name in table.resource_columns if name in resources]
         # running jobs may hold more than there is by now; those that ask for none of it may start
         free_amounts = np.array([max(resources[name], 0) for name in names], dtype=float)
-        amounts = table.amounts[:, [table.resource_columns[name] for name in names]]
+        amounts = table.amounts_of(names)
         machines = np.flatnonzero(free_cpus > 0)
         if not len(machines):
             return {}
         # few jobs fit at most events: the others need no preferences
-        fits = (amounts <= free_amounts).all(axis=1) & (table.cpus <= free_cpus.max())
-        rows = np.flatnonzero(fits)
+        rows = np.flatnonzero(fit(amounts, free_amounts) & (table.cpus <= free_cpus.max()))
         if not len(rows):
             return {}
-        amounts, cpus = amounts[rows], table.cpus[rows]
+        amounts, cpus = amounts.take(rows, axis=0), table.cpus[rows]
         view = self._view(now, resources, rows, machines)
-        matrix = self._matrix(view)
+        preferences = self._preferences(view)
+        if shared:  # else a machine that is free is free as a whole
+            every_row = np.arange(len(rows))
+            preferences = _forbid_small(preferences.take(every_row), cpus, free_cpus[machines])
         running = np.flatnonzero(view.current != NONE)
         placed = dict(zip(running.tolist(), view.current[running].tolist(), strict=True))
         result: dict[int, int] = {}
         while len(rows):
-            too_small = cpus[:, np.newaxis] > free_cpus[machines]
-            too_small &= matrix > -math.inf
-            if too_small.any():
-                matrix[too_small] = -math.inf
-            pairs = self._match(matrix, amounts, free_amounts, placed)
+            pairs = self._match(preferences, len(machines), amounts, free_amounts, placed)
             if not pairs:
                 break
             started = np.fromiter(pairs, np.intp, len(pairs))
@@ -193,39 +234,39 @@ class ConvergentMatching:
             is_free = free_cpus[machines] > 0
             if not is_free.any():
                 break
-            fits = (amounts <= free_amounts).all(axis=1) & (cpus <= free_cpus.max())
+            fits = fit(amounts, free_amounts) & (cpus <= free_cpus.max())
             fits[started] = False
-            matrix = matrix[fits][:, is_free]
+            matrix = preferences.take(np.flatnonzero(fits))[:, is_free]
             rows, amounts, cpus, machines = rows[fits], amounts[fits], cpus[fits], machines[is_free]
+            preferences = _forbid_small(matrix, cpus, free_cpus[machines])
             placed = {}
         return result
 
     def _match(
         self,
-        preferences: FloatArray,
+        preferences: Preferences,
+        machine_count: int,
         amounts: FloatArray,
         free_amounts: FloatArray,
         placed: Mapping[int, int],
     ) -> dict[int, int]:
         """Return pairs that fit together; a possible pair fits alone. `placed`: those in force."""
-        counts = np.count_nonzero(preferences > -math.inf, axis=1)
-        lowest = lower_bound(preferences)
-        working = self._workspace.array("rows", preferences.shape)
-        sums = np.maximum(preferences, lowest, out=working).sum(axis=1)
-        sums -= lowest * (preferences.shape[1] - counts)
-        rows = np.flatnonzero(counts)
+        rows = np.flatnonzero(preferences.means > -math.inf)
         if not len(rows):
             return {}
-        values = sums[rows] / counts[rows]
-        rows = rows[choose_jobs(values, amounts[rows], free_amounts, self._solve)]
-        previous = {
-            position: placed[row] for position, row in enumerate(rows.tolist()) if row in placed
-        }
-        working = self._workspace.array("rows", (len(rows), preferences.shape[1]))
-        # without the mode it would be filled by way of another array
-        np.take(preferences, rows, axis=0, out=working, mode="clip")
-        pairs = type(self).matcher(working, previous)
+        values, requests = preferences.means[rows], amounts.take(rows, axis=0)
+        rows = rows[choose_jobs(values, requests, free_amounts, self._solve)]
+        position_of = dict(zip(rows.tolist(), range(len(rows)), strict=True))
+        previous = {position_of[row]: placed[row] for row in placed if row in position_of}
+        matrix = self._workspace.array("rows", (len(rows), machine_count))
+        pairs = type(self).matcher(preferences.take(rows, matrix), previous)
         return {int(rows[row]): machine for row, machine in pairs.items()}
+
+
+def _forbid_small(matrix: FloatArray, cpus: FloatArray, free_cpus: FloatArray) -> Preferences:
+    """Return the preferences without machines that have too few free processors for the job."""
+    matrix[cpus[:, np.newaxis] > free_cpus] = -math.inf
+    return MatrixPreferences(matrix)
 
 
 def _free_cpus(capacity: Capacity) -> FloatArray:
@@ -279,8 +320,7 @@ class PreemptiveConvergent(ConvergentMatching, PreemptivePolicy):
         free: FreeResources,
     ) -> Changes:
         self._fit_table(free).update_unordered([*[p.job for p in running], *queue])
-        jobs = self._table.jobs
-        row_of = {job.id: row for row, job in enumerate(jobs)}
+        jobs, row_of = self._table.jobs, self._table.row_of
         rows = [row_of[p.job.id] for p in running]
         self._running_rows = np.array(rows, dtype=np.intp)
         self._running_machines = np.array([p.running.machine for p in running], dtype=np.intp)
@@ -288,11 +328,11 @@ class PreemptiveConvergent(ConvergentMatching, PreemptivePolicy):
         self._left[self._running_rows] = [p.left(now) for p in running]
         capacity = make_capacity(now, (), free)
         free_cpus, resources = _free_cpus(capacity), capacity.resources
-        for p in running:
-            free_cpus[p.running.machine] += p.running.cpus
-            for name, amount in p.running.resources.items():
-                if name in resources:
-                    resources[name] += amount
+        np.add.at(free_cpus, self._running_machines, [p.running.cpus for p in running])
+        held = total_amounts(self._table.amounts[self._running_rows])
+        for name, column in self._table.resource_columns.items():
+            if name in resources:
+                resources[name] += int(held[column])
         pairs = self._choose_pairs(now, free_cpus, resources, _shared(free))
         suspended = []
         for p, row in zip(running, rows, strict=True):

@@ -7,7 +7,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import chain, compress, repeat
+from operator import attrgetter, is_not
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from metasched.policies.local.queueing import WaitingJob
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.intp]
 Mask = NDArray[np.bool_]
+_ID = attrgetter("id")
 NONE = -1  # instead of the index of a machine
 
 
@@ -70,11 +72,12 @@ class JobMachineTable:
         """`resources` have columns from the beginning, others when a job asks for them."""
         self.machine_count = machine_count
         self.jobs: list[WaitingJob] = []
+        self.row_of: dict[int, int] = {}  # by id of the job, after `update_unordered`
         self.resource_columns = {name: column for column, name in enumerate(resources)}
         self._times = np.empty((0, machine_count))
         self._nearness: FloatArray | None = None
         self._amounts = np.empty((0, len(self.resource_columns)))
-        self._columns = np.empty((5, 0))
+        self._columns = np.empty((6, 0))
         self._sums = np.empty((0, machine_count))
         self.summed = 0
 
@@ -99,6 +102,18 @@ class JobMachineTable:
         The user fills it. It has those of the first `summed` jobs.
         """
         return self._sums[: len(self.jobs)]
+
+    @property
+    def means(self) -> FloatArray:
+        """Room for the mean of the sums of each job, which moves with the job."""
+        return self._column(5)
+
+    def amounts_of(self, names: Sequence[str]) -> FloatArray:
+        """Return the requested amounts of some resources, in that order; not a copy if it can."""
+        columns = [self.resource_columns[name] for name in names]
+        if columns == list(range(len(columns))):
+            return self.amounts[:, : len(columns)]
+        return self.amounts[:, columns]
 
     @property
     def cpus(self) -> FloatArray:
@@ -127,6 +142,7 @@ class JobMachineTable:
     def update(self, queue: Collection[WaitingJob]) -> None:
         """Update the table to the current queue."""
         jobs = list(queue)
+        self.row_of.clear()
         if jobs[: len(self.jobs)] != self.jobs:
             by_id = {job.id: job for job in jobs}
             kept = [i for i, job in enumerate(self.jobs) if is_same(by_id.get(job.id), job)]
@@ -136,18 +152,23 @@ class JobMachineTable:
         if len(jobs) > len(self.jobs):
             self._append(jobs[len(self.jobs) :])
 
-    def update_unordered(self, queue: Iterable[WaitingJob]) -> None:
-        """Update the table to the current queue, in any order.
+    def update_unordered(self, queue: Collection[WaitingJob]) -> None:
+        """Update the table to the current queue, in any order; then `row_of` has all of its jobs.
 
         Jobs that stay keep their rows, but for the last: they move to the rows of jobs that left.
         """
-        by_id = {job.id: job for job in queue}
-        size, gone = len(self.jobs), list[int]()
-        for row, job in enumerate(self.jobs):
-            if is_same(by_id.get(job.id), job):
-                del by_id[job.id]
-            else:
-                gone.append(row)
+        jobs, size = self.jobs, len(self.jobs)
+        if len(self.row_of) != size:
+            self.row_of = {job.id: row for row, job in enumerate(jobs)}
+        row_of, others = self.row_of, list(queue)
+        if size:  # without a loop in Python: most jobs are the same objects
+            rows = map(row_of.get, map(_ID, queue), repeat(0))
+            others = list(compress(queue, map(is_not, queue, map(jobs.__getitem__, rows))))
+        added = [job for job in others if job.id not in row_of or job != jobs[row_of[job.id]]]
+        gone = list[int]()
+        if len(queue) - len(added) < size:
+            staying = set(map(_ID, queue)).difference(map(_ID, added))
+            gone = sorted(row_of[job] for job in row_of.keys() - staying)
         count = size - len(gone)
         left = gone[: bisect_left(gone, count)]
         moved = sorted(set(range(count, size)).difference(gone))
@@ -156,14 +177,18 @@ class JobMachineTable:
                 if array is not None:
                     array[left] = array[moved]
             self._columns[:, left] = self._columns[:, moved]
-            for row, source in zip(left, moved, strict=True):
-                self.jobs[row] = self.jobs[source]
-        del self.jobs[count:]
+        for row in gone:
+            del row_of[jobs[row].id]
+        for row, source in zip(left, moved, strict=True):
+            jobs[row] = jobs[source]
+            row_of[jobs[row].id] = row
+        del jobs[count:]
         if self.summed < size:
             self.summed = min([self.summed, count, *left[:1]])
         self.summed = min(self.summed, count)
-        if by_id:
-            self._append(list(by_id.values()))
+        if added:
+            row_of.update((job.id, row) for row, job in enumerate(added, count))
+            self._append(added)
 
     def _keep(self, kept: Sequence[int]) -> None:
         """Keep the jobs at these positions."""
@@ -190,7 +215,9 @@ class JobMachineTable:
         if self._nearness is None and with_input:
             self._nearness = np.zeros((len(self._times), self.machine_count))
         self._grow(end)
-        machines = [job.machines or {0: job.estimated} for job in added]
+        # a job that no machine can run has an infinite run time; counted processors run all
+        counted = self.machine_count == 1
+        machines = [job.machines or {0: job.estimated if counted else math.inf} for job in added]
         counts = [len(times) for times in machines]
         starts = np.cumsum([0, *counts[:-1]])
         rows_of_times = np.repeat(np.arange(start, end), counts)
