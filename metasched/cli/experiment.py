@@ -89,6 +89,7 @@ def experiment(
       metasched experiment --tables docs/experiments/results
     """
     from metasched.experiments import catalogue
+    from metasched.experiments.formulas import describe_formulas
     from metasched.experiments.plots import check_folder, save_curves, save_result_plots
     from metasched.experiments.report import check_report, render_results
     from metasched.experiments.tables import load_results, render_tables, save_results
@@ -98,11 +99,13 @@ def experiment(
         _print_experiments(list(catalogue.EXPERIMENTS.values()), json)
         return
     if tables is not None:
-        stored = load_results(tables, list(catalogue.EXPERIMENTS))
+        experiments = catalogue.EXPERIMENTS
+        stored = load_results(tables, list(experiments))
         if plot is not None:
             check_folder(plot)
             save_trade_offs(stored, plot)
-        print(render_tables(stored), end="")
+        formulas = {name: describe_formulas(each.cases()) for name, each in experiments.items()}
+        print(render_tables(stored, formulas), end="")
         return
     if name is None:
         raise UserError("no NAME, metasched experiment; see metasched experiment --list")
@@ -144,6 +147,8 @@ def experiment(
         )
         return
     print(f"{selected.about} ({selected.source}); {runs} of {selected.runs} runs\n")
+    for formula in describe_formulas(selected.select_cases(source)):
+        print(f"{formula}\n")
     published = any(result.published is not None for result in reports)
     reference_columns = ("PUBLISHED", "PERCENT") if published else (f"OVER {selected.baseline}",)
     print_table(

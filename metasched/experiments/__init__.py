@@ -2,6 +2,7 @@
 
 harness              cases, seeds, results
 catalogue            all experiments by name, and their execution
+formulas             preset, formulas and constants of the policies of an experiment
 finished_runs        runs of an interrupted experiment
 pasquali2008         Load and Ordering, Flexible Backfilling; also two tables of Kurowski et al.
 pass_times           time of a pass of Convergent Scheduling beside a longer queue

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -24,6 +25,9 @@ A figure is the mean over the seeds. In brackets stands its difference from the 
 same seed, mean and half-width of the 95% interval (Student's t). That difference decides whether a
 policy beats another: figures vary far more with the machines that a seed draws.
 """
+
+
+_NO_FORMULAS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 class StoredFigure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -97,18 +101,29 @@ def load_results(folder: Path, names: Sequence[str]) -> list[StoredResults]:
     return results
 
 
-def render_tables(results: Sequence[StoredResults]) -> str:
-    """Return the page: a section per experiment, a table row per case."""
-    return "\n".join([_HEADER, *(_render_section(stored) + "\n" for stored in results)])
+def render_tables(
+    results: Sequence[StoredResults], formulas: Mapping[str, Sequence[str]] = _NO_FORMULAS
+) -> str:
+    """Return the page: a section per experiment, a table row per case.
+
+    `formulas`: those of the policies, by experiment (`experiments.formulas`).
+    """
+    sections = (
+        _render_section(stored, formulas.get(stored.experiment, ())) + "\n" for stored in results
+    )
+    return "\n".join([_HEADER, *sections])
 
 
-def _render_section(stored: StoredResults) -> str:
+def _render_section(stored: StoredResults, formulas: Sequence[str]) -> str:
     seeds = "One run" if stored.runs == 1 else f"{stored.runs} seeds"
     about = (
         f"{stored.about}. Source: {stored.source}. {seeds}, {stored.measured}. "
         f"Baseline: `{stored.baseline}`."
     )
-    return f"## {stored.experiment}\n\n{about}\n\n" + "\n".join(_table(stored))
+    paragraphs = [f"## {stored.experiment}", about]
+    if formulas:
+        paragraphs.append("\n".join(f"- {formula}" for formula in formulas))
+    return "\n\n".join([*paragraphs, "\n".join(_table(stored))])
 
 
 def _table(stored: StoredResults) -> Iterator[str]:

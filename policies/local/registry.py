@@ -10,11 +10,11 @@ from importlib.util import find_spec
 
 from metasched.policies.local.conservative import Conservative
 from metasched.policies.local.convergent.weights import (
-    GREEDY,
     INCREMENTAL,
     OPTIMAL,
     PREEMPTIVE_INCREMENTAL,
     PREEMPTIVE_OPTIMAL,
+    VARIANT_NAMES,
     ConvergentWeights,
 )
 from metasched.policies.local.exclusion import ExcludablePolicy
@@ -72,7 +72,6 @@ def _make_convergent(
     return VARIANTS[name](weights, licences)
 
 
-_CONVERGENT = (INCREMENTAL, OPTIMAL, GREEDY, PREEMPTIVE_INCREMENTAL, PREEMPTIVE_OPTIMAL)
 _PREEMPTIVE_ORDERS = (PreemptivePriority, PreemptiveEDF, PreemptiveSJF, PreemptiveLSF)
 WITHOUT_PREEMPTION = {  # the nearest policy that suspends no job, by preemptive policy
     PreemptivePriority.name: Priority.name,
@@ -93,7 +92,7 @@ POLICIES: dict[str, Callable[[], LocalPolicy]] = {
         )
     },
     **{name: partial(_make_flexible, name) for name in (MODIFIED, UNMODIFIED)},
-    **{name: partial(_make_convergent, name) for name in _CONVERGENT},
+    **{name: partial(_make_convergent, name) for name in VARIANT_NAMES},
 }
 _PLAN = ("compare", "depth")
 _SEARCH = (*_PLAN, "every", "iterations", "memory")
@@ -107,7 +106,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     OptimisedPlan.name: _SEARCH,
     MODIFIED: WEIGHT_NAMES,
     UNMODIFIED: WEIGHT_NAMES,
-    **dict.fromkeys(_CONVERGENT, CONVERGENT_WEIGHT_NAMES),
+    **dict.fromkeys(VARIANT_NAMES, CONVERGENT_WEIGHT_NAMES),
 }
 TEXT_PARAMETERS = ("preset", "run", "late", "knapsack", "compare", "stop")  # whose values are words
 

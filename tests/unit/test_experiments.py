@@ -13,6 +13,7 @@ from metasched.cli import main
 from metasched.experiments import catalogue as experiments
 from metasched.experiments.catalogue import EXPERIMENTS, run_experiment
 from metasched.experiments.federations import TOO_LARGE, Federation, TraceSite
+from metasched.experiments.formulas import describe_formulas
 from metasched.experiments.harness import (
     FigureResult,
     SimulationCase,
@@ -345,6 +346,23 @@ def test_stored_results_become_a_table(tmp_path: Path) -> None:
         "| load 0.7 | easy | 12500 | 0.55 | 0.61 |\n"
         "| load 0.7 | fcfs | 14502 (+2001 ± 6.4) | 0.35 (-0.2 ± 1.3) |  |\n"
     )
+
+
+def test_experiments_name_the_formulas_of_their_policies() -> None:
+    described = {name: describe_formulas(each.cases()) for name, each in EXPERIMENTS.items()}
+    thesis, paper, default = described["deadline-readings"]
+    assert thesis.startswith("`thesis`: Flexible Backfilling, preset `thesis`. A deadline is worth")
+    assert "it is worth 0. nxt is the estimate. age_factor 0.01, least 0.1, most 20" in thesis
+    assert "it is worth `least`. nxt is estimate x benchmark" in paper
+    assert "no preset" in default
+    assert ["lead 2" in line for line in described["load-shares"]] == [True]
+    as_ours, as_printed = described["convergent-readings"][1:]
+    assert "have no share while another meets it" in as_ours
+    assert as_printed.startswith("`cs-ni-np, late printed`: Convergent Scheduling")
+    assert "have a share" in as_printed
+    for name in ("licence-ratios", "contention", "two-level", "plans", "convergent-exact"):
+        assert described[name], name
+    assert described["random-queues"] == described["grid-plans"] == []
 
 
 def test_the_page_of_tables_is_what_the_command_prints(

@@ -10,6 +10,7 @@ from typing import Literal
 INCREMENTAL, OPTIMAL = "cs-i-np", "cs-ni-np"
 PREEMPTIVE_INCREMENTAL, PREEMPTIVE_OPTIMAL = "cs-i-p", "cs-ni-p"
 GREEDY = "cs-greedy-np"  # its first matching, MIS
+VARIANT_NAMES = (INCREMENTAL, OPTIMAL, GREEDY, PREEMPTIVE_INCREMENTAL, PREEMPTIVE_OPTIMAL)
 
 
 @dataclass(frozen=True, kw_only=True)
