@@ -30,6 +30,7 @@ from metasched.experiments.plans import (
     GRID_PLANS,
     GRID_PLANS_LARGE,
     PLAN_READINGS,
+    PLAN_TIMES,
     PLANS,
     TABU_READINGS,
 )
@@ -46,6 +47,7 @@ EXPERIMENTS = {
         CONVERGENT_EXACT,
         CONVERGENT_SCALING,
         PLANS,
+        PLAN_TIMES,
         PLAN_READINGS,
         TABU_READINGS,
         GRID_PLANS,
