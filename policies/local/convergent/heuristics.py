@@ -234,7 +234,8 @@ class Contributions(NamedTuple):
                 matrix[contribution.rows] += contribution.values
         for others in self.others:
             matrix += others
-        matrix += self.per_job
+        if self.per_job.any():
+            matrix += self.per_job
         return matrix
 
 

@@ -172,25 +172,27 @@ class ConvergentMatching:
         count = len(table.jobs)
         if table.summed == count:
             return
-        rows = np.arange(table.summed, count)
+        new = slice(table.summed, count)
         waiting = replace(
             view,
-            rows=rows,
+            rows=np.arange(table.summed, count),
             machines=np.arange(table.machine_count),
-            longest=table.longest[rows],
-            shortest=table.shortest[rows],
-            submitted=table.submitted[rows],
-            deadlines=table.deadlines[rows],
-            current=np.full(len(rows), NONE, dtype=np.intp),
-            left=np.ones(len(rows)),
+            longest=table.longest[new],
+            shortest=table.shortest[new],
+            submitted=table.submitted[new],
+            deadlines=table.deadlines[new],
+            current=np.full(count - table.summed, NONE, dtype=np.intp),
+            left=np.ones(count - table.summed),
         )
-        table.sums[rows] = self._lasting_sums(waiting)
-        table.means[rows] = mean_of_possible(table.sums[rows])
+        table.sums[new] = sums = self._lasting_sums(waiting)
+        table.means[new] = mean_of_possible(sums)
         table.summed = count
 
     def _lasting_sums(self, view: JobMachineView) -> FloatArray:
         """Return the sum of the lasting contributions, N x C."""
-        sums = collect_contributions(self._lasting, view).add_to(np.zeros(view.shape))
+        sums = np.zeros(view.shape)
+        for heuristic in self._lasting:  # one at a time: their arrays are large
+            collect_contributions([heuristic], view).add_to(sums)
         check_numbers(sums, self._lasting, view)
         return sums
 
