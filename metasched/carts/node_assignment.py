@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf
 
 from metasched.model.survey import Span
@@ -50,10 +52,15 @@ def _assign_in_order(
     group: Callable[[str], str],
     keep_current: bool,
 ) -> dict[int, tuple[str, ...]] | None:
-    spans = {node: sorted(node_spans) for node, node_spans in busy.items()}
-    assignment: dict[int, tuple[str, ...]] = {}
+    """Return nodes for demands in the order of their starts, or None.
+
+    O(log n) for each node that a demand keeps, in n spans of the node. A demand that lacks nodes
+    takes O(log n) for each node there is.
+    """
+    spans = {node: list(merge_spans(node_spans)) for node, node_spans in busy.items()}
+    assignment: dict[int, tuple[str, ...]] = {demand.id: () for demand in demands}
     for demand in demands:
-        if keep_current and demand.current:
+        if keep_current:
             nodes = [
                 node
                 for node in demand.current
@@ -63,18 +70,20 @@ def _assign_in_order(
             for node in nodes:
                 insort(spans[node], (demand.start, demand.end))
     for demand in demands:
-        nodes = list(assignment.get(demand.id, ()))
+        nodes = list(assignment[demand.id])
+        missing = demand.size - len(nodes)
+        if not missing:
+            continue
         free: dict[str, list[tuple[tuple[float, float], int, str]]] = {}
         for index, (node, node_spans) in enumerate(spans.items()):
-            allowed = node not in nodes and node not in demand.excluded
-            if allowed and (fit := _fit(node_spans, demand)) is not None:
+            fit = _fit(node_spans, demand)
+            if fit is not None and node not in nodes and node not in demand.excluded:
                 free.setdefault(group(node), []).append((fit, index, node))
-        missing = demand.size - len(nodes)
         groups = dict.fromkeys(group(node) for node in nodes) or free
         enough = [candidates for name in groups if len(candidates := free.get(name, [])) >= missing]
-        if missing and not enough:
+        if not enough:
             return None
-        fewest = min(enough, key=lambda candidates: len(candidates)) if missing else []
+        fewest = min(enough, key=lambda candidates: len(candidates))
         for _, _, node in sorted(fewest)[:missing]:
             nodes.append(node)
             insort(spans[node], (demand.start, demand.end))
@@ -83,16 +92,34 @@ def _assign_in_order(
 
 
 def _fit(spans: Sequence[Span], demand: NodeDemand) -> tuple[float, float] | None:
-    """Return the idle times around the window on a node, less is better; None: it is busy."""
-    before, after = inf, inf
-    for start, end in spans:
-        if start < demand.end and demand.start < end:
+    """Return the idle times around the window on a node, less is better; None: it is busy.
+
+    The spans are in order, and none overlaps another. O(log n).
+    """
+    before = after = inf
+    following = bisect_left(spans, (demand.end, -inf))  # the first that begins after the window
+    if following:
+        _, previous_end = spans[following - 1]
+        if previous_end > demand.start:
             return None
-        if end <= demand.start:
-            before = min(before, demand.start - end)
-        else:
-            after = min(after, start - demand.end)
+        before = demand.start - previous_end
+    if following < len(spans):
+        after = spans[following][0] - demand.end
     return before, after
+
+
+def merge_spans(spans: Iterable[Span]) -> Iterator[Span]:
+    """Yield the spans in order, merged where they overlap."""
+    last: Span = (-inf, -inf)
+    for start, end in sorted(spans):
+        if start > last[1]:
+            if last[1] > -inf:
+                yield last
+            last = (start, end)
+        else:
+            last = (last[0], max(last[1], end))
+    if last[1] > -inf:
+        yield last
 
 
 def move_order(
@@ -103,24 +130,49 @@ def move_order(
     `current` is where they are, by id. If two would have to swap at once, one goes first all the
     same, and its manager will reject it.
     """
-    remaining, order = dict(target), []
-    while remaining:
-        ready = [id for id in remaining if not _blocked(id, remaining, current)]
-        chosen = min(ready or remaining)
-        order.append(chosen)
-        del remaining[chosen]
-    return order
+    blockers = _blockers(current, target)
+    blocked: dict[int, list[int]] = {}  # by the id that blocks them
+    for id, others in blockers.items():
+        for other in others:
+            blocked.setdefault(other, []).append(id)
+    remaining, ready = sorted(target), [id for id in sorted(target) if not blockers[id]]
+    moved: dict[int, None] = {}
+    for candidate in remaining:
+        while ready or candidate not in moved:
+            chosen = heapq.heappop(ready) if ready else candidate
+            if chosen in moved:
+                continue
+            moved[chosen] = None
+            for id in blocked.get(chosen, ()):
+                blockers[id].discard(chosen)
+                if not blockers[id]:
+                    heapq.heappush(ready, id)
+    return list(moved)
 
 
-def _blocked(
-    id: int, targets: Mapping[int, Collection[str]], current: Mapping[int, NodeDemand]
-) -> bool:
-    """Return whether a move needs nodes that another reservation still has."""
-    demand = current[id]
-    return any(
-        other != id
-        and set(targets[id]) & set(current[other].current)
-        and current[other].start < demand.end
-        and demand.start < current[other].end
-        for other in targets
-    )
+def _blockers(
+    current: Mapping[int, NodeDemand], target: Mapping[int, Collection[str]]
+) -> dict[int, set[int]]:
+    """Return by id the other reservations that still have nodes which it needs.
+
+    O(log n) for each node of a target, in n reservations that have the node, and in those found.
+    """
+    windows: dict[str, list[tuple[float, float, int]]] = {}  # by node, in order
+    for id in target:
+        for node in current[id].current:
+            windows.setdefault(node, []).append((current[id].start, current[id].end, id))
+    latest_ends: dict[str, list[float]] = {}  # of each window and all before it
+    for node, node_windows in windows.items():
+        node_windows.sort()
+        latest_ends[node] = list(accumulate((end for _, end, _ in node_windows), max))
+    blockers: dict[int, set[int]] = {id: set() for id in target}
+    for id, nodes in target.items():
+        start, end = current[id].start, current[id].end
+        for node in set(nodes) & windows.keys():
+            index = bisect_left(windows[node], (end, -inf, 0)) - 1
+            while index >= 0 and latest_ends[node][index] > start:
+                _, other_end, other = windows[node][index]
+                if other_end > start and other != id:
+                    blockers[id].add(other)
+                index -= 1
+    return blockers

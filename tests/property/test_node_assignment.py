@@ -1,11 +1,18 @@
-"""Nodes for reservations: none assigned twice, and always found where amounts allow it."""
+"""Nodes for reservations: none assigned twice, and always found where amounts allow it.
+
+The plain definitions look at all spans of a node, and at all pairs of moves.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.carts.node_assignment import NodeDemand, assign_nodes, move_order
+from metasched.model.survey import Span
 
 NODES = [f"n{i}" for i in range(4)]
 
@@ -79,3 +86,118 @@ def test_who_leaves_a_node_goes_before_who_wants_it() -> None:
     assert move_order(now, {1: ("n1",), 2: ("n2",), 3: ("n3",)}) == [3, 2, 1]
     swap = {2: now[2], 3: now[3]}
     assert sorted(move_order(swap, {2: ("n2",), 3: ("n1",)})) == [2, 3]
+
+
+Windows = Mapping[str, Sequence[Span]]  # by node
+Assignment = dict[int, tuple[str, ...]]
+Group = Callable[[str], str]
+
+
+def plain_assignment(busy: Windows, demands: list[NodeDemand], group: Group) -> Assignment | None:
+    ordered = sorted(demands, key=lambda demand: (demand.start, demand.id))
+    assignment = plain_pass(busy, ordered, group, keep_current=True)
+    if assignment is not None or not any(demand.current for demand in ordered):
+        return assignment
+    return plain_pass(busy, ordered, group, keep_current=False)
+
+
+def plain_pass(
+    busy: Windows, demands: list[NodeDemand], group: Group, keep_current: bool
+) -> Assignment | None:
+    spans = {node: list(node_spans) for node, node_spans in busy.items()}
+    assignment: Assignment = {}
+    for demand in demands:
+        if keep_current and demand.current:
+            nodes = [
+                node
+                for node in demand.current
+                if node in spans and plain_fit(spans[node], demand) is not None
+            ]
+            assignment[demand.id] = tuple(nodes)
+            for node in nodes:
+                spans[node].append((demand.start, demand.end))
+    for demand in demands:
+        nodes = list(assignment.get(demand.id, ()))
+        free: dict[str, list[tuple[tuple[float, float], int, str]]] = {}
+        for index, (node, node_spans) in enumerate(spans.items()):
+            allowed = node not in nodes and node not in demand.excluded
+            if allowed and (fit := plain_fit(node_spans, demand)) is not None:
+                free.setdefault(group(node), []).append((fit, index, node))
+        missing = demand.size - len(nodes)
+        groups = dict.fromkeys(group(node) for node in nodes) or free
+        enough = [candidates for name in groups if len(candidates := free.get(name, [])) >= missing]
+        if missing and not enough:
+            return None
+        fewest = min(enough, key=len) if missing else []
+        for _, _, node in sorted(fewest)[:missing]:
+            nodes.append(node)
+            spans[node].append((demand.start, demand.end))
+        assignment[demand.id] = tuple(nodes)
+    return assignment
+
+
+def plain_fit(spans: Sequence[Span], demand: NodeDemand) -> tuple[float, float] | None:
+    before, after = inf, inf
+    for start, end in spans:
+        if start < demand.end and demand.start < end:
+            return None
+        if end <= demand.start:
+            before = min(before, demand.start - end)
+        else:
+            after = min(after, start - demand.end)
+    return before, after
+
+
+def plain_order(
+    current: Mapping[int, NodeDemand], target: Mapping[int, Collection[str]]
+) -> list[int]:
+    def blocked(id: int) -> bool:
+        return any(
+            other != id
+            and set(target[id]) & set(current[other].current)
+            and current[other].start < current[id].end
+            and current[id].start < current[other].end
+            for other in remaining
+        )
+
+    remaining, order = dict(target), list[int]()
+    while remaining:
+        ready = [id for id in remaining if not blocked(id)]
+        order.append(min(ready or remaining))
+        del remaining[order[-1]]
+    return order
+
+
+SPANS = st.tuples(st.integers(0, 12), st.integers(1, 6)).map(lambda s: (s[0], s[0] + s[1]))
+NODE_SETS = st.lists(st.sampled_from([*NODES, "gone"]), unique=True, max_size=3).map(tuple)
+
+
+@st.composite
+def placed(draw: st.DrawFn) -> list[NodeDemand]:
+    """Draw demands with nodes, which may be too few, not there, or those of another demand."""
+    demands = []
+    for id in range(draw(st.integers(1, 7))):
+        (start, end), current = draw(SPANS), draw(NODE_SETS)
+        size = draw(st.integers(max(1, len(current)), 3))
+        demands.append(NodeDemand(id, start, end, size, current, draw(NODE_SETS)))
+    return demands
+
+
+@given(
+    st.dictionaries(st.sampled_from(NODES), st.lists(SPANS, max_size=4)),
+    placed(),
+    st.sampled_from([lambda node: "", lambda node: "low" if node in NODES[:2] else "high"]),
+)
+def test_nodes_are_those_of_the_plain_definition(
+    busy: Windows, demands: list[NodeDemand], group: Group
+) -> None:
+    assert assign_nodes(busy, demands, group) == plain_assignment(busy, demands, group)
+
+
+@given(placed(), st.data())
+def test_moves_go_in_the_order_of_the_plain_definition(
+    demands: list[NodeDemand], data: st.DataObject
+) -> None:
+    current = {demand.id: demand for demand in demands}
+    target = {id: data.draw(NODE_SETS) for id in data.draw(st.permutations(sorted(current)))}
+    assert move_order(current, target) == plain_order(current, target)

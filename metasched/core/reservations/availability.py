@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import inf
 
 from metasched.carts.carts import Carts
-from metasched.carts.node_assignment import NodeDemand
+from metasched.carts.node_assignment import NodeDemand, merge_spans
 from metasched.carts.relocation import NO_MOVE_BEFORE_START, PoolMap, SlotUse
 from metasched.core.licences.queue import LicenceQueue
 from metasched.core.reservations.events import ReservationRequested
@@ -245,17 +245,3 @@ def _subtract(spans: Iterable[Span], start: float, end: float) -> Iterator[Span]
             yield begin, min(stop, start)
         if max(begin, end) < stop:
             yield max(begin, end), stop
-
-
-def merge_spans(spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield the spans in order, merged where they overlap."""
-    last: Span = (-inf, -inf)
-    for start, end in sorted(spans):
-        if start > last[1]:
-            if last[1] > -inf:
-                yield last
-            last = (start, end)
-        else:
-            last = (last[0], max(last[1], end))
-    if last[1] > -inf:
-        yield last

@@ -11,8 +11,8 @@ from dataclasses import replace
 from msgspec import structs
 
 from metasched.carts.carts import Carts
-from metasched.carts.node_assignment import NodeDemand, assign_nodes
-from metasched.core.reservations.availability import Availability, merge_spans
+from metasched.carts.node_assignment import NodeDemand, assign_nodes, merge_spans
+from metasched.core.reservations.availability import Availability
 from metasched.core.reservations.events import ReservationRequested
 from metasched.model.reservation import Reservation
 from metasched.model.reservation_request import Offer, ReservationRequest
