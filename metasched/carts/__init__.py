@@ -3,6 +3,7 @@
 carts             free amounts, for dynamic binding
 tree              the tree below `carts`
 sets              free sets of processors, for static binding
+assigned_nodes    nodes of reservations as they change; admits another
 node_assignment   assigns nodes to reservations, so that each has its nodes throughout
 relocation        moves reservations to make room for another
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
 
@@ -39,36 +39,44 @@ def assign_nodes(
     amounts allow it (Kurowski et al. 2011, Proposition 1); else it may fail although an assignment
     exists.
     """
-    ordered = sorted(demands, key=lambda demand: (demand.start, demand.id))
-    assignment = _assign_in_order(busy, ordered, group, keep_current=True)
-    if assignment is not None or not any(demand.current for demand in ordered):
+    demands = list(demands)
+    assignment = complete_nodes(busy, demands, group)
+    if assignment is not None or not any(demand.current for demand in demands):
         return assignment
-    return _assign_in_order(busy, ordered, group, keep_current=False)
+    return assign_nodes_anew(busy, demands, group)
 
 
-def _assign_in_order(
+def assign_nodes_anew(
     busy: Mapping[str, Sequence[Span]],
-    demands: Sequence[NodeDemand],
-    group: Callable[[str], str],
-    keep_current: bool,
+    demands: Iterable[NodeDemand],
+    group: Callable[[str], str] = lambda node: "",
 ) -> dict[int, tuple[str, ...]] | None:
-    """Return nodes for demands in the order of their starts, or None.
+    """Return nodes for all demands as `assign_nodes`, without regard to their current nodes."""
+    return complete_nodes(busy, (replace(demand, current=()) for demand in demands), group)
+
+
+def complete_nodes(
+    busy: Mapping[str, Sequence[Span]],
+    demands: Iterable[NodeDemand],
+    group: Callable[[str], str] = lambda node: "",
+) -> dict[int, tuple[str, ...]] | None:
+    """Return nodes for all demands as `assign_nodes`; each keeps its current nodes that are free.
 
     O(log n) for each node that a demand keeps, in n spans of the node. A demand that lacks nodes
     takes O(log n) for each node there is.
     """
+    demands = sorted(demands, key=lambda demand: (demand.start, demand.id))
     spans = {node: list(merge_spans(node_spans)) for node, node_spans in busy.items()}
     assignment: dict[int, tuple[str, ...]] = {demand.id: () for demand in demands}
     for demand in demands:
-        if keep_current:
-            nodes = [
-                node
-                for node in demand.current
-                if node in spans and _fit(spans[node], demand) is not None
-            ]
-            assignment[demand.id] = tuple(nodes)
-            for node in nodes:
-                insort(spans[node], (demand.start, demand.end))
+        nodes = [
+            node
+            for node in demand.current
+            if node in spans and idle_times(spans[node], demand) is not None
+        ]
+        assignment[demand.id] = tuple(nodes)
+        for node in nodes:
+            insort(spans[node], (demand.start, demand.end))
     for demand in demands:
         nodes = list(assignment[demand.id])
         missing = demand.size - len(nodes)
@@ -76,7 +84,7 @@ def _assign_in_order(
             continue
         free: dict[str, list[tuple[tuple[float, float], int, str]]] = {}
         for index, (node, node_spans) in enumerate(spans.items()):
-            fit = _fit(node_spans, demand)
+            fit = idle_times(node_spans, demand)
             if fit is not None and node not in nodes and node not in demand.excluded:
                 free.setdefault(group(node), []).append((fit, index, node))
         groups = dict.fromkeys(group(node) for node in nodes) or free
@@ -91,15 +99,17 @@ def _assign_in_order(
     return assignment
 
 
-def _fit(spans: Sequence[Span], demand: NodeDemand) -> tuple[float, float] | None:
+def idle_times(
+    spans: Sequence[tuple[float, ...]], demand: NodeDemand
+) -> tuple[float, float] | None:
     """Return the idle times around the window on a node, less is better; None: it is busy.
 
-    The spans are in order, and none overlaps another. O(log n).
+    The spans (start, end, ...) are in order, and none overlaps another. O(log n).
     """
     before = after = inf
     following = bisect_left(spans, (demand.end, -inf))  # the first that begins after the window
     if following:
-        _, previous_end = spans[following - 1]
+        previous_end = spans[following - 1][1]
         if previous_end > demand.start:
             return None
         before = demand.start - previous_end

@@ -6,13 +6,18 @@ The plain definitions look at all spans of a node, and at all pairs of moves.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasched.carts import assigned_nodes
+from metasched.carts.assigned_nodes import AssignedNodes
 from metasched.carts.node_assignment import NodeDemand, assign_nodes, move_order
 from metasched.model.survey import Span
+from tests.harness.examples import examples
 
 NODES = [f"n{i}" for i in range(4)]
 
@@ -70,6 +75,25 @@ def test_no_node_twice_nor_where_it_is_taken(
         for node in places[need.id]:
             assert all(end <= need.start or need.end <= start for start, end in used[node])
             used[node].append((need.start, need.end))
+
+
+def test_beyond_the_limit_only_reservations_near_the_request_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A[0,1), B[2,3), C[0,2) and X[1,3) fit on two nodes if B moves for X; D is far away."""
+    assigned, far = AssignedNodes(), NodeDemand(4, 100, 110, 1, ("n1",))
+    for id, start, end, node in ((1, 0, 1, "n0"), (2, 2, 3, "n0"), (3, 0, 2, "n1")):
+        assigned.put(NodeDemand(id, start, end, 1, (node,)))
+    assigned.put(far)
+    busy: Windows = {"n0": [], "n1": []}
+    new = NodeDemand(5, 1, 3, 1)
+    found = {}
+    for limit in (10, 9, 7):  # pairs of a demand and a node: all, those but D's, fewer
+        monkeypatch.setattr(assigned_nodes, "MAX_CHECKS", limit)
+        found[limit] = assigned.assign(busy, [new])
+    assert found[10] == {1: ("n0",), 2: ("n1",), 3: ("n1",), 4: ("n0",), 5: ("n0",)}
+    assert found[9] == {id: found[10][id] for id in (1, 2, 3, 5)}
+    assert found[7] is None
 
 
 def test_what_fits_stays_where_it_is() -> None:
@@ -171,6 +195,8 @@ def plain_order(
 SPANS = st.tuples(st.integers(0, 12), st.integers(1, 6)).map(lambda s: (s[0], s[0] + s[1]))
 NODE_SETS = st.lists(st.sampled_from([*NODES, "gone"]), unique=True, max_size=3).map(tuple)
 
+BUSY = st.dictionaries(st.sampled_from(NODES), st.lists(SPANS, max_size=3))
+
 
 @st.composite
 def placed(draw: st.DrawFn) -> list[NodeDemand]:
@@ -184,7 +210,7 @@ def placed(draw: st.DrawFn) -> list[NodeDemand]:
 
 
 @given(
-    st.dictionaries(st.sampled_from(NODES), st.lists(SPANS, max_size=4)),
+    BUSY,
     placed(),
     st.sampled_from([lambda node: "", lambda node: "low" if node in NODES[:2] else "high"]),
 )
@@ -192,6 +218,45 @@ def test_nodes_are_those_of_the_plain_definition(
     busy: Windows, demands: list[NodeDemand], group: Group
 ) -> None:
     assert assign_nodes(busy, demands, group) == plain_assignment(busy, demands, group)
+
+
+@examples(200)
+@given(st.lists(BUSY, min_size=1, max_size=2), st.data())
+def test_nodes_that_are_kept_as_they_change_are_those_of_the_plain_definition(
+    surveys: list[Windows], data: st.DataObject
+) -> None:
+    """Demands come and go; some get nodes that are busy, not there, or those of another."""
+    assigned, current = AssignedNodes(), dict[int, NodeDemand]()
+    for id in range(data.draw(st.integers(2, 9))):
+        busy, (start, end) = data.draw(st.sampled_from(surveys)), data.draw(SPANS)
+        new = NodeDemand(id, start, end, data.draw(st.integers(1, 2)))
+        without = set[int]()
+        match data.draw(st.sampled_from(["request", "request", "request", "fail", "move", "end"])):
+            case "fail" if current:  # with some of its nodes
+                failed = current[data.draw(st.sampled_from(sorted(current)))]
+                new = replace(failed, current=failed.current[:-1])
+                without = data.draw(st.sets(st.sampled_from(sorted(current)), max_size=1))
+            case "move" if current:
+                moved = current[data.draw(st.sampled_from(sorted(current)))]
+                nodes = data.draw(NODE_SETS)[: moved.size]
+                current[moved.id] = replace(moved, current=nodes)
+                assigned.put(current[moved.id])
+            case "end" if current:
+                ended = data.draw(st.sampled_from(sorted(current)))
+                assigned.remove(ended)
+                del current[ended]
+        asked = {other: demand for other, demand in current.items() if other not in without}
+        asked[new.id] = new
+        assigned._check(current.values())
+        expected = plain_assignment(busy, list(asked.values()), lambda node: "")
+        found = assigned.assign(busy, [new], without - {new.id})
+        if expected is None or found is None:
+            assert found is expected
+            continue
+        assert {other: demand.current for other, demand in asked.items()} | found == expected
+        for other, nodes in found.items():
+            current[other] = replace(asked[other], current=nodes)
+            assigned.put(current[other])
 
 
 @given(placed(), st.data())

@@ -16,7 +16,7 @@ from metasched.carts.node_assignment import NodeDemand, merge_spans
 from metasched.carts.relocation import NO_MOVE_BEFORE_START, PoolMap, SlotUse
 from metasched.core.licences.queue import LicenceQueue
 from metasched.core.reservations.events import ReservationRequested
-from metasched.core.reservations.index import ReservationIndex
+from metasched.core.reservations.index import ReservationIndex, demand_of, may_still_move
 from metasched.model.cluster import Cluster
 from metasched.model.reservation import Reservation, ReservationState, manager_name
 from metasched.model.survey import Span, Survey
@@ -26,7 +26,9 @@ class Availability:
     """What each cluster has free over time: its last survey minus the open reservations."""
 
     def __init__(self, reservations: ReservationIndex, licences: LicenceQueue) -> None:
-        self.open_on, self._licences = reservations.open_on, licences
+        self._licences = licences
+        self.open_on, self.assigned_on = reservations.open_on, reservations.assigned_on
+        self.unsettled_on, self.unbound_on = reservations.unsettled_on, reservations.unbound_on
         self.clusters: dict[str, Cluster] = {}
         self.instance = ""
         self.surveys: dict[str, Survey] = {}  # the last of each cluster, see `record_survey`
@@ -86,11 +88,7 @@ class Availability:
 
     def needs(self, cluster: str) -> list[NodeDemand]:
         """Return the demands of open reservations that are not active, and may still move."""
-        return [
-            NodeDemand(r.id, r.start, r.until, r.size, r.nodes)
-            for r in self.open_on(cluster)
-            if r.state is not ReservationState.ACTIVE
-        ]
+        return [demand_of(r) for r in self.open_on(cluster) if may_still_move(r)]
 
     def down_nodes(self, reservation: Reservation) -> list[str]:
         """Return the nodes of a reservation that are not up; empty while unknown."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from msgspec import structs
 
@@ -18,6 +18,7 @@ from metasched.core.reservations.consequences import (
     with_cause,
 )
 from metasched.core.reservations.events import Bind
+from metasched.core.reservations.index import may_still_move
 from metasched.core.reservations.node_choice import (
     Assignment,
     lowest_free_nodes,
@@ -117,7 +118,9 @@ class NodeBinding:
                 yield break_off(reservation, now, reservation.cause)
                 continue
             unassigned.discard(reservation.id)
-            yield from self.assign_nodes(cluster, assignment, forced=reservation.id)
+            yield from self.assign_nodes(
+                cluster, assignment, forced=reservation.id, without=unassigned
+            )
 
     def _replace_failed_nodes(
         self, cluster: str, failed: list[Reservation], now: float
@@ -135,11 +138,37 @@ class NodeBinding:
                 yield warning_about(reservation, f": {cause}")
 
     def assign_nodes(
-        self, cluster: str, assignment: Assignment, cause: str = "", forced: int | None = None
+        self,
+        cluster: str,
+        assignment: Assignment,
+        cause: str = "",
+        forced: int | None = None,
+        without: Collection[int] = (),
     ) -> Iterator[Consequence]:
-        """Store and bind the nodes that change, and the nodes of the reservation `forced`."""
-        for id, nodes in moves_in_order(assignment, self._reservations, forced):
+        """Store and bind the nodes that change, and the nodes of the reservation `forced`.
+
+        Reservations whose nodes the manager has not confirmed are bound again, except those in
+        `without`: it may have to move them in another order.
+        """
+        unconfirmed = {
+            reservation.id: reservation.nodes
+            for reservation in self._unconfirmed_on(cluster)
+            if reservation.id not in without
+        }
+        moves = moves_in_order({**unconfirmed, **assignment}, self._reservations, forced)
+        for id, nodes in moves:
             reservation = self._reservations[id]
             yield structs.replace(reservation, nodes=nodes, cause=cause or reservation.cause)
             if not self.awaits_choice(reservation):
                 yield Bind(cluster, id)
+
+    def _unconfirmed_on(self, cluster: str) -> Iterator[Reservation]:
+        """Yield reservations that the manager is to bind to other nodes than it has."""
+        yield from self._availability.unsettled_on(cluster)
+        if not self._availability.clusters[cluster].binds_late:
+            yield from self._availability.unbound_on(cluster)
+            return
+        for id in self._nodes_chosen:
+            reservation = self._reservations[id]
+            if reservation.cluster == cluster and may_still_move(reservation):
+                yield reservation

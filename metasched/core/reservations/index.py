@@ -1,4 +1,4 @@
-"""The reservations of the book by id, by cluster, and by the times at which they are due. Pure.
+"""The reservations of the book by id, by cluster and node, and by when they are due. Pure.
 
 No event walks all reservations: those of years ahead, or of the past, cost it nothing.
 """
@@ -9,7 +9,9 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable
 
-from metasched.model.reservation import OPEN_STATES, Reservation
+from metasched.carts.assigned_nodes import AssignedNodes
+from metasched.carts.node_assignment import NodeDemand
+from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 
 _SPARE_ENTRIES = 64  # outdated entries of a heap that are kept without rebuilding it
 
@@ -21,17 +23,23 @@ class ReservationIndex:
         self.by_id: dict[int, Reservation] = {}
         self._open: dict[str, dict[int, Reservation]] = {}  # by cluster and id
         self._counts: Counter[str] = Counter()  # of all, by cluster
+        self._assigned: dict[str, AssignedNodes] = {}  # of those that may still move, by cluster
+        self._unsettled: dict[str, dict[int, Reservation]] = {}  # see `unsettled_on`
+        self._unbound: dict[str, dict[int, Reservation]] = {}  # see `unbound_on`
 
     def load(self, reservations: Iterable[Reservation]) -> None:
         """Replace all reservations; those on a cluster are listed in the given order."""
         self.by_id.clear()
         self._open.clear()
         self._counts.clear()
+        self._assigned.clear()
+        self._unsettled.clear()
+        self._unbound.clear()
         for reservation in reservations:
             self.store(reservation)
 
     def store(self, reservation: Reservation) -> None:
-        """Add a reservation, or replace its version. O(1)."""
+        """Add a reservation, or replace its version. O(log n) for each node that changes."""
         id, cluster = reservation.id, reservation.cluster
         if id not in self.by_id:
             self._counts[cluster] += 1
@@ -40,6 +48,21 @@ class ReservationIndex:
             self._open.setdefault(cluster, {})[id] = reservation
         elif cluster in self._open:
             self._open[cluster].pop(id, None)
+        may_move = may_still_move(reservation)
+        if may_move:
+            self.assigned_on(cluster).put(demand_of(reservation))
+        else:
+            self.assigned_on(cluster).remove(id)
+        is_unbound = reservation.state is ReservationState.CONFIRMED and not reservation.bound_nodes
+        is_unsettled = may_move and set(reservation.nodes) != set(reservation.bound_nodes)
+        for kept, belongs in (
+            (self._unsettled, is_unsettled and not is_unbound),
+            (self._unbound, is_unsettled and is_unbound),
+        ):
+            if belongs:
+                kept.setdefault(cluster, {})[id] = reservation
+            elif cluster in kept:
+                kept[cluster].pop(id, None)
 
     def remove(self, reservation: Reservation) -> None:
         """Forget a reservation that is over. O(1)."""
@@ -50,9 +73,42 @@ class ReservationIndex:
         """Return the open reservations of a cluster."""
         return list(self._open.get(cluster, {}).values())
 
+    def assigned_on(self, cluster: str) -> AssignedNodes:
+        """Return the nodes of the reservations of a cluster that may still move; for reading."""
+        if cluster not in self._assigned:
+            self._assigned[cluster] = AssignedNodes()
+        return self._assigned[cluster]
+
+    def unsettled_on(self, cluster: str) -> list[Reservation]:
+        """Return reservations that may still move and whose manager has not their nodes.
+
+        Not those of `unbound_on`.
+        """
+        return list(self._unsettled.get(cluster, {}).values())
+
+    def unbound_on(self, cluster: str) -> list[Reservation]:
+        """Return confirmed reservations with nodes, of which the manager has none."""
+        return list(self._unbound.get(cluster, {}).values())
+
     def has_any_on(self, cluster: str) -> bool:
         """Return whether a cluster's manager has, or is to have, any reservation. O(1)."""
         return self._counts[cluster] > 0
+
+
+def may_still_move(reservation: Reservation) -> bool:
+    """Return whether a reservation is open, and its window has not begun."""
+    return reservation.state in OPEN_STATES and reservation.state is not ReservationState.ACTIVE
+
+
+def demand_of(reservation: Reservation) -> NodeDemand:
+    """Return what a reservation that may still move demands of its cluster."""
+    return NodeDemand(
+        reservation.id,
+        reservation.start,
+        reservation.until,
+        reservation.size,
+        reservation.nodes,
+    )
 
 
 class DueTimes:

@@ -9,8 +9,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from metasched.carts.node_assignment import NodeDemand, assign_nodes, move_order
+from metasched.carts.node_assignment import NodeDemand, move_order
 from metasched.core.reservations.availability import Availability
+from metasched.core.reservations.index import demand_of, may_still_move
 from metasched.model.reservation import Reservation, ReservationState
 from metasched.model.survey import Span
 
@@ -52,12 +53,9 @@ def nodes_after_rejection(
 
     `unassigned` are the reservations still without valid nodes.
     """
-    demands = [
-        replace(demand, current=()) if demand.id == reservation.id else demand
-        for demand in availability.needs(reservation.cluster)
-        if demand.id == reservation.id or demand.id not in unassigned
-    ]
-    return assign_nodes(busy, demands)
+    demand = replace(demand_of(reservation), current=())
+    new = [demand] if may_still_move(reservation) else []
+    return availability.assigned_on(reservation.cluster).assign(busy, new, unassigned)
 
 
 def nodes_after_failure(
@@ -72,11 +70,8 @@ def nodes_after_failure(
     start = reservation.start
     if reservation.state is ReservationState.ACTIVE:
         start = max(start, now)
-    demands = [
-        *(need for need in availability.needs(reservation.cluster) if need.id != reservation.id),
-        NodeDemand(reservation.id, start, reservation.until, reservation.size, usable),
-    ]
-    return assign_nodes(busy, demands)
+    demand = NodeDemand(reservation.id, start, reservation.until, reservation.size, usable)
+    return availability.assigned_on(reservation.cluster).assign(busy, [demand])
 
 
 def moves_in_order(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from metasched.carts.carts import Carts
-from metasched.carts.node_assignment import NodeDemand, assign_nodes, merge_spans
+from metasched.carts.node_assignment import NodeDemand, merge_spans
 from metasched.core.reservations.availability import Availability
 from metasched.core.reservations.events import ReservationRequested
 from metasched.model.reservation import Reservation
@@ -118,7 +118,7 @@ class OfferFinder:
     def find_offer(
         self, event: ReservationRequested, cluster: str
     ) -> tuple[Offer, dict[int, tuple[str, ...]]] | None:
-        """Return the best offer of a cluster, and the nodes of all its reservations with it."""
+        """Return the best offer of a cluster, with its nodes and those of others that move."""
         survey = self._availability.surveys.get(cluster)
         if survey is None or event.time - survey.observed > MAX_SURVEY_AGE:
             return None
@@ -136,10 +136,8 @@ class OfferFinder:
         if survey.pools:
             return _without_let_run(offer, event.let_run), {event.id: ()}
         demand = NodeDemand(event.id, offer.start, offer.end, offer.size)
-        assignment = assign_nodes(
-            self._availability.busy_spans(cluster, event.time),
-            [*self._availability.needs(cluster), demand],
-        )
+        busy = self._availability.busy_spans(cluster, event.time)
+        assignment = self._availability.assigned_on(cluster).assign(busy, [demand])
         return None if assignment is None else (_without_let_run(offer, event.let_run), assignment)
 
     def comparable(self, event: ReservationRequested, cluster: str, offer: Offer) -> Offer:
