@@ -48,7 +48,7 @@ class Carts:
         check_processors("capacity", capacity)
         self.capacity = capacity
         self._grain = max(1, capacity // GAP_LEVELS)
-        self._root: TreeNode = LeafNode([check_time("origin", origin)], [capacity])
+        self._root: TreeNode = LeafNode([check_time("origin", origin)], [capacity], object())
 
     @classmethod
     def of(
@@ -78,6 +78,13 @@ class Carts:
                 amounts.append(free)
         carts._root = build_tree(times, amounts)
         return carts
+
+    def copy(self) -> Carts:
+        """Return the same slots, to be changed apart. O(1): both share what neither changes."""
+        other = Carts(self.capacity, self.origin)
+        other._root = self._root.copy(object())
+        self._root.owner = object()
+        return other
 
     @property
     def origin(self) -> float:
@@ -186,11 +193,11 @@ class Carts:
 
     def _split(self) -> None:
         if len(self._root.times) > NODE_MAX:
-            self._root = InnerNode([self._root, self._root.halve()])
+            self._root = InnerNode([self._root, self._root.halve()], self._root.owner)
 
     def _shrink(self) -> None:
         while isinstance(self._root, InnerNode) and len(self._root.children) == 1:
-            shift, self._root = self._root.shifts[0], self._root.children[0]
+            shift, self._root = self._root.shifts[0], self._root.own_child(0)
             self._root.add(-inf, inf, shift)
 
     def _check(self) -> None:

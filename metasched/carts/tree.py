@@ -2,6 +2,9 @@
 
 Amounts in a leaf are relative: the shifts on the way down to it are added, so that a change of
 whole nodes is an addition.
+
+Trees may share nodes. A tree changes only nodes of its own owner, which is that of its root; it
+copies others first.
 """
 
 from __future__ import annotations
@@ -21,11 +24,17 @@ NODE_MIN = NODE_MAX // 4
 class LeafNode:
     """Slots: their start `times` and free `amounts`, relative to the shifts above."""
 
-    __slots__ = ("amounts", "gaps", "times")
+    __slots__ = ("amounts", "gaps", "owner", "times")
 
-    def __init__(self, times: list[float], amounts: list[int]) -> None:
-        self.times, self.amounts = times, amounts
+    def __init__(self, times: list[float], amounts: list[int], owner: object) -> None:
+        self.times, self.amounts, self.owner = times, amounts, owner
         self.gaps: dict[int, GapSummary] = {}
+
+    def copy(self, owner: object) -> LeafNode:
+        """Return a node with the same entries for another owner."""
+        copy = LeafNode(self.times.copy(), self.amounts.copy(), owner)
+        copy.gaps = self.gaps.copy()
+        return copy
 
     def bounds(self) -> tuple[int, int]:
         """Return the least and the largest amount."""
@@ -123,7 +132,7 @@ class LeafNode:
         """Move the right half of the entries to a new node, and return it."""
         self.gaps.clear()
         half = len(self.times) // 2
-        right = LeafNode(self.times[half:], self.amounts[half:])
+        right = LeafNode(self.times[half:], self.amounts[half:], self.owner)
         del self.times[half:], self.amounts[half:]
         return right
 
@@ -142,16 +151,31 @@ class LeafNode:
 class InnerNode:
     """Nodes of equal height: the start, shift and bounds (with the shift) of each."""
 
-    __slots__ = ("children", "gaps", "high", "low", "shifts", "times")
+    __slots__ = ("children", "gaps", "high", "low", "owner", "shifts", "times")
 
-    def __init__(self, children: list[TreeNode]) -> None:
-        self.children = children
+    def __init__(self, children: list[TreeNode], owner: object) -> None:
+        self.children, self.owner = children, owner
         self.gaps: dict[int, list[GapSummary]] = {}
         self.times: list[float] = [child.times[0] for child in children]
         self.shifts = [0] * len(children)
         bounds = [child.bounds() for child in children]
         self.low = [low for low, _ in bounds]
         self.high = [high for _, high in bounds]
+
+    def copy(self, owner: object) -> InnerNode:
+        """Return a node with the same children for another owner; they keep theirs."""
+        copy = InnerNode([], owner)
+        for column, addition in zip(copy._columns(), self._columns(), strict=True):
+            column += addition
+        copy.gaps = self.gaps.copy()
+        return copy
+
+    def own_child(self, index: int) -> TreeNode:
+        """Return a child that may be changed: it has the owner of this node."""
+        child = self.children[index]
+        if child.owner is not self.owner:
+            child = self.children[index] = child.copy(self.owner)
+        return child
 
     def bounds(self) -> tuple[int, int]:
         """Return the least and the largest amount."""
@@ -243,7 +267,7 @@ class InnerNode:
 
     def cut(self, time: float) -> None:
         index = bisect_right(self.times, time) - 1
-        child = self.children[index]
+        child = self.own_child(index)
         child.cut(time)
         if len(child.times) > NODE_MAX:
             self._insert(index + 1, child.halve(), self.shifts[index])
@@ -261,13 +285,13 @@ class InnerNode:
                 self.low[index] += amount
                 self.high[index] += amount
             else:
-                self.children[index].add(start, end, amount)
+                self.own_child(index).add(start, end, amount)
                 self._refresh(index)
 
     def remove(self, time: float) -> None:
         self.gaps.clear()
         index = bisect_right(self.times, time) - 1
-        child = self.children[index]
+        child = self.own_child(index)
         child.remove(time)
         if not child.times:
             self._delete(index)
@@ -281,14 +305,14 @@ class InnerNode:
         index = bisect_right(self.times, until) - 1
         for column in self._columns():
             del column[:index]
-        self.children[0].drop(until)
+        self.own_child(0).drop(until)
         self._refresh(0)
 
     def halve(self) -> InnerNode:
         """Move the right half of the entries to a new node, and return it."""
         self.gaps.clear()
         half = len(self.children) // 2
-        right = InnerNode(self.children[half:])
+        right = InnerNode(self.children[half:], self.owner)
         right.shifts, right.low, right.high = self.shifts[half:], self.low[half:], self.high[half:]
         for column in self._columns():
             del column[half:]
@@ -338,6 +362,7 @@ class InnerNode:
         left_child, right_child = self.children[left_index], self.children[left_index + 1]
         if len(left_child.times) + len(right_child.times) > NODE_MAX - NODE_MIN:
             return
+        left_child, right_child = self.own_child(left_index), self.own_child(left_index + 1)
         right_child.add(-inf, inf, self.shifts[left_index + 1] - self.shifts[left_index])
         left_child.append(right_child)
         self._delete(left_index + 1)
@@ -355,13 +380,13 @@ LimitTest = Callable[[int, int], bool]
 
 def build_tree(times: list[float], amounts: list[int]) -> TreeNode:
     """Return a tree over slots in order, its nodes three quarters full."""
-    width = NODE_MAX * 3 // 4
+    width, owner = NODE_MAX * 3 // 4, object()
     level: list[TreeNode] = [
-        LeafNode(times[at : at + width], amounts[at : at + width])
+        LeafNode(times[at : at + width], amounts[at : at + width], owner)
         for at in range(0, len(times), width)
     ]
     while len(level) > 1:
-        level = [InnerNode(level[at : at + width]) for at in range(0, len(level), width)]
+        level = [InnerNode(level[at : at + width], owner) for at in range(0, len(level), width)]
     return level[0]
 
 

@@ -57,6 +57,14 @@ class CartsMachine(RuleBasedStateMachine):
     @initialize(capacity=st.integers(1, 6))
     def begin(self, capacity: int) -> None:
         self.carts, self.naive = Carts(capacity), Naive(capacity)
+        self.copies: list[tuple[Carts, list[tuple[float, int]]]] = []  # with their slots
+
+    @rule(go_on_with_copy=st.booleans())
+    def copy(self, go_on_with_copy: bool) -> None:
+        other, slots = self.carts.copy(), self.carts.slots()
+        if go_on_with_copy:
+            self.carts, other = other, self.carts
+        self.copies = [*self.copies[-2:], (other, slots)]
 
     @rule(start=TIMES, length=st.integers(1, 20), size=st.integers(1, 7))
     def reserve(self, start: int, length: int, size: int) -> None:
@@ -116,6 +124,9 @@ class CartsMachine(RuleBasedStateMachine):
         if hasattr(self, "carts"):
             self.carts._check()
             assert len(self.carts.slots()) <= 2 * len(self.naive.reserved) + 1
+            for other, slots in self.copies:
+                other._check()
+                assert other.slots() == slots
 
 
 @pytest.fixture(autouse=True, params=[4, 64], ids=["split-often", "as-built"])
@@ -131,6 +142,32 @@ def _width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_every_answer_is_that_of_the_naive_model() -> None:
     run_state_machine_as_test(CartsMachine, settings=examples(60))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_copies_of_tall_trees_keep_their_slots(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree grows and shrinks again, and goes on as its copy or as the original."""
+    if tree.NODE_MAX == 64:  # nodes of 4 never join
+        for part in (module, tree):
+            monkeypatch.setattr(part, "NODE_MAX", 8)
+        monkeypatch.setattr(tree, "NODE_MIN", 2)
+    random, carts, reserved = Random(seed), Carts(3), list[tuple[int, int]]()
+    copies: list[tuple[Carts, list[tuple[float, int]]]] = []
+    for step in range(400):
+        window = (begin := random.randint(0, 600), begin + random.randint(1, 40))
+        if step < 200 and carts.free(*window):
+            carts.reserve(*window, 1)
+            reserved.append(window)
+        elif step >= 200 and reserved:
+            carts.release(*reserved.pop(random.randrange(len(reserved))), 1)
+        if step % 7 == 0:
+            other, slots = carts.copy(), carts.slots()
+            if random.random() < 0.5:
+                carts, other = other, carts
+            copies.append((other, slots))
+    for other, slots in copies:
+        other._check()
+        assert other.slots() == slots
 
 
 UNITS = st.sampled_from([1, 0.1, 1 / 3, 1e-7, 1e9 + 0.1])  # floats whose sums are rounded

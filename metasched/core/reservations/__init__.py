@@ -11,6 +11,7 @@ consequences        new versions, actions and warnings as data
 offers              possible windows for a request
 node_choice         computes nodes for late binding, after rejections and failures
 index               reservations by cluster, and by the times at which they are due
+free_capacity       free capacity of a cluster between two surveys
 availability        free capacity of each cluster over time
 events              events, actions and results
 """

@@ -7,7 +7,7 @@ manager's last survey. A manager that chooses nodes itself reports amounts only
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from math import inf
 
@@ -16,9 +16,10 @@ from metasched.carts.node_assignment import NodeDemand, merge_spans
 from metasched.carts.relocation import NO_MOVE_BEFORE_START, PoolMap, SlotUse
 from metasched.core.licences.queue import LicenceQueue
 from metasched.core.reservations.events import ReservationRequested
+from metasched.core.reservations.free_capacity import FreeCapacity
 from metasched.core.reservations.index import ReservationIndex, demand_of, may_still_move
 from metasched.model.cluster import Cluster
-from metasched.model.reservation import Reservation, ReservationState, manager_name
+from metasched.model.reservation import Reservation, manager_name
 from metasched.model.survey import Span, Survey
 
 
@@ -28,6 +29,7 @@ class Availability:
     def __init__(self, reservations: ReservationIndex, licences: LicenceQueue) -> None:
         self._licences = licences
         self.open_on, self.assigned_on = reservations.open_on, reservations.assigned_on
+        self.first_start_on = reservations.first_start_on
         self.unsettled_on, self.unbound_on = reservations.unsettled_on, reservations.unbound_on
         self.clusters: dict[str, Cluster] = {}
         self.instance = ""
@@ -35,11 +37,12 @@ class Availability:
         self._usable_nodes: dict[str, frozenset[str]] = {}  # by cluster
         # nodes of metasched's reservations by cluster and name at the manager
         self._reported_nodes: dict[str, dict[str, set[str]]] = {}
+        self._capacities: dict[str, FreeCapacity] = {}  # by cluster
 
     def configure(self, instance: str, clusters: Mapping[str, Cluster]) -> None:
         """Set the clusters and forget all surveys."""
         self.instance, self.clusters, self.surveys = instance, dict(clusters), {}
-        self._usable_nodes, self._reported_nodes = {}, {}
+        self._usable_nodes, self._reported_nodes, self._capacities = {}, {}, {}
 
     def record_survey(self, cluster: str, survey: Survey) -> None:
         """Take over the survey of a cluster; the one before is forgotten."""
@@ -49,6 +52,17 @@ class Availability:
         self.surveys[cluster] = survey
         self._usable_nodes[cluster] = survey.usable_nodes
         self._reported_nodes[cluster] = reported
+        self._capacities[cluster] = FreeCapacity(
+            survey,
+            lambda: self.open_on(cluster),
+            lambda id: manager_name(self.instance, id),
+            self.guard(cluster),
+        )
+
+    def update(self, before: Reservation | None, after: Reservation) -> None:
+        """Take over a new version of a reservation; None: there was none before."""
+        if after.cluster in self._capacities:
+            self._capacities[after.cluster].update(before, after)
 
     def surveyed_at(self, cluster: str) -> float:
         """Return when the last survey of a cluster was begun; 0: there is none."""
@@ -109,31 +123,7 @@ class Availability:
         Jobs inside a reservation of metasched are no obstacle to it. The reservation `excluded_id`
         is left out. Jobs may hold a node for `guard` seconds longer; None: the cluster's value.
         """
-        survey = self.surveys[cluster]
-        overrun = self.guard(cluster) if guard is None else guard
-        reserved: dict[str, list[Reservation]] = {}
-        for reservation in self.open_on(cluster):
-            for node in reservation.bound_nodes:
-                reserved.setdefault(node, []).append(reservation)
-        busy = {}
-        for group in survey.nodes:
-            for node in group.nodes if group.up else ():
-                spans = [
-                    (max(start, now), end + overrun)
-                    for start, end in group.spans
-                    if end + overrun > now
-                ]
-                for reservation in reserved.get(node, ()):
-                    spans = list(_subtract(spans, reservation.start, reservation.until))
-                spans += [
-                    (max(reservation.start, now), reservation.until)
-                    for reservation in reserved.get(node, ())
-                    if reservation.state is ReservationState.ACTIVE
-                    and reservation.until > now
-                    and reservation.id != excluded_id
-                ]
-                busy[node] = spans
-        return busy
+        return self._capacities[cluster].busy_spans(now, excluded_id, guard)
 
     def pool_map(self, cluster: str, now: float) -> PoolMap | None:
         """Return the pools of a cluster, with the reservations that could move to another pool.
@@ -190,42 +180,7 @@ class Availability:
 
         Empty if no node is known to be up. `together`: one `Carts` over all pools.
         """
-        survey = self.surveys.get(cluster)
-        if survey is None:
-            return []
-        if survey.pools:
-            bound = {entry.name for entry in survey.reservations}
-            # the pool of a reservation is unknown until the manager has chosen it
-            unbound = [
-                (demand.start, demand.end, demand.size)
-                for demand in self.needs(cluster)
-                if manager_name(self.instance, demand.id) not in bound
-            ]
-            if together:
-                uses = [use for pool in survey.pools for use in pool.uses]
-                size = sum(pool.size for pool in survey.pools)
-                return [_free_over_time(size, [*uses, *unbound], now)]
-            return [
-                _free_over_time(pool.size, [*pool.uses, *unbound], now) for pool in survey.pools
-            ]
-        if not (busy := self.busy_spans(cluster, now)):
-            return []
-        jobs = [(*span, 1) for spans in busy.values() for span in merge_spans(spans)]
-        reserved = [(demand.start, demand.end, demand.size) for demand in self.needs(cluster)]
-        return [_free_over_time(len(busy), [*jobs, *reserved], now)]
-
-
-def _free_over_time(capacity: int, uses: Iterable[tuple[float, float, int]], now: float) -> Carts:
-    """Return `capacity` units from now on, less the uses."""
-    clipped = [(first, end, size) for start, end, size in uses if end > (first := max(start, now))]
-    try:
-        return Carts.of(capacity, clipped, now)
-    except ValueError:  # they do not fit: after a failure less may be free than is reserved
-        carts = Carts(capacity, now)
-    for start, end, amount in clipped:  # then nothing is free
-        if size := min(amount, carts.free(start, end)):
-            carts.reserve(start, end, size)
-    return carts
+        return self._capacities[cluster].carts(now, together) if cluster in self.surveys else []
 
 
 def _block(carts: Carts, start: float, end: float) -> None:
@@ -234,12 +189,3 @@ def _block(carts: Carts, start: float, end: float) -> None:
         low, high = max(begin, start), min(stop, end)
         if free and low < high:
             carts.reserve(low, high, free)
-
-
-def _subtract(spans: Iterable[Span], start: float, end: float) -> Iterator[Span]:
-    """Yield the parts of the spans outside [start, end)."""
-    for begin, stop in spans:
-        if begin < min(stop, start):
-            yield begin, min(stop, start)
-        if max(begin, end) < stop:
-            yield max(begin, end), stop

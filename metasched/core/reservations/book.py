@@ -174,6 +174,7 @@ class ReservationBook:
         before = self.by_id.get(reservation.id)
         outcome.reservations[reservation.id] = reservation
         self._index.store(reservation)
+        self.availability.update(before, reservation)
         self._timer.update(reservation)
         if before is None or reservation.state in OPEN_STATES:
             return

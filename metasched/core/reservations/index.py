@@ -26,6 +26,7 @@ class ReservationIndex:
         self._assigned: dict[str, AssignedNodes] = {}  # of those that may still move, by cluster
         self._unsettled: dict[str, dict[int, Reservation]] = {}  # see `unsettled_on`
         self._unbound: dict[str, dict[int, Reservation]] = {}  # see `unbound_on`
+        self._starts: dict[str, DueTimes] = {}  # of those that may still move, by cluster
 
     def load(self, reservations: Iterable[Reservation]) -> None:
         """Replace all reservations; those on a cluster are listed in the given order."""
@@ -35,6 +36,7 @@ class ReservationIndex:
         self._assigned.clear()
         self._unsettled.clear()
         self._unbound.clear()
+        self._starts.clear()
         for reservation in reservations:
             self.store(reservation)
 
@@ -49,10 +51,13 @@ class ReservationIndex:
         elif cluster in self._open:
             self._open[cluster].pop(id, None)
         may_move = may_still_move(reservation)
+        starts = self._starts.setdefault(cluster, DueTimes())
         if may_move:
             self.assigned_on(cluster).put(demand_of(reservation))
+            starts.set(id, reservation.start)
         else:
             self.assigned_on(cluster).remove(id)
+            starts.discard(id)
         is_unbound = reservation.state is ReservationState.CONFIRMED and not reservation.bound_nodes
         is_unsettled = may_move and set(reservation.nodes) != set(reservation.bound_nodes)
         for kept, belongs in (
@@ -89,6 +94,10 @@ class ReservationIndex:
     def unbound_on(self, cluster: str) -> list[Reservation]:
         """Return confirmed reservations with nodes, of which the manager has none."""
         return list(self._unbound.get(cluster, {}).values())
+
+    def first_start_on(self, cluster: str) -> float | None:
+        """Return the earliest start of a reservation that may still move, or None. O(1)."""
+        return self._starts[cluster].first if cluster in self._starts else None
 
     def has_any_on(self, cluster: str) -> bool:
         """Return whether a cluster's manager has, or is to have, any reservation. O(1)."""

@@ -49,13 +49,9 @@ class JobAccess:
         """
         if not cluster.binds_late:
             return None
-        starts = [
-            reservation.start
-            for reservation in self._availability.open_on(cluster.name)
-            if reservation.state is not ReservationState.ACTIVE
-        ]
-        if not starts:
+        first_start = self._availability.first_start_on(cluster.name)
+        if first_start is None:
             return None
         guard = self._availability.guard(cluster.name)
         carts = next(iter(self._availability.carts(cluster.name, now)), None)
-        return ReservedNodes(now, min(starts), guard, cluster.granularity, carts)
+        return ReservedNodes(now, first_start, guard, cluster.granularity, carts)
