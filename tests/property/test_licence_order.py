@@ -6,7 +6,7 @@ The plain rule ranks every user's line anew and checks all of them in order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -125,6 +125,23 @@ class PlainQueue(LicenceQueue):
         changes = [self.lookahead.find_next_change(pool, now) for pool in kept_pools]
         self._next_change = min(changes, default=NEVER)
         return None
+
+    def would_unblock(self, freed: Mapping[str, int], now: float) -> bool:
+        """Ask for each group that requests one of these tokens."""
+        return any(
+            all(
+                self.lookahead.may_take(
+                    self._state.pools[name],
+                    count - freed.get(name, 0),
+                    self._state.order.rank(group)[2],
+                    group.terms,
+                    now,
+                )
+                for name, count in group.requested.items()
+            )
+            for freed_name in freed
+            for group in self._state.pools[freed_name].groups
+        )
 
 
 class Shares:

@@ -144,7 +144,7 @@ class LicenceQueue(LicenceAccounts):
     def would_unblock(self, freed: Mapping[str, int], now: float) -> bool:
         """Return whether a queued task could go if these tokens were free, too.
 
-        The caller has made sure that none can go now.
+        The caller has made sure that none can go now. Looks at requests that would fit then.
         """
         rank = self._state.order.rank
         return any(
@@ -158,8 +158,8 @@ class LicenceQueue(LicenceAccounts):
                 )
                 for name, count in group.requested.items()
             )
-            for freed_name in freed
-            for group in self._state.pools[freed_name].groups
+            for group in self._fitting_groups(now, freed)
+            if not freed.keys().isdisjoint(group.requested)
         )
 
     def join(
@@ -315,7 +315,7 @@ class LicenceQueue(LicenceAccounts):
         kept_pools: set[PoolState] = set()  # whose free tokens a group may not take
         if self._fitting_version != self._state.version:
             self._fitting = RankedGroups()
-            for group in self._fitting_groups(now):
+            for group in self._fitting_groups(now, {}):
                 self._fitting.add(group, order)
             self._fitting_version = self._state.version
         with closing(self._fitting.in_order(order)) as groups:
@@ -351,12 +351,12 @@ class LicenceQueue(LicenceAccounts):
                 return pool
         return None
 
-    def _fitting_groups(self, now: float) -> list[TaskGroup]:
-        """Return the groups whose first tasks request no more tokens than are free."""
+    def _fitting_groups(self, now: float, freed: Mapping[str, int]) -> list[TaskGroup]:
+        """Return the groups whose first tasks request no more tokens than are free, or `freed`."""
         groups, pools = self._groups, self._state.pools
         fitting: list[TaskGroup] = []
         # of the licences that some request needs
-        free = {name: pools[name].free(now) or 0 for name in self._requests}
+        free = {name: (pools[name].free(now) or 0) + freed.get(name, 0) for name in self._requests}
         for largest, by_count in self._requests.items():
             available = free[largest]
             if available <= 0:
@@ -367,7 +367,7 @@ class LicenceQueue(LicenceAccounts):
                 for request in requests:
                     for name, count in request:
                         if name not in free:
-                            free[name] = pools[name].free(now) or 0
+                            free[name] = (pools[name].free(now) or 0) + freed.get(name, 0)
                         if count > free[name]:
                             break
                     else:
