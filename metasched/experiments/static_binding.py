@@ -14,7 +14,8 @@ from typing import ClassVar, Literal
 from msgspec import structs
 
 from metasched.carts.sets import CartsSets
-from metasched.core.reservations.events import ReservationRequested
+from metasched.core.events import Outcome
+from metasched.core.reservations.events import ReservationEvent, ReservationRequested
 from metasched.model.reservation import Reservation
 from metasched.model.reservation_request import Offer, ReservationRequest
 from metasched.policies.local.orders import FirstFit
@@ -121,7 +122,17 @@ class _StaticManager(SimulatedManager):
 class _ProposedWindows(ReservationDesk):
     """Asks the core for the earliest window that any manager proposes."""
 
-    chooser: ClusterChooser
+    def __init__(
+        self,
+        chooser: ClusterChooser,
+        managers: Mapping[str, SimulatedManager],
+        instance: str,
+        step: Callable[[ReservationEvent], Outcome],
+        offers: Callable[[ReservationRequested], Mapping[str, Offer]],
+        changed: Callable[[str, float], None],
+    ) -> None:
+        super().__init__(managers, instance, step, offers, changed)
+        self._chooser = chooser
 
     def ask(self, event: ReservationRequested, or_later: bool) -> Reservation | None:
         proposals = {
@@ -132,7 +143,7 @@ class _ProposedWindows(ReservationDesk):
         }
         if not proposals:
             return None
-        name = self.chooser.choose(proposals, event.request.deadline)
+        name = self._chooser.choose(proposals, event.request.deadline)
         window = with_window(event, proposals[name].start, proposals[name].end)
         granted = super().ask(structs.replace(window, clusters=(name,)), or_later=False)
         assert granted is not None, "processors that are free by name are free by number"
@@ -150,6 +161,5 @@ class _StaticBinding(Simulation):
         self, managers: Mapping[str, SimulatedManager], changed: Callable[[str, float], None]
     ) -> ReservationDesk:
         offers = self.core.reservations.offer_finder.offers
-        desk = _ProposedWindows(managers, INSTANCE, self._step_core, offers, changed)
-        desk.chooser = MinimumCompletionTime(self._policy.seed)
-        return desk
+        chooser = MinimumCompletionTime(self._policy.seed)
+        return _ProposedWindows(chooser, managers, INSTANCE, self._step_core, offers, changed)
