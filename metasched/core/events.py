@@ -165,6 +165,7 @@ class ClaimsRevoked(msgspec.Struct, rename=STORED_FIELDS["ClaimsRevoked"], froze
     already_started: tuple[tuple[str, int], ...] = ()  # (tag, index); claimed by their payloads
     # (tag, index, end); recorded by payloads in their claims
     ends: tuple[tuple[str, int, ClaimEnd], ...] = ()
+    unanswered: tuple[tuple[str, int], ...] = ()  # (tag, index); asked without a result
 
 
 class ClusterUnreachable(msgspec.Struct, frozen=True):

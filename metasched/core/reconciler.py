@@ -185,7 +185,7 @@ class Reconciler:
             attempt.accounting_queries, attempt.next_accounting_query = 0, self._state.now
             if (view := self._state.view_of(task)) is not None:
                 view.needs_attention[task.task_id] = task
-        if attempt.state is not State.UNKNOWN:
+        if attempt.state is not State.UNKNOWN and not attempt.revoking:
             cause = "the manager no longer lists it; how it ended is unknown"
             yield self._state_machine.apply(task, TaskEvent.SILENCE, cause)
 
@@ -207,11 +207,8 @@ class Reconciler:
         else:
             yield self._state_machine.apply(task, TaskEvent.KILL, cause)
 
-    def query_accounting(self, view: ClusterView) -> Iterator[StateChange]:
-        """Query a manager's accounting about its missing tasks, and revoke their claims.
-
-        A withdrawn task whose claim has not answered until now is unknown.
-        """
+    def query_accounting(self, view: ClusterView) -> None:
+        """Query a manager's accounting about its missing tasks, and revoke their claims."""
         now = self._state.now
         due_tasks = [
             task
@@ -232,16 +229,15 @@ class Reconciler:
             # a first query may suffice
             if not has_accounting or attempt.accounting_queries > 1 or attempt.revoking:
                 to_revoke.append(task)
-            if attempt.revoking and attempt.state is not State.UNKNOWN:
-                cause = "the claim that shows whether it has started does not answer"
-                yield self._state_machine.apply(task, TaskEvent.SILENCE, cause)
+            if task.awaits_claim:
+                continue  # its records would wait for that answer
             tag = self._state.live_tag(task)
             missing_tasks.append(
                 MissingTask(
                     tag, task.index, attempt.native_id, attempt.dispatched, attempt.accepted
                 )
             )
-        if has_accounting:
+        if has_accounting and missing_tasks:
             self._state.outcome.actions.append(QueryAccounting(view.name, tuple(missing_tasks)))
         self._state_machine.revoke_claims(view, to_revoke)
 
@@ -267,7 +263,10 @@ class Reconciler:
                 yield from self._resolve_never_started(task)
 
     def apply_revocations(self, event: ClaimsRevoked) -> Iterator[StateChange]:
-        """Apply revoked claims: the tasks can be dispatched again, unless they claimed before."""
+        """Apply revoked claims: the tasks can be dispatched again, unless they claimed before.
+
+        A task whose claim was asked without a result is unknown until the claim answers.
+        """
         for tag, index in event.tasks:
             if (task := self._state.task_by_tag(tag, index)) is not None:
                 attempt = task.live_attempt
@@ -313,6 +312,10 @@ class Reconciler:
             native_id = task.live_attempt.native_id or ""
             status = JobStatus(tag, index, native_id, state, end.started, end.ended, end.exit_code)
             yield from self._state_machine.apply_status(task, status)
+        for tag, index in event.unanswered:
+            if (task := self._state.task_by_tag(tag, index)) is not None and task.awaits_claim:
+                cause = "the claim that shows whether it has started does not answer"
+                yield self._state_machine.apply(task, TaskEvent.SILENCE, cause)
 
     def _apply_row(self, task: Task, row: JobStatus) -> Iterator[StateChange]:
         """Apply a row of accounting, or one that was deferred until a claim answered."""

@@ -348,7 +348,7 @@ class Core:
                 view, f"{view.name} was unreachable for {silent_seconds:.0f} s"
             )
         if view.needs_attention:
-            yield from self._reconciler.query_accounting(view)
+            self._reconciler.query_accounting(view)
         if view.stale_attempts:
             self._stale_attempts.request_withdrawals(view)
         if view.scope_limits.counts_tasks:
@@ -477,6 +477,11 @@ class Core:
         """
         record = self.state.views[cluster].pulls
         return record.pulls, record.started_at_once
+
+    def awaits_claim(self, tag: str, index: int) -> bool:
+        """Whether a task waits until its claim is revoked, and is not unknown for that reason."""
+        task = self.state.task_by_tag(tag, index)
+        return task is not None and task.awaits_claim
 
     def defers_rows(self, cluster: str, rows: Iterable[JobStatus]) -> bool:
         """Whether rows of a listing, or earlier rows, wait until claims are revoked."""

@@ -192,6 +192,15 @@ class Task(msgspec.Struct, rename=STORED_FIELDS["Task"]):
         self.job = self.job.with_licences(choice)
 
     @property
+    def awaits_claim(self) -> bool:
+        """Whether its claim is being revoked, and may still answer in time."""
+        return (
+            self.attempt is not None
+            and self.attempt.revoking
+            and self.attempt.state is not State.UNKNOWN
+        )
+
+    @property
     def live_attempt(self) -> Attempt:
         """Its live attempt; the caller knows that there is one."""
         assert self.attempt is not None, self

@@ -462,7 +462,11 @@ class ClusterConnection:
             await self._host.apply_events(event)
 
     async def _revoke_claims(self) -> None:
-        """Revoke claims of tasks, or read their ends; the core repeats those without a result."""
+        """Revoke claims of tasks, or read their ends; the core repeats those without a result.
+
+        Claims that wait in metasched have not been asked yet. So the core learns from here which of
+        them do not answer: no time limit of its own could tell.
+        """
         claims = self.pending_actions.take_claims()
         if self._host.settings.launcher is not None:
             owner_of = self._host.owner_of
@@ -476,11 +480,20 @@ class ClusterConnection:
             (revoked, claims[position]) for position, revoked in reply.revoked.items()
         ]
         ends = tuple((claims[i].tag, claims[i].task, end) for i, end in reply.ends.items())
-        if revoked_claims or ends:
+        # a task that is unknown already is not reported again: a folder may hang for days
+        unanswered = tuple(
+            (claim.tag, claim.task)
+            for position, claim in enumerate(claims)
+            if position not in reply.revoked
+            and not claim.started
+            and self._host.core.awaits_claim(claim.tag, claim.task)
+        )
+        if revoked_claims or ends or unanswered:
             revoked_tasks = tuple(
                 (claim.tag, claim.task) for revoked, claim in revoked_claims if revoked
             )
             started = tuple(
                 (claim.tag, claim.task) for revoked, claim in revoked_claims if not revoked
             )
-            await self._host.apply_events(ClaimsRevoked(time.time(), revoked_tasks, started, ends))
+            event = ClaimsRevoked(time.time(), revoked_tasks, started, ends, unanswered)
+            await self._host.apply_events(event)

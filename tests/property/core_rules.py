@@ -281,6 +281,11 @@ class Deeds(ManagerRules):
                 never = tuple(key for key, revoked in reported if revoked)
                 begun = tuple(key for key, revoked in reported if not revoked)
                 self.step(ClaimsRevoked(self.now, never, begun, ends))
+        if fate in ("lost answer", "lost"):  # otherwise it is not carried out at all
+            keys = [(c.tag, c.task) for c in action.claims if not c.started]
+            unanswered = tuple(key for key in keys if self.core.awaits_claim(*key))
+            if unanswered:
+                self.step(ClaimsRevoked(self.now, unanswered=unanswered))
 
     @rule(
         submitted=st.booleans(),

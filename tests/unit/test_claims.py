@@ -35,6 +35,7 @@ from metasched.core.events import (
     DispatchStarted,
     DispatchUncertain,
     JobSubmitted,
+    QueryAccounting,
     Revoke,
     UserRequested,
 )
@@ -551,13 +552,30 @@ def test_a_forgotten_start_that_is_pending_is_withdrawn_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("how", REPORTS)
+def test_a_claim_that_was_not_asked_yet_leaves_its_task_pending(how: str) -> None:
+    """It may wait for thousands of others in the daemon; accounting is asked after it."""
+    site = recalled()
+    asked = withdrawn(site, how)
+    later = NOW + 11 + ACCOUNTING_RETRY_DELAY[0]
+    assert withdrawn(site, how, NOW + 11) == []
+    assert withdrawn(site, how, later) == asked
+    # so late that a listing would no longer prove the absence of the task
+    site.seen("left", None, at=NOW + 900, since=NOW + 600, full=how == "missing")
+    assert site.state() is State.PENDING
+    assert not any(isinstance(action, QueryAccounting) for action in site.out.actions)
+    assert site.step(ClaimsRevoked(NOW + 901, (claimed(),))) == [Dispatch(1, 2, "right", (0,))]
+
+
+@pytest.mark.parametrize("how", REPORTS)
 def test_a_claim_without_an_answer_is_asked_again_and_the_task_is_unknown(how: str) -> None:
     site = recalled()
     asked = withdrawn(site, how)
     assert withdrawn(site, how, NOW + 11) == []
-    assert site.state() is State.PENDING
+    for _ in range(2):
+        assert site.step(ClaimsRevoked(NOW + 12, unanswered=(claimed(),))) == []
+        assert site.state() is State.UNKNOWN
+    assert site.out.changes == []
     assert withdrawn(site, how, NOW + 11 + ACCOUNTING_RETRY_DELAY[0]) == asked
-    assert site.state() is State.UNKNOWN
     site.seen("right", facts(4), at=NOW + 30)
     actions = site.step(UserRequested(NOW + 30, "lost", 1, by="root"))
     assert actions == [*asked, Dispatch(1, 2, "right", (0,))]

@@ -16,12 +16,13 @@ import pytest
 from metasched.adapters.base import Withdrawal
 from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.config.settings import ClusterSettings
-from metasched.core.events import JobSubmitted, Revoke, Withdraw
+from metasched.core.events import ClaimsRevoked, ClusterDrained, JobSubmitted, Revoke, Withdraw
 from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.host import SchedulerHost
 from metasched.daemon.quarantine import Quarantine
 from metasched.daemon.worker_process import _exit_cause
 from metasched.model.cluster import Cluster
+from metasched.model.job import State
 from metasched.model.listing import TaskClaim
 from metasched.model.tags import tag_of
 from tests.unit.core_site import NOW, Site, job
@@ -124,6 +125,43 @@ def test_a_worker_killed_before_it_has_read_its_input_logs_no_traceback() -> Non
     assert asyncio.run(call_without_reader()) == "it did not read in 1 s"
     gc.collect()
     assert complaints == []
+
+
+def test_only_tasks_that_wait_for_their_claims_are_reported_without_an_answer() -> None:
+    """Of four claims a start and a revocation are known; the fourth task is unknown already."""
+    site = Site(fence_dir="/fence")
+    for number in range(1, 5):
+        site.step(JobSubmitted(NOW, job(number, clusters=("left",))))
+        site.sent(number)
+    site.step(ClusterDrained(NOW + 2, "left", "op"))
+    rows = [site.row(State.CANCELLED, number, ended=NOW + 3) for number in range(1, 5)]
+    asked = site.seen("left", None, *rows, at=NOW + 3)
+    site.step(ClaimsRevoked(NOW + 3, unanswered=((tag_of("cafe", 4, 1), 0),)))
+    connection = a_connection()
+    host: Any = connection._host
+    host.core, host.settings = site.core, SimpleNamespace(launcher=None)
+    events: list[ClaimsRevoked] = []
+
+    async def apply_events(event: ClaimsRevoked) -> None:
+        events.append(event)
+        site.step(event)
+
+    async def answer(call: WorkerCall) -> WorkerReply:
+        return WorkerReply(reason="the folder hangs", revoked={0: True, 1: False})
+
+    host.apply_events = apply_events
+    connection.worker.call = answer  # type: ignore[method-assign]
+    for action in asked:
+        connection.enqueue(action)
+    asyncio.run(connection._revoke_claims())
+    [event] = events
+    results = (event.tasks, event.already_started, event.unanswered)
+    assert results == tuple(((tag_of("cafe", number, 1), 0),) for number in (1, 2, 3))
+    for action in asked:
+        connection.enqueue(action)
+    asyncio.run(connection._revoke_claims())
+    assert len(events) == 2
+    assert events[1].unanswered == ()
 
 
 def test_claims_take_half_of_the_time_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:

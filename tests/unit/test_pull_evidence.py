@@ -18,7 +18,6 @@ from metasched.core.events import (
     UserRequested,
     Withdraw,
 )
-from metasched.core.task_state_machine import ACCOUNTING_RETRY_DELAY
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, State
 from metasched.model.listing import JobStatus
@@ -445,7 +444,8 @@ def test_pulls_whose_claims_show_a_start_or_nothing_take_no_room(has_started: bo
         started = tuple((tag_of("cafe", number, 1), 0) for number in withdrawn)
         site.step(ClaimsRevoked(NOW + 8, already_started=started))
     else:
-        site.seen("left", None, at=NOW + 7 + ACCOUNTING_RETRY_DELAY[0])
+        unanswered = tuple((tag_of("cafe", number, 1), 0) for number in withdrawn)
+        site.step(ClaimsRevoked(NOW + 8, unanswered=unanswered))
     assert [site.state(number) for number in withdrawn] == [State.UNKNOWN] * FIRST_WINDOW
     assert pulled(site, NOW + 20, facts(100)) == [FIRST_WINDOW + 1]
 
