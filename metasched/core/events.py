@@ -146,6 +146,9 @@ class ListingReceived(msgspec.Struct, rename=STORED_FIELDS["ListingReceived"]):
     partial: bool = False  # the first ends of a listing whose rest follows; it proves nothing
     # (tag, index, defect) of rows that this listing sets aside, the first ones; for the audit
     defects: tuple[tuple[str, int, str], ...] = ()
+    # (tag, index) of tasks that are listed as cancelled, or gone, before the daemon began to
+    # withdraw them: somebody else has cancelled them
+    not_withdrawn: tuple[tuple[str, int], ...] = ()
 
 
 class AccountingReceived(msgspec.Struct, rename=STORED_FIELDS["AccountingReceived"], frozen=True):

@@ -62,6 +62,7 @@ class Reconciler:
             for id, row in list(view.deferred_rows.items()):
                 if not event.cursor or row.ended is None:
                     del view.deferred_rows[id]
+        not_withdrawn = set(event.not_withdrawn)
         for row in event.rows:
             dispatch = parse_tag(row.tag)
             if dispatch is None:
@@ -72,6 +73,8 @@ class Reconciler:
             if task is None:
                 yield from self._stale_attempts.apply_unmatched_row(view, *dispatch, row)
             elif task.live_attempt.cluster == event.cluster:
+                if row.state is State.CANCELLED and (row.tag, row.task) in not_withdrawn:
+                    self._state_machine.drop_withdrawal(task)
                 yield from self._state_machine.apply_status(task, row)
         state.current_row = None
         for tag, index in event.quarantined:
@@ -114,7 +117,7 @@ class Reconciler:
             if (task := dispatches.get(dispatch, _NO_TASKS).get(index)) is not None
             and task.live_attempt.cluster == event.cluster
         }
-        vanished = set()
+        vanished, not_withdrawn = set(), set(event.not_withdrawn)
         for tag, index in event.vanished:
             if (dispatch := self._state.instances.parse_tag(tag)) is not None:
                 view.stale_attempts.pop((dispatch[0], index, dispatch[1]), None)
@@ -144,7 +147,9 @@ class Reconciler:
                 yield from self._defer(task, view)
                 continue
             if gone or attempt.missing or not attempt.in_last_listing:
-                yield from self._resolve_missing(task, event)
+                tag = self._state.live_tag(task) if not_withdrawn else ""
+                by_others = (tag, task.index) in not_withdrawn
+                yield from self._resolve_missing(task, event, by_others)
             self._state_machine.request_withdrawal(task)
 
     def _defer(self, task: Task, view: ClusterView) -> Iterator[StateChange]:
@@ -157,9 +162,12 @@ class Reconciler:
             yield self._state_machine.apply(task, TaskEvent.SILENCE, cause)
         self._state_machine.request_withdrawal(task)
 
-    def _resolve_missing(self, task: Task, listing: ListingReceived) -> Iterator[StateChange]:
+    def _resolve_missing(
+        self, task: Task, listing: ListingReceived, by_others: bool
+    ) -> Iterator[StateChange]:
         """Handle a live attempt that is missing from a complete listing.
 
+        `by_others`: it went before metasched began to withdraw it.
         Listings contain every attempt that started within the span for which they prove absence. So
         an attempt that was in the manager, unstarted, within that span never started. Managers
         drop such tasks without a record (Slurm: tasks of an array).
@@ -178,7 +186,7 @@ class Reconciler:
             if attempt.last_listed is not None:
                 earliest_start = last_present = attempt.last_listed
             if listing.since <= earliest_start and last_present <= listing.until:
-                yield from self._resolve_never_started(task)
+                yield from self._resolve_never_started(task, by_others)
                 return
         if not attempt.missing:
             attempt.missing, attempt.missing_since = True, self._state.now
@@ -189,7 +197,7 @@ class Reconciler:
             cause = "the manager no longer lists it; how it ended is unknown"
             yield self._state_machine.apply(task, TaskEvent.SILENCE, cause)
 
-    def _resolve_never_started(self, task: Task) -> Iterator[StateChange]:
+    def _resolve_never_started(self, task: Task, by_others: bool = False) -> Iterator[StateChange]:
         """Handle an attempt that is gone from its manager and never started.
 
         It was cancelled, or lost by a restart of the manager; then the task is dispatched again.
@@ -202,6 +210,8 @@ class Reconciler:
             return
         is_former = self._state.instances.is_former(attempt.dispatch_id)
         cause = "gone from the manager; it never started"
+        if by_others:
+            self._state_machine.drop_withdrawal(task)
         if attempt.intent in IF_PENDING_INTENTS or is_former:
             yield from self._state_machine.settle_unstarted(task, TaskEvent.WITHDRAW, cause)
         else:

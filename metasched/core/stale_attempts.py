@@ -94,8 +94,8 @@ class StaleAttempts:
         elif not attempt.has_started:
             if attempt.intent is Intent.YIELD:
                 return
+            attempt.forget_withdrawal()
             attempt.intent, attempt.yields_to = Intent.YIELD, dispatch_id
-            attempt.target = attempt.withdrawal_requested = None
             self._state.record_note(
                 task, f"{description} and has started: it replaces the newer attempt"
             )

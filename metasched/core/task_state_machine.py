@@ -261,9 +261,8 @@ class TaskStateMachine:
                 self._state.record_note(task, "it started before it could be recalled")
             if attempt.yields_to is not None:
                 self.report_duplicate(task, attempt.yields_to)
-            attempt.intent = attempt.target = None
-            attempt.withdrawal_requested = attempt.yields_to = None
-            task.held = False
+            attempt.forget_withdrawal()
+            attempt.yields_to, task.held = None, False
             self._state.store(task)
         if task.attempt is not None and task.attempt.intent is not None:
             self.request_withdrawal(task)
@@ -358,6 +357,7 @@ class TaskStateMachine:
             target=None,
             yields_to=None,
             withdrawal_requested=None,
+            maybe_withdrawn=previous.maybe_withdrawn or previous.withdrawal_requested is not None,
             started=None,
             run_since=None,
             ended=None,
@@ -394,6 +394,7 @@ class TaskStateMachine:
             gres_choice=past_attempt.gres_choice,
             licence_choice=past_attempt.licence_choice,
             restarts=stale_attempt.row.restarts if stale_attempt else 0,
+            maybe_withdrawn=True,
         )
         if self._is_former(task.attempt):
             pass  # another daemon may still have it: nothing is withdrawn but by request
@@ -429,6 +430,7 @@ class TaskStateMachine:
             and self._state.now - attempt.withdrawal_requested < WITHDRAWAL_RETRY_SECONDS
         ):
             return
+        attempt.maybe_withdrawn |= attempt.withdrawal_requested is not None
         attempt.withdrawal_requested = self._state.now
         self._state.store(task)
         only_pending = attempt.intent in IF_PENDING_INTENTS
@@ -455,6 +457,18 @@ class TaskStateMachine:
         if view.up:
             self.request_withdrawal(task)
         return True
+
+    def drop_withdrawal(self, task: Task) -> None:
+        """Drop the withdrawal of a task that somebody else has cancelled before it was begun.
+
+        Then its end counts as without a withdrawal. An earlier request may have ended it: then it
+        is withdrawn.
+        """
+        attempt = task.live_attempt
+        moves = attempt.intent in (Intent.HOLD, Intent.PULL, Intent.RECALL, Intent.RECLAIM)
+        if moves and not attempt.maybe_withdrawn:
+            self._state.record_note(task, f"cancelled on {attempt.cluster}, not by metasched")
+            attempt.forget_withdrawal()
 
     def _is_former(self, attempt: Attempt) -> bool:
         return self._state.instances.is_former(attempt.dispatch_id)

@@ -68,6 +68,7 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
     intent: Intent | None = None  # reason to withdraw it
     target: str | None = None  # target cluster after the withdrawal
     withdrawal_requested: float | None = None  # when the manager was last asked to cancel it
+    maybe_withdrawn: bool = False  # a withdrawal before that one may have reached its manager
     started: float | None = None  # as the manager lists it
     # its run counts from then: unlike `started`, this moves with the daemon's clock
     run_since: float | None = None
@@ -108,6 +109,11 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
     def accounting_query_due(self, now: float) -> bool:
         """Whether it is missing and the next query of accounting is due."""
         return self.missing and now >= self.next_accounting_query
+
+    def forget_withdrawal(self) -> None:
+        """Forget the intent to withdraw it; what was requested may still take effect."""
+        self.maybe_withdrawn |= self.withdrawal_requested is not None
+        self.intent = self.target = self.withdrawal_requested = None
 
     def record_start(self, started: float, now: float) -> None:
         """Record the start of the payload as its manager lists it."""

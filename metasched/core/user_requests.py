@@ -89,8 +89,8 @@ class UserRequests:
                     yield self._state_machine.apply(task, TaskEvent.CANCEL, f"cancelled {by_user}")
                 case "cancel":
                     assert attempt is not None
+                    attempt.forget_withdrawal()
                     attempt.intent = Intent.CANCEL
-                    attempt.target = attempt.withdrawal_requested = None
                     if not untried:
                         self._state.record_note(task, f"cancel requested {by_user}")
                     self._stale_attempts.withdraw_all(task)

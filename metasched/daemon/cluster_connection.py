@@ -42,6 +42,7 @@ from metasched.daemon.use_monitor import UseMonitor
 from metasched.daemon.worker_process import WorkerProcess
 from metasched.db.store import StorageFailed
 from metasched.model.audit import AuditKind, AuditRecord
+from metasched.model.job import State
 from metasched.model.listing import AccountingAnswer, ListedQueue
 from metasched.model.row_checks import is_time
 
@@ -285,10 +286,21 @@ class ClusterConnection:
                 defects=tuple(
                     (row.tag, row.task, row.defect) for row in newly_set_aside[:MAX_DEFECTS]
                 ),
+                not_withdrawn=self._cancelled_by_others(delta),
             )
             await self._host.apply_events(listing)
         self.last_listed = delta.taken
         self._next_poll = time.monotonic() + self._poll_interval(has_changes, unusable)
+
+    def _cancelled_by_others(self, delta: ListingDelta) -> tuple[tuple[str, int], ...]:
+        """Return (tag, index) of tasks that are cancelled, or gone, though no command was begun.
+
+        A command that begins after the listing cannot be the cause of what it shows.
+        """
+        waiting = self.pending_actions.waiting_withdrawals()
+        ended = [(row.tag, row.task) for row in delta.rows if row.state is State.CANCELLED]
+        ended += [(tag, index) for tag, index, _ in delta.vanished]
+        return tuple(key for key in ended if key in waiting)
 
     def _advance_cursor(self, delta: ListingDelta) -> None:
         """Let a later whole listing begin after this one, unless that may lose an end.

@@ -167,6 +167,8 @@ class CommandExecutor:
         call = WorkerCall(
             "withdraw", withdrawals=requests, owner=owner, time_limit=self._time_limit
         )
+        for pending in batch:
+            pending.begun = True
         reply = await self._worker.call(call)
         refused_for_good = reply.error == "refused" and not reply.retry_later
         if not reply.error or (refused_for_good and len(batch) == 1):

@@ -37,6 +37,7 @@ class PendingWithdrawal:
     action: Withdraw
     owner: str  # of the job
     breaker: CircuitBreaker  # delays the next try after a failure
+    begun: bool = False  # its manager may have received it
 
     @property
     def key(self) -> tuple[int, int, bool]:
@@ -80,6 +81,7 @@ class PendingActions:
                 if earlier is not None:
                     native_ids = {**earlier.action.native_ids, **action.native_ids}
                     pending.action = replace(action, native_ids=native_ids)
+                    pending.begun = earlier.begun
                 self._withdrawals[pending.key] = pending
             case QueryAccounting():
                 self._accounting_query = action
@@ -226,6 +228,15 @@ class PendingActions:
                     break
                 batch.append(pending)
         return batch
+
+    def waiting_withdrawals(self) -> set[tuple[str, int]]:
+        """Return (tag, index) of the tasks whose withdrawals certainly reached no manager yet."""
+        return {
+            (self._tag(pending.action), index)
+            for pending in self._withdrawals.values()
+            if not pending.begun
+            for index in pending.action.native_ids
+        }
 
     def withdrawal_request(self, pending: PendingWithdrawal) -> Withdrawal:
         """Return a withdrawal in the terms of the adapter."""

@@ -11,7 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from metasched.core.array_remainder import REMAINDER_MINIMUM, range_of
 from metasched.core.dependency_status import TargetSummary
-from metasched.core.events import Action, CoreEvent, DaemonStarted, Dispatch, Outcome
+from metasched.core.events import (
+    Action,
+    CoreEvent,
+    DaemonStarted,
+    Dispatch,
+    Outcome,
+    Withdraw,
+)
 from metasched.core.recovered_state import RecoveredState
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Task
@@ -94,6 +101,7 @@ class Life(RuleBasedStateMachine):
         self.events: list[CoreEvent] = []
         self.outcomes: list[Outcome] = []
         self.actions: list[Action] = []
+        self.begun_withdrawals: list[Withdraw] = []  # those of `actions` that were tried before
         self.under_way: list[SubmitCommand] = []
         self.jobs: dict[int, Job] = {}
         self.submitted: dict[int, Job] = {}

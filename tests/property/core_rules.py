@@ -41,7 +41,7 @@ from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 from tests.property.core_model import EITHER, INSTANCE, KINDS, SIZES, WANTS, SubmitCommand
 from tests.property.manager_rules import ManagerRules
-from tests.property.managers import Manager, place_of
+from tests.property.managers import Key, Manager, place_of
 
 FATES = ("lost answer", "lost", "refused")
 SCOPES: tuple[RefusalScope, ...] = ("cluster", "user", "job")
@@ -230,6 +230,7 @@ class Deeds(ManagerRules):
             if fate in ("done", "lost answer"):
                 manager.withdraw(tag, action.native_ids, action.only_pending, self.now)
             if fate != "done":
+                self.begun_withdrawals.append(action)
                 self.actions.append(action)
             return
         if not self.wanted(action):
@@ -317,6 +318,7 @@ class Deeds(ManagerRules):
             manager = self.managers[command.action.cluster]
             manager.submit(command.tag, command.indices, command.cpus)
         self.under_way.clear()
+        self.begun_withdrawals.clear()
         self.actions.clear()
         self.shift_clocks(clock)
         self.clock_set_back |= clock < 0
@@ -344,6 +346,7 @@ class Deeds(ManagerRules):
         manager = self.managers[name]
         set_aside = set(list(manager.rows)[::unusable] if unusable else ())
         present = [key for key in set_aside if self.core.state.task_by_tag(*key) is not None]
+        withdrawn = self.not_begun()
         unreadable = {"task": set_aside, "dispatch": {(tag, -1) for tag, _ in set_aside}}
         self.step(
             ListingReceived(
@@ -361,6 +364,12 @@ class Deeds(ManagerRules):
                 quarantined=tuple(
                     sorted(unreadable.get(readable, {("", -1)} if set_aside else set()))
                 ),
+                not_withdrawn=tuple(
+                    key
+                    for key in sorted(withdrawn)
+                    if (key in manager.listed and key not in manager.rows)
+                    or (key in manager.rows and manager.rows[key].state is State.CANCELLED)
+                ),
             )
         )
         manager.listed, manager.listed_at = set(manager.rows), self.now
@@ -370,6 +379,16 @@ class Deeds(ManagerRules):
             task = self.core.tasks.get(place_of(key))
             if key not in set_aside and task is not None:
                 assert task.attempt is not None, f"{task.name} is queued, but {key} runs"
+
+    def not_begun(self) -> set[Key]:
+        """Return the tasks of withdrawals that wait in the daemon, and were never tried there."""
+        return {
+            (tag_of(INSTANCE, action.job, action.dispatch_id), index)
+            for action in self.actions
+            if isinstance(action, Withdraw)
+            and not any(action is begun for begun in self.begun_withdrawals)
+            for index in action.native_ids
+        }
 
     @rule(name=st.sampled_from(sorted(SIZES)))
     def silence(self, name: str) -> None:

@@ -35,6 +35,15 @@ class ManagerRules(Life):
             self.cancelled |= {place_of(key) for key in manager.those(State.RUNNING)[:1]}
         manager.end(self.now, state)
 
+    @precondition(lambda self: self.those(State.PENDING))
+    @rule(data=st.data())
+    def cancel_natively(self, data: st.DataObject) -> None:
+        """The owner cancels a pending job at its manager, perhaps while metasched withdraws it."""
+        manager, key = data.draw(st.sampled_from(self.those(State.PENDING)))
+        row = manager.rows[key]
+        manager.rows[key] = structs.replace(row, state=State.CANCELLED, ended=self.now)
+        self.cancelled.add(place_of(key))
+
     @rule(name=st.sampled_from(sorted(SIZES)), limit=st.sampled_from([None, 1, 2, 3]))
     def limit_jobs(self, name: str, limit: int | None) -> None:
         """Set the number of jobs that a manager accepts of a user."""

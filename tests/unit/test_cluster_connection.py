@@ -39,8 +39,8 @@ class FakeProcess:
         return -9
 
 
-def a_connection() -> ClusterConnection:
-    settings = ClusterSettings(Cluster(name="c", adapter="local"), {}, 1.0, 1.0, None, {})
+def a_connection(name: str = "c") -> ClusterConnection:
+    settings = ClusterSettings(Cluster(name=name, adapter="local"), {}, 1.0, 1.0, None, {})
     host = SimpleNamespace(quarantine=Quarantine())
     return ClusterConnection(cast(SchedulerHost, host), settings)
 

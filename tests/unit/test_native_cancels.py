@@ -1,0 +1,184 @@
+"""Cancels past metasched of tasks that it is about to withdraw: they count if they came first."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from metasched.adapters.protocol import ListingDelta, WorkerCall, WorkerReply
+from metasched.core.events import (
+    Action,
+    ClusterDrained,
+    DispatchAccepted,
+    DispatchStarted,
+    JobSubmitted,
+    ListingReceived,
+    UserRequested,
+    Withdraw,
+)
+from metasched.core.task_state_machine import WITHDRAWAL_RETRY_SECONDS
+from metasched.model.job import State
+from metasched.model.tags import tag_of
+from tests.unit.core_site import NOW, Site, facts, job
+from tests.unit.test_cluster_connection import a_connection
+
+KEY = (tag_of("cafe", 1, 1), 0)
+
+
+def pending() -> Site:
+    """Return a site whose task is pending on left."""
+    site = Site()
+    site.step(JobSubmitted(NOW, job(clusters=("left",), requeue=True)))
+    site.sent()
+    site.seen("left", None, site.row(State.PENDING), at=NOW + 1)
+    return site
+
+
+def drain(site: Site) -> list[Action]:
+    return site.step(ClusterDrained(NOW + 2, "left", "op"))
+
+
+def hold(site: Site) -> list[Action]:
+    return site.step(UserRequested(NOW + 2, "hold", 1))
+
+
+def take_back(site: Site) -> list[Action]:
+    """Let left requeue the task after a run."""
+    site.seen("left", None, site.row(State.RUNNING, started=NOW + 1), at=NOW + 1)
+    return site.seen("left", None, site.row(State.PENDING, restarts=1), at=NOW + 2)
+
+
+WITHDRAWALS = (drain, hold, take_back)
+
+
+def cancelled(site: Site, at: float = NOW + 3, *, first: bool = True, gone: bool = False) -> None:
+    """Report that the task is cancelled, or gone; with `first` before a withdrawal was begun."""
+    restarts = site.core.tasks[1, 0].live_attempt.restarts
+    row = site.row(State.CANCELLED, ended=NOW + 3, restarts=restarts)
+    site.seen(
+        "left",
+        None,
+        *(() if gone else (row,)),
+        at=at,
+        previous_taken=NOW + 2,
+        vanished=(KEY,) if gone else (),
+        not_withdrawn=(KEY,) if first else (),
+    )
+
+
+def final_state(site: Site) -> State | None:
+    ended = site.core.state.ended_tasks.get((1, 0))
+    return None if ended is None else ended.state
+
+
+@pytest.mark.parametrize("withdraw", WITHDRAWALS)
+def test_a_native_cancel_before_the_withdrawal_ends_the_task(withdraw: Any) -> None:
+    site = pending()
+    assert [type(action) for action in withdraw(site)] == [Withdraw]
+    cancelled(site)
+    assert final_state(site) is State.CANCELLED
+    assert any("not by metasched" in change.cause for change in site.out.changes)
+
+
+def test_a_task_that_is_gone_without_a_record_was_cancelled_too() -> None:
+    site = pending()
+    drain(site)
+    cancelled(site, gone=True)
+    assert final_state(site) is State.CANCELLED
+
+
+def test_a_task_that_its_manager_lost_is_held_as_requested() -> None:
+    """Nobody cancelled it: the manager has restarted since it had the task."""
+    site = pending()
+    hold(site)
+    site.seen(
+        *("left", None),
+        at=NOW + 3,
+        previous_taken=NOW + 1,
+        up_since=NOW + 2,
+        vanished=(KEY,),
+        not_withdrawn=(KEY,),
+    )
+    assert site.state() is State.HELD
+
+
+@pytest.mark.parametrize("withdraw", WITHDRAWALS)
+def test_a_native_cancel_during_the_withdrawal_cannot_be_told_from_it(withdraw: Any) -> None:
+    """The owner's `scancel` and that of metasched are of the same account."""
+    site = pending()
+    withdraw(site)
+    cancelled(site, first=False)
+    assert final_state(site) is None
+    assert site.state() in (State.QUEUED, State.HELD, State.DISPATCHING)
+
+
+@pytest.mark.parametrize("withdraw", WITHDRAWALS)
+def test_a_request_that_is_repeated_may_have_ended_the_task_before(withdraw: Any) -> None:
+    site = pending()
+    withdraw(site)
+    later, restarts = NOW + 3 + WITHDRAWAL_RETRY_SECONDS, int(withdraw is take_back)
+    again = site.seen("left", None, site.row(State.PENDING, restarts=restarts), at=later)
+    assert [type(action) for action in again] == [Withdraw]
+    cancelled(site, later + 1)
+    assert final_state(site) is None
+
+
+@pytest.mark.parametrize("withdraw", WITHDRAWALS)
+def test_a_daemon_that_starts_knows_no_request_of_the_former(withdraw: Any) -> None:
+    site = pending()
+    withdraw(site)
+    site.step(site.started(NOW + 3))
+    restarts = int(withdraw is take_back)
+    site.seen("left", facts(8), site.row(State.PENDING, restarts=restarts), at=NOW + 4, full=True)
+    cancelled(site, NOW + 5)
+    assert final_state(site) is None
+
+
+def test_a_withdrawal_of_an_earlier_request_is_not_another_cancel() -> None:
+    """It starts before it is held, and its manager requeues it; the hold may still be under way."""
+    site = pending()
+    hold(site)
+    site.seen("left", None, site.row(State.RUNNING, started=NOW + 2), at=NOW + 3)
+    site.seen("left", None, site.row(State.PENDING, restarts=1), at=NOW + 4)
+    assert site.core.tasks[1, 0].live_attempt.maybe_withdrawn
+    cancelled(site, NOW + 5)
+    assert final_state(site) is None
+
+
+def test_the_daemon_reports_only_cancels_before_its_command() -> None:
+    """Of three withdrawn tasks two are in the queue, of which one is cancelled; one is begun."""
+    site = Site()
+    for number in (1, 2, 3):
+        site.step(JobSubmitted(NOW, job(number, clusters=("left",), user=f"user{number}")))
+        site.step(DispatchStarted(NOW, number, 1))
+        site.step(DispatchAccepted(NOW, number, 1, {0: str(number)}))
+    connection = a_connection("left")
+    host: Any = connection._host
+    host.core, host.owner_of = site.core, lambda tag: f"user{tag.split('-')[2]}"
+    host.is_owner = lambda tag, owner: True
+    for action in drain(site):
+        connection.enqueue(action)
+    events: list[ListingReceived] = []
+
+    async def apply_events(event: ListingReceived) -> None:
+        events.append(event)
+
+    async def answer(call: WorkerCall) -> WorkerReply:
+        rows = [site.row(State.CANCELLED, number, ended=NOW) for number in (1, 2)]
+        rows.append(site.row(State.PENDING, 3))
+        if call.operation == "withdraw":
+            return WorkerReply("unreachable", "no answer in 60 s")
+        return WorkerReply(delta=ListingDelta(rows=tuple(rows), taken=NOW, since=0.0, until=NOW))
+
+    host.apply_events = apply_events
+    host.note_condition = lambda *_: None
+    connection.worker.call = answer  # type: ignore[method-assign]
+
+    async def steps() -> None:
+        assert await connection._commands.withdraw("")  # of user1, whose jobs come first
+        await connection._poll()
+
+    asyncio.run(steps())
+    assert [event.not_withdrawn for event in events] == [((tag_of("cafe", 2, 1), 0),)]
