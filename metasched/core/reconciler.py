@@ -73,7 +73,9 @@ class Reconciler:
             if task is None:
                 yield from self._stale_attempts.apply_unmatched_row(view, *dispatch, row)
             elif task.live_attempt.cluster == event.cluster:
-                if row.state is State.CANCELLED and (row.tag, row.task) in not_withdrawn:
+                is_first = (row.tag, row.task) in not_withdrawn
+                is_first &= row.state is State.CANCELLED
+                if is_first and not task.live_attempt.maybe_withdrawn:
                     self._state_machine.drop_withdrawal(task)
                 yield from self._state_machine.apply_status(task, row)
         state.current_row = None
@@ -148,8 +150,9 @@ class Reconciler:
                 continue
             if gone or attempt.missing or not attempt.in_last_listing:
                 tag = self._state.live_tag(task) if not_withdrawn else ""
-                by_others = (tag, task.index) in not_withdrawn
-                yield from self._resolve_missing(task, event, by_others)
+                if (tag, task.index) in not_withdrawn and not attempt.maybe_withdrawn:
+                    attempt.gone_first = True
+                yield from self._resolve_missing(task, event)
             self._state_machine.request_withdrawal(task)
 
     def _defer(self, task: Task, view: ClusterView) -> Iterator[StateChange]:
@@ -162,12 +165,9 @@ class Reconciler:
             yield self._state_machine.apply(task, TaskEvent.SILENCE, cause)
         self._state_machine.request_withdrawal(task)
 
-    def _resolve_missing(
-        self, task: Task, listing: ListingReceived, by_others: bool
-    ) -> Iterator[StateChange]:
+    def _resolve_missing(self, task: Task, listing: ListingReceived) -> Iterator[StateChange]:
         """Handle a live attempt that is missing from a complete listing.
 
-        `by_others`: it went before metasched began to withdraw it.
         Listings contain every attempt that started within the span for which they prove absence. So
         an attempt that was in the manager, unstarted, within that span never started. Managers
         drop such tasks without a record (Slurm: tasks of an array).
@@ -186,7 +186,7 @@ class Reconciler:
             if attempt.last_listed is not None:
                 earliest_start = last_present = attempt.last_listed
             if listing.since <= earliest_start and last_present <= listing.until:
-                yield from self._resolve_never_started(task, by_others)
+                yield from self._resolve_never_started(task)
                 return
         if not attempt.missing:
             attempt.missing, attempt.missing_since = True, self._state.now
@@ -197,7 +197,7 @@ class Reconciler:
             cause = "the manager no longer lists it; how it ended is unknown"
             yield self._state_machine.apply(task, TaskEvent.SILENCE, cause)
 
-    def _resolve_never_started(self, task: Task, by_others: bool = False) -> Iterator[StateChange]:
+    def _resolve_never_started(self, task: Task) -> Iterator[StateChange]:
         """Handle an attempt that is gone from its manager and never started.
 
         It was cancelled, or lost by a restart of the manager; then the task is dispatched again.
@@ -210,7 +210,7 @@ class Reconciler:
             return
         is_former = self._state.instances.is_former(attempt.dispatch_id)
         cause = "gone from the manager; it never started"
-        if by_others:
+        if attempt.gone_first:
             self._state_machine.drop_withdrawal(task)
         if attempt.intent in IF_PENDING_INTENTS or is_former:
             yield from self._state_machine.settle_unstarted(task, TaskEvent.WITHDRAW, cause)

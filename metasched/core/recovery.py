@@ -186,7 +186,8 @@ class Recovery:
             attempt.missing_since = 0.0
             # the manager may have received the request: repeat it without delay
             attempt.withdrawal_requested = None if attempt.intent is None else 0.0
-            attempt.maybe_withdrawn = True  # what was requested before is not stored
+            # what was requested before is not stored
+            attempt.maybe_withdrawn, attempt.gone_first = True, False
             attempt.last_listed = None
             attempt.accounting_queries, attempt.next_accounting_query = 0, 0.0
             if is_copy or attempt.dispatched > event.time:

@@ -217,6 +217,7 @@ class TaskStateMachine:
             yield from self._ask_claim(task, status)
             return
         attempt.in_last_listing, attempt.missing, attempt.tried = True, False, None
+        attempt.gone_first = False
         attempt.lease_expired = False  # its change of state leases its licences again
         attempt.native_id = status.native_id
         # a restarted attempt that is pending has no start yet
@@ -357,6 +358,7 @@ class TaskStateMachine:
             target=None,
             yields_to=None,
             withdrawal_requested=None,
+            gone_first=False,
             maybe_withdrawn=previous.maybe_withdrawn or previous.withdrawal_requested is not None,
             started=None,
             run_since=None,
@@ -461,12 +463,12 @@ class TaskStateMachine:
     def drop_withdrawal(self, task: Task) -> None:
         """Drop the withdrawal of a task that somebody else has cancelled before it was begun.
 
-        Then its end counts as without a withdrawal. An earlier request may have ended it: then it
-        is withdrawn.
+        Then its end counts as without a withdrawal. The caller knows that no earlier request may
+        have ended it.
         """
         attempt = task.live_attempt
         moves = attempt.intent in (Intent.HOLD, Intent.PULL, Intent.RECALL, Intent.RECLAIM)
-        if moves and not attempt.maybe_withdrawn:
+        if moves:
             self._state.record_note(task, f"cancelled on {attempt.cluster}, not by metasched")
             attempt.forget_withdrawal()
 

@@ -69,6 +69,7 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
     target: str | None = None  # target cluster after the withdrawal
     withdrawal_requested: float | None = None  # when the manager was last asked to cancel it
     maybe_withdrawn: bool = False  # a withdrawal before that one may have reached its manager
+    gone_first: bool = False  # missing since before any withdrawal could reach its manager
     started: float | None = None  # as the manager lists it
     # its run counts from then: unlike `started`, this moves with the daemon's clock
     run_since: float | None = None

@@ -89,6 +89,17 @@ def test_a_task_that_is_gone_without_a_record_was_cancelled_too() -> None:
     assert final_state(site) is State.CANCELLED
 
 
+def test_a_task_that_is_gone_counts_as_cancelled_once_that_is_proved() -> None:
+    """A listing proves nothing of the last seconds before it: commands may still arrive."""
+    site = pending()
+    drain(site)
+    gone: dict[str, Any] = {"previous_taken": NOW + 2, "vanished": (KEY,), "not_withdrawn": (KEY,)}
+    site.seen("left", None, at=NOW + 3, until=NOW - 10, **gone)
+    assert site.state() is State.UNKNOWN
+    site.seen("left", None, at=NOW + 20, until=NOW + 10)
+    assert final_state(site) is State.CANCELLED
+
+
 def test_a_task_that_its_manager_lost_is_held_as_requested() -> None:
     """Nobody cancelled it: the manager has restarted since it had the task."""
     site = pending()
