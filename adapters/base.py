@@ -28,7 +28,7 @@ from metasched.model.fair_share import ShareTree
 from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.job import Job, Payload
 from metasched.model.job_usage import EndedRun, RunUsage
-from metasched.model.listing import AccountingAnswer, Listing, MissingTask
+from metasched.model.listing import AccountingAnswer, Listing, MissingTask, PolicyExclusions
 from metasched.model.stored_names import STORED_FIELDS
 from metasched.model.survey import ReservationSpec, Survey
 from metasched.paths import NAMED_VARIABLES, drop_in_folder
@@ -249,6 +249,11 @@ class Adapter(ABC):
     def access(self) -> str:
         """The interface to the manager in use, such as `commands`; "" without alternatives."""
         return ""
+
+    @property
+    def exclusions(self) -> PolicyExclusions | None:
+        """Passes of the configured local policy that failed; None: the manager has its own."""
+        return None
 
     @abstractmethod
     def submit(self, submission: Submission) -> dict[int, str]:

@@ -18,6 +18,7 @@ from metasched.model.listing import (
     JobStatus,
     ListedQueue,
     MissingTask,
+    PolicyExclusions,
     QuarantinedRow,
     TaskClaim,
 )
@@ -138,5 +139,6 @@ class WorkerReply(msgspec.Struct, rename=STORED_FIELDS["WorkerReply"], frozen=Tr
     # of revoke, by position in `claims`: ends that the claims record
     ends: dict[int, ClaimEnd] = msgspec.field(default_factory=dict)
     access: str = ""  # how the adapter talks to its manager, if it has a choice
+    exclusions: PolicyExclusions | None = None  # `Adapter.exclusions`
     number: int = 0  # of the call; 0: of the oldest call (a worker of an earlier release)
     protocol: int = 1  # of the worker

@@ -104,6 +104,7 @@ class AdapterHost:
             reply,
             reason=clean_text(reply.reason, limit),
             access=self.adapter.access,
+            exclusions=self.adapter.exclusions,
             number=call.number,
             protocol=WORKER_PROTOCOL,
         )

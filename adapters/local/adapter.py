@@ -32,6 +32,7 @@ from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, remaining_seconds, uid_of
 from metasched.adapters.local.host import FORK_SERVER_TIMEOUT, require_open_path
 from metasched.adapters.local.options import LocalOptions
+from metasched.adapters.local.policy_host import traits_of
 from metasched.adapters.local.queue_store import NewSubmission, QueueStore, Requirements
 from metasched.adapters.local.scheduler import LocalScheduler
 from metasched.adapters.local.spec import shared_header
@@ -40,7 +41,7 @@ from metasched.adapters.local.windows import LocalWindows
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.host_lists import expand_hosts, find_host
 from metasched.model.job import State
-from metasched.model.listing import JobStatus, Listing
+from metasched.model.listing import JobStatus, Listing, PolicyExclusions
 from metasched.model.manager_options import (
     APPEND,
     EXCLUDE,
@@ -52,7 +53,6 @@ from metasched.model.manager_options import (
     ManagerOptions,
 )
 from metasched.model.survey import ReservationSpec, Survey
-from metasched.policies.local.registry import keeps_order, keeps_windows
 
 __all__ = ["Local", "LocalOptions"]
 
@@ -98,10 +98,15 @@ class Local(Adapter):
         return Capabilities(
             gres=bool(options.gres),
             memory=options.memory is not None,
-            reservations=keeps_windows(options.policy),
+            reservations=traits_of(options.policy).keeps_windows,
             limits_every_job=options.max_time is not None,
             job_options=(SIGNAL, SIGNAL_AT_DEFAULT, APPEND, NICE, NODELIST, EXCLUDE, UNLIMITED),
         )
+
+    @property
+    def exclusions(self) -> PolicyExclusions | None:
+        scheduler = self._scheduler
+        return None if scheduler is None else scheduler.exclusions
 
     def submit(self, submission: Submission) -> dict[int, str]:
         with self._open_scheduler() as scheduler:
@@ -392,7 +397,7 @@ class Local(Adapter):
             pending_jobs=len(table.queue),
             queue_head=None if head is None else (head.cpus, head.estimated),
             upcoming_windows=windows.upcoming(use),
-            in_order=keeps_order(options.policy),
+            in_order=traits_of(options.policy).in_order,
             hosts=socket.gethostname(),
         )
 

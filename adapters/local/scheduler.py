@@ -15,17 +15,20 @@ from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
 
+from msgspec import structs
+
 from metasched.adapters import supervisor
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.local.fork_servers import ForkServers
 from metasched.adapters.local.options import LocalOptions
+from metasched.adapters.local.policy_host import PolicyExcluded, PolicyHost
 from metasched.adapters.local.queue_store import NewSubmission, QueueStore
 from metasched.adapters.local.spec import task_spec
 from metasched.adapters.local.supervision import RETRY_DELAY, Supervision
 from metasched.adapters.local.task_table import LocalTask, TaskTable
-from metasched.adapters.local.timed_policy import TimedPolicy
 from metasched.adapters.local.wakeups import Wakeups
 from metasched.adapters.local.windows import LocalWindows
+from metasched.model.listing import PolicyExclusions
 from metasched.model.survey import ReservationSpec
 from metasched.policies.local.orders import FCFS
 from metasched.policies.local.queueing import (
@@ -66,6 +69,9 @@ class LocalScheduler:
         self._folder, self._launcher, self._store, self._lock = folder, launcher, store, lock
         self.windows = LocalWindows(self.table, store, options.cpus, options.kill_wait)
         self._policy_name = options.policy
+        self._policy_host: PolicyHost | None = None  # of a policy of another package
+        self.exclusions = PolicyExclusions(0, False, "")
+        self._decided = 0.0  # epoch seconds at which the last decisions began
         self._warned_at = -WARNING_INTERVAL  # monotonic seconds
         self._rho: Mapping[str, float] = {}
         self.planned_starts: Mapping[int, float] = {}  # epoch seconds, by native id
@@ -92,6 +98,8 @@ class LocalScheduler:
         """Release all resources; the thread has ended or was never started."""
         self._wakeups.close()
         self._fork_servers.close()
+        if self._policy_host is not None:
+            self._policy_host.close()
 
     def load(self) -> None:
         """Rebuild the state in memory from the database and the jobs' folders."""
@@ -173,10 +181,9 @@ class LocalScheduler:
         """Return for how many seconds the thread may sleep without an event; None: for ever."""
         if self.table.unsaved_count:
             return SAVE_DELAY
-        with self._lock:
-            now = time.time()
-            change = self.windows.next_change(now)
-        return None if change is None else min(change - now, MAX_SLEEP)
+        with self._lock:  # a window may have begun since the last decisions: they took a while
+            change = self.windows.next_change(self._decided)
+        return None if change is None else max(min(change - time.time(), MAX_SLEEP), 0.0)
 
     def _run_locked(self, function: Callable[[], None]) -> None:
         """Call a function of another thread with the lock, unless the scheduler is stopped."""
@@ -193,51 +200,49 @@ class LocalScheduler:
     @cached_property
     def _policy(self) -> LocalPolicy:
         """The policy. The default imports numpy: 6 MB that a cluster without jobs does not need."""
-        try:
-            policy = make_policy(self._policy_name)
-            return policy if self._policy_name in POLICIES else TimedPolicy(policy)
-        except Exception:  # it may be of another package
-            log.exception("%s: no policy %s; FCFS decides", self._folder, self._policy_name)
-            return FCFS()
-
-    @cached_property
-    def _policy_beside_windows(self) -> LocalPolicy:
-        """The policy while there are windows; another if the configured policy keeps none."""
-        if getattr(self._policy, "keeps_windows", False):
-            return self._policy
-        message = "%s: policy %s keeps no reserved windows, and there are some; FCFS decides"
-        log.warning(message, self._folder, self._policy_name)  # once: they may last for months
-        return FCFS()
+        if self._policy_name in POLICIES:
+            return make_policy(self._policy_name)
+        self._policy_host = PolicyHost(self._policy_name)
+        return self._policy_host
 
     def _decide_starts(self) -> None:
         """Decide which tasks start now; record each decision as a job folder with a `spec`."""
-        table = self.table
+        table, self._decided = self.table, time.time()
         if not table.queue:
             return
         if self.windows:
-            self._start_in_windows(time.time())
-        policy = self._policy_beside_windows if self.windows else self._policy
-        planned_starts = getattr(policy, "planned_starts", None)
-        if table.free_cpus <= 0 and planned_starts is None:
-            return
-        now = time.time()
+            self._start_in_windows(self._decided)
+        now = self._decided
         try:
+            policy = self._policy
+            now = time.time()  # the policy may have been imported
+            if self.windows and not getattr(policy, "keeps_windows", False):
+                raise PolicyExcluded("it keeps no reserved windows, and there are some")
+            planned_starts = getattr(policy, "planned_starts", None)
+            if table.free_cpus <= 0 and planned_starts is None:
+                return
             starts = self._choose_starts(policy, now)
             self.planned_starts = {} if planned_starts is None else planned_starts()
+            if self.exclusions.excluded:
+                self.exclusions = structs.replace(self.exclusions, excluded=False)
         except Exception as error:  # it may be of another package
-            self._warn_excluded(error)
+            self._note_exclusion(error)
             self.planned_starts = {}  # those of an earlier pass hold no more
             starts = self._choose_starts(FCFS(), now)
         for task in starts:
             self._start(task, now)
 
-    def _warn_excluded(self, error: Exception) -> None:
-        """Log that the policy does not decide a pass, at most once in `WARNING_INTERVAL`."""
+    def _note_exclusion(self, error: Exception) -> None:
+        """Count a pass that the policy does not decide; log it once in `WARNING_INTERVAL`."""
+        is_expected = isinstance(error, PolicyExcluded)
+        reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
+        self.exclusions = PolicyExclusions(self.exclusions.passes + 1, True, reason)
         now = time.monotonic()
         if now - self._warned_at >= WARNING_INTERVAL:
             self._warned_at = now
-            message = "%s: policy %s fails; FCFS decides"
-            log.warning(message, self._folder, self._policy_name, exc_info=error)
+            message = "%s: policy %s is excluded, FCFS decides: %s"
+            cause = None if is_expected else error
+            log.warning(message, self._folder, self._policy_name, reason, exc_info=cause)
 
     def _start_in_windows(self, now: float) -> None:
         """Start tasks in their windows that are open, in the order of the queue."""

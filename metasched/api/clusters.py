@@ -19,6 +19,7 @@ from metasched.client.options import MAX_NAME_LENGTH
 from metasched.client.site_answers import (
     BreakerRow,
     ClusterRow,
+    LocalPolicyRow,
     NativeCluster,
     NativeClusters,
     UseRow,
@@ -26,6 +27,7 @@ from metasched.client.site_answers import (
 from metasched.config.settings import ClusterSettings
 from metasched.core.events import ClusterDrained, ClusterResumed
 from metasched.daemon.circuit_breaker import CircuitBreaker
+from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.service import SchedulerService
 from metasched.daemon.use_monitor import UseMonitor
 from metasched.errors import ApiError
@@ -120,10 +122,21 @@ def _cluster_row(service: SchedulerService, name: str, adapter: str) -> ClusterR
             "entry": drain_state.entry or None,
         },
         "set_aside": len(connection.row_filter.rows),
+        "local_policy": _local_policy_row(connection),
         "breaker": breaker_row(connection.breaker),
         "worker": breaker_row(connection.worker.breaker),
         "use": _use_row(connection.use_monitor),
         "max_native_id": info.max_native_id if info else None,
+    }
+
+
+def _local_policy_row(connection: ClusterConnection) -> LocalPolicyRow | None:
+    exclusions = connection.worker.exclusions
+    if exclusions is None:
+        return None
+    return {
+        "excluded": exclusions.excluded,
+        "excluded_passes": connection.excluded_passes,
     }
 
 

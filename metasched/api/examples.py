@@ -98,6 +98,7 @@ _CLUSTER = {
     "pulls_started_at_once": 4,
     "drained": None,
     "set_aside": 0,
+    "local_policy": None,
     "breaker": _CLOSED,
     "worker": _CLOSED,
     "use": {"source": "slurmdbd", "until": "2026-11-26T07:55:00.000+00:00"}

@@ -120,6 +120,9 @@ def _print_clusters(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
             for row in rows
         ),
     )
+    for row in rows:
+        if (row.get("local_policy") or {}).get("excluded"):
+            print(f"{row['cluster']}: FCFS decides in place of its policy, see `metasched doctor`")
 
 
 def _describe_pulls(row: Mapping[str, Any]) -> str:

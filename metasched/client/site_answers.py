@@ -39,6 +39,13 @@ class UseRow(TypedDict):
     shares: BreakerRow
 
 
+class LocalPolicyRow(TypedDict):
+    """The local policy of a cluster of metasched's own, where FCFS decides if it fails."""
+
+    excluded: bool  # FCFS decided the last pass
+    excluded_passes: int  # since the start of the daemon
+
+
 class ClusterRow(TypedDict):
     """A cluster, as `clusters --json` lists it."""
 
@@ -57,6 +64,7 @@ class ClusterRow(TypedDict):
     pulls_started_at_once: int
     drained: DrainRow | None
     set_aside: int  # rows of its listing that cannot be used
+    local_policy: LocalPolicyRow | None  # null: its manager has its own
     breaker: BreakerRow  # of its polls
     worker: BreakerRow  # of its worker process
     use: UseRow

@@ -41,9 +41,9 @@ from metasched.daemon.usage_collector import UsageCollector
 from metasched.daemon.use_monitor import UseMonitor
 from metasched.daemon.worker_process import WorkerProcess
 from metasched.db.store import StorageFailed
-from metasched.model.audit import AuditKind, AuditRecord
+from metasched.model.audit import OPERATORS_ONLY, AuditKind, AuditRecord
 from metasched.model.job import State
-from metasched.model.listing import AccountingAnswer, ListedQueue
+from metasched.model.listing import AccountingAnswer, ListedQueue, PolicyExclusions
 from metasched.model.row_checks import is_time
 
 log = logging.getLogger("metasched")
@@ -91,6 +91,8 @@ class ClusterConnection:
         self.last_listed = 0.0  # epoch seconds of the listing that the next delta refers to
         self._full_poll = True  # the next poll requests the whole listing
         self._cursor = cursor  # the ends before it are applied for good
+        self.excluded_passes = 0  # of its local policy, as listed since the start of the service
+        self._passes_listed = 0  # the same, of the present worker
         self._next_poll = 0.0  # monotonic seconds
         self._poll_delay = settings.poll_interval  # seconds, grows while nothing changes
         self.breaker = CircuitBreaker(  # of polls
@@ -259,6 +261,7 @@ class ClusterConnection:
                 self._turns.forget_pauses()
         self.breaker.record_success()
         self._note_breaker(AuditKind.BREAKER_CLOSED, "")
+        self._note_exclusions(reply.exclusions)
         self._full_poll = False
         self.start_times.update(delta, core.instances)
         if delta.queue is not None or delta.full:
@@ -375,6 +378,27 @@ class ClusterConnection:
         record = AuditRecord(time=time.time(), kind=kind, cluster=self.name, cause=cause)
         subject = f"breaker of cluster {self.name}"
         self._host.note_condition(record, subject, "open" if cause else "")
+
+    def _note_exclusions(self, exclusions: PolicyExclusions | None) -> None:
+        """Record since when, and for how many passes, FCFS decides in place of the local policy."""
+        if exclusions is None:
+            return
+        # a new worker counts from 0
+        before = self._passes_listed if exclusions.passes >= self._passes_listed else 0
+        self._passes_listed, passes = exclusions.passes, exclusions.passes - before
+        self.excluded_passes += passes
+        is_excluded = exclusions.excluded or passes > 0
+        kind = AuditKind.LOCAL_POLICY_EXCLUDED if is_excluded else AuditKind.LOCAL_POLICY_DECIDES
+        record = AuditRecord(
+            time=time.time(),
+            kind=kind,
+            owner=OPERATORS_ONLY,
+            cluster=self.name,
+            cause=exclusions.reason if is_excluded else "",
+            details={"passes": self.excluded_passes},
+        )
+        subject = f"local policy of cluster {self.name}"
+        self._host.note_condition(record, subject, "excluded" if is_excluded else "")
 
     async def _close_for_site_fault(self, reason: str) -> None:
         """Close the cluster at once: it would refuse the jobs of all users until a repair."""

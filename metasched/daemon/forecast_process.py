@@ -21,6 +21,8 @@ CPU_SECONDS = 30.0
 # Seconds until the process is ended: one pass of `rcbo` beside 2,000 tasks takes 3.5 s after that,
 # and the host may be busy
 TIME_LIMIT = 300.0
+# Bytes of address space. A policy of another package may take memory without end: it is excluded
+MEMORY = 2**32
 
 
 class EndedRunTime(NamedTuple):
@@ -103,7 +105,7 @@ class ForecastProcess:
 
 def main() -> None:
     """Answer requests until the daemon closes the pipe."""
-    answer_requests(RequestHandler().handle)
+    answer_requests(RequestHandler().handle, MEMORY)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import asyncio
 import io
 import os
 import pickle
+import resource
 import signal
 import struct
 import sys
@@ -86,9 +87,15 @@ class PickledProcess(Generic[Request, Reply]):
         await process.wait()
 
 
-def answer_requests(answer: Callable[[Any], object]) -> None:
-    """Answer requests of the daemon, in the process, until it closes the pipe or is killed."""
+def answer_requests(answer: Callable[[Any], object], memory: int | None = None) -> None:
+    """Answer requests of the daemon, in the process, until it closes the pipe or is killed.
+
+    `memory` is the most address space in bytes, None: any. Above it `answer` gets a MemoryError.
+    """
     die_with_parent()
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    if memory is not None and (hard_limit == resource.RLIM_INFINITY or memory < hard_limit):
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the daemon decides
     os.nice(NICENESS)
     replies = os.fdopen(os.dup(1), "wb")

@@ -18,6 +18,7 @@ from metasched.config.settings import ClusterSettings
 from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.descriptors import restore_limit
 from metasched.daemon.host import SchedulerHost
+from metasched.model.listing import PolicyExclusions
 from metasched.timeouts import reply_timeout
 
 log = logging.getLogger("metasched")
@@ -37,6 +38,7 @@ class WorkerProcess:
     ) -> None:
         self.settings = settings
         self.access = ""  # how the adapter talks to its manager, from the last reply
+        self.exclusions: PolicyExclusions | None = None  # from the last reply
         self.breaker = CircuitBreaker(RESTART_DELAY, MAX_RESTART_DELAY)  # counts deaths
         self._host, self._on_exit = host, on_exit
         self._process: asyncio.subprocess.Process | None = None
@@ -145,6 +147,7 @@ class WorkerProcess:
                     f"{self._skew_hint}"
                 )
             self._replied, self.access = True, reply.access
+            self.exclusions = reply.exclusions
             if self.breaker.failures and time.monotonic() - self._started > HEALTHY_AFTER:
                 self.breaker.record_success()
             unanswered = (number for number, reply in self._expected.items() if not reply.done())

@@ -26,6 +26,8 @@ class AuditKind(StrEnum):
     CLUSTER_ANSWERS = "cluster_answers"
     BREAKER_OPEN = "breaker_open"
     BREAKER_CLOSED = "breaker_closed"
+    LOCAL_POLICY_EXCLUDED = "local_policy_excluded"
+    LOCAL_POLICY_DECIDES = "local_policy_decides"
     ROW_SET_ASIDE = "row_set_aside"
     DEFECT = "defect"
     LICENCE_SET = "licence_set"
@@ -96,6 +98,12 @@ KINDS: Mapping[AuditKind, KindInfo] = {
     K.CLUSTER_ANSWERS: KindInfo("info", "all", "The manager answers again."),
     K.BREAKER_OPEN: KindInfo("warning", "all", "A poll failed; the next waits longer."),
     K.BREAKER_CLOSED: KindInfo("info", "all", "A poll succeeded after failures."),
+    K.LOCAL_POLICY_EXCLUDED: KindInfo(
+        "warning", "operators", "FCFS decides in place of the policy of a local cluster."
+    ),
+    K.LOCAL_POLICY_DECIDES: KindInfo(
+        "info", "operators", "The policy of a local cluster decides again."
+    ),
     K.ROW_SET_ASIDE: KindInfo(
         "warning", "operators", "A listing has a row that cannot be used; see Quarantine."
     ),

@@ -112,6 +112,14 @@ class Listing:
     queue: ListedQueue | None = None  # None: its order is unknown; no decision depends on it
 
 
+class PolicyExclusions(msgspec.Struct, frozen=True):
+    """The passes of a local policy that FCFS decided in its place."""
+
+    passes: int  # since the start of the worker
+    excluded: bool  # whether the last pass is one of them
+    reason: str  # of the last of them; "": there is none
+
+
 class MissingTask(msgspec.Struct, rename=STORED_FIELDS["MissingTask"], frozen=True):
     """A dispatched task that is missing from a complete listing. Times are epoch seconds."""
 

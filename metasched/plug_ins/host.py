@@ -14,7 +14,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -25,6 +24,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from metasched.adapters.confinement import confined_command, confined_environment
 from metasched.model.job import Job
 from metasched.plug_ins.messages import MAX_LINE, PlugInAnswer, Question
 from metasched.policies.heuristic import ClusterTraits
@@ -46,8 +46,6 @@ ALL = ""  # in place of a user
 NO_TIME: Final = Rating(
     error="no time was left: other jobs were being rated, or the plug-ins started"
 )
-# environment of the process, besides the search path of modules
-ENVIRONMENT: Final = {"LC_ALL": "C", "TZ": "UTC", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 _DECODER: Final = msgspec.json.Decoder(PlugInAnswer)
 
 Ratings = dict[PlugIn, Rating]
@@ -90,15 +88,12 @@ class _Process:
     @classmethod
     async def start(cls, plug_ins: Sequence[PlugIn]) -> _Process:
         """Start a process. OSError if that fails."""
-        environment = dict(ENVIRONMENT)
-        if (module_path := os.environ.get("PYTHONPATH")) is not None:
-            environment["PYTHONPATH"] = module_path
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-B", "-m", "metasched.plug_ins.process"),
+            *confined_command("metasched.plug_ins.process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            env=environment,
+            env=confined_environment(),
             start_new_session=True,
             limit=MAX_LINE,
         )

@@ -1,12 +1,14 @@
 """Local policies of other packages: a pass that fails is decided by FCFS instead. Pure.
 
-So in simulations; the `local` adapter has the same rule, with a limit of time.
+So in simulations, which run them in their own process. A `local` cluster has the same rule, and
+runs them in a process beside its worker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from itertools import islice
+from operator import index
 from typing import Any
 
 from metasched.policies.local.orders import FCFS
@@ -54,7 +56,8 @@ def read_starts(chosen: Iterable[Any], queue: Collection[WaitingJob]) -> list[Jo
 
     Its iterator may raise, hang or be endless. TypeError for an entry that is no start.
     """
-    return [JobStart(*start) for start in islice(chosen, len(queue) + 1)]
+    starts = (JobStart(*start) for start in islice(chosen, len(queue) + 1))
+    return [JobStart(index(start.id), index(start.machine)) for start in starts]
 
 
 def check_starts(

@@ -7,6 +7,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache, partial
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from metasched.policies.local.conservative import Conservative
 from metasched.policies.local.convergent.weights import (
@@ -40,6 +41,9 @@ from metasched.policies.local.preemptive_orders import (
 )
 from metasched.policies.local.queueing import LocalPolicy
 from metasched.policies.local.weights import MODIFIED, UNMODIFIED, Weights, make_weights
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Parameters = Mapping[str, float | str]
 
@@ -120,10 +124,15 @@ def _find_factory(name: str) -> Callable[..., LocalPolicy] | None:
 
 
 @cache  # all installed packages are searched
-def _load_factory(name: str) -> Callable[..., LocalPolicy] | None:
+def _entry_points(name: str) -> tuple[EntryPoint, ...]:
     from importlib.metadata import entry_points  # imported here: few sites have such packages
 
-    for entry in entry_points(group=POLICY_GROUP, name=name):
+    return tuple(entry_points(group=POLICY_GROUP, name=name))
+
+
+@cache
+def _load_factory(name: str) -> Callable[..., LocalPolicy] | None:
+    for entry in _entry_points(name):
         try:
             factory: Callable[..., LocalPolicy] = entry.load()
         except Exception as error:
@@ -134,8 +143,11 @@ def _load_factory(name: str) -> Callable[..., LocalPolicy] | None:
 
 
 def check_policy_name(name: str) -> None:
-    """Raise ValueError for an unknown name, or if the policy needs SciPy and it is missing."""
-    if _find_factory(name) is None:
+    """Raise ValueError for an unknown name, or if the policy needs SciPy and it is missing.
+
+    No policy of another package is imported.
+    """
+    if name not in POLICIES and not _entry_points(name):
         close = get_close_matches(name, POLICIES, n=1)
         remedy = f'write "{close[0]}"' if close else f"available are {', '.join(POLICIES)}"
         raise ValueError(f'unknown policy "{name}"; {remedy}')

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Site
-from tests.harness.plug_in_packages import EXAMPLE, install_example
+from tests.harness.plug_in_packages import EXAMPLE, install, install_example
 
 BROKEN = """\
 import time
@@ -28,6 +28,22 @@ class LongToFast(PlacementHeuristic):
     def rating(self, job, cluster):
         while True:
             time.sleep(60)
+"""
+CHOOSY = """\
+from metasched.policies.local.orders import FirstFit
+
+class Choosy(FirstFit):
+    def choose_starts(self, now, queue, running, free):
+        if any(job.cpus == 2 for job in queue):
+            raise ValueError("two are too many")
+        return super().choose_starts(now, queue, running, free)
+"""
+LOCAL_WITH_POLICY = """
+[[cluster]]
+name = "here"
+adapter = "local"
+cpus = 2
+policy = "choosy"
 """
 POLICY = (EXAMPLE / "policy.toml").read_text()
 
@@ -93,3 +109,46 @@ def test_the_example_decides_in_the_daemon_and_its_values_are_replayed(
         return row["why"]["ratings"]["excluded"]
 
     site.until(lambda: excluded() == {})
+
+
+def test_the_exclusion_of_a_local_policy_is_recorded(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = {"metasched.policies": {"choosy": "Choosy"}}
+    install(tmp_path, "choosy_policy", CHOOSY, groups)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    site.configure(clusters=LOCAL_WITH_POLICY)
+    site.start()
+
+    def complete(cpus: str) -> None:
+        job = str(site.submit("-n", cpus, "--wrap", "true"))
+        site.until(lambda: site.json("status", job)[0]["state"] == "completed")
+
+    def kinds() -> list[str]:
+        rows = site.json("events")
+        return [row["kind"] for row in rows if row["kind"].startswith("local_policy")]
+
+    assert site.cluster_rows()[0]["local_policy"] == {"excluded": False, "excluded_passes": 0}
+    complete("1")
+    assert kinds() == []
+    complete("2")
+    site.until(lambda: kinds() == ["local_policy_excluded"])
+    row = site.cluster_rows()[0]["local_policy"]
+    assert row["excluded"]
+    assert row["excluded_passes"] >= 1
+    [event] = site.json("events", "--kind", "local_policy_excluded")
+    assert (event["cluster"], event["cause"]) == ("here", "ValueError: two are too many")
+    assert "here: FCFS decides in place of its policy" in site.run("clusters").stdout
+    [finding] = [
+        row
+        for row in site.json("doctor", "--timeout", "30")
+        if row["id"] == "local-policy-excluded"
+    ]
+    assert finding["check"] == "local policy of here"
+
+    complete("1")
+    site.until(lambda: kinds() == ["local_policy_excluded", "local_policy_decides"])
+    assert not site.cluster_rows()[0]["local_policy"]["excluded"]
+    site.stop()
+    (tmp_path / "choosy_policy.py").unlink()
+    site.run("db", "check")  # decisions are replayed without the package

@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -28,13 +27,14 @@ from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.local import scheduler
 from metasched.adapters.local.adapter import Local, LocalOptions
 from metasched.adapters.local.host import ForkServer, read_record
-from metasched.adapters.local.timed_policy import TimedPolicy
+from metasched.adapters.local.policy_host import PolicyHost
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
 from metasched.policies.local import registry
 from tests.harness import processes
+from tests.harness.plug_in_packages import install
 
 INSTANCE = "abc123"
 PATIENCE = 120.0
@@ -741,19 +741,34 @@ def test_a_policy_that_fails_stops_no_cluster(
     for order in orders:
         assert site.wait_end(order).state is State.COMPLETED
     assert policy.calls
+    exclusions = site.adapter.exclusions
+    assert exclusions is not None
+    assert 1 <= exclusions.passes <= policy.calls  # with room for all that wait it is right
+    assert exclusions.reason
 
 
-def test_a_policy_that_hangs_stops_no_cluster(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    let_go = threading.Event()
-    policy = Failing(lambda queue: let_go.wait())
-    monkeypatch.setattr(registry, "_load_factory", lambda _: lambda: policy)
-    monkeypatch.setattr(scheduler, "TimedPolicy", partial(TimedPolicy, seconds=0.1))
-    site.reopen(policy="hanging")
+HOLDING_THE_LOCK = """\
+class Holding:
+    def choose_starts(self, now, queue, running, free):
+        return sum(range(10**15))
+"""
+
+
+def test_a_policy_that_holds_the_lock_stops_no_cluster(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = {registry.POLICY_GROUP: {"holding": "Holding"}}
+    install(tmp_path, "holding_policy", HOLDING_THE_LOCK, groups)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(scheduler, "PolicyHost", partial(PolicyHost, pass_seconds=0.1))
+    site.reopen(policy="holding")
     orders = [site.submit("true", cpus=3) for _ in range(3)]
     for order in orders:
         assert site.wait_end(order).state is State.COMPLETED
-    assert policy.calls == 1
-    let_go.set()
+    exclusions = site.adapter.exclusions
+    assert exclusions is not None
+    assert exclusions.reason.startswith("no answer within 0.1 s")
 
 
 def test_a_policy_that_cannot_be_made_leaves_fcfs(

@@ -161,5 +161,6 @@ def test_a_policy_that_keeps_no_windows_takes_none_and_decides_nothing_beside_th
     assert started is not None
     assert started >= start + 2.0
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
-        "policy cs-greedy-np keeps no reserved windows, and there are some; FCFS decides"
+        "policy cs-greedy-np is excluded, FCFS decides: it keeps no reserved windows, and there "
+        "are some"
     ]

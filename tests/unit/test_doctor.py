@@ -19,6 +19,7 @@ from metasched.daemon.doctor.daemon_checks import (
     check_evidence,
     check_heuristic,
     check_listing_age,
+    check_local_policy,
     check_use,
     check_webhook,
 )
@@ -218,6 +219,20 @@ def test_a_heuristic_without_part_in_decisions_is_a_warning() -> None:
         assert finding.kind is not None
         assert (finding.kind.id, finding.kind.severity) == ("heuristic-excluded", "warning")
         assert finding.text == text
+
+
+def test_a_local_policy_that_fails_is_a_warning() -> None:
+    fine = {"excluded": False, "excluded_passes": 0}
+    for policy in (None, fine):
+        assert not [*check_local_policy({"cluster": "here", "local_policy": policy})]
+    assert not [*check_local_policy({"cluster": "here"})]  # an earlier daemon
+    for excluded, end in ((False, "daemon"), (True, "daemon, and still does")):
+        row = {"excluded": excluded, "excluded_passes": 7}
+        [finding] = check_local_policy({"cluster": "here", "local_policy": row})
+        assert finding.kind is not None
+        assert (finding.kind.id, finding.kind.severity) == ("local-policy-excluded", "warning")
+        assert finding.text.startswith("FCFS decided 7 passes in its place")
+        assert finding.text.endswith(end)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])

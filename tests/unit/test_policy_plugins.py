@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import signal
 import time
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
 
 from metasched.adapters.local.options import LocalOptions
-from metasched.adapters.local.timed_policy import PolicyExcluded, TimedPolicy
 from metasched.daemon import forecast_policies
 from metasched.daemon.forecast_policies import InterruptiblePolicy, make_forecast_policy
 from metasched.daemon.pickled_process import PickledProcess
@@ -101,89 +98,6 @@ def test_fcfs_decides_the_passes_of_a_simulation_in_which_a_policy_fails(name: s
     assert trial.excluded_passes == schedule.excluded_passes
 
 
-class Hanging(FCFS):
-    """It hangs until it is let go."""
-
-    def __init__(self) -> None:
-        self.let_go = Event()
-        self.calls = 0
-
-    def choose_starts(self, *_: Any) -> list[JobStart]:
-        self.calls += 1
-        self.let_go.wait()
-        return [JobStart(7)]
-
-
-def test_a_policy_that_hangs_is_suspended_and_asked_again_once_it_has_ended() -> None:
-    policy = Hanging()
-    timed = TimedPolicy(policy, seconds=0.01, first_suspension=0.0)
-    for reason in ("no answer within 0.01 s", "an earlier pass has not ended"):
-        with pytest.raises(PolicyExcluded, match=reason):
-            timed.choose_starts(0.0, [], [], FreeResources(2))
-    assert policy.calls == 1
-    policy.let_go.set()
-    thread = timed._thread
-    assert thread is not None
-    thread.join()
-    timed._seconds = 60.0
-    assert timed.choose_starts(0.0, [], [], FreeResources(2)) == [JobStart(7)]
-    assert timed.in_order  # of the policy
-    another = Hanging()
-    suspended = TimedPolicy(another, seconds=0.01, first_suspension=600.0)
-    with pytest.raises(PolicyExcluded):
-        suspended.choose_starts(0.0, [], [], FreeResources(2))
-    another.let_go.set()
-    assert suspended._thread is not None
-    suspended._thread.join()
-    with pytest.raises(PolicyExcluded, match="it is asked again in 600 s"):
-        suspended.choose_starts(0.0, [], [], FreeResources(2))
-
-
-def test_what_a_policy_raises_excludes_it() -> None:
-    class Leaving(FCFS):
-        def choose_starts(self, *_: Any) -> list[JobStart]:
-            raise SystemExit("gone")
-
-    with pytest.raises(PolicyExcluded, match="SystemExit: gone"):
-        TimedPolicy(Leaving()).choose_starts(0.0, [], [], FreeResources(2))
-
-
-def test_an_iterator_that_hangs_is_read_in_the_thread_of_the_policy() -> None:
-    let_go = Event()
-
-    class Iterating(FCFS):
-        def choose_starts(self, *_: Any) -> Any:
-            let_go.wait()
-            yield 7, 0
-
-    timed = TimedPolicy(Iterating(), seconds=0.01)
-    with pytest.raises(PolicyExcluded, match="no answer"):
-        timed.choose_starts(0.0, [], [], FreeResources(2))
-    let_go.set()
-
-
-@pytest.mark.parametrize(
-    ("planned", "starts"), [({1: 5, 2: math.inf}, {1: 5.0}), (None, None), ({1: "soon"}, None)]
-)
-def test_planned_starts_of_another_package_are_checked(
-    planned: Any, starts: dict[int, float] | None
-) -> None:
-    """A listing of the cluster would end with them."""
-
-    class Planning(FCFS):
-        def planned_starts(self) -> Any:
-            return planned
-
-    timed = TimedPolicy(Planning(), seconds=60.0)
-    if starts is None:
-        with pytest.raises(PolicyExcluded):
-            timed.choose_starts(0.0, [], [], FreeResources(2))
-    else:
-        assert timed.choose_starts(0.0, [], [], FreeResources(2)) == []
-        assert timed._planned_starts == timed.planned_starts() == starts
-    assert not hasattr(TimedPolicy(FCFS()), "planned_starts")
-
-
 def test_a_policy_that_hangs_ends_no_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
     class Swallowing(FCFS):
         """It takes whatever is raised for an error of its own, and goes on."""
@@ -217,17 +131,27 @@ def test_a_policy_of_another_package_is_in_time_in_a_forecast() -> None:
     assert not isinstance(make_forecast_policy("fcfs"), InterruptiblePolicy)
 
 
-def test_what_a_policy_prints_is_no_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_policy_prints_is_no_reply_and_its_memory_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = "from metasched.daemon.pickled_process import answer_requests\n"
-    program += "answer_requests(lambda text: [print(text, flush=True), text])\n"
+    program += """
+def answer(size):
+    try:
+        return [print("text", flush=True), len(bytearray(size))]
+    except MemoryError:
+        return "no memory"
+
+answer_requests(answer, 2**29)
+"""
     (tmp_path / "printing.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
-    async def ask() -> object:
-        process = PickledProcess[str, object]("printing")
+    async def ask() -> list[object]:
+        process = PickledProcess[int, object]("printing")
         try:
-            return await process.ask("a word", 60.0)
+            return [await process.ask(size, 60.0) for size in (7, 2**29, 8)]
         finally:
             await process.close()
 
-    assert asyncio.run(ask()) == [None, "a word"]
+    assert asyncio.run(ask()) == [[None, 7], "no memory", [None, 8]]

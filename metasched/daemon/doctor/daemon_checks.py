@@ -70,6 +70,7 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
     yield from _check_heuristics(client)
     for cluster in clusters:
         yield _check_cluster(cluster)
+        yield from check_local_policy(cluster)
         yield from check_evidence(cluster, settings)
         yield from check_listing_age(cluster)
         yield from check_use(cluster, settings)
@@ -121,6 +122,17 @@ def check_heuristic(row: Mapping[str, Any]) -> Finding:
         message = f"excluded for {row['excluded']} jobs since the start; the log has reasons"
         return found("heuristic-excluded", check, message)
     return passed(check, f"[{row['table']}.{row['heuristic']}] is asked")
+
+
+def check_local_policy(row: Mapping[str, Any]) -> Iterator[Finding]:
+    policy = row.get("local_policy")  # unknown to earlier daemons
+    if policy is None or not policy["excluded_passes"]:
+        return
+    check, passes = f"local policy of {row['cluster']}", policy["excluded_passes"]
+    message = f"FCFS decided {passes} passes in its place since the start of the daemon"
+    if policy["excluded"]:
+        message += ", and still does"
+    yield found("local-policy-excluded", check, message)
 
 
 def check_webhook(row: Mapping[str, Any]) -> Finding:

@@ -413,6 +413,13 @@ _ROWS: Final[tuple[tuple[str, str, Severity, str, str], ...]] = (
         "metasched policy check-plugin NAME, or take it out of the policy",
     ),
     (
+        "local-policy-excluded",
+        "daemon",
+        "warning",
+        "FCFS decides in place of the policy of a local cluster.",
+        "metasched events --kind local_policy_excluded, then repair the policy's package",
+    ),
+    (
         "reservation-cluster",
         "daemon",
         "error",

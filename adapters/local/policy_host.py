@@ -1,0 +1,223 @@
+"""The worker's side of a local policy of another package, which runs in a process of its own.
+
+The cluster's tasks wait for a pass at most `PASS_SECONDS`; for the first at most `LOAD_SECONDS`
+more. A process that has not answered then is killed, with what the policy knew of earlier passes,
+and so is one that ends or answers nonsense. Its policy is not asked before a suspension ends, which
+doubles. What the policy raises excludes it from that pass alone. The caller lets FCFS decide.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Final, TypeVar
+
+import msgspec
+
+from metasched.adapters.confinement import confined_command, confined_environment
+from metasched.adapters.local.policy_process import (
+    ENCODER,
+    PassAnswer,
+    PassQuestion,
+    PolicyTraits,
+    receive,
+    send,
+)
+from metasched.policies.local.queueing import (
+    FreeResources,
+    JobStart,
+    RunningJob,
+    WaitingJob,
+)
+from metasched.policies.local.registry import POLICIES, keeps_order, keeps_windows
+
+LOAD_SECONDS: Final = 20.0  # for the start of the process and the import of the policy
+PASS_SECONDS: Final = 2.0  # for a pass
+FIRST_SUSPENSION: Final = 5.0  # seconds; doubled by each pass without an answer
+MAX_SUSPENSION: Final = 600.0  # seconds; a suspension that ended as long ago is forgotten
+MAX_ANSWER: Final = 2**24  # bytes
+_TRAITS: Final = msgspec.msgpack.Decoder(PolicyTraits)
+_ANSWER: Final = msgspec.msgpack.Decoder(PassAnswer)
+
+Message = TypeVar("Message")
+
+log = logging.getLogger(__name__)
+
+
+class PolicyExcluded(Exception):
+    """The policy does not decide this pass; the message says why."""
+
+
+class _ProcessFailed(Exception):
+    """The process has not answered, and is of no use any more; the message says why."""
+
+
+class _Process:
+    """A process that has a policy. After a `_ProcessFailed` it must be closed."""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        """Start it. Raises OSError, and _ProcessFailed if it does not answer within seconds."""
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    confined_command("metasched.adapters.local.policy_process", name),
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=confined_environment(),
+                    start_new_session=True,
+                )
+            except BaseException:
+                self._connection.close()
+                raise
+        try:
+            deadline = time.monotonic() + seconds
+            self.traits = self._receive(_TRAITS, deadline, seconds)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, question: PassQuestion, seconds: float) -> PassAnswer:
+        """Return the answer. Raises _ProcessFailed if there is none within seconds."""
+        deadline = time.monotonic() + seconds
+        with suppress(ConnectionError, TimeoutError):  # noticed by the missing answer
+            send(self._connection, ENCODER.encode(question), deadline)
+        return self._receive(_ANSWER, deadline, seconds)
+
+    def _receive(
+        self, decoder: msgspec.msgpack.Decoder[Message], deadline: float, seconds: float
+    ) -> Message:
+        try:
+            return decoder.decode(receive(self._connection, deadline, MAX_ANSWER))
+        except TimeoutError:
+            raise _ProcessFailed(f"no answer within {seconds:g} s") from None
+        except (EOFError, ConnectionError):
+            raise _ProcessFailed("its process ended") from None
+        except msgspec.MsgspecError as error:
+            raise _ProcessFailed(f"an answer that is none: {error}") from None
+        except ValueError as error:
+            raise _ProcessFailed(str(error)) from None
+
+    def close(self) -> None:
+        """Kill the process with all that it has started in its session's group."""
+        self._connection.close()
+        if self._process.poll() is None:  # else another group may have its number by now
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+_loaded: dict[str, PolicyTraits] = {}  # of policies of other packages, as last loaded
+
+
+def traits_of(name: str) -> PolicyTraits:
+    """Return the traits of a policy; one of another package is loaded in a process, once."""
+    if name in POLICIES:
+        return PolicyTraits(keeps_windows(name), keeps_order(name))
+    if name not in _loaded:
+        try:
+            process = _Process(name, LOAD_SECONDS)
+        except (OSError, _ProcessFailed) as error:
+            _loaded[name] = PolicyTraits(error=str(error))
+        else:
+            _loaded[name] = process.traits
+            process.close()
+        if error_text := _loaded[name].error:
+            log.warning("policy %s cannot be loaded, FCFS decides: %s", name, error_text)
+    return _loaded[name]
+
+
+class PolicyHost:
+    """A local policy of another package. Only a single thread may use it."""
+
+    period, incremental = 0.0, False  # it is asked after every event, about the whole queue
+
+    def __init__(
+        self,
+        name: str,
+        pass_seconds: float = PASS_SECONDS,
+        load_seconds: float = LOAD_SECONDS,
+        first_suspension: float = FIRST_SUSPENSION,
+    ) -> None:
+        self._name, self._traits = name, traits_of(name)
+        self._pass_seconds, self._load_seconds = pass_seconds, load_seconds
+        self._process: _Process | None = None
+        self._first_suspension = first_suspension  # seconds
+        self._delay = first_suspension  # seconds, of the next suspension
+        self._suspended_until = 0.0  # monotonic seconds
+        self._reason = ""  # of the suspension
+        self._planned_starts: dict[int, float] = {}  # of the last answer
+        self._note_traits(self._traits)
+
+    @property
+    def keeps_windows(self) -> bool:
+        return self._traits.keeps_windows
+
+    @property
+    def pid(self) -> int | None:
+        """The id of its process; None: there is none now."""
+        return None if self._process is None else self._process.pid
+
+    def choose_starts(
+        self,
+        now: float,
+        queue: Collection[WaitingJob],
+        running: Collection[RunningJob],
+        free: FreeResources,
+    ) -> list[JobStart]:
+        """Return what the policy chooses; nobody has checked it. Raises PolicyExcluded."""
+        self._planned_starts = {}
+        if (left := self._suspended_until - time.monotonic()) > 0:
+            raise PolicyExcluded(f"{self._reason}; it is asked again in {left:.0f} s")
+        try:
+            if self._process is None:
+                self._process = self._load()
+            if free.windows and not self.keeps_windows:
+                raise PolicyExcluded("it keeps no reserved windows, and there are some")
+            question = PassQuestion(now, list(queue), list(running), free)
+            answer = self._process.ask(question, self._pass_seconds)
+        except (OSError, _ProcessFailed) as error:
+            self._suspend(str(error))
+            raise PolicyExcluded(str(error)) from error
+        if self._delay > self._first_suspension and -left > MAX_SUSPENSION:
+            self._delay = self._first_suspension
+        if answer.error:
+            raise PolicyExcluded(answer.error)
+        self._planned_starts = answer.planned_starts
+        return answer.starts
+
+    def close(self) -> None:
+        """Kill its process; a later pass starts another."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+    def _load(self) -> _Process:
+        process = _Process(self._name, self._load_seconds)
+        if process.traits.error:
+            process.close()
+            raise _ProcessFailed(process.traits.error)
+        self._note_traits(process.traits)
+        return process
+
+    def _note_traits(self, traits: PolicyTraits) -> None:
+        self._traits = _loaded[self._name] = traits
+        if traits.plans:  # others are not asked while nothing is free
+            self.planned_starts: Callable[[], dict[int, float]] = lambda: self._planned_starts
+
+    def _suspend(self, reason: str) -> None:
+        self.close()
+        self._reason = reason
+        self._suspended_until = time.monotonic() + self._delay
+        self._delay = min(self._delay * 2, MAX_SUSPENSION)

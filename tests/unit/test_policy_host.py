@@ -1,0 +1,225 @@
+"""Local policies of other packages in a process beside the worker of their cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from metasched.adapters.local import policy_host
+from metasched.adapters.local.adapter import Local
+from metasched.adapters.local.options import LocalOptions
+from metasched.adapters.local.policy_host import PolicyExcluded, PolicyHost, traits_of
+from metasched.adapters.local.policy_process import PolicyTraits, receive
+from metasched.policies.local import registry
+from metasched.policies.local.queueing import (
+    EMPTY,
+    FreeResources,
+    JobStart,
+    ReservedWindow,
+    RunningJob,
+    WaitingJob,
+)
+from tests.harness.plug_in_packages import install
+
+MODULE = """\
+import math, os, subprocess, time
+from metasched.policies.local.orders import FCFS, FirstFit
+
+class Last(FirstFit):
+    in_order = keeps_windows = False
+
+    def sort_queue(self, queue):
+        print("its output is lost")
+        return list(reversed(queue))
+
+class Planning(FCFS):
+    def planned_starts(self):
+        return {1: 5, 2: math.inf}
+
+class Confused(FCFS):
+    def planned_starts(self):
+        return {1: "soon"}
+
+def by_name(queue):
+    return ACTS[queue[0].user]()
+
+def swallowing():
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+
+def hungry():
+    taken = []
+    while True:
+        taken.append(bytearray(2**24))
+
+def endless():
+    while True:
+        yield 1, 0
+
+ACTS = {
+    "raise": lambda: 1 / 0,
+    "leave": lambda: exit("gone"),
+    "fork": os.fork,
+    "run": lambda: subprocess.run(["true"]),
+    "take memory": hungry,
+    "names": lambda: [("one", 0)],
+    "few": lambda: [()],
+    "nothing": lambda: None,
+    "hang": swallowing,
+    "hold the lock": lambda: sum(range(10**15)),
+    "end": lambda: os._exit(3),
+    "endless": endless,
+    "first": lambda: [(1, 0)],
+}
+
+class Acting(FCFS):
+    def choose_starts(self, now, queue, running, free):
+        return by_name(queue)
+
+class Unmade(FCFS):
+    def __init__(self):
+        raise SystemExit("not today")
+"""
+NAMES = ("Last", "Planning", "Confused", "Acting", "Unmade")
+FREE = FreeResources(2, {"gpu": 1})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Install policies; no test may import them in this process."""
+    folder = tmp_path_factory.mktemp("packages")
+    install(
+        folder,
+        "their_local_policies",
+        MODULE,
+        {registry.POLICY_GROUP: {name.lower(): name for name in NAMES}},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        patch.syspath_prepend(folder)
+        registry._entry_points.cache_clear()
+        yield
+    registry._entry_points.cache_clear()
+
+
+@contextmanager
+def hosting(
+    name: str, seconds: float = 60.0, first_suspension: float = 600.0
+) -> Iterator[PolicyHost]:
+    with closing(PolicyHost(name, seconds, first_suspension=first_suspension)) as host:
+        yield host
+
+
+def job(act: str = "") -> WaitingJob:
+    return WaitingJob(1, 2, 10.0, {"gpu": 1}, user=act)
+
+
+def test_a_policy_decides_in_a_process_and_is_not_imported_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is imported")
+
+    monkeypatch.setattr(registry, "_load_factory", refuse)
+    options = LocalOptions(cpus=2, policy="last")
+    assert not Local.capabilities_for(options).reservations
+    assert traits_of("last") == PolicyTraits(False, False, False)
+    queue = [job(), WaitingJob(2, 2, float("inf"), EMPTY)]
+    running = [RunningJob(3, 1, 50.0)]
+    with hosting("last") as host:
+        assert host.choose_starts(0.0, queue, running, FREE) == [JobStart(2)]
+        pid = host.pid
+        assert pid is not None
+        assert not hasattr(host, "planned_starts")
+        windows = (ReservedWindow(5.0, 6.0, 1),)
+        with pytest.raises(PolicyExcluded, match="it keeps no reserved windows"):
+            host.choose_starts(0.0, queue, running, FREE._replace(windows=windows))
+        assert host.choose_starts(0.0, queue, running, FREE) == [JobStart(2)]
+        assert host.pid == pid
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_what_a_policy_raises_excludes_it_from_that_pass_alone() -> None:
+    reasons = {
+        "raise": "ZeroDivisionError",
+        "leave": "SystemExit: gone",
+        "fork": "PermissionError: os.fork is not",
+        "run": "PermissionError: subprocess.Popen is not",
+        "take memory": "MemoryError",
+        "names": "TypeError: 'str' object",
+        "few": "TypeError: .*'id'",
+        "nothing": "TypeError",
+    }
+    with hosting("acting") as host:
+        pids = set()
+        for act, reason in reasons.items():
+            with pytest.raises(PolicyExcluded, match=reason):
+                host.choose_starts(0.0, [job(act)], [], FREE)
+            pids.add(host.pid)
+        assert host.choose_starts(0.0, [job("first")], [], FREE) == [JobStart(1)]
+        # more than wait are never read
+        assert host.choose_starts(0.0, [job("endless")], [], FREE) == [JobStart(1)] * 2
+        assert pids == {host.pid}
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        ("hang", "no answer within 0.2 s"),
+        ("hold the lock", "no answer within 0.2 s"),
+        ("end", "its process ended"),
+    ],
+)
+def test_a_process_that_fails_is_killed_and_its_policy_suspended(act: str, reason: str) -> None:
+    with hosting("acting", seconds=60.0, first_suspension=0.0) as host:
+        assert host.choose_starts(0.0, [job("first")], [], FREE) == [JobStart(1)]
+        pid = host.pid
+        host._pass_seconds = 60.0 if act == "end" else 0.2
+        with pytest.raises(PolicyExcluded, match=reason):
+            host.choose_starts(0.0, [job(act)], [], FREE)
+        assert host.pid is None
+        assert not os.path.exists(f"/proc/{pid}")
+        host._pass_seconds, host._delay = 60.0, 600.0
+        # a suspension of no time is over: another process answers
+        assert host.choose_starts(0.0, [job("first")], [], FREE) == [JobStart(1)]
+        host._pass_seconds = 60.0 if act == "end" else 0.2
+        with pytest.raises(PolicyExcluded, match=reason):
+            host.choose_starts(0.0, [job(act)], [], FREE)
+        for _ in range(2):
+            with pytest.raises(PolicyExcluded, match=f"{reason}; it is asked again in 600 s"):
+                host.choose_starts(0.0, [job("first")], [], FREE)
+        assert host._delay == policy_host.MAX_SUSPENSION
+
+
+def test_a_policy_that_cannot_be_created_leaves_the_traits_of_fcfs() -> None:
+    assert Local.capabilities_for(LocalOptions(cpus=2, policy="unmade")).reservations
+    with hosting("unmade") as host:
+        with pytest.raises(PolicyExcluded, match="SystemExit: not today"):
+            host.choose_starts(0.0, [job()], [], FREE)
+        with pytest.raises(PolicyExcluded, match="asked again in"):
+            host.choose_starts(0.0, [job()], [], FREE)
+
+
+def test_planned_starts_are_checked() -> None:
+    """A listing of the cluster would end with them."""
+    with hosting("planning") as host:
+        host.choose_starts(0.0, [job()], [], FREE)
+        assert host.planned_starts() == {1: 5.0}
+    with hosting("confused") as host, pytest.raises(PolicyExcluded, match="ValueError"):
+        host.choose_starts(0.0, [job()], [], FREE)
+
+
+@pytest.mark.parametrize("answer", [b"\xc1", b"\x93\x01\x02\x03", b"\x81\xa6starts\x91\x01"])
+def test_an_answer_that_is_none_suspends(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hosting("acting") as host:
+        host.choose_starts(0.0, [job("first")], [], FREE)
+        monkeypatch.setattr(policy_host, "receive", lambda *given: receive(*given) and answer)
+        with pytest.raises(PolicyExcluded, match="an answer that is none"):
+            host.choose_starts(0.0, [job("first")], [], FREE)
+        assert host.pid is None
