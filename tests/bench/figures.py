@@ -35,6 +35,11 @@ SECTIONS = {
         "110 jobs of 2 to 16 processors on two Slurm clusters of 64 and 24, of which 30 are of "
         "others. Run times are 8% to 83% of their limits of a minute.",
     ),
+    "test_policy_try": (
+        "Trying a policy",
+        "`metasched policy try` on jobs of KTH-SP2 and SDSC-SP2, as a daemon would have recorded "
+        "them: both policies, their comparison and the replay of all events.",
+    ),
     "test_requests": (
         "Requests",
         "Processor time of the daemon without its workers. At commit 8a6966f a single submission "

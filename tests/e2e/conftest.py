@@ -36,7 +36,7 @@ KINDS_WITHOUT_EVENT = {
     *("breaker_open", "breaker_closed", "defect", "credential_refused"),
     *("licence_server_silent", "licence_server_answers", "token_created", "token_revoked"),
     *("notification_failed", "notification_uncertain", "calendar_slow", "session_acted"),
-    *("shadow_started", "shadow_ended"),
+    *("shadow_started", "shadow_ended", "local_policy_excluded", "local_policy_decides"),
 }
 ENDED = {"completed", "failed", "timeout", "cancelled", "rejected"}
 FOLDER = "metasched.clusters"  # the default with SQLite, beside its file

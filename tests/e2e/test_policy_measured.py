@@ -21,7 +21,6 @@ from tests.e2e.conftest import Site
 from tests.harness import slurm
 from tests.harness.slurm import ClusterSpec, SlurmSite
 
-LONG = (1, 4, 6, 8)  # of 8 tasks with the same limit: those that go to the first cluster
 LOCAL = '[[cluster]]\nname = "{}"\nadapter = "local"\ncpus = 2\npoll_interval = 0.2\n'
 
 
@@ -38,12 +37,22 @@ def two_clusters(kind: str, folder: Path) -> Iterator[str]:
         yield "".join(cluster.table("poll_interval = 1\n") for cluster in booted)
 
 
-def run_tasks(site: Site, long: float, short: float) -> list[Any]:
-    """Run an array; return the rows of its tasks."""
-    indices = "|".join(map(str, LONG))
-    command = f"case $METASCHED_TASK in {indices}) exec sleep {long}; esac; exec sleep {short}"
-    job = site.submit("-n", "2", "--time", "1", "--array", "1-8", "--wrap", command)
-    return site.until_ended(job)
+def run_tasks(site: Site, tasks: int, seconds: float) -> list[Any]:
+    """Run an array beside a task that ends long before its limit; return all rows.
+
+    That task holds one cluster until all others have gone to the other cluster, in the simulation
+    too: no decision depends on a small difference.
+    """
+    go = site.folder / "go"
+    go.unlink(missing_ok=True)
+    # simulated, it starts at once: it must run for longer than the manager took to start it
+    waiting = f"until [ -e {go} ]; do sleep 0.1; done; sleep {2 * seconds}"
+    holder = site.submit("-n", "2", "--time", "60", "--cluster", "beta", "--wrap", waiting)
+    site.until(lambda: site.rows(holder)[0]["state"] == "running")
+    array = ("-n", "2", "--time", "1", "--array", f"1-{tasks}", "--wrap", f"exec sleep {seconds}")
+    job = site.submit(*array)
+    go.touch()
+    return site.until_ended(holder, job)
 
 
 def wait_of(row: Any) -> float:
@@ -53,25 +62,25 @@ def wait_of(row: Any) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kind", "long", "short"),
+    ("kind", "tasks", "seconds"),
     [
-        ("local", 3.0, 0.2),
-        pytest.param("local", 20.0, 1.0, marks=pytest.mark.bench),
-        pytest.param("slurm", 20.0, 1.0, marks=pytest.mark.bench),
+        ("local", 8, 1.5),
+        pytest.param("local", 12, 4.0, marks=pytest.mark.bench),
+        pytest.param("slurm", 12, 4.0, marks=pytest.mark.bench),
     ],
 )
 def test_a_predicted_change_is_compared_with_the_measured_one(
-    site: Site, tmp_path: Path, kind: str, long: float, short: float
+    site: Site, tmp_path: Path, kind: str, tasks: int, seconds: float
 ) -> None:
     (site.folder / "still.toml").write_text("pull = false\n")
     (site.folder / "moving.toml").write_text("pull = true\npull_after = 1.0\n")
     with two_clusters(kind, tmp_path) as tables:
         site.configure(tables, extra='[policy]\nfile = "still.toml"\n')
         site.start()
-        before = run_tasks(site, long, short)
+        before = run_tasks(site, tasks, seconds)
         tried = site.json("policy", "try", "moving.toml")
         site.run("policy", "activate", "moving.toml")
-        after = run_tasks(site, long, short)
+        after = run_tasks(site, tasks, seconds)
         assert site.stop() == 0
     predicted = {row["figure"]: row for row in tried["figures"]}
     waits = predicted["mean wait"]
@@ -82,9 +91,8 @@ def test_a_predicted_change_is_compared_with_the_measured_one(
         f"{measured[1] - measured[0]:.1f} s"
     )
     assert tried["replay"]["problems"] == []
-    assert waits["recorded"] == pytest.approx(measured[0], abs=0.1)
-    # the other cluster becomes idle, and takes some of the long tasks only if these may move
-    long_on = [{row["cluster"] for row in rows if row["task"] in LONG} for rows in (before, after)]
-    assert long_on == [{"alpha"}, {"alpha", "beta"}]
+    # beta becomes idle, and takes some of the tasks only if these may move
+    clusters = [{row["cluster"] for row in rows if row["task"]} for rows in (before, after)]
+    assert clusters == [{"alpha"}, {"alpha", "beta"}]
     assert predicted["moves per job"]["after"] > predicted["moves per job"]["before"] == 0
-    assert waits["change"] < 0
+    assert waits["change"] <= waits["high"] < 0

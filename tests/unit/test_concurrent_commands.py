@@ -64,6 +64,7 @@ class StalledAdapter:
     """An adapter whose withdrawals of user a hang until `go` is set."""
 
     access = ""
+    exclusions = None
 
     def __init__(self) -> None:
         self.go = threading.Event()

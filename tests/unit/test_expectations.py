@@ -24,6 +24,7 @@ class FakeAdapter:
     """An adapter whose listing has the rows that a test sets."""
 
     access = ""
+    exclusions = None
 
     def __init__(self) -> None:
         self.rows: tuple[JobStatus, ...] = ()

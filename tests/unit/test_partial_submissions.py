@@ -103,6 +103,7 @@ def test_a_worker_reports_the_tasks_that_were_not_tried(
 ) -> None:
     class StoppingAdapter:
         access = ""
+        exclusions = None
 
         def submit(self, submission: Submission) -> dict[int, str]:
             raise PartlySubmitted("the time was over", {0: "7"}, untried)

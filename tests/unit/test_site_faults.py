@@ -30,6 +30,7 @@ SUBMISSION = Submission(
 
 class FaultyAdapter:
     access = ""
+    exclusions = None
     launcher_verbs = ("submit",)
 
     def submit(self, submission: Submission) -> dict[int, str]:
