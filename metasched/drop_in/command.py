@@ -84,6 +84,11 @@ def fail(message: str, exit_code: int = 1) -> int:
     return exit_code
 
 
+def fail_for_job(id: str, problem: str) -> int:
+    """Print a problem with a job, or a task of an array, as scontrol does; return 1."""
+    return fail(f"{id}: {problem}" if "_" in id else f"{problem} for job {id}")
+
+
 def exec_real(name: str, arguments: Sequence[str]) -> None:
     """Replace this process by the real command. CommandError if there is none on PATH."""
     exec_program(real_path(name), arguments, os.environ)

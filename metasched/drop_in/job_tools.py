@@ -6,6 +6,8 @@ Ids of metasched are replaced by the managers' ids.
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 
 from metasched.drop_in.command import (
@@ -15,7 +17,9 @@ from metasched.drop_in.command import (
     listed_tasks,
     parse_options,
     real_arguments,
+    real_environment,
 )
+from metasched.drop_in.job import OPEN_STATES
 from metasched.drop_in.job_filters import is_job_id, words_of
 from metasched.drop_in.native_clusters import read_clusters, run_native, slurm_clusters
 
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from metasched.drop_in.srun_options import Option
 
 _PLACE_OPTIONS = ("jobid", "clusters")  # of srun
+WAITING = "Job is pending execution"
+_ENDED = "Job/step already completing or completed"
 CLUSTERS = {"cluster=": "", "clusters=": "M"}  # options of metasched's: by either name
 
 
@@ -59,14 +65,14 @@ def run_tool(name: str, options: Mapping[str, str], arguments: Sequence[str]) ->
     native = [word for word in ids if clusters.is_native(word)]
     if not own:
         return run(native, chosen, True)
-    places = native_places(name, connection, own)
+    places = _some_places(name, connection, own)
     by_name = {cluster.name: cluster for cluster in clusters.clusters}
     codes = [run(native, chosen, False)] if native else []
-    for cluster, native_ids in places.items():
+    for cluster, own_by_native in places.items():
         if cluster not in by_name:
             raise CommandError(f"{name}: error: cluster {cluster} is configured no more")
         is_last = not codes and len(places) == 1
-        codes.append(run(native_ids, [by_name[cluster]], is_last))
+        codes.append(run(list(own_by_native), [by_name[cluster]], is_last))
     return max(codes)
 
 
@@ -88,7 +94,7 @@ def exec_step(options: Sequence[Option], program: Sequence[str], job: str) -> No
             raise CommandError(f"srun: error: job {job} is on one cluster; name it with -M")
         else:
             slurm_clusters("srun", chosen)[0].exec("srun", [f"--jobid={job}", *rest, *program])
-    places = native_places("srun", connection, [job])
+    places = _some_places("srun", connection, [job])
     by_name = {cluster.name: cluster for cluster in clusters.clusters}
     (name, ids), *others = places.items()
     if others or len(ids) > 1:
@@ -96,18 +102,32 @@ def exec_step(options: Sequence[Option], program: Sequence[str], job: str) -> No
     if name not in by_name:
         raise CommandError(f"srun: error: cluster {name} is configured no more")
     slurm = slurm_clusters("srun", [by_name[name]])
-    slurm[0].exec("srun", [f"--jobid={ids[0]}", *rest, *program])
+    slurm[0].exec("srun", [f"--jobid={next(iter(ids))}", *rest, *program])
+
+
+def _some_places(
+    command: str, connection: Connection, words: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """Return the places of jobs; print a line for each without. CommandError if none has one."""
+    places, missing = native_places(command, connection, words)
+    lines = [f"{command}: error: job {word.partition('.')[0]} is on no cluster" for word in missing]
+    if not places:
+        raise CommandError("\n".join(lines))
+    for line in lines:
+        print(line, file=sys.stderr)
+    return places
 
 
 def native_places(
     command: str, connection: Connection, words: Sequence[str]
-) -> dict[str, list[str]]:
-    """Return the managers' ids of jobs of metasched, by cluster; `17.0` keeps its step.
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Return the managers' ids of jobs of metasched, and why others have none.
 
-    A line is printed for each job that no cluster has. CommandError if that is so for all.
+    The former are by cluster, each with the id in metasched; of `17.0` the manager's has the step.
+    The latter are by word, in words of Slurm. CommandError for a word that is no id.
     """
-    places: dict[str, list[str]] = {}
-    missing = []
+    places: dict[str, dict[str, str]] = {}
+    missing = {}
     ids = [word.partition(".")[0] for word in words]
     for word, id in zip(words, ids):
         step = word.partition(".")[2]
@@ -115,19 +135,38 @@ def native_places(
             raise CommandError(f"{command}: error: Invalid job id {word}")
     by_id = _rows_by_id(connection, [id for id in ids if "[" not in id])
     for word, id in zip(words, ids):
-        is_placed = False
-        for row in _rows(connection, [id]) if "[" in id else by_id.get(id, ()):
+        missing[word] = "Invalid job id specified"
+        rows = list(_rows(connection, [id])) if "[" in id else by_id.get(id, [])
+        for row in rows:
             native_id = row["native_id"] or ""
             if is_job_id(native_id):
-                is_placed = True
-                places.setdefault(row["cluster"], []).append(f"{native_id}{word[len(id) :]}")
-        if not is_placed:
-            missing.append(f"{command}: error: job {id} is on no cluster")
-    if not places:
-        raise CommandError("\n".join(missing))
-    for line in missing:
-        print(line, file=sys.stderr)
-    return places
+                own_id = id if len(rows) == 1 else f"{row['job']}_{row['task']}"
+                places.setdefault(row["cluster"], {})[f"{native_id}{word[len(id) :]}"] = own_id
+                missing.pop(word, None)
+            elif word in missing:
+                missing[word] = WAITING if row["state"] in OPEN_STATES.split(",") else _ENDED
+    return places, missing
+
+
+def run_for_jobs(
+    command: str, cluster: NativeCluster, arguments: Sequence[str], own_ids: Mapping[str, str]
+) -> int:
+    """Run a real command about jobs of metasched; return its exit code.
+
+    Its errors name the jobs by `own_ids`, which are by the managers' ids.
+    """
+    path = cluster.required_program(command)
+    environment = real_environment(path, cluster.environment())
+    sys.stdout.flush()
+    done = subprocess.run([path, *arguments], env=environment, stderr=subprocess.PIPE, check=False)
+    by_id = {native.partition(".")[0]: own for native, own in own_ids.items()}
+    translated = re.sub(
+        r"(\b(?:job|id|step|[Ss]tep[Ii]d=|[Jj]ob[Ii]d=) ?)(\d+(?:_\d+)?)\b",
+        lambda match: match[1] + by_id.get(match[2], match[2]),
+        done.stderr.decode(errors="backslashreplace"),
+    )
+    sys.stderr.write(translated)
+    return done.returncode if done.returncode >= 0 else 1
 
 
 def _rows_by_id(connection: Connection, ids: Sequence[str]) -> dict[str, list[dict[str, Any]]]:

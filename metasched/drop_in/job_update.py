@@ -7,7 +7,7 @@ import time
 
 from metasched.client.changes import FOLD
 from metasched.client.connection import ClientError, NotFound, PermissionDenied
-from metasched.drop_in.command import CommandError, fail, listed_tasks
+from metasched.drop_in.command import CommandError, fail, fail_for_job, listed_tasks
 from metasched.drop_in.format_language import printable
 from metasched.drop_in.job import OPEN_STATES
 from metasched.drop_in.job_filters import user_name
@@ -53,19 +53,14 @@ def update_jobs(connection: Connection, ids: Sequence[str], words: Sequence[str]
             if held:
                 connection.request("POST", "/jobs/hold", FOLD, {"jobs": [id]})
         except NotFound:
-            code = _fail_for(id, "Invalid job id specified")
+            code = fail_for_job(id, "Invalid job id specified")
         except PermissionDenied:
-            code = _fail_for(id, "Access/permission denied")
+            code = fail_for_job(id, "Invalid user id")
         except ClientError as error:
             if error.exit_code == 4:  # no daemon: the other jobs would fail, too
                 raise
             code = fail(f"slurm_update error: {error}")
     return code
-
-
-def _fail_for(id: str, problem: str) -> int:
-    """Print a problem with a job, or a task of an array, in Slurm's words; return 1."""
-    return fail(f"{id}: {problem}" if "_" in id else f"{problem} for job {id}")
 
 
 def find_named_jobs(connection: Connection, words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -72,6 +72,7 @@ _VARIABLES = {
 _OF_SIGNALS = ("signal", "batch", "full", "quiet", "verbose")  # options for the real command
 # signals that end a job: it is cancelled, so that its manager ends all its processes
 _ENDING_SIGNALS = ("KILL", "TERM", "INT", "HUP", "QUIT", "9", "15", "2", "1", "3")
+_INVALID_ID = "Invalid job id specified"
 USAGE = "Usage: scancel [-A account] [-n job_name] [-p partition] [-q qos] [-Q] [-s signal]\n"
 USAGE += (
     "               [-t PENDING | RUNNING | SUSPENDED] [-u user] [--me] [-v] [job_id[_task]]..."
@@ -170,23 +171,29 @@ def _cancel_own(
             code = fail(f"scancel: error: {problem}")
     if verbose:
         for word in missing:
-            fail(f"scancel: error: Kill job error on job id {word}: Invalid job id specified")
+            fail(f"scancel: error: Kill job error on job id {word}: {_INVALID_ID}")
     return max(code, _signal(connection, options, steps)) if steps else code
 
 
 def _signal(connection: Connection, options: Mapping[str, str], ids: Sequence[str]) -> int:
     """Send a signal to jobs, or end steps, by the real commands. Return the exit code."""
-    from metasched.drop_in.job_tools import native_places  # few calls need it
+    from metasched.drop_in.job_tools import WAITING, native_places, run_for_jobs  # few need them
 
     clusters = {cluster.name: cluster for cluster in read_clusters(connection).clusters}
     parsed = [(name, options[name]) for name in _OF_SIGNALS if name in options]
+    places, missing = native_places("scancel", connection, ids)
     code = 0
-    for name, native_ids in native_places("scancel", connection, ids).items():
+    for word, problem in missing.items():
+        id, step, _ = word.partition(".")
+        may_be_later = problem == WAITING and not step and "batch" not in options
+        what = "Job can not be altered now, try again later" if may_be_later else _INVALID_ID
+        code = fail(f"scancel: error: Kill job error on job{' step' * bool(step)} id {id}: {what}")
+    for name, own_ids in places.items():
         if name not in clusters or not clusters[name].config:
             code = fail(f"scancel: error: cluster {name} takes no signals; KILL and TERM cancel")
             continue
-        arguments = real_arguments(OPTIONS, parsed, native_ids)
-        code = max(code, run_native("scancel", arguments, [clusters[name]], is_last=False))
+        arguments = real_arguments(OPTIONS, parsed, list(own_ids))
+        code = max(code, run_for_jobs("scancel", clusters[name], arguments, own_ids))
     return code
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 from metasched.client.changes import FOLD
@@ -12,12 +11,14 @@ from metasched.drop_in.command import (
     CommandError,
     connect,
     fail,
+    fail_for_job,
     listed_tasks,
     parse_options,
     real_arguments,
 )
 from metasched.drop_in.format_language import printable
 from metasched.drop_in.job import (
+    OPEN_STATES,
     UNSET,
     Job,
     expand_hostlist,
@@ -33,6 +34,7 @@ from metasched.drop_in.native_clusters import read_clusters, run_native
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from metasched.drop_in.native_clusters import NativeCluster, NativeClusters
 
@@ -49,8 +51,15 @@ OPTIONS = {
 }
 _ACTIONS = ("hold", "uhold", "release", "requeue", "requeuehold")
 # real commands that metasched does not replace; of some a word is a job
-_JOB_VERBS = {"listpids": 1, "notify": 1, "resume": 1, "suspend": 1, "top": 1, "wait_job": 1}
-_JOB_VERBS["write"] = 2
+_MANY_JOBS_VERBS = ("resume", "suspend")
+_JOB_VERBS = {"listpids": 1, "notify": 1, "top": 1, "wait_job": 1, "write": 2}
+# what the real ones say of a job with a problem
+_JOB_ERRORS = {
+    "notify": "job notify failure: {problem}",
+    "show": "slurm_get_job_steps error: {problem}",
+    "wait_job": "scontrol: Problem running job {id}",
+    "write": "job script retrieval failed: {problem}",
+}
 _REAL_VERBS = (
     *("abort", "cancel_reboot", "completing", "create", "delete", "getaddrs", "listpids"),
     *("pidinfo", "ping", "power", "reboot", "reboot_nodes", "reconfigure", "schedloglevel"),
@@ -88,7 +97,9 @@ def main(arguments: Sequence[str]) -> int:
         return _update(ids, names, real)
     if verb.lower() == "update" and real.chosen is None:
         return _update_named(names)
-    if verb.lower() in (*_ACTIONS, "show", "update"):
+    if verb.lower() in _MANY_JOBS_VERBS and names:
+        return max(_run_on_jobs([verb, name], 1, real) for name in names)
+    if verb.lower() in (*_ACTIONS, *_MANY_JOBS_VERBS, "show", "update"):
         raise CommandError(f"too few arguments for keyword:{verb}")
     if verb.lower() in _JOB_VERBS and names:
         return _run_on_jobs([verb, *names], _JOB_VERBS[verb.lower()], real)
@@ -99,21 +110,30 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run_on_jobs(words: Sequence[str], position: int, real: _Real) -> int:
     """Run a real command whose word at a position is a job, or a step, where that job is."""
-    if len(words) <= position or real.clusters.is_native(words[position]):
-        return real.run(words, is_last=True)
-    from metasched.drop_in.job_tools import native_places  # few calls need it
+    ids = words_of(words[position]) if len(words) > position else []
+    native_ids = [id for id in ids if real.clusters.is_native(id)]
+    if len(native_ids) == len(ids):
+        return real.run(words, is_last=words[0].lower() not in _MANY_JOBS_VERBS)
+    from metasched.drop_in.job_tools import native_places, run_for_jobs  # few calls need them
 
-    places = native_places("scontrol", connect(), words_of(words[position]))
+    own_ids = [id for id in ids if id not in native_ids]
+    places, missing = native_places("scontrol", connect(), own_ids)
     by_name = {cluster.name: cluster for cluster in real.clusters.clusters}
     code = 0
-    for name, ids in places.items():
+    for id, problem in missing.items():
+        error = _JOB_ERRORS.get(words[0].lower(), "{problem} for job {id}")
+        code = fail(error.format(problem=problem, id=id))
+    for id in native_ids:
+        changed = [*words[:position], id, *words[position + 1 :]]
+        code = max(code, real.run(changed, is_last=False))
+    for name, by_native_id in places.items():
         if name not in by_name or not by_name[name].config:
             code = fail(f"scontrol: error: cluster {name} has no scontrol")
             continue
-        for id in ids:
+        for id in by_native_id:
             changed = [*words[:position], id, *words[position + 1 :]]
             arguments = real.arguments(changed)
-            code = max(code, run_native("scontrol", arguments, [by_name[name]], is_last=False))
+            code = max(code, run_for_jobs("scontrol", by_name[name], arguments, by_native_id))
     return code
 
 
@@ -346,25 +366,47 @@ def _change(verb: str, names: Sequence[str], real: _Real) -> int:
         raise CommandError(f"scontrol: error: {problem}; requeue them, then hold them")
     for id in ids:
         if not is_job_id(id):
-            code = fail(f"Invalid job id specified for job {printable(id)}")
+            code = _fail_for(action, printable(id), "Invalid job id specified")
             continue
         if real.clusters.is_native(id):
             continue
         try:
-            connection.request("POST", f"/jobs/{action}", FOLD, {"jobs": [id]})
-        except NotFound:
-            code = 1
-            print(f"Invalid job id specified for job {id}", file=sys.stderr)
-        except PermissionDenied:
-            code = 1
-            print(f"Access/permission denied for job {id}", file=sys.stderr)
+            answer, _ = connection.request("POST", f"/jobs/{action}", body={"jobs": [id]})
         except ClientError as error:
-            if error.exit_code == 4:  # no daemon: the other jobs would fail, too
-                raise
-            code = 1
-            print(f"scontrol: error: {error}", file=sys.stderr)
-    if code and action != "requeue":
-        print("slurm_suspend error: Invalid job id specified", file=sys.stderr)
+            code = _fail_to_change(action, id, error)
+        else:
+            problem = _unchanged(action, answer)
+            code = _fail_for(action, id, problem) if problem else code
     for id in native_ids:
         code = max(code, real.run([verb, id], is_last=len(ids) == 1))
+    return code
+
+
+def _unchanged(action: str, answer: Any) -> str:
+    """Return in Slurm's words why an action changed none of the tasks; "": it changed some."""
+    states = {row["was"] for row in answer["jobs"]}
+    if action == "requeue" and states and states <= {"queued", "held", "dispatching", "pending"}:
+        return "Job is pending execution"
+    if action != "requeue" and states and states.isdisjoint(OPEN_STATES.split(",")):
+        return "Job has already finished"
+    return ""
+
+
+def _fail_to_change(action: str, id: str, error: ClientError) -> int:
+    """Print the daemon's refusal in Slurm's words, if it has some; return 1."""
+    if isinstance(error, NotFound):
+        return _fail_for(action, id, "Invalid job id specified")
+    if isinstance(error, PermissionDenied):
+        denied = "Access/permission denied" if action == "requeue" else "Invalid user id"
+        return _fail_for(action, id, denied)
+    if error.exit_code == 4:  # no daemon: the other jobs would fail, too
+        raise error
+    return fail(f"scontrol: error: {error}")
+
+
+def _fail_for(action: str, id: str, problem: str) -> int:
+    """Print a problem with a job, or a task of an array, in Slurm's words; return 1."""
+    code = fail_for_job(id, problem)
+    if action != "requeue" and "_" not in id:
+        fail(f"slurm_suspend error: {problem}")
     return code

@@ -264,6 +264,15 @@ WRONG = [
     ["scontrol", "hold"],
     ["scontrol", "hold", "abc"],
     ["scontrol", "requeue", "999999999"],
+    ["scontrol", "requeue", "999999999", "999999998"],
+    ["scontrol", "hold", "999999999", "abc"],
+    ["scontrol", "release", "999999999_3"],
+    ["scontrol", "suspend"],
+    ["scontrol", "notify", "999999999", "word"],
+    ["scontrol", "top", "999999999"],
+    ["scontrol", "wait_job", "999999999"],
+    ["scontrol", "show", "step", "999999999"],
+    ["scancel", "--signal", "USR1", "999999999", "999999998"],
     ["scancel"],
     ["scancel", "abc"],
     ["scancel", "999999999"],
@@ -323,9 +332,12 @@ def test_signals_go_to_running_jobs_alone(drop_in: Site) -> None:
     job = drop_in.submit("-n", "1", "-o", str(output), "--wrap", script)
     waiting = drop_in.submit("--hold", "-n", "1", "-o", "/dev/null", "--wrap", "true")
     drop_in.until(lambda: output.read_text() == "ready\n")
+    later = own(drop_in, "scancel", "--signal", "USR1", str(waiting))
+    assert (later.returncode, later.stderr.count("Job can not be altered now")) == (1, 1)
     done = own(drop_in, "scancel", "--signal", "USR1", "--batch", str(job), str(waiting))
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == f"scancel: error: job {waiting} is on no cluster\n"
+    assert (done.returncode, done.stdout) == (1, "")
+    problem = "Invalid job id specified"  # as the real one with --batch says of a waiting job
+    assert done.stderr == f"scancel: error: Kill job error on job id {waiting}: {problem}\n"
     [row] = drop_in.until_ended(job)
     assert (row["state"], row["exit_code"]) == ("failed", 3)
     assert output.read_text() == "ready\nseen\n"

@@ -119,7 +119,7 @@ def test_a_step_goes_to_another_cluster_from_the_first_id_on(
 
 
 def test_many_jobs_of_a_tool_are_looked_up_together(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     requests = []
 
@@ -128,13 +128,31 @@ def test_many_jobs_of_a_tool_are_looked_up_together(
         array = [(200, 1, 200, "8_1"), (200, 2, 201, "8_2")]
         jobs = [(number, None, number, str(number - 50)) for number in range(300, 10_000)]
         names = ("job", "task", "number", "native_id")
-        return [dict(zip(names, row, strict=True), cluster="north") for row in [*array, *jobs]]
+        placed = {"cluster": "north", "state": "running"}
+        return [dict(zip(names, row, strict=True), **placed) for row in [*array, *jobs]]
 
     monkeypatch.setattr(job_tools, "listed_tasks", listed)
     connection: Any = None
     words = ["200", "201.0", "200_1.batch", "150", *map(str, range(300, 10_000))]
-    places = job_tools.native_places("sstat", connection, words)
-    assert places["north"][:5] == ["8_1", "8_2", "8_2.0", "8_1.batch", "250"]
+    places, missing = job_tools.native_places("sstat", connection, words)
+    assert list(places["north"])[:5] == ["8_1", "8_2", "8_2.0", "8_1.batch", "250"]
+    assert list(places["north"].values())[:5] == ["200_1", "200_2", "201", "200_1", "300"]
     assert len(places["north"]) == 4 + 9_700
     assert len(requests) == 1
-    assert capsys.readouterr().err == "sstat: error: job 150 is on no cluster\n"
+    assert missing == {"150": "Invalid job id specified"}
+
+
+def test_errors_of_real_commands_name_the_jobs_of_metasched(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = (
+        "echo 'Kill job error on job id 8: 8 CPUs, job step id 9, StepId=8.1, job 8_3' >&2",
+        "echo 'job 8 of stdout'; exit 3",
+    )
+    command(tmp_path, "scancel", "\n".join(lines))
+    ids = {"8": "108", "9.2": "109", "8_3": "108_3"}
+    assert job_tools.run_for_jobs("scancel", cluster(tmp_path), [], ids) == 3
+    assert capfd.readouterr() == (
+        "job 8 of stdout\n",
+        "Kill job error on job id 108: 8 CPUs, job step id 109, StepId=108.1, job 108_3\n",
+    )

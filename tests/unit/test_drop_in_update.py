@@ -85,7 +85,7 @@ def test_a_job_that_is_missing_costs_a_line(capsys: pytest.CaptureFixture[str]) 
     ("error", "message"),
     [
         (NotFound("no job 17"), "Invalid job id specified for job 17"),
-        (PermissionDenied("not yours"), "Access/permission denied for job 17"),
+        (PermissionDenied("not yours"), "Invalid user id for job 17"),
         (ClientError("17 is a task"), "slurm_update error: 17 is a task"),
     ],
 )

@@ -392,12 +392,12 @@ def test_jobs_of_others_keep_none_of_the_caller_from_its_end(
 
 
 def test_a_step_that_cannot_be_ended_keeps_no_job_from_its_end(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cancelled = _Cancellations(monkeypatch)
     monkeypatch.setattr("metasched.drop_in.job_tools.listed_tasks", lambda *_: [])
-    with pytest.raises(CommandError, match="job 1 is on no cluster"):
-        scancel.main(["1.0", "2"])
+    assert scancel.main(["1.0", "2"]) == 1
+    assert "Kill job error on job step id 1: Invalid job id specified" in capsys.readouterr().err
     assert cancelled.ids == ["2"]
 
 
@@ -469,20 +469,22 @@ def test_a_job_that_has_no_scontrol_keeps_no_other_from_its_call(
     rows = [common | {"cluster": "cell", "config": ""}]
     rows.append(common | {"cluster": "alpha", "config": "/etc/slurm.conf"})
     clusters = NativeClusters({"first_id": 100, "instances": [], "clusters": rows})
-    calls: list[tuple[list[str], list[str]]] = []
+    calls: list[tuple[list[str], str]] = []
 
-    def run(_: str, arguments: list[str], chosen: list[Any], is_last: bool) -> int:
-        calls.append((arguments, [cluster.name for cluster in chosen]))
+    def run(_: str, cluster: Any, arguments: list[str], __: dict[str, str]) -> int:
+        calls.append((arguments, cluster.name))
         return 0
 
-    places = {"cell": ["7"], "gone": ["8"], "alpha": ["9"]}
+    places = {"cell": {"7": "101"}, "gone": {"8": "102"}, "alpha": {"9": "103"}}
     monkeypatch.setattr(scontrol, "connect", lambda: None)
     monkeypatch.setattr(scontrol, "read_clusters", lambda _: clusters)
-    monkeypatch.setattr(scontrol, "run_native", run)
-    monkeypatch.setattr(job_tools, "native_places", lambda *_: places)
-    assert scontrol.main(["suspend", "101,102,103"]) == 1
-    assert calls == [(["--", "suspend", "9"], ["alpha"])]
-    problems = [f"scontrol: error: cluster {name} has no scontrol" for name in ("cell", "gone")]
+    monkeypatch.setattr(job_tools, "run_for_jobs", run)
+    missing = {"104": "Job is pending execution"}
+    monkeypatch.setattr(job_tools, "native_places", lambda *_: (places, missing))
+    assert scontrol.main(["suspend", "101,102,103,104"]) == 1
+    assert calls == [(["--", "suspend", "9"], "alpha")]
+    problems = ["Job is pending execution for job 104"]
+    problems += [f"scontrol: error: cluster {name} has no scontrol" for name in ("cell", "gone")]
     assert capsys.readouterr().err.splitlines() == problems
 
 
