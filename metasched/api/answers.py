@@ -51,6 +51,7 @@ def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Paylo
         nice=options.nice,
         nodelist=options.nodelist,
         exclude=options.exclude,
+        native=job.native,
         licences=job.licences,
         licence_choices=job.licence_choices,
         dependency=job.dependency,

@@ -64,6 +64,7 @@ _DETAILS = _JOB | {
     "nice": 0,
     "nodelist": "",
     "exclude": "",
+    "native": {},
     "licences": {"solver": 1},
     "dependency": None,
     "requeue": False,

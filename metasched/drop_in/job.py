@@ -89,18 +89,23 @@ ENDED_REASONS = {
     "OUT_OF_MEMORY": "OutOfMemory",
     "NODE_FAIL": "NodeDown",
 }
+_UNITS = "KMGTP"
 NO_INDEX = 2**32 - 2  # index of a job that is no single task of an array, in Slurm's paths
 _MANAGER = "manager:"  # prefix of a manager's own reason
 UNSET = "(null)"  # of a text that was not given
 # what rows of daemons of earlier releases lack
 _ABSENT: dict[str, Any] = {"clusters": (), "wckey": "", "nice": 0, "nodelist": "", "exclude": ""}
+_ABSENT["native"] = {}
+_GEOMETRY = ("sockets-per-node", "cores-per-socket", "threads-per-core")
 
 
 class Job:
     """A row of `GET /jobs/details`."""
 
-    def __init__(self, row: Mapping[str, Any]) -> None:
+    def __init__(self, row: Mapping[str, Any], unit: str = "") -> None:
+        """`unit` is that of its sizes, a letter; "": that in which each is short, as in Slurm."""
         self.row = {**_ABSENT, **row}
+        self.unit = unit
         self.state = _slurm_state(row)
         self.code = SLURM_STATES[self.state][0]
         task = row["task"]
@@ -216,7 +221,53 @@ class Job:
     @property
     def memory(self) -> str:
         """Requested memory, as Slurm writes it: `1.50G`; "0": none."""
-        return format_memory(self.row["memory"] or self.row["memory_per_cpu"] or 0)
+        return format_memory(self.row["memory"] or self.row["memory_per_cpu"] or 0, self.unit)
+
+    @property
+    def min_cpus(self) -> int:
+        """Processors that a node must have: those of a task, or more by `--mincpus`."""
+        least = self.slurm_options.get("mincpus", "")
+        cpus: int = self.row["cpus"] // self.row["tasks"]
+        return max(cpus, int(least) if least.isdecimal() and len(least) < 10 else 0)
+
+    @property
+    def min_disk(self) -> str:
+        """Disk space per node, as Slurm writes it: `5G`; "0": none was asked for."""
+        from metasched.units import ParseError, parse_memory  # few jobs have such options
+
+        text = self.slurm_options.get("tmp")
+        try:
+            return format_memory(parse_memory(text), self.unit) if text else "0"
+        except ParseError:  # Slurm has refused it
+            return "0"
+
+    @property
+    def geometry(self) -> list[str]:
+        """Sockets of a node, cores of these, threads of these; "*": any number."""
+        options = self.slurm_options
+        counts = options.get("extra-node-info", "").split(":")
+        counts += ["*"] * (len(_GEOMETRY) - len(counts))
+        return [options.get(name) or count or "*" for name, count in zip(_GEOMETRY, counts)]
+
+    @property
+    def sharing(self) -> str:
+        """Whether others may share its processors: NO, YES, OK, USER or MCS, by its own options."""
+        options = self.slurm_options
+        if self.row["exclusive"] or "reboot" in options:
+            return options.get("exclusive", "").upper() or "NO"
+        return "YES" if "oversubscribe" in options else "OK"
+
+    @property
+    def slurm_options(self) -> dict[str, str]:
+        """What `sbatch` passed on to Slurm, as {"tmp": "5G", "contiguous": ""}."""
+        native = self.row["native"]
+        if not native:
+            return {}
+        import shlex  # few jobs have such options
+
+        text = native.get(self.row["cluster"]) or next(iter(native.values()))
+        pairs = (word[2:].partition("=") for word in shlex.split(text) if word[:2] == "--")
+        return {name: value for name, _, value in pairs}
 
     @property
     def gres(self) -> str:
@@ -239,7 +290,11 @@ class Job:
         nodes = self.node_count
         memory = (self.row["memory"] or 0) * nodes
         memory = memory or (self.row["memory_per_cpu"] or 0) * self.row["cpus"]
-        parts = [f"cpu={self.row['cpus']}", f"mem={format_memory(memory)}", f"node={nodes}"]
+        parts = [
+            f"cpu={self.row['cpus']}",
+            f"mem={format_memory(memory, self.unit)}",
+            f"node={nodes}",
+        ]
         gres = [f"gres/{name}={count * nodes}" for name, count in self.row["gres"].items()]
         return ",".join(parts + gres if memory else [parts[0], parts[2], *gres])
 
@@ -346,15 +401,20 @@ def format_clock(seconds: float) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def format_memory(mebibytes: int) -> str:
-    """Format MiB as Slurm does: `477M`, `4G`, `1.50G`; 0 without a unit."""
+def format_memory(mebibytes: int, unit: str = "") -> str:
+    """Format MiB as Slurm does: `477M`, `4G`, `1.50G`, `1500M`; 0 without a unit.
+
+    `unit` is one of KMGTP. Without it, the largest in which the size has no more than a half.
+    """
     if not mebibytes:
         return "0"
-    size, units = float(mebibytes), "MGTP"
-    unit = 0
-    while size >= 1024 and unit < len(units) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.0f}{units[unit]}" if size == int(size) else f"{size:.2f}{units[unit]}"
+    size, position = float(mebibytes), _UNITS.index("M")
+    if unit:
+        size, position = mebibytes / 1024 ** (_UNITS.index(unit) - position), _UNITS.index(unit)
+    else:
+        while size >= 1024 and not int(size) % 512 and position < len(_UNITS) - 1:
+            size, position = size / 1024, position + 1
+    return f"{size:.0f}{_UNITS[position]}" if size.is_integer() else f"{size:.2f}{_UNITS[position]}"
 
 
 def user_id(user: str) -> str:

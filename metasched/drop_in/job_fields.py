@@ -48,8 +48,9 @@ def _cpus_per_task(job: Job) -> str:
     return str(job.row["cpus"] // job.row["tasks"])
 
 
-def _sharing(job: Job) -> str:
-    return "NO" if job.row["exclusive"] else "OK"
+def _is_given(option: str) -> Callable[[Job], str]:
+    """Return "1" for a job with this option of sbatch, which Slurm alone reads, else "0"."""
+    return lambda job: str(int(option in job.slurm_options))
 
 
 def _value(key: str, unset: str = UNSET) -> Callable[[Job], str]:
@@ -83,7 +84,7 @@ FIELDS = (
     Field("D", "numnodes", "NODES", lambda job: str(job.node_count)),
     Field("C", "numcpus", "CPUS", _value("cpus")),
     Field("", "numtasks", "TASKS", _value("tasks")),
-    Field("c", "mincpus", "MIN_CPUS", _cpus_per_task),
+    Field("c", "mincpus", "MIN_CPUS", lambda job: str(job.min_cpus)),
     Field("m", "minmemory", "MIN_MEMORY", lambda job: job.memory),
     Field("b", "tres-per-node", "TRES_PER_NODE", lambda job: job.gres or "N/A"),
     Field("", "gres", "TRES_PER_NODE", lambda job: job.gres or "N/A"),
@@ -106,13 +107,13 @@ FIELDS = (
     Field("o", "command", "COMMAND", _always(UNSET)),
     Field("w", "wckey", "WCKEY", _value("wckey")),
     Field("Y", "schednodes", "SCHEDNODES", _always(UNSET)),
-    Field("h", "oversubscribe", "OVER_SUBSCRIBE", _sharing),
+    Field("h", "oversubscribe", "OVER_SUBSCRIBE", lambda job: job.sharing),
     Field("n", "reqnodes", "REQ_NODES", lambda job: job.row["nodelist"]),
     Field("x", "excnodes exc_nodes", "EXC_NODES", lambda job: job.row["exclude"]),
     Field("y", "nice", "NICE", lambda job: str(job.row["nice"])),
-    Field("z", "sct", "S:C:T", _always("*:*:*")),
-    Field("d", "mintmpdisk", "MIN_TMP_DISK", _always("0")),
-    Field("O", "contiguous", "CONTIGUOUS", _always("0")),
+    Field("z", "sct", "S:C:T", lambda job: ":".join(job.geometry)),
+    Field("d", "mintmpdisk", "MIN_TMP_DISK", lambda job: job.min_disk),
+    Field("O", "contiguous", "CONTIGUOUS", _is_given("contiguous")),
     Field("", "cluster", "CLUSTER", _value("cluster", "")),
     Field("", "stdin", "STDIN", _always("/dev/null")),
     Field("", "stdout", "STDOUT", lambda job: job.output_path),
@@ -122,9 +123,9 @@ FIELDS = (
     Field("U", "userid", "UID", lambda job: user_id(job.row["user"])),
     Field("g", "groupname", "GROUP", lambda job: user_group(job.row["user"])[0]),
     Field("G", "groupid", "GROUP", lambda job: user_group(job.row["user"])[1]),
-    Field("H", "sockets", "SOCKETS_PER_NODE", _always("*")),
-    Field("I", "cores", "CORES_PER_SOCKET", _always("*")),
-    Field("J", "threads", "THREADS_PER_CORE", _always("*")),
+    Field("H", "sockets", "SOCKETS_PER_NODE", lambda job: job.geometry[0]),
+    Field("I", "cores", "CORES_PER_SOCKET", lambda job: job.geometry[1]),
+    Field("J", "threads", "THREADS_PER_CORE", lambda job: job.geometry[2]),
     Field("X", "corespec", "CORE_SPEC", _always("N/A")),
     Field("", "cpus-per-task", "CPUS_PER_TASK", _cpus_per_task),
     Field("", "tres-alloc", "TRES_ALLOC", lambda job: job.tres),
@@ -139,7 +140,7 @@ FIELDS = (
     Field("", "pendingtime", "PENDING_TIME", _time_pending),
     Field("", "batchflag", "BATCH_FLAG", _always("1")),
     Field("", "requeue", "REQUEUE", lambda job: str(int(job.row["requeue"]))),
-    Field("", "reboot", "REBOOT", _always("0")),
+    Field("", "reboot", "REBOOT", _is_given("reboot")),
     Field("", "admin_comment", "ADMIN_COMMENT", lambda job: job.admin_comment or UNSET),
     Field("", "system_comment", "SYSTEM_COMMENT", _always(UNSET)),
 )

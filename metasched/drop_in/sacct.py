@@ -141,7 +141,7 @@ def _limit_in_minutes(job: Job, step: str) -> str:
 
 def _peak_memory(job: Job, step: str) -> str:
     peak = job.row["max_memory"]
-    return f"{peak * 1024}K" if step and peak is not None else ""
+    return format_memory(peak, job.unit or "K") if step and peak is not None else ""
 
 
 def _cpu_time(job: Job, step: str) -> str:
@@ -163,8 +163,8 @@ def _requested_memory(job: Job, step: str) -> str:
     if step:
         return ""
     if job.row["memory"]:
-        return format_memory(job.row["memory"] * job.node_count)
-    return format_memory((job.row["memory_per_cpu"] or 0) * job.row["cpus"])
+        return format_memory(job.row["memory"] * job.node_count, job.unit)
+    return format_memory((job.row["memory_per_cpu"] or 0) * job.row["cpus"], job.unit)
 
 
 def _state(job: Job, step: str) -> str:
@@ -341,6 +341,17 @@ def _parse_column(word: str) -> tuple[Field, int]:
     return field, int(width) if digits.isdecimal() else field.width
 
 
+def _unit(options: Mapping[str, str]) -> str:
+    """Return the unit of sizes, a letter; "": that in which each is short. Raises CommandError."""
+    if "units" not in options:
+        return "M" if "noconvert" in options else ""
+    unit = options["units"][:1].upper()
+    if unit not in tuple("KMGTP"):
+        problem = f"Invalid unit type '{options['units']}'. Possible options are 'KMGTP'"
+        raise CommandError(f"sacct: error: {problem}\nsacct: fatal: Invalid unit type")
+    return unit
+
+
 def _listed(connection: Connection, options: Mapping[str, str], ids: Sequence[str]) -> list[Job]:
     """Return the jobs of metasched with these ids, or of the users, in the time of the options."""
     jobs_only = [word.partition(".")[0] for word in ids]  # also of a step
@@ -353,7 +364,8 @@ def _listed(connection: Connection, options: Mapping[str, str], ids: Sequence[st
     elif "allusers" not in options:
         query["user"] = user_name(options.get("user", str(os.getuid())))
     try:
-        return [Job(row) for row in listed_tasks(connection, query)]
+        unit = _unit(options)
+        return [Job(row, unit) for row in listed_tasks(connection, query)]
     except PermissionDenied:  # jobs of others, which the site hides: none are shown
         return []
 

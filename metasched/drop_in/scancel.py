@@ -72,6 +72,7 @@ _VARIABLES = {
 _OF_SIGNALS = ("signal", "batch", "full", "quiet", "verbose")  # options for the real command
 # signals that end a job: it is cancelled, so that its manager ends all its processes
 _ENDING_SIGNALS = ("KILL", "TERM", "INT", "HUP", "QUIT", "9", "15", "2", "1", "3")
+MAX_NODE_FILE = 1 << 20  # characters that are read of a file of nodes
 _INVALID_ID = "Invalid job id specified"
 USAGE = "Usage: scancel [-A account] [-n job_name] [-p partition] [-q qos] [-Q] [-s signal]\n"
 USAGE += (
@@ -239,12 +240,11 @@ def _selected(
     wanted = {
         "name": options.get("jobname"),
         "partition": options.get("partition"),
-        "account": options.get("account"),
-        "qos": options.get("qos"),
         "wckey": options.get("wckey"),
         "reservation": options.get("reservation"),
     }
-    nodes = set(expand_hostlist(options["nodelist"])) if "nodelist" in options else None
+    folded = {key: options[key].lower() for key in ("account", "qos") if key in options}
+    nodes = set(expand_hostlist(_node_list(options["nodelist"]))) if "nodelist" in options else None
     names = None if chosen is None else [cluster.name for cluster in chosen]
 
     def is_there(job: Job) -> bool:
@@ -260,6 +260,20 @@ def _selected(
         for job in map(Job, listed_tasks(connection, query))
         if state in (None, job.state)
         and all(value is None or job.text_of(key) == value for key, value in wanted.items())
+        and all((job.text_of(key) or "").lower() == value for key, value in folded.items())
         and (nodes is None or nodes.intersection(job.nodes))
         and is_there(job)
     ]
+
+
+def _node_list(text: str) -> str:
+    """Return the nodes that `--nodelist` names; as in Slurm, `./file` has lines of them."""
+    if "/" not in text:
+        return text
+    try:
+        with open(text, encoding="utf-8", errors="replace") as file:
+            content = file.read(MAX_NODE_FILE)
+    except OSError as error:
+        problem = f"error opening file {text}, {error.strerror}"
+        raise CommandError(f"scancel: error: {problem}") from None
+    return ",".join(line.partition("#")[0].strip() for line in content.splitlines())

@@ -310,7 +310,7 @@ def _record(job: Job) -> list[str]:
         throttle = f" ArrayTaskThrottle={throttle}" if throttle else ""
         array = f"ArrayJobId={row['job']} ArrayTaskId={job.tasks}{throttle} "
     code, signal = job.wait_status
-    limit, cpus = row["time_limit"], row["cpus"] // row["tasks"]
+    limit, cpus, options = row["time_limit"], row["cpus"] // row["tasks"], job.slurm_options
     time_limit = "UNLIMITED" if limit is None else format_clock(limit)
     gres = f"\nTresPerNode={job.gres}" if job.gres else ""
     host = f"\nBatchHost={printable(job.nodes[0])}" if job.nodes else ""
@@ -323,7 +323,8 @@ MCS_label=N/A
 Priority={job.priority} Nice={row["nice"]} Account={_text(row["account"])} \
 QOS={_text(row["qos"])}
 JobState={job.state} Reason={job.reason} Dependency={_text(row["dependency"])}
-Requeue={int(row["requeue"])} Restarts={row["restarts"]} BatchFlag=1 Reboot=0 \
+Requeue={int(row["requeue"])} Restarts={row["restarts"]} BatchFlag=1 \
+Reboot={int("reboot" in options)} \
 ExitCode={code}:{signal}
 RunTime={format_clock(job.time_used)} TimeLimit={time_limit} TimeMin=N/A
 SubmitTime={format_time(job.submitted)} EligibleTime={format_time(job.eligible, "Unknown")}
@@ -334,11 +335,11 @@ ReqNodeList={_text(row["nodelist"])} ExcNodeList={_text(row["exclude"])}
 NodeList={printable(row["node_list"])}{host}
 NumNodes={job.node_count} NumCPUs={row["cpus"]} NumTasks={row["tasks"]} CPUs/Task={cpus}
 TRES={job.tres} {requested} AllocTRES={allocated}
-MinCPUsNode={cpus} MinMemory{"CPU" if row["memory_per_cpu"] else "Node"}={job.memory} \
-MinTmpDiskNode=0
+MinCPUsNode={job.min_cpus} MinMemory{"CPU" if row["memory_per_cpu"] else "Node"}={job.memory} \
+MinTmpDiskNode={job.min_disk}
 Features={_text(row["constraint"])}
-OverSubscribe={"NO" if row["exclusive"] else "OK"} Contiguous=0 Licenses={job.licences or UNSET} \
-Network={UNSET}
+OverSubscribe={job.sharing} Contiguous={int("contiguous" in options)} \
+Licenses={job.licences or UNSET} Network={UNSET}
 Command={UNSET}
 WorkDir={printable(row["directory"])}{comment}
 StdErr={printable(job.error_path)}

@@ -256,17 +256,17 @@ def _selected(
     elif codes == OPEN_CODES:
         query["state"] = OPEN_STATES
     try:
-        jobs = [Job(row) for row in listed_tasks(connection, query)]
+        unit = "M" if "noconvert" in options else ""
+        jobs = [Job(row, unit) for row in listed_tasks(connection, query)]
     except PermissionDenied:  # jobs of others, which the site hides: none are shown
         jobs = []
     if clusters is not None:
         jobs = [job for job in jobs if job.cluster_among(clusters)]
     if len(set(ids)) == 1 and not jobs:
         raise CommandError("slurm_load_jobs error: Invalid job id specified")
-    accepted = {
-        key: words_of(options.get(key, "")) for key in ("name", "partition", "account", "qos")
-    }
-    accepted["user"] = users
+    accepted = {"partition": words_of(options.get("partition", "")), "user": users}
+    # as in Slurm, in any case of the letters
+    folded = {key: words_of(options.get(key, "").lower()) for key in ("name", "account", "qos")}
     nodes = set(expand_hostlist(options.get("nodelist", "")))
     licences = set(words_of(options.get("licenses", "")))
     reservations = words_of(options.get("reservation", ""))
@@ -275,6 +275,7 @@ def _selected(
         for job in jobs
         if (not codes or job.code in codes)
         and all(not words or job.row[key] in words for key, words in accepted.items())
+        and all(not words or (job.row[key] or "").lower() in words for key, words in folded.items())
         and (not nodes or nodes.intersection(job.nodes))
         and (not licences or licences.intersection(job.row["licences"]))
         and (not reservations or job.text_of("reservation") in reservations)

@@ -23,10 +23,12 @@ NAMES = (
     *("system_comment", "tres-per-job", "tres-per-socket", "deadline"),
     *("restartcnt", "numtasks", "tres-alloc"),
 )
+NODE_OPTIONS = ("--contiguous", "--mincpus=2", "--tmp=5000", "-B", "2:3")
 OPTIONS = {
     "run": ["-n", "2", "-t", "10", "--mem", "1536"],
     "held": ["--hold", "-c", "3", "-t", "1:30:00", "--mem-per-cpu", "100"],
     "arr": ["--array", "1-4%2", "--hold", "-t", "20:00:00", "--mem", "4G"],
+    "node": ["--hold", "-n", "1", "-t", "10", "--mem", "1500", "-s", *NODE_OPTIONS],
 }
 
 
@@ -76,7 +78,7 @@ def test_listings_say_of_a_job_what_the_real_ones_say(drop_in: Site, alpha: Slur
     for name, options in OPTIONS.items():
         words = ["-J", name, "-p", "main", "-o", "/dev/null", *options, "--wrap", "sleep 600"]
         assert real(alpha, "sbatch", *words).returncode == 0
-        drop_in.run("submit", *words)
+        assert own(drop_in, "sbatch", *words).returncode == 0
 
     def running() -> bool:
         answers = (

@@ -107,10 +107,22 @@ def test_durations(seconds: float, short: str, clock: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mebibytes", "text"), [(0, "0"), (477, "477M"), (1536, "1.50G"), (4096, "4G"), (2**21, "2T")]
+    ("mebibytes", "text", "in_units"),
+    [
+        (0, "0", "0 0 0"),
+        (477, "477M", "488448K 477M 0.47G"),
+        (1500, "1500M", "1536000K 1500M 1.46G"),
+        (1536, "1.50G", "1572864K 1536M 1.50G"),
+        (2047, "2047M", "2096128K 2047M 2.00G"),
+        (4096, "4G", "4194304K 4096M 4G"),
+        (10_000_000, "10000000M", "10240000000K 10000000M 9765.62G"),
+        (2**21, "2T", "2147483648K 2097152M 2048G"),
+    ],
 )
-def test_memory(mebibytes: int, text: str) -> None:
+def test_memory(mebibytes: int, text: str, in_units: str) -> None:
+    """As the real squeue and sacct write it."""
     assert job.format_memory(mebibytes) == text
+    assert " ".join(job.format_memory(mebibytes, unit) for unit in "KMG") == in_units
 
 
 @pytest.mark.parametrize(
@@ -292,6 +304,27 @@ def test_resources_of_a_job() -> None:
     assert Job(row(cpus=6, memory_per_cpu=100)).tres == "cpu=6,mem=600M,node=1"
 
 
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ("", "1 0 *:*:* 0 OK"),
+        ("--contiguous --mincpus=3 --tmp=5000", "3 5000M *:*:* 1 OK"),
+        ("--extra-node-info=2:3 --threads-per-core=1 --oversubscribe", "1 0 2:3:1 0 YES"),
+        ("--mincpus=\u0661 --tmp=much -t 5", "1 0 *:*:* 0 OK"),  # Slurm has refused them
+        (f"--mincpus={'9' * 5000}", "1 0 *:*:* 0 OK"),
+    ],
+)
+def test_options_that_slurm_alone_reads_are_shown(options: str, shown: str) -> None:
+    one = Job(row(cpus=1, native={"north": options} if options else {}, exclusive=False))
+    assert JOB_FORMATS.parse("%c %d %z %O %h").line(one) == shown
+
+
+@pytest.mark.parametrize("option", ["user", "mcs", ""])
+def test_users_or_labels_may_share_the_nodes_of_a_job(option: str) -> None:
+    native = {"north": f"--exclusive={option}"} if option else {}
+    assert Job(row(native=native, exclusive=True)).sharing == (option.upper() or "NO")
+
+
 def test_paths_of_a_task_and_of_an_array() -> None:
     task = Job(row(number=19, task=5, output="/o/%j-%a-100%%", error=None, array="1-9"))
     assert task.output_path == task.error_path == "/o/19-5-100%"
@@ -320,7 +353,8 @@ class _Cancellations:
         rows = [
             row(job=1, name="a", user=user, reservation=None, partition="long", wckey=""),
             row(job=2, name="b", user=user, reservation=7, partition=None, account="physics"),
-            row(job=3, name="a,b", user=user, reservation=None, partition="long", wckey="w"),
+            row(job=3, name="a,b", user=user, reservation=None, partition="long", wckey="w")
+            | {"node_list": "a2,a7"},
             row(job=4, number=4, name="c", user="bob", partition="short"),
         ]
         monkeypatch.setattr(scancel, "connect", lambda: self)
@@ -350,6 +384,9 @@ class _Cancellations:
         ("--jobname a --name x", ""),
         ("-R 7", "2"),
         ("-R None", ""),
+        ("-A PHYSICS", "2"),
+        ("-A phys", ""),
+        ("-n A", ""),
         ("-p None", ""),
         ("-p long 1 2", "1"),
         ("--me --wckey=", ""),
@@ -419,6 +456,36 @@ def test_variables_of_scancel_are_filters(
     monkeypatch.setenv(name, value)
     assert scancel.main(["--me"]) == 0
     assert cancelled.ids == ids.split()
+
+
+def test_nodes_of_scancel_may_be_those_of_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cancelled = _Cancellations(monkeypatch)
+    nodes = "a[1-2]"
+    (tmp_path / "nodes").write_text(f"# a comment\nother  # more\n\n{nodes}\n")
+    assert scancel.main(["--me", "-w", f"{tmp_path}/nodes"]) == 0
+    assert cancelled.ids == ["3"]
+    (tmp_path / "nodes").write_text(f"#{nodes}\n")
+    for word in (f"{tmp_path}/nodes", "nodes"):
+        assert scancel.main(["--me", "-w", word]) == 0
+    with pytest.raises(CommandError, match=r"error opening file \S+/none, No such file"):
+        scancel.main(["--me", "-w", f"{tmp_path}/none"])
+    assert cancelled.ids == ["3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ids"), [("-n B,a", "1 2"), ("-A PHYSICS", "2"), ("-p LONG", ""), ("-q X", "")]
+)
+def test_names_and_accounts_of_squeue_are_those_in_any_case(
+    arguments: str, ids: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = _Cancellations(monkeypatch)
+    for name in ("connect", "read_clusters", "listed_tasks"):
+        monkeypatch.setattr(squeue, name, getattr(scancel, name))
+    assert squeue.main(["-h", "-o", "%i", *arguments.split()]) == 0
+    assert sorted(capsys.readouterr().out.split()) == ids.split()
+    assert site.ids == []
 
 
 @pytest.mark.parametrize(("value", "is_refused"), [("TRUE", True), ("t", True), ("false", False)])
