@@ -22,6 +22,8 @@ COMMANDS = (
     *("sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol", "seff"),
     *("sinfo", "sprio", "squeue", "srun", "sshare", "sstat"),
 )
+VERSION = "24.11.0"  # of Slurm, whose words and options the commands have at least
+VERSION_LINE = f"slurm-metasched {VERSION}"  # tools read the second word
 _LAUNCHERS = ("salloc", "sbatch", "srun")  # they start programs of users
 PAGE_SIZE = 5000  # rows that are requested at once
 MAX_IDS_LENGTH = 8000  # characters of the ids that a request names

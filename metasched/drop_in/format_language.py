@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 DEFAULT_WIDTH = 20  # of a field of --Format
+_MAX_DIGITS = 5  # of a width: a larger one would take the memory of the host
 
 
 class Field:
@@ -69,18 +70,18 @@ class FormatLanguage:
     def parse(self, text: str) -> Format:
         """Parse a format such as `%.18i|%t`.
 
-        An unknown letter is reported and stands for itself, as in the real commands.
+        An unknown letter is reported and stands for itself, and `%%` is `%`, as in Slurm.
         """
         prefix, *parts = text.split("%")
         columns: list[Column] = []
-        for part in parts:
+        for part in filter(None, parts):
             right = part.startswith(".")
             rest = part[right:]
             digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
             letter, suffix = rest[len(digits) : len(digits) + 1], rest[len(digits) + 1 :]
             field = self._by_letter.get(letter)
             if field is not None:
-                columns.append(Column(field, int(digits or 0), right, suffix))
+                columns.append(Column(field, parse_width(digits), right, suffix))
                 continue
             print(self._letter_error + letter, file=sys.stderr)
             if columns:
@@ -90,10 +91,15 @@ class FormatLanguage:
         return Format(prefix, columns)
 
     def parse_long(self, text: str) -> Format:
-        """Parse a --Format such as `JobID:8,State:.12,Reason`. An unknown name is left out."""
+        """Parse a --Format such as `JobID:8,State:.12,Reason`. An unknown name is left out.
+
+        After a colon without a number a field has its own width.
+        """
         columns = []
         for part in text.split(","):
-            name, _, width = part.strip().partition(":")
+            name, colon, width = part.partition(":")
+            if not (name := name.strip()):
+                continue
             field = self._by_name.get(name.lower())
             if field is None:
                 print(self._name_error + name, file=sys.stderr)
@@ -102,8 +108,14 @@ class FormatLanguage:
             digits = width[right:]
             suffix = digits.lstrip("0123456789")
             digits = digits[: len(digits) - len(suffix)]
-            columns.append(Column(field, int(digits or DEFAULT_WIDTH), right, suffix))
+            size = parse_width(digits) if colon else DEFAULT_WIDTH
+            columns.append(Column(field, size, right, suffix))
         return Format("", columns)
+
+
+def parse_width(digits: str) -> int:
+    """Return the width of a column; 0, that of its text, without digits or with too many."""
+    return int(digits) if 0 < len(digits) <= _MAX_DIGITS else 0
 
 
 def printable(text: str) -> str:

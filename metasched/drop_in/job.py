@@ -112,12 +112,15 @@ class Job:
         self.tasks = None if task is None else str(task)  # its index, or those of a folded line
         self.is_folded = False
 
-    def fold(self, tasks: Sequence[Job]) -> None:
-        """Stand for waiting tasks of an array, in the order of their indices."""
+    def fold(self, tasks: Sequence[Job], has_limit: bool = True) -> None:
+        """Stand for waiting tasks of an array, in the order of their indices.
+
+        `has_limit`: with the number that may run at once.
+        """
         from metasched.model.arrays import format_indices
 
         indices = format_indices(job.row["task"] for job in tasks)
-        limit = self.row["array"].partition("%")[2]
+        limit = self.row["array"].partition("%")[2] if has_limit else ""
         self.tasks, self.is_folded = indices + (f"%{limit}" if limit else ""), True
 
     def text_of(self, key: str) -> str | None:

@@ -45,8 +45,12 @@ def parse_codes(text: str, error: str) -> frozenset[str]:
     return frozenset(codes)
 
 
-def fold_waiting(jobs: Sequence[Job]) -> list[Job]:
-    """Fold the waiting tasks of an array, with one reason, into a line as `17_[4-9]`."""
+def fold_waiting(jobs: Sequence[Job], ids: Sequence[str] = ()) -> list[Job]:
+    """Fold the waiting tasks of an array, with one reason, into a line as `17_[4-9%2]`.
+
+    As in squeue, `ids` that are tasks make it `17_[4,6]`, and a single one `17_4`.
+    """
+    of_tasks = {word.partition("_")[0] for word in ids if "_" in word} - set(ids)
     lines: list[Job] = []
     groups: dict[tuple[int, str], list[Job]] = {}
     for job in jobs:
@@ -57,8 +61,10 @@ def fold_waiting(jobs: Sequence[Job]) -> list[Job]:
         if not group:
             lines.append(job)
         group.append(job)
-    for group in groups.values():
-        group[0].fold(group)
+    for (job_id, _), group in groups.items():
+        is_named = str(job_id) in of_tasks
+        if not is_named or len(group) > 1:
+            group[0].fold(group, has_limit=not is_named)
     return lines
 
 

@@ -54,13 +54,24 @@ def update_jobs(connection: Connection, ids: Sequence[str], words: Sequence[str]
                 connection.request("POST", "/jobs/hold", FOLD, {"jobs": [id]})
         except NotFound:
             code = fail_for_job(id, "Invalid job id specified")
-        except PermissionDenied:
-            code = fail_for_job(id, "Invalid user id")
+        except PermissionDenied as error:
+            problem = _refusal(connection, id)
+            code = fail_for_job(id, problem) if problem else fail(f"slurm_update error: {error}")
         except ClientError as error:
             if error.exit_code == 4:  # no daemon: the other jobs would fail, too
                 raise
             code = fail(f"slurm_update error: {error}")
     return code
+
+
+def _refusal(connection: Connection, id: str) -> str:
+    """Return in Slurm's words why a job was not changed; "": the daemon's own say it."""
+    rows = list(listed_tasks(connection, {"job": [id], "skip_missing": "true"}))
+    caller = user_name(str(os.getuid()))
+    if not rows or any(row["user"] != caller for row in rows):
+        return "Invalid user id"
+    ended = all(row["state"] not in OPEN_STATES.split(",") for row in rows)
+    return "Job has already finished" if ended else ""
 
 
 def find_named_jobs(connection: Connection, words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -8,6 +8,7 @@ import time
 
 from metasched.client.connection import PermissionDenied
 from metasched.drop_in.command import (
+    VERSION_LINE,
     CommandError,
     connect,
     exec_real,
@@ -15,7 +16,7 @@ from metasched.drop_in.command import (
     parse_options,
     real_arguments,
 )
-from metasched.drop_in.format_language import printable
+from metasched.drop_in.format_language import parse_width, printable
 from metasched.drop_in.job import (
     Job,
     expand_hostlist,
@@ -178,6 +179,11 @@ def _exit_code(job: Job, step: str) -> str:
     return "{}:{}".format(*status)
 
 
+def _reason(job: Job, step: str) -> str:
+    """Return why it waits; of others slurmdbd knows none, though squeue says why they failed."""
+    return "" if step else job.reason if job.waits else "None"
+
+
 def _start(job: Job, step: str) -> str:
     return format_time(job.started, "Unknown" if job.ended is None else "None")
 
@@ -219,7 +225,7 @@ FIELDS = {
         Field("State", 10, _state),
         Field("ExitCode", 8, _exit_code),
         Field("DerivedExitCode", 15, lambda job, step: "" if step else "0:0"),
-        Field("Reason", 22, lambda job, step: "" if step else job.reason),
+        Field("Reason", 22, _reason),
         Field("AdminComment", 19, lambda job, step: "" if step else job.admin_comment),
         Field("Comment", 14, lambda job, step: "" if step else job.row["comment"] or ""),
         Field("WCKey", 10, _of_row("wckey")),
@@ -276,7 +282,7 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE)
         return 0
     if "version" in options:
-        print("slurm-metasched")
+        print(VERSION_LINE)
         return 0
     if "helpformat" in options:
         headings = [field.heading for field in FIELDS.values()]
@@ -317,7 +323,7 @@ def main(arguments: Sequence[str]) -> int:
             return code  # nothing is no listing
     lines = [
         (job.row["cluster"] or "", [printable(field.text(job, step)) for field, _ in columns])
-        for job, step in _rows(_selected(jobs, options, chosen), "allocations" in options)
+        for job, step in _rows(_selected(jobs, options, chosen), own_ids, "allocations" in options)
     ]
     if native and not options["format"]:
         columns.append((FIELDS["cluster"], FIELDS["cluster"].width))
@@ -338,7 +344,8 @@ def _parse_column(word: str) -> tuple[Field, int]:
     if field is None:
         raise CommandError(f'sacct: error: Invalid field requested: "{name}"')
     digits = width[1:] if width.startswith("-") else width
-    return field, int(width) if digits.isdecimal() else field.width
+    size = parse_width(digits) if digits.isdecimal() else 0
+    return field, (-size if width.startswith("-") else size) or field.width
 
 
 def _unit(options: Mapping[str, str]) -> str:
@@ -359,15 +366,22 @@ def _listed(connection: Connection, options: Mapping[str, str], ids: Sequence[st
         if not is_job_id(word):
             raise CommandError(f"sacct: fatal: Bad job/step specified: {word}")
     query: dict[str, object] = {"ended_since": _parse_time(options.get("starttime"), _midnight())}
+    users: list[str] = []
     if ids:
         query = {"job": jobs_only, "skip_missing": "true"}
     elif "allusers" not in options:
-        query["user"] = user_name(options.get("user", str(os.getuid())))
+        words = words_of(options.get("user", str(os.getuid()))) or [""]  # an unset variable
+        users = [user_name(word) for word in words]
+        for user in users if "user" in options else ():
+            if user_id(user) == "nobody":
+                raise CommandError(f"sacct: error: Invalid user id: {printable(user)}")
+        query.update({"user": users[0]} if len(users) == 1 else {})
+    unit = _unit(options)
     try:
-        unit = _unit(options)
-        return [Job(row, unit) for row in listed_tasks(connection, query)]
+        jobs = [Job(row, unit) for row in listed_tasks(connection, query)]
     except PermissionDenied:  # jobs of others, which the site hides: none are shown
         return []
+    return [job for job in jobs if not users or job.row["user"] in users]
 
 
 def _selected(
@@ -375,13 +389,17 @@ def _selected(
 ) -> list[Job]:
     """Return the jobs that pass the other filters of the options."""
     codes = parse_codes(options.get("state", "all"), _UNKNOWN_STATE)
+    latest = _parse_time(options.get("endtime"), time.time())
+    if "endtime" in options and (begin := _parse_time(options.get("starttime"), 0.0)) > latest:
+        both = f"Start time ({format_time(begin)}) requested is after end time"
+        raise CommandError(f"sacct: error: {both} ({format_time(latest)}).")
     for word in words_of(options.get("state", "")) if codes & _UNACCOUNTED else ():
         if parse_codes(word, _UNKNOWN_STATE) & _UNACCOUNTED:
             raise CommandError(f"sacct: fatal: job state {word} is not supported / accounted")
-    latest = _parse_time(options.get("endtime"), time.time())
-    keys = {"wckeys": "wckey", "constraints": "constraint"}
-    keys.update((key, key) for key in ("name", "account", "partition", "qos"))
+    keys = {"wckeys": "wckey", "constraints": "constraint", "partition": "partition"}
     wanted = {key: words_of(options.get(option, "")) for option, key in keys.items()}
+    # in any case of the letters, as slurmdbd's database compares them
+    folded = {key: words_of(options.get(key, "").lower()) for key in ("name", "account", "qos")}
     nodes = set(expand_hostlist(options.get("nodelist", "")))
     least_nodes, most_nodes = _parse_range("nnodes", options)
     least_cpus, most_cpus = _parse_range("ncpus", options)
@@ -394,6 +412,7 @@ def _selected(
         if (not codes or job.code in codes)
         and (job.submitted or 0.0) <= latest
         and all(not words or job.row[key] in words for key, words in wanted.items())
+        and all(not words or (job.row[key] or "").lower() in words for key, words in folded.items())
         and (not nodes or nodes.intersection(job.nodes))
         and least_nodes <= job.node_count <= most_nodes
         and least_cpus <= job.row["cpus"] <= most_cpus
@@ -411,11 +430,23 @@ def _parse_range(option: str, options: Mapping[str, str]) -> tuple[int, float]:
     return int(least), int(most or least)
 
 
-def _rows(jobs: Sequence[Job], allocations_only: bool) -> Iterator[tuple[Job, str]]:
-    """Yield each job, and after one that has started the step of its script."""
+def _rows(
+    jobs: Sequence[Job], ids: Sequence[str], allocations_only: bool
+) -> Iterator[tuple[Job, str]]:
+    """Yield each job, and after one that has started the step of its script.
+
+    Of a job of which `ids` are steps alone, yield these: `17.batch`, not `17.0`, of which only its
+    cluster knows.
+    """
+    steps: dict[str, set[str]] = {}
+    for id, _, step in (word.partition(".") for word in ids):
+        steps.setdefault(id, set()).add(step)
     for job in jobs:
-        yield job, ""
-        if job.has_started and not allocations_only:
+        keys = (str(job.row["job"]), str(job.number), job.array_id)
+        named = set[str]().union(*(steps.get(key, ()) for key in keys)) or {""}
+        if "" in named or allocations_only:
+            yield job, ""
+        if job.has_started and not allocations_only and named & {"", "batch"}:
             yield job, "batch"
 
 

@@ -9,7 +9,7 @@ import time
 from metasched.client.client import Client
 from metasched.client.connection import ClientError, DaemonUnreachable, ResponseLost
 from metasched.client.environment import current_umask, exported_environment, is_utf8
-from metasched.drop_in.command import CommandError, connect
+from metasched.drop_in.command import VERSION_LINE, CommandError, connect
 from metasched.drop_in.sbatch_options import options_of_environment, parse_arguments, usage
 from metasched.drop_in.sbatch_script import (
     find_script,
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         print(usage())
         return 0
     if "version" in given:
-        print("slurm-metasched")
+        print(VERSION_LINE)
         return 0
     if ":" in words[:1]:
         raise CommandError(

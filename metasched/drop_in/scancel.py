@@ -13,6 +13,7 @@ from metasched.client.connection import (
     PermissionDenied,
 )
 from metasched.drop_in.command import (
+    VERSION_LINE,
     CommandError,
     connect,
     fail,
@@ -20,7 +21,7 @@ from metasched.drop_in.command import (
     parse_options,
     real_arguments,
 )
-from metasched.drop_in.job import OPEN_STATES, Job, expand_hostlist, slurm_state, user_id
+from metasched.drop_in.job import OPEN_STATES, UNSET, Job, expand_hostlist, slurm_state, user_id
 from metasched.drop_in.job_filters import is_job_id, user_name, words_of
 from metasched.drop_in.native_clusters import read_clusters, run_native
 
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE)
         return 0
     if "version" in options:
-        print("slurm-metasched")
+        print(VERSION_LINE)
         return 0
     if os.environ.get("SCANCEL_INTERACTIVE", "").lower() in ("t", "true"):
         raise CommandError("scancel: error: metasched asks nothing; unset SCANCEL_INTERACTIVE")
@@ -260,7 +261,7 @@ def _selected(
         for job in map(Job, listed_tasks(connection, query))
         if state in (None, job.state)
         and all(value is None or job.text_of(key) == value for key, value in wanted.items())
-        and all((job.text_of(key) or "").lower() == value for key, value in folded.items())
+        and all((job.text_of(key) or UNSET).lower() == value for key, value in folded.items())
         and (nodes is None or nodes.intersection(job.nodes))
         and is_there(job)
     ]

@@ -8,6 +8,8 @@ import time
 from metasched.client.changes import FOLD
 from metasched.client.connection import ClientError, NotFound, PermissionDenied
 from metasched.drop_in.command import (
+    VERSION,
+    VERSION_LINE,
     CommandError,
     connect,
     fail,
@@ -85,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE)
         return 0
     if "version" in options:
-        print("slurm-metasched")
+        print(VERSION_LINE)
         return 0
     verb, *names = words or [""]
     real = _Real(parsed, options)
@@ -215,7 +217,10 @@ def _show(subject: str, names: Sequence[str], one_line: bool, real: _Real) -> in
         if not hosts:
             fail("scontrol: error: host list is empty")
             return 0  # as the real command
-        print("\n".join(printable(host) for host in expand_hostlist(hosts)))
+        if not (expanded := expand_hostlist(hosts)):  # of a[3-1]
+            fail(f"Invalid hostlist: {printable(hosts)}")
+            return 0
+        print("\n".join(printable(host) for host in expanded))
         return 0
     if real.chosen is not None:
         return real.run(["show", subject, *names], is_last=True)
@@ -224,7 +229,7 @@ def _show(subject: str, names: Sequence[str], one_line: bool, real: _Real) -> in
         print(f"Configuration data as of {format_time(time.time())}")
         print("ClusterName             = metasched")
         print(f"MinJobAge               = {MIN_JOB_AGE} sec")
-        print("SLURM_VERSION           = metasched")
+        print(f"SLURM_VERSION           = {VERSION}")
         return 0
     if name in ("partition", "partitions", "partitionname"):
         return _show_partitions(names[:1], one_line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from metasched.drop_in.command import CommandError, connect, parse_options
+from metasched.drop_in.command import VERSION_LINE, CommandError, connect, parse_options
 from metasched.drop_in.format_language import Field, FormatLanguage
 from metasched.drop_in.job import UNSET, format_duration
 from metasched.drop_in.job_filters import words_of
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE)
         return 0
     if "version" in options:
-        print("slurm-metasched")
+        print(VERSION_LINE)
         return 0
     connection = connect()
     of_nodes = any(name.rstrip("=") in options for name in NODE_OPTIONS)

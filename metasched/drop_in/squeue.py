@@ -9,6 +9,7 @@ import time
 
 from metasched.client.connection import PermissionDenied
 from metasched.drop_in.command import (
+    VERSION_LINE,
     CommandError,
     connect,
     exec_real,
@@ -16,7 +17,7 @@ from metasched.drop_in.command import (
     parse_options,
     real_arguments,
 )
-from metasched.drop_in.job import OPEN_STATES, SLURM_STATES, STATES, Job, expand_hostlist, user_id
+from metasched.drop_in.job import OPEN_STATES, SLURM_STATES, Job, expand_hostlist, user_id
 from metasched.drop_in.job_fields import (
     DEFAULT_FORMAT,
     JOB_FORMATS,
@@ -100,7 +101,6 @@ _LISTS = (
 )
 SECONDS = 3.0  # for native jobs in a listing of all jobs: a dead controller delays each call
 REQUIRED_SECONDS = 20.0  # for clusters and native jobs that are named
-_STATE_ORDER = [*dict.fromkeys(STATES.values())]
 _UNKNOWN_STATE = "squeue: error: Invalid job state specified: {}\n"
 _UNKNOWN_STATE += f"squeue: error: Valid job states include: {','.join(SLURM_STATES)}\n"
 USAGE = "Usage: squeue [-A account] [-h] [-j jobid] [-l] [-n name] [-o format] [-O fields]\n"
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE)
         return 0
     if "version" in options:
-        print("slurm-metasched")
+        print(VERSION_LINE)
         return 0
     if words:
         raise CommandError(f"squeue: error: Unrecognized option: {words[0]}")
@@ -143,7 +143,7 @@ def _list(parsed: Sequence[tuple[str, str]], options: Mapping[str, str]) -> int:
     connection = connect()
     clusters = read_clusters(connection)
     chosen = clusters.choose("squeue", options.get("clusters"))
-    ids = words_of(options.get("jobs", ""))
+    ids = [word.partition(".")[0] for word in words_of(options.get("jobs", ""))]
     for word in ids:
         if not is_job_id(word):
             raise CommandError(f"squeue: error: Invalid job id: {word}")
@@ -171,7 +171,8 @@ def _list(parsed: Sequence[tuple[str, str]], options: Mapping[str, str]) -> int:
     jobs = []
     if not selects_nothing and (own_ids or not ids):
         jobs = _selected(connection, options, codes, own_ids, names)
-    jobs = _sorted(jobs if "array" in options else fold_waiting(jobs), options.get("sort"))
+    lines_of = jobs if "array" in options else fold_waiting(jobs, own_ids)
+    jobs = _sorted(lines_of, options.get("sort"))
     native: dict[str, list[str]] = {}
     code = 0
     if queue is not None:
@@ -186,11 +187,26 @@ def _list(parsed: Sequence[tuple[str, str]], options: Mapping[str, str]) -> int:
 
 
 def _parse_format(options: Mapping[str, str], command_line: Mapping[str, str]) -> Format:
-    if "Format" in options and "format" not in command_line:
-        return JOB_FORMATS.parse_long(options["Format"])
+    """Return the format of the command line, of --long, of variables, or the default.
+
+    CommandError for several of the command line, as in the real command.
+    """
+    if "format" in command_line and "Format" in command_line:
+        both = ("-o (--format)", "-O (--Format)")
+        first, second = both if list(command_line).index("format") else both[::-1]
+        raise CommandError(f"squeue: error: {first} is incompatible with {second}")
+    if "format" in command_line and "long" in command_line:
+        raise CommandError(
+            "squeue: fatal: Options -o(--format) and -l(--long) are mutually exclusive. "
+            "Please remove one and retry."
+        )
+    for chosen in (command_line, {} if "long" in options else options):
+        if "format" in chosen:
+            return JOB_FORMATS.parse(chosen["format"])
+        if "Format" in chosen:
+            return JOB_FORMATS.parse_long(chosen["Format"])
     default = START_FORMAT if "start" in options else DEFAULT_FORMAT
-    default = LONG_FORMAT if "long" in options else default
-    return JOB_FORMATS.parse(options.get("format") or default)
+    return JOB_FORMATS.parse(LONG_FORMAT if "long" in options else default)
 
 
 def _tables(
@@ -250,7 +266,7 @@ def _selected(
     for user in users:
         if user_id(user) == "nobody":
             print(f"squeue: error: Invalid user: {user}\n", file=sys.stderr)
-    query: dict[str, object] = {"user": users[0]} if len(users) == 1 else {}
+    query: dict[str, object] = {"user": users[0]} if len(users) == 1 and not ids else {}
     if ids:
         query.update(job=ids, skip_missing="true")
     elif codes == OPEN_CODES:
@@ -262,7 +278,8 @@ def _selected(
         jobs = []
     if clusters is not None:
         jobs = [job for job in jobs if job.cluster_among(clusters)]
-    if len(set(ids)) == 1 and not jobs:
+    # as in the real command an id of several is no error, nor is a task that its job has not
+    if len(ids) == 1 and not jobs and not _is_job_of_task(connection, ids[0]):
         raise CommandError("slurm_load_jobs error: Invalid job id specified")
     accepted = {"partition": words_of(options.get("partition", "")), "user": users}
     # as in Slurm, in any case of the letters
@@ -280,6 +297,13 @@ def _selected(
         and (not licences or licences.intersection(job.row["licences"]))
         and (not reservations or job.text_of("reservation") in reservations)
     ]
+
+
+def _is_job_of_task(connection: Connection, word: str) -> bool:
+    """Return whether there is the job of `17_3`."""
+    job, separator, _ = word.partition("_")
+    query = {"job": [job], "skip_missing": "true"}
+    return bool(separator) and any(True for _ in listed_tasks(connection, query))
 
 
 def _sorted(jobs: Sequence[Job], text: str | None) -> list[Job]:
@@ -301,15 +325,10 @@ def _sorted(jobs: Sequence[Job], text: str | None) -> list[Job]:
     return ordered
 
 
-def _order(job: Job) -> tuple[str, int, int, int, int]:
-    """Return the key of the real command's order: partition, state, falling priority."""
+def _order(job: Job) -> tuple[str, str, int, int, int]:
+    """Return the key of the real command's order: partition, code of the state, priority."""
     row = job.row
-    state, priority = _state_position(job), -(row["priority"] or 0)
-    return row["partition"] or "", state, priority, row["job"], row["task"] or 0
-
-
-def _state_position(job: Job) -> int:
-    return _STATE_ORDER.index(job.state) if job.state in _STATE_ORDER else len(_STATE_ORDER)
+    return row["partition"] or "", job.code, -(row["priority"] or 0), row["job"], row["task"] or 0
 
 
 # letters of --sort whose texts have another order than their values
@@ -318,8 +337,6 @@ _SORT_KEYS: dict[str, Callable[[Job], Any]] = {
     "A": lambda job: job.number,
     "F": lambda job: job.row["job"],
     "K": lambda job: job.row["task"] or 0,
-    "t": _state_position,
-    "T": _state_position,
     "p": lambda job: job.row["priority"] or 0,
     "Q": lambda job: job.row["priority"] or 0,
     "C": lambda job: job.row["cpus"],

@@ -249,6 +249,12 @@ def test_partitions_are_listed_as_by_the_real_command(drop_in: Site, alpha: Slur
 WRONG = [
     ["squeue", "-j", "999999999"],
     ["squeue", "-j", "999999999,999999998"],
+    ["squeue", "-h", "-j", "999999999,999999999"],
+    ["squeue", "-h", "-j", "999999999.0"],
+    ["squeue", "-o", "%i", "-O", "jobid"],
+    ["squeue", "-o", "%i", "-l"],
+    ["squeue", "-n", "nothing", "-o", "a%%%i%"],
+    ["squeue", "-n", "nothing", "-O", "jobid:,state: ,,name:.9|"],
     ["squeue", "-t", "PD", "-n", "nothing"],
     ["squeue", "--foo"],
     ["squeue", "-O", "jobid:6,foo"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from typing import Any
 
 import pytest
@@ -14,14 +16,24 @@ from metasched.drop_in.job_update import update_jobs
 class Requests:
     """Records requests instead of sending them."""
 
-    def __init__(self, error: ClientError | None = None) -> None:
+    def __init__(self, error: ClientError | None = None, *rows: tuple[str, str]) -> None:
+        """`rows`: user and state of the tasks of the job."""
         self.sent: list[tuple[str, Any]] = []
+        self.rows = [
+            {"job": 17, "task": index, "user": user, "state": state}
+            for index, (user, state) in enumerate(rows)
+        ]
         self._error = error
 
-    def request(self, method: str, path: str, body: Any) -> None:
+    def request(
+        self, method: str, path: str, query: Any = None, body: Any = None
+    ) -> tuple[list[Any], dict[str, str]]:
+        if path == "/jobs/details":
+            return self.rows, {}
         self.sent.append((path, body))
         if self._error is not None:
             raise self._error
+        return [], {}
 
 
 def update(requests: Requests, *words: str) -> int:
@@ -93,4 +105,23 @@ def test_refusals_of_the_daemon(
     error: ClientError, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert update(Requests(error), "TimeLimit=5") == 1
+    assert capsys.readouterr().err == f"{message}\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("bob queued", "Invalid user id for job 17"),
+        ("bob failed", "Invalid user id for job 17"),
+        ("me failed", "Job has already finished for job 17"),
+        ("me failed me queued", "slurm_update error: no cluster fits"),
+    ],
+)
+def test_a_refused_update_says_why(
+    rows: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [pwd.getpwuid(os.getuid()).pw_name if w == "me" else w for w in rows.split()]
+    pairs = zip(words[::2], words[1::2], strict=True)
+    requests = Requests(PermissionDenied("no cluster fits"), *pairs)
+    assert update(requests, "Partition=long") == 1
     assert capsys.readouterr().err == f"{message}\n"

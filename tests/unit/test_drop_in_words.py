@@ -160,6 +160,8 @@ def test_a_name_cannot_forge_a_line() -> None:
         ("%i^^^%t", "JOBID^^^ST", "17^^^PD"),
         ("%.5i|%.3j|%2T", "JOBID|NAM|ST", "   17|  x|PE"),
         ('"%i","%C"', '"JOBID","CPUS"', '"17","2"'),
+        ("a%%%j%i%", "aNAMEJOBID", "ax17"),  # as strtok of the real command reads it
+        (f"%{'9' * 12}i|%.{'9' * 5000}t", "JOBID|ST", "17|PD"),  # no column takes all memory
         # a row without these: of a daemon of an earlier release
         ("%w|%n|%x|%y", "WCKEY|REQ_NODES|EXC_NODES|NICE", "(null)|||0"),
     ],
@@ -169,9 +171,98 @@ def test_formats(format: str, heading: str, line: str) -> None:
     assert (parsed.heading, parsed.line(Job(row()))) == (heading, line)
 
 
-def test_long_formats() -> None:
-    parsed = JOB_FORMATS.parse_long("JobID:4,state:.9,Reason:1")
-    assert parsed.line(Job(row(reason="held"))) == "17    PENDINGJ"
+@pytest.mark.parametrize(
+    ("format", "line"),
+    [
+        ("JobID:4,state:.9,Reason:1", "17    PENDINGJ"),
+        ("jobid:,state: ,name:|", "17PENDING x|"),
+        (" , jobid:3|,,state:.8/", "17 | PENDING/"),
+        (f"jobid:{'9' * 5000},name:1", "17x"),
+    ],
+)
+def test_long_formats(format: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert JOB_FORMATS.parse_long(format).line(Job(row(reason="held"))) == line
+    assert capsys.readouterr().err == ""
+
+
+def test_widths_of_sacct_take_no_memory() -> None:
+    field = sacct.FIELDS["state"]
+    for width, size in (("30", 30), ("-30", -30), ("x", 10), ("9" * 12, 10), ("9" * 5000, 10)):
+        assert sacct._parse_column(f"state%{width}") == (field, size)
+
+
+@pytest.mark.parametrize(
+    ("ids", "lines"),
+    [
+        ("17", "17_[3-5,7%2]"),
+        ("17_3,17_5", "17_[3,5]"),
+        ("17_3", "17_3"),
+        ("17,17_3", "17_[3-5,7%2]"),
+    ],
+)
+def test_tasks_that_are_named_are_listed_without_the_others(ids: str, lines: str) -> None:
+    words = ids.split(",")
+    tasks = [Job(row(task=i, array="1-9%2", reason="limit_array")) for i in (3, 4, 5, 7)]
+    named = [job for job in tasks if {"17", f"17_{job.tasks}"}.intersection(words)]
+    folded = job_filters.fold_waiting(named, words)
+    assert [line.array_id for line in folded] == lines.split()
+
+
+@pytest.mark.parametrize(
+    ("ids", "rows"),
+    [("17", ["", "batch"]), ("17.batch", ["batch"]), ("17.0", []), ("17.batch,17", ["", "batch"])],
+)
+def test_steps_that_are_named_are_listed_alone(ids: str, rows: list[str]) -> None:
+    job = Job(row(state="failed", started="2026-11-22T14:00:00Z", ended="2026-11-22T14:00:09Z"))
+    listed = [step for _, step in sacct._rows([job], ids.split(","), False)]
+    assert listed == rows
+    assert [step for _, step in sacct._rows([job], ids.split(","), True)] == [""]
+    assert [sacct.FIELDS["reason"].text(job, step) for step in ("", "batch")] == ["None", ""]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["-o", "%i", "-O", "jobid"], "-O (--Format) is incompatible with -o (--format)"),
+        (["-O", "jobid", "-o", "%i"], "-o (--format) is incompatible with -O (--Format)"),
+        (["-l", "-o", "%i"], "-o(--format) and -l(--long) are mutually exclusive"),
+    ],
+)
+def test_formats_that_contradict_are_refused(
+    words: list[str], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _Cancellations(monkeypatch)
+    for name in ("connect", "read_clusters", "listed_tasks"):
+        monkeypatch.setattr(squeue, name, getattr(scancel, name))
+    with pytest.raises(CommandError) as error:
+        squeue.main(words)
+    assert problem in str(error.value)
+
+
+def test_a_format_of_the_command_line_counts_before_variables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _Cancellations(monkeypatch)
+    for name in ("connect", "read_clusters", "listed_tasks"):
+        monkeypatch.setattr(squeue, name, getattr(scancel, name))
+    monkeypatch.setenv("SQUEUE_FORMAT", "%t")
+    monkeypatch.setenv("SQUEUE_FORMAT2", "jobid:3")
+    for words, line in (([], "PD"), (["-o", "%j"], "a"), (["-O", "state:4"], "PEND"), (["-l"], "")):
+        assert squeue.main(["-h", "-j", "1", *words]) == 0
+        listed = capsys.readouterr().out.rstrip("\n")
+        assert listed == line if line else "PENDING" in listed
+
+
+def test_an_id_of_several_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool names a job twice, so that an unknown one is no error."""
+    _Cancellations(monkeypatch)
+    for name in ("connect", "read_clusters", "listed_tasks"):
+        monkeypatch.setattr(squeue, name, getattr(scancel, name))
+    for word in ("8,8", "8,9", "1_3"):
+        assert squeue.main(["-h", "-j", word]) == 0
+    for word in ("8", "8_3"):
+        with pytest.raises(CommandError, match="slurm_load_jobs error: Invalid job id specified"):
+            squeue.main(["-h", "-j", word])
 
 
 def test_waiting_tasks_share_a_line() -> None:
@@ -390,7 +481,7 @@ class _Cancellations:
         ("-p None", ""),
         ("-p long 1 2", "1"),
         ("--me --wckey=", ""),
-        ("--me -p ''", ""),
+        *((f"--me -{letter} ''", "") for letter in "pAqnRw"),
         ("--me -u nobody", ""),
         ("-u nobody --me -p long", "1 3"),
         ("-A physics -t PD", "2"),
@@ -558,3 +649,46 @@ def test_a_job_that_has_no_scontrol_keeps_no_other_from_its_call(
 def test_zeros_of_sacct_are_written() -> None:
     texts = [sacct.FIELDS[name].text(Job(row()), "") for name in ("restarts", "reservation")]
     assert texts == ["0", ""]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ids"),
+    [
+        ("--name A,B", "1 2"),
+        ("-A PHYSICS", "2"),
+        ("-u bob,ME", "1 2 3 4"),
+        ("-u bob", "4"),
+        ("-a", "1 2 3 4"),
+        ("-r LONG", ""),
+    ],
+)
+def test_filters_of_sacct(
+    arguments: str, ids: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _Cancellations(monkeypatch)
+    for name in ("connect", "read_clusters", "listed_tasks"):
+        monkeypatch.setattr(sacct, name, getattr(scancel, name))
+    monkeypatch.setattr(sacct, "user_id", lambda user: "nobody" if user == "carl" else "1")
+    own = pwd.getpwuid(os.getuid()).pw_name
+    words = arguments.replace("ME", own).split()
+    assert sacct.main(["-n", "-P", "-X", "-o", "jobid", *words]) == 0
+    assert capsys.readouterr().out.split() == ids.split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("-u bob,carl", "Invalid user id: carl"),
+        ("-S 2026-01-02 -E 2026-01-01", "requested is after end time"),
+        ("--units x", "Invalid unit type 'x'"),
+    ],
+)
+def test_wrong_filters_of_sacct(
+    arguments: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _Cancellations(monkeypatch)
+    for name in ("connect", "read_clusters", "listed_tasks"):
+        monkeypatch.setattr(sacct, name, getattr(scancel, name))
+    monkeypatch.setattr(sacct, "user_id", lambda user: "nobody" if user == "carl" else "1")
+    with pytest.raises(CommandError, match=problem):
+        sacct.main(arguments.split())
