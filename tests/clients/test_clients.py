@@ -288,6 +288,45 @@ def three(site: Site, slurm_site: SlurmSite) -> Iterator[Site]:
         cluster.empty()
 
 
+BATCHTOOLS = """
+suppressMessages(library(batchtools))
+options(batchtools.verbose = FALSE)
+functions <- function(arrays) {
+  makeClusterFunctionsSlurm("slurm.tmpl", array.jobs = arrays, fs.latency = 10)
+}
+registry <- function(name, arrays) {
+  reg <- makeRegistry(file.dir = name, conf.file = NA, work.dir = getwd())
+  reg$cluster.functions <- functions(arrays)
+  reg
+}
+for (arrays in c(FALSE, TRUE)) {
+  reg <- registry(sprintf("reg%s", arrays), arrays)
+  batchMap(function(x) { Sys.sleep(2); if (x == 3) stop("three") else x^2 }, x = 1:4)
+  ids <- findJobs()
+  if (arrays) ids$chunk <- 1
+  submitJobs(ids, resources = list(chunks.as.arrayjobs = arrays))
+  listed <- nrow(findOnSystem())
+  waitForJobs(sleep = 1, timeout = 200)
+  failed <- sub(".* : ", "", getErrorMessages()$message)
+  done <- paste(unlist(reduceResultsList(findDone())), collapse = " ")
+  cat(sprintf("jobs: %d of 4 listed, %s %s\\n", listed, done, failed))
+}
+reg <- registry("killed", FALSE)
+batchMap(function(x) Sys.sleep(600), x = 1)
+submitJobs()
+killed <- killJobs(1)$killed
+for (attempt in 1:60) if (nrow(findOnSystem()) > 0) Sys.sleep(1)
+cat(sprintf("killed: %s, left: %d\\n", killed, nrow(findOnSystem())))
+"""
+BATCHTOOLS_TEMPLATE = """\
+#!/bin/bash
+#SBATCH --job-name=<%= job.name %> --output=<%= log.file %> --error=<%= log.file %>
+#SBATCH --time=5 --ntasks=1 --cpus-per-task=1 --mem-per-cpu=200
+<%= if (array.jobs) sprintf("#SBATCH --array=1-%i", nrow(jobs)) else "" %>
+Rscript -e 'batchtools::doJobCollection("<%= uri %>")'
+"""
+
+
 def variables(site: Site, python: Path) -> Mapping[str, str]:
     path = os.pathsep.join(map(str, (COMMANDS, python.parent, "/usr/bin", "/bin")))
     variables = {"PATH": path, "PYTHONPATH": str(site.folder), "USER": getpass.getuser()}
@@ -362,6 +401,19 @@ def test_cylc_runs_its_workflow(three: Site, python: Path) -> None:
     run(three, python, *cylc, python.parent / "cylc", "vip", "--no-detach", "./flow")
     output = three.folder / "cylc-run/flow/run1/log/job/1/two/NN/job.out"
     assert "one\n" in output.read_text()
+
+
+def test_batchtools_runs_its_registry(three: Site, python: Path) -> None:
+    """Jobs alone and as an array, one of which fails, then one that is killed."""
+    answer = subprocess.run(
+        ["Rscript", "-e", "library(batchtools)"], capture_output=True
+    ).returncode
+    if answer != 0:
+        pytest.skip("batchtools missing; apt-get install r-cran-batchtools")
+    (three.folder / "slurm.tmpl").write_text(BATCHTOOLS_TEMPLATE)
+    (three.folder / "run.R").write_text(BATCHTOOLS)
+    printed = run(three, python, "Rscript", "run.R").splitlines()
+    assert printed[-3:] == ["jobs: 4 of 4 listed, 1 4 16 three"] * 2 + ["killed: TRUE, left: 0"]
 
 
 @pytest.mark.root
