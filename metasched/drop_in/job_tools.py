@@ -6,8 +6,6 @@ Ids of metasched are replaced by the managers' ids.
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 import sys
 
 from metasched.drop_in.command import (
@@ -155,6 +153,9 @@ def run_for_jobs(
 
     Its errors name the jobs by `own_ids`, which are by the managers' ids.
     """
+    import re  # few calls need these
+    import subprocess
+
     path = cluster.required_program(command)
     environment = real_environment(path, cluster.environment())
     sys.stdout.flush()

@@ -279,7 +279,6 @@ WRONG = [
     ["scontrol", "notify", "999999999", "word"],
     ["scontrol", "top", "999999999"],
     ["scontrol", "wait_job", "999999999"],
-    ["scontrol", "show", "step", "999999999"],
     ["scancel", "--signal", "USR1", "999999999", "999999998"],
     ["scancel"],
     ["scancel", "abc"],
