@@ -365,7 +365,7 @@ class Queries:
         with self._connect() as connection:
             return compare(shadows.read_groups(connection, number))
 
-    def shadow_differences(self, number: int, limit: int) -> list[ShadowDecision]:
+    def shadow_differences(self, number: int, limit: int) -> list[tuple[ShadowDecision, bool]]:
         """Return the last decisions of a candidate that differ, the newest first."""
         with self._connect() as connection:
             return shadows.read_differing(connection, number, limit)

@@ -12,7 +12,7 @@ from typing import Final
 
 from sqlalchemy import Connection, and_, case, delete, func, insert, or_, select, update
 
-from metasched.db.schema import shadow, shadow_decision
+from metasched.db.schema import job, shadow, shadow_decision
 from metasched.model.policy_version import PolicyVersion
 from metasched.model.shadow import Shadow, ShadowDecision, ShadowGroup
 
@@ -62,17 +62,23 @@ def add_decisions(connection: Connection, number: int, decisions: Sequence[Shado
     connection.execute(delete(shadow_decision).where(shadow_decision.c.id <= oldest))
 
 
-def read_differing(connection: Connection, number: int, limit: int) -> list[ShadowDecision]:
-    """Return the last decisions of a candidate that differ, the newest first. O(rows)."""
+def read_differing(
+    connection: Connection, number: int, limit: int
+) -> list[tuple[ShadowDecision, bool]]:
+    """Return the last decisions of a candidate that differ, the newest first. O(rows).
+
+    And of each whether its job is an array, as far as that job is not pruned.
+    """
     columns = shadow_decision.c
     moves = and_(columns.eligible > 1, columns.cluster != columns.live_cluster)
     rows = connection.execute(
-        select(*(columns[name] for name in ShadowDecision._fields))
+        select(*(columns[name] for name in ShadowDecision._fields), job.c.array.is_not(None))
+        .outerjoin_from(shadow_decision, job, job.c.id == columns.job)
         .where(columns.shadow == number, or_(columns.priority != columns.live_priority, moves))
         .order_by(columns.id.desc())
         .limit(limit)
     )
-    return [ShadowDecision(*row) for row in rows]
+    return [(ShadowDecision(*fields), in_array) for *fields, in_array in rows]
 
 
 def read_groups(connection: Connection, number: int) -> list[ShadowGroup]:

@@ -263,7 +263,7 @@ _SHADOW = {
         {
             "time": "2026-11-26T09:30:00.000+00:00",
             "job": 100000017,
-            "task": 0,
+            "task": None,
             "user_class": "regular",
             "live_priority": 4,
             "priority": 6,

@@ -299,14 +299,14 @@ def _shadow_row(ledger: Ledger, candidate: Shadow, state: ShadowState) -> Shadow
             {
                 "time": iso(decision.time),
                 "job": decision.job,
-                "task": decision.task_index,
+                "task": decision.task_index if in_array else None,
                 "user_class": decision.user_class,
                 "live_priority": decision.live_priority,
                 "priority": decision.priority,
                 "live_cluster": decision.live_cluster,
                 "cluster": decision.cluster,
             }
-            for decision in differences
+            for decision, in_array in differences
         ],
     }
 

@@ -32,7 +32,7 @@ from metasched.config.tables import TcpTable
 from metasched.daemon.audit_log import FORMATTERS
 from metasched.daemon.descriptors import connection_limit
 from metasched.daemon.doctor.folder_checks import socket_folder_remedy
-from metasched.daemon.late_settings import check_reservation_units, log_scheduled_mistakes
+from metasched.daemon.late_settings import check_reservation_units
 from metasched.daemon.policy_activation import activate_scheduled
 from metasched.daemon.reload import reload
 from metasched.daemon.repeated_lines import RepeatHandler
@@ -124,11 +124,10 @@ def serve(settings: Settings, *, standby: bool = False, add_pages: AddPages | No
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)
     gc.set_threshold(NEW_OBJECTS_PER_COLLECTION)
-    mistakes = log_scheduled_mistakes(settings)
     try:
         with contextlib.ExitStack() as lock_stack, contextlib.ExitStack() as stack:
             open_ledger = partial(_open_ledger, settings, standby, lock_stack)
-            daemon = Daemon(settings, open_ledger, activate_scheduled, mistakes)
+            daemon = Daemon(settings, open_ledger, activate_scheduled)
             daemon.try_open(waits=standby)  # before it listens: another daemon may be active
             listeners = _open_listeners(settings, stack)
             asyncio.run(_serve_until_stopped(daemon, listeners, manager, add_pages))

@@ -482,7 +482,7 @@ class ShadowDifferenceRow(TypedDict):
 
     time: str  # of the dispatch
     job: int
-    task: int
+    task: int | None  # null: its job is no array
     user_class: str
     live_priority: int
     priority: int  # by the candidate

@@ -85,8 +85,8 @@ log = logging.getLogger("metasched")
 PRUNE_INTERVAL = 3600.0  # seconds between removals of jobs that ended before the retention time
 PRUNE_PAUSE = 0.1  # seconds between two transactions of a removal, or of sums
 SUM_INTERVAL = 3600.0  # seconds between passes that sum the use of past days
-# Seconds that a takeover waits for the policy files of the calendar: they may lie on a filesystem
-# that hangs, and are only reported.
+# Seconds that a start or takeover waits for the policy files of the calendar: they may lie on a
+# filesystem that hangs, and are only reported.
 CALENDAR_CHECK_TIME = 2.0
 # Seconds between checks that the database is reachable. A standby takes over from a daemon that
 # says nothing to the database for some of them: see `db.postgresql.SILENT_HOLDER`.
@@ -544,15 +544,14 @@ class Daemon:
         settings: Settings,
         open_ledger: Callable[[], Ledger],
         activate_text: ActivateText,
-        calendar_mistakes: frozenset[str] = frozenset(),
     ) -> None:
         """`open_ledger` connects to the database; it may take long and raises StoreError.
 
-        `activate_text` puts the policy of a text in force in this daemon. `calendar_mistakes` are
-        those in policies of the calendar that were logged or reported: they refuse no reload.
+        `activate_text` puts the policy of a text in force in this daemon.
         """
         self.settings, self.started = settings, time.time()
-        self.calendar_mistakes = calendar_mistakes
+        # in policies of the calendar, logged or reported already: they refuse no reload
+        self.calendar_mistakes: frozenset[str] = frozenset()
         self._open_ledger = open_ledger
         self._ledger: Ledger | None = None  # None until the database answered
         self.service: SchedulerService | None = None
@@ -619,10 +618,9 @@ class Daemon:
         ledger.on_audit = self._audit_stored
         ledger.on_notices = self._notices_stored
         self._ledger = ledger
-        if waits:
-            thread = threading.Thread(target=self._note_calendar_mistakes, daemon=True)
-            thread.start()
-            thread.join(CALENDAR_CHECK_TIME)
+        thread = threading.Thread(target=self._note_calendar_mistakes, daemon=True)
+        thread.start()
+        thread.join(CALENDAR_CHECK_TIME)
         return True
 
     def _note_calendar_mistakes(self) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
+import metasched
 from metasched.errors import UserError
 from metasched.experiments.harness import Experiment, FigureResult
 
@@ -28,6 +31,8 @@ policy beats another: figures vary far more with the machines that a seed draws.
 
 
 _NO_FORMULAS: Mapping[str, Sequence[str]] = MappingProxyType({})
+CHECKOUT: Final = Path(metasched.__file__).resolve().parents[1]  # unless it is installed
+CODE_FOLDERS: Final = ("metasched", "adapters", "db", "policies")
 
 
 class StoredFigure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -50,7 +55,7 @@ class StoredResults(msgspec.Struct, frozen=True):
     source: str  # paper and table, or traces
     baseline: str  # policy
     runs: int  # number of seeds
-    measured: str  # date and release
+    measured: str  # date, release or revision
     figures: list[StoredFigure]
 
 
@@ -64,11 +69,32 @@ def save_results(
         source=experiment.source,
         baseline=experiment.baseline,
         runs=runs,
-        measured=f"{time.strftime('%Y-%m-%d', time.gmtime())}, release {version('metasched')}",
+        measured=f"{time.strftime('%Y-%m-%d', time.gmtime())}, {measured_code()}",
         figures=[_stored_figure(result) for result in results],
     )
     text = msgspec.json.encode(stored).replace(b"},{", b"},\n{")  # a line per figure
     (folder / f"{experiment.name}.json").write_bytes(text + b"\n")
+
+
+def measured_code(checkout: Path = CHECKOUT) -> str:
+    """Return which code runs: the revision of its checkout, or the installed release.
+
+    The release of an editable installation is that of the day on which it was installed.
+    """
+
+    def git(*arguments: str) -> str:
+        command = ("git", "-C", str(checkout), *arguments)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60.0)
+        return str(done.stdout)
+
+    try:
+        top, revision = git("rev-parse", "--show-toplevel", "--short=9", "HEAD").splitlines()
+        changes = git("status", "--porcelain", "--", *CODE_FOLDERS)
+    except (OSError, ValueError, subprocess.SubprocessError):  # no git, or no commit
+        return f"release {version('metasched')}"
+    if Path(top) != checkout:  # an environment within another checkout
+        return f"release {version('metasched')}"
+    return f"revision {revision}{' with changes' if changes else ''}"
 
 
 def _stored_figure(result: FigureResult) -> StoredFigure:

@@ -55,12 +55,13 @@ def test_a_candidate_is_compared_and_never_executed(running: Site) -> None:
     compared(site, 1)
     assert site.stop() == 0
     site.start()  # it goes on
-    later = site.submit(*URGENT)
+    later = site.submit(*URGENT, "--array", "0")
     counts = compared(site, 2)
     assert (counts["tasks"], counts["same_priority"]) == (2, 0)
     assert counts["lower_priority"] == counts["differing"] == 2  # without the deadline
     [newest, first] = site.json("policy", "shadow")["differences"]
-    assert (first["job"], newest["job"]) == (int(job), int(later))
+    assert (first["job"], first["task"]) == (int(job), None)
+    assert (newest["job"], newest["task"]) == (int(later), 0)
     assert newest["priority"] < newest["live_priority"]
     assert newest["cluster"] == newest["live_cluster"]
     assert "with a deadline" in site.run("policy", "shadow").stdout

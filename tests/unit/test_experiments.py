@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import subprocess
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -20,9 +23,16 @@ from metasched.experiments.harness import (
     confidence_interval,
     read_workload,
 )
-from metasched.experiments.tables import load_results, render_tables, save_results
+from metasched.experiments.tables import (
+    CODE_FOLDERS,
+    load_results,
+    measured_code,
+    render_tables,
+    save_results,
+)
 from metasched.simulate import metrics
 from metasched.simulate.settings import SimulationSettings
+from tests.conftest import require
 from tests.harness.traces import trace
 
 
@@ -363,6 +373,34 @@ def test_experiments_name_the_formulas_of_their_policies() -> None:
     for name in ("licence-ratios", "contention", "two-level", "plans", "convergent-exact"):
         assert described[name], name
     assert described["random-queues"] == described["grid-plans"] == []
+
+
+def test_stored_results_name_the_code_that_ran(tmp_path: Path) -> None:
+    if shutil.which("git") is None:
+        require("git", "git is not installed")
+
+    def git(*arguments: str) -> str:
+        names = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        done = subprocess.run(
+            ["git", "-C", tmp_path, *names, *arguments], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    release = f"release {version('metasched')}"
+    assert measured_code(tmp_path) == release  # no checkout
+    git("init", "--quiet")
+    assert measured_code(tmp_path) == release  # no commit
+    for folder in CODE_FOLDERS:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "module.py").write_text("")
+    git("add", ".")
+    git("commit", "--quiet", "--message=a")
+    revision = f"revision {git('rev-parse', '--short=9', 'HEAD')}"
+    (tmp_path / "results.json").write_text("")
+    assert measured_code(tmp_path) == revision
+    assert measured_code(tmp_path / "metasched") == release  # in another checkout
+    (tmp_path / "metasched/module.py").write_text("changed")
+    assert measured_code(tmp_path) == f"{revision} with changes"
 
 
 def test_the_page_of_tables_is_what_the_command_prints(

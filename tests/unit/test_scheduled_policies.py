@@ -221,8 +221,9 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
         asyncio.run(daemon.put_in_force(RUN, str(tmp_path / "gone.toml"), "night", LATER))
 
 
-def test_a_takeover_does_not_wait_for_a_file_that_hangs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("waits", [False, True], ids=["start", "takeover"])
+def test_a_daemon_does_not_wait_for_a_file_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waits: bool
 ) -> None:
     config = tmp_path / "metasched.toml"
     config.write_text(
@@ -234,6 +235,6 @@ def test_a_takeover_does_not_wait_for_a_file_that_hangs(
     monkeypatch.setattr(service, "settings_after_wait", lambda settings, _: settings)
     ledger = cast(Any, SimpleNamespace())
     daemon = service.Daemon(load_settings(config), lambda: ledger, activate_scheduled)
-    assert daemon.try_open(waits=True)
+    assert daemon.try_open(waits=waits)
     assert daemon.ledger is ledger
     assert daemon.calendar_mistakes == frozenset()

@@ -21,10 +21,11 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 def check_config_file(settings: Settings) -> Iterator[Finding]:
     """Whoever can write the file decides which programs the daemon runs."""
     path, count = settings.config_path, len(settings.clusters)
+    clusters = f"{count} cluster{'' if count == 1 else 's'}"
     if path is None:
-        yield found("config-none", "configuration", f"none: the defaults, {count} clusters")
+        yield found("config-none", "configuration", f"none: the defaults, {clusters}")
         return
-    yield passed("configuration", f"{path}, {count} clusters")
+    yield passed("configuration", f"{path}, {clusters}")
     mode = path.stat().st_mode
     if mode & stat.S_IWOTH or (settings.site is not None and mode & stat.S_IWGRP):
         text = f"{path} has mode {stat.S_IMODE(mode):o}: other accounts can write it"
