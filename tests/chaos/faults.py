@@ -229,6 +229,7 @@ def active_hung_beside_a_standby(trial: Trial) -> None:
     # the standby dispatches jobs; without claims it submits again what was under way a minute later
     STOP.wait(SILENCE)
     stopped = list(filter(_is_stopped, processes))
+    site.order(Orders())  # disarmed: one that had passed no point would stop again
     trial.draw.shuffle(stopped)
     for process in stopped:
         process.resume()
