@@ -30,7 +30,7 @@ _MAX_LINE = 4096  # characters of a plausible line
 _DAY = 86400.0
 
 _STATUS = "License Manager status on "
-_SECTION = re.compile(r"License server status: *(\S.*)")
+_SECTION = re.compile(r" *License server status: *(\S.*)")
 _SERVER = re.compile(r" *(\S+): license server (UP|DOWN)\b")
 _COUNTED = re.compile(
     r"\(Total of ([0-9]{1,9}) licenses? issued; +Total of ([0-9]{1,9}) licenses? in use\)$"
@@ -148,7 +148,7 @@ class _LmstatParser:
                 self._add_trouble(number, f"no time: {moment[:60]!r}")
         elif match := _SECTION.match(line):
             self._parse_section(number, match[1])
-        elif line.startswith("Error getting status"):
+        elif line.startswith(("Error getting status", "lmgrd is not running")):
             self._block = None
             self._add_trouble(number, line)
         elif line.startswith("Vendor daemon status"):

@@ -1,4 +1,4 @@
-"""Parsing of lmstat's output. The samples are written after the documented format."""
+"""Parsing of lmstat's output. The samples follow its documented format and public outputs."""
 
 from __future__ import annotations
 
@@ -161,6 +161,18 @@ ADA = LicenceUse("ada", "n1", 1, SINCE)
             ),
             {"reserved": 8},
         ),
+        # lmstat indents reservations by a tab, others by spaces; users of a group stand beside them
+        (
+            50,
+            12,
+            (
+                "\t10 RESERVATIONs for HOST n4 (lic1.site.example/27002)",
+                "\t1 RESERVATION for HOST n5 (lic1.site.example/27002)",
+                "    1 RESERVATION for GROUP DED (LIC1/1713)",
+                "bob n2 ab12_cd3 2017.06 (v2017.06) (lic1/27002 15480) queued for 1 license",
+            ),
+            {"reserved": 12, "queued": 1, "uses": ()},
+        ),
         # overdraft: more in use than issued
         (2, 3, (f"ada n1 n1 (v1) (lic1/1 1), {START}, 3 licenses",), {}),
         # one of several issues has expired; the header has what is left
@@ -173,15 +185,22 @@ ADA = LicenceUse("ada", "n1", 1, SINCE)
             ),
             {"issued": 4},
         ),
-        # displays and users with spaces; the user belongs to no account
+        # displays and users with spaces: a display may be any text; such a user has no account
         (
             3,
-            2,
+            3,
             (
                 f"ada n1 display A 203 (v22.0) (lic1/27001 100), {START}",
                 f"Eve Smith ws7 ws7 (v22.0) (lic1/27001 100), {START}",
+                f"""bob n2 "U,K$`Ct`0'"C iQ)8<f(&! (v61.4) (lic1/27002 4611), {START}""",
             ),
-            {"uses": (ADA, LicenceUse("Eve", "Smith", 1, SINCE))},
+            {
+                "uses": (
+                    ADA,
+                    LicenceUse("Eve", "Smith", 1, SINCE),
+                    LicenceUse("bob", "n2", 1, SINCE),
+                )
+            },
         ),
     ],
 )
@@ -224,6 +243,8 @@ def test_uncounted_licences_have_users_without_a_total() -> None:
         "Cannot get users of x: License server system does not support this feature. (-18,327)",
         "Cannot get users of x: Users are queued for this feature. (-24,331)",
         "Cannot get users of x: User/host not on INCLUDE list for feature. (-39,349)",
+        "Cannot get users of x: No socket connection to license server manager (-7,10015)",
+        "(Error: 1 licenses, unsupported by licensed server)",
     ],
 )
 def test_a_feature_that_the_server_refuses_to_report_is_left_out(reason: str) -> None:
@@ -324,6 +345,16 @@ def test_expired_licences_issue_no_tokens(expiries: list[str], issued: int) -> N
             "License server status: 27000@lic1\n\n"
             'lic1: Cannot connect to license server system. (-15,578:115 "in progress")\n',
             "line 3: lic1: Cannot connect",
+        ),
+        (
+            " License server status: 27000@lic1\n    License file(s) on lic1: /opt/all.lic:\n\n"
+            "lmgrd is not running: Server node is down or not responding (-96,7)\n",
+            "line 4: lmgrd is not running: Server node is down",
+        ),
+        (
+            "License server status: 27000@lic1\n\n"
+            "lmgrd is not running: License server machine is down or not responding.\n",
+            "line 3: lmgrd is not running: License server machine is down",
         ),
         (
             "Vendor daemon status (on lic1):\n  orbitd: The desired vendor daemon is down. "
