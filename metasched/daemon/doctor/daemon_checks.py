@@ -137,7 +137,8 @@ def check_local_policy(row: Mapping[str, Any]) -> Iterator[Finding]:
 
 def check_webhook(row: Mapping[str, Any]) -> Finding:
     check = f"webhook {row['name']}"
-    waiting = f"{row['waiting']} groups of events wait"
+    count = row["waiting"]
+    waiting = "1 group of events waits" if count == 1 else f"{count} groups of events wait"
     if not row["failures"]:
         return passed(check, waiting)
     message = f"{row['last_error']}; {waiting}, next try {row['next_try']}"
