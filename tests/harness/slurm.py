@@ -169,6 +169,12 @@ class SlurmCluster:
     def environment(self) -> dict[str, str]:
         return {"SLURM_CONF": str(self.conf), "PATH": SEARCH_PATH, "LANG": "C.UTF-8"}
 
+    @property
+    def release(self) -> tuple[int, int]:
+        """The release of its programs, such as (24, 11)."""
+        year, month, *_ = self.run("sbatch", "--version").split()[-1].split(".")
+        return int(year), int(month)
+
     def table(self, extra: str = "") -> str:
         """Return the table of this cluster in metasched.toml; `extra` holds further settings."""
         return (
