@@ -93,6 +93,7 @@ class OutboxRow:
     created: float
     due: float
     tries: int
+    error: str  # of the last try
     source: str  # instance that created it; "": it cannot be read
     notices: tuple[Notice, ...]  # empty: they cannot be read
 
@@ -580,6 +581,7 @@ def _decoded(connection: Connection, query: Any) -> Iterator[OutboxRow]:
             row.created,
             row.due,
             row.tries,
+            row.error,
             content.source,
             content.notices,
         )

@@ -184,6 +184,12 @@ class NotificationSender:
         status.failures += 1
         status.last_error, status.next_try = error, next_try
 
+    def _note_earlier_failures(self, row: OutboxRow, receiver: str) -> None:
+        """Take over the failures of a row from before this service began."""
+        status = self.statuses[receiver]
+        if row.tries and not status.failures:
+            status.failures, status.last_error, status.next_try = row.tries, row.error, row.due
+
     # Mail
 
     async def run_mail(self) -> None:
@@ -324,6 +330,7 @@ class NotificationSender:
                 elif row.created < now - EVENTS_GIVEN_UP_AFTER:
                     self._ledger.give_up_notices(hook.name, now - EVENTS_GIVEN_UP_AFTER, now)
                 elif now < row.due <= now + MAX_DELAY:  # later only if the clock was set back
+                    self._note_earlier_failures(row, hook.name)
                     await self._sleep(hook.name, row.due)
                 else:
                     await self._deliver(hook, row, thread)

@@ -245,6 +245,36 @@ def test_events_that_are_too_large_together_arrive_in_parts() -> None:
     world.ledger.close()
 
 
+def test_a_restart_does_not_hide_that_a_webhook_fails() -> None:
+    world = World([], ["refused", "refused"])
+    world.add()
+    row = world.ledger.next_notice(HOOK.name)
+    assert row is not None
+    with patch.object(notification_sender, "deliver", world.deliver):
+        for _ in range(2):
+            asyncio.run(world.sender._deliver(HOOK, row, InPlace()))
+    before = world.sender.statuses[HOOK.name]
+    world.start()
+
+    async def read(query: Callable[..., Any], *arguments: object) -> Any:
+        return query(*arguments)
+
+    async def sleep(*_: object) -> None:
+        raise Died
+
+    with (
+        patch.object(world.sender, "_read", read),
+        patch.object(world.sender, "_sleep", sleep),
+        patch.object(notification_sender, "EVENTS_GIVEN_UP_AFTER", 1e12),
+        pytest.raises(Died),
+    ):
+        asyncio.run(world.sender.run_webhook(HOOK))
+    after = world.sender.statuses[HOOK.name]
+    assert (after.failures, after.last_error) == (2, "refused")
+    assert (before.failures, before.next_try) == (after.failures, after.next_try)
+    world.ledger.close()
+
+
 def test_too_many_rows_of_a_slow_receiver_are_given_up() -> None:
     world = World([], [])
     for _ in range(5):

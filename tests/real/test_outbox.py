@@ -352,7 +352,7 @@ def test_the_owner_of_a_series_hears_of_each_skipped_or_moved_occurrence(ledger:
         ("reservation_skipped", "ada", "ada"),
     ]
     mail = MailSettings(Path("/m"), is_sendmail=True, sender="", domains=(), per_hour=10)
-    row = OutboxRow(1, "ada", rows[0].kind, rows[0].address, NOW, NOW, 0, "cafe", ())
+    row = OutboxRow(1, "ada", rows[0].kind, rows[0].address, NOW, NOW, 0, "", "cafe", ())
     make_command = NotificationSender._command
     _, content = make_command(cast(Any, None), mail, row, life.notices()[0], None)
     subject, text = occurrence_message(life.notices()[0])
