@@ -15,9 +15,10 @@ from metasched.cli.job_ids import check_job_ids, fold_array_rows, format_tasks, 
 from metasched.cli.messages import fail
 from metasched.cli.regular_files import NotRegularError, open_regular
 from metasched.cli.show import print_table
-from metasched.client.changes import FOLD, unfold
+from metasched.client.changes import unfold
 from metasched.client.connection import DaemonUnreachable, NotFound, ResponseLost
 from metasched.errors import ParseError, UserError
+from metasched.paths import FOLD
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:

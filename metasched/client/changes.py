@@ -8,8 +8,6 @@ if TYPE_CHECKING:
 
     from metasched.client.job_answers import ChangedTask, FoldedChange
 
-FOLD = {"fold": "true"}  # the query of a request; earlier daemons ignore it
-
 
 def unfold(changes: Sequence[FoldedChange]) -> list[ChangedTask]:
     """Return a row for each task, by job and index. ParseError: an invalid answer."""

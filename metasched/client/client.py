@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from metasched.client.changes import FOLD, fold, unfold
+from metasched.client.changes import fold, unfold
 from metasched.client.connection import (
     TIMEOUT,
     BadRequest,
@@ -17,7 +17,7 @@ from metasched.client.connection import (
     UnknownRoute,
     percent_encode,
 )
-from metasched.paths import NEXT_CURSOR_HEADER
+from metasched.paths import FOLD, NEXT_CURSOR_HEADER
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:

@@ -193,7 +193,7 @@ def real_arguments(
 def listed_tasks(connection: Connection, query: Mapping[str, object]) -> Iterator[dict[str, Any]]:
     """Yield the rows of `GET /jobs/details`, each once. Raises ClientError.
 
-    Ids are sent in portions: the head of a request is limited.
+    Ids are sent in portions: the head of a request is limited. Their rows are not folded.
     """
     ids = query.get("job")
     portions = list(_portions(ids)) if isinstance(ids, list) else []
@@ -202,7 +202,7 @@ def listed_tasks(connection: Connection, query: Mapping[str, object]) -> Iterato
         return
     listed: set[tuple[int, int | None]] = set()
     for portion in portions:
-        for row in _pages(connection, {**query, "job": portion}):
+        for row in _pages(connection, {**query, "job": portion, "fold": "false"}):
             if (key := (row["job"], row["task"])) not in listed:
                 listed.add(key)
                 yield row

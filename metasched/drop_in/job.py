@@ -112,14 +112,26 @@ class Job:
         self.tasks = None if task is None else str(task)  # its index, or those of a folded line
         self.is_folded = False
 
+    @property
+    def indices(self) -> range:
+        """The indices of the tasks of an array for which the row stands."""
+        if self.row.get("folded") is None:
+            return range(self.row["task"], self.row["task"] + 1)
+        from metasched.model.arrays import parse_run
+
+        return parse_run(self.row["folded"])
+
     def fold(self, tasks: Sequence[Job], has_limit: bool = True) -> None:
         """Stand for waiting tasks of an array, in the order of their indices.
 
         `has_limit`: with the number that may run at once.
         """
-        from metasched.model.arrays import format_indices
+        from metasched.model.arrays import FoldedIndices
 
-        indices = format_indices(job.row["task"] for job in tasks)
+        folded = FoldedIndices()
+        for job in tasks:
+            folded.add(job.indices)
+        indices = str(folded)
         limit = self.row["array"].partition("%")[2] if has_limit else ""
         self.tasks, self.is_folded = indices + (f"%{limit}" if limit else ""), True
 

@@ -63,7 +63,7 @@ def fold_waiting(jobs: Sequence[Job], ids: Sequence[str] = ()) -> list[Job]:
         group.append(job)
     for (job_id, _), group in groups.items():
         is_named = str(job_id) in of_tasks
-        if not is_named or len(group) > 1:
+        if not is_named or len(group) > 1 or len(group[0].indices) > 1:
             group[0].fold(group, has_limit=not is_named)
     return lines
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import time
 
-from metasched.client.changes import FOLD
 from metasched.client.connection import ClientError, NotFound, PermissionDenied
 from metasched.drop_in.command import CommandError, fail, fail_for_job, listed_tasks
 from metasched.drop_in.format_language import printable
 from metasched.drop_in.job import OPEN_STATES
 from metasched.drop_in.job_filters import user_name
 from metasched.drop_in.slurm_time import parse_time, parse_time_limit
+from metasched.paths import FOLD
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:

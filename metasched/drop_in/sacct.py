@@ -34,6 +34,7 @@ from metasched.drop_in.job_filters import (
     words_of,
 )
 from metasched.drop_in.native_clusters import read_clusters, slurm_clusters
+from metasched.paths import FOLD
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
@@ -378,7 +379,7 @@ def _listed(connection: Connection, options: Mapping[str, str], ids: Sequence[st
         query.update({"user": users[0]} if len(users) == 1 else {})
     unit = _unit(options)
     try:
-        jobs = [Job(row, unit) for row in listed_tasks(connection, query)]
+        jobs = [Job(row, unit) for row in listed_tasks(connection, {**query, **FOLD})]
     except PermissionDenied:  # jobs of others, which the site hides: none are shown
         return []
     return [job for job in jobs if not users or job.row["user"] in users]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-from metasched.client.changes import FOLD
 from metasched.client.connection import (
     ClientError,
     DaemonUnreachable,
@@ -24,6 +23,7 @@ from metasched.drop_in.command import (
 from metasched.drop_in.job import OPEN_STATES, UNSET, Job, expand_hostlist, slurm_state, user_id
 from metasched.drop_in.job_filters import is_job_id, user_name, words_of
 from metasched.drop_in.native_clusters import read_clusters, run_native
+from metasched.paths import FOLD
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 
-from metasched.client.changes import FOLD
 from metasched.client.connection import ClientError, NotFound, PermissionDenied
 from metasched.drop_in.command import (
     VERSION,
@@ -32,6 +31,7 @@ from metasched.drop_in.job import (
 )
 from metasched.drop_in.job_filters import fold_waiting, is_job_id, words_of
 from metasched.drop_in.native_clusters import read_clusters, run_native
+from metasched.paths import FOLD
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ def _show_jobs(names: Sequence[str], one_line: bool, real: _Real) -> int:
 def _show_own_jobs(ids: Sequence[str], one_line: bool, real: _Real) -> None:
     """Print jobs of metasched; without ids all of them, on the chosen clusters."""
     query: dict[str, object] = {"job": list(ids), "skip_missing": "true"} if ids else {}
-    jobs = [Job(row) for row in listed_tasks(connect(), query)]
+    jobs = [Job(row) for row in listed_tasks(connect(), {**query, **FOLD})]
     if (chosen := real.chosen) is not None:
         names = [cluster.name for cluster in chosen]
         jobs = [job for job in jobs if job.cluster_among(names)]
@@ -275,7 +275,8 @@ def _show_own_jobs(ids: Sequence[str], one_line: bool, real: _Real) -> None:
     if not jobs:
         print("No jobs in the system")
     # a task that is named alone has its own number
-    for job in jobs if len(jobs) == 1 else fold_waiting(jobs):
+    is_single = len(jobs) == 1 and not jobs[0].row.get("folded")
+    for job in jobs if is_single else fold_waiting(jobs):
         _print_record(_record(job), one_line)
 
 
@@ -377,7 +378,7 @@ def _change(verb: str, names: Sequence[str], real: _Real) -> int:
         if real.clusters.is_native(id):
             continue
         try:
-            answer, _ = connection.request("POST", f"/jobs/{action}", body={"jobs": [id]})
+            answer, _ = connection.request("POST", f"/jobs/{action}", FOLD, {"jobs": [id]})
         except ClientError as error:
             code = _fail_to_change(action, id, error)
         else:
@@ -390,7 +391,7 @@ def _change(verb: str, names: Sequence[str], real: _Real) -> int:
 
 def _unchanged(action: str, answer: Any) -> str:
     """Return in Slurm's words why an action changed none of the tasks; "": it changed some."""
-    states = {row["was"] for row in answer["jobs"]}
+    states = {row["was"] for row in answer.get("folded", answer.get("jobs"))}
     if action == "requeue" and states and states <= {"queued", "held", "dispatching", "pending"}:
         return "Job is pending execution"
     if action != "requeue" and states and states.isdisjoint(OPEN_STATES.split(",")):

@@ -33,6 +33,7 @@ from metasched.drop_in.job_filters import (
     words_of,
 )
 from metasched.drop_in.native_clusters import read_clusters, slurm_clusters
+from metasched.paths import FOLD
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
@@ -271,6 +272,7 @@ def _selected(
         query.update(job=ids, skip_missing="true")
     elif codes == OPEN_CODES:
         query["state"] = OPEN_STATES
+    query.update({} if "array" in options else FOLD)
     try:
         unit = "M" if "noconvert" in options else ""
         jobs = [Job(row, unit) for row in listed_tasks(connection, query)]

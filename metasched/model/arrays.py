@@ -104,6 +104,9 @@ class FoldedIndices:
 
     def add(self, indices: range) -> None:
         """Add indices, at least one, above all others."""
+        if len(indices) == 2 and indices.step > 1:  # written singly: each may belong to a run
+            self.add(indices[:1])
+            indices = indices[1:]
         self.count += len(indices)
         last = self._runs.pop() if self._runs else range(0)
         if len(last) == 2 and last.step > 1 and not _continues(last, indices):

@@ -273,6 +273,19 @@ def test_waiting_tasks_share_a_line() -> None:
     assert [(line.array_id, line.number) for line in lines] == [("17_1", 17), ("17_[3-5,7%2]", 17)]
 
 
+def test_a_row_may_stand_for_waiting_tasks() -> None:
+    waiting = {"array": "1-9%2", "job": 17, "reason": "limit_array"}
+    rows = [
+        row(task=2, number=18, folded="2-5", **waiting),
+        row(task=6, number=22, **waiting),
+        row(task=7, number=23, folded="7-9:2", **waiting),
+    ]
+    [line] = job_filters.fold_waiting(list(map(Job, rows)))
+    assert (line.array_id, line.number, line.tasks) == ("17_[2-7,9%2]", 17, "2-7,9%2")
+    [line] = job_filters.fold_waiting([Job(rows[0])], ["17_2", "17_3", "17_4", "17_5"])
+    assert line.array_id == "17_[2-5]"
+
+
 @pytest.mark.parametrize("word", ["17", "17_3", "17_[3-9:2,12%4]"])
 def test_job_ids(word: str) -> None:
     assert job_filters.is_job_id(word)
@@ -457,7 +470,9 @@ class _Cancellations:
         listed = (values for values in rows if ids is None or str(values["job"]) in ids)
         return [values for values in listed if user in (None, values["user"])]
 
-    def request(self, _: str, path: str, *, body: dict[str, Any]) -> tuple[None, dict[str, str]]:
+    def request(
+        self, _: str, path: str, query: dict[str, str], body: dict[str, Any]
+    ) -> tuple[None, dict[str, str]]:
         assert path == "/jobs/cancel"
         if self.denied.intersection(body["jobs"]):
             raise PermissionDenied("a job of bob")
