@@ -20,7 +20,15 @@ from metasched.drop_in.command import (
     parse_options,
     real_arguments,
 )
-from metasched.drop_in.job import OPEN_STATES, UNSET, Job, expand_hostlist, slurm_state, user_id
+from metasched.drop_in.job import (
+    OPEN_STATES,
+    UNSET,
+    Job,
+    expand_hostlist,
+    own_states,
+    slurm_state,
+    user_id,
+)
 from metasched.drop_in.job_filters import is_job_id, user_name, words_of
 from metasched.drop_in.native_clusters import read_clusters, run_native
 from metasched.paths import FOLD
@@ -60,6 +68,9 @@ OPTIONS = {
 _SYNONYMS = {"cluster": "clusters", "me": "user", "name": "jobname"}  # the last of both counts
 _FILTERS = {"account", "jobname", "nodelist", "partition", "qos", "reservation"}
 _FILTERS |= {"state", "user", "wckey"}
+_OF_TASKS = {"nodelist", "state"}  # filters that tell tasks of a job from others
+MAX_IDS = 50_000  # of a request
+_WAITING = ",".join(own_states("PENDING"))
 # input variables of the real command that select jobs; signals go by the real command itself
 _VARIABLES = {
     "SCANCEL_ACCOUNT": "account",
@@ -146,28 +157,29 @@ def _cancel_own(
     ends = (signal[3:] if signal.startswith("SIG") else signal) in _ENDING_SIGNALS
     verbose = "verbose" in options
     steps = [word for word in ids if "." in word]
+    waiting: list[str] = []
     if chosen is not None or options.keys() & _FILTERS:
         if steps:
             raise CommandError(f"scancel: error: Invalid job id {steps[0]}")
-        ids = _selected(connection, options, ids, chosen)
-        if not ids:
+        ids, waiting = _selected(connection, options, ids, chosen, ends)
+        if not (ids or waiting):
             if verbose:
                 print("scancel: error: No active jobs match ALL job filters", file=sys.stderr)
             return 0
     if not ends:
         return _signal(connection, options, ids)
     ids = [word for word in ids if "." not in word]
-    for word in ids if verbose else ():
+    for word in [*ids, *waiting] if verbose else ():
         print(f"scancel: Terminating job {word}", file=sys.stderr)
     code = 0
     try:
-        missing = _cancel(connection, ids) if ids else []
+        missing = _cancel(connection, ids) + _cancel(connection, waiting, _WAITING)
     except PermissionDenied:  # as in the real command the jobs of others keep none from its end
-        of_others = _of_others(connection, ids)
-        ids = [word for word in ids if word not in of_others]
-        if not ids or not of_others:
+        of_others = _of_others(connection, [*ids, *waiting])
+        ids, waiting = ([id for id in part if id not in of_others] for part in (ids, waiting))
+        if not (ids or waiting) or not of_others:
             raise
-        missing = _cancel(connection, ids)
+        missing = _cancel(connection, ids) + _cancel(connection, waiting, _WAITING)
         for word in of_others:
             problem = f"Kill job error on job id {word}: Access/permission denied"
             code = fail(f"scancel: error: {problem}")
@@ -199,16 +211,29 @@ def _signal(connection: Connection, options: Mapping[str, str], ids: Sequence[st
     return code
 
 
-def _cancel(connection: Connection, ids: Sequence[str]) -> list[str]:
-    """Cancel jobs; return the ids of which there is no job. As the real command, it is no error."""
+def _cancel(connection: Connection, ids: Sequence[str], states: str = "") -> list[str]:
+    """Cancel tasks in these states of metasched, "": all. Return the ids of which there is no job.
+
+    As in the real command such an id is no error.
+    """
+    missing = []
+    for first in range(0, len(ids), MAX_IDS):
+        missing += _cancel_portion(connection, ids[first : first + MAX_IDS], states)
+    return missing
+
+
+def _cancel_portion(connection: Connection, ids: Sequence[str], states: str) -> list[str]:
+    body: dict[str, object] = {"jobs": list(ids)}
+    if states:
+        body["state"] = states
     try:
-        connection.request("POST", "/jobs/cancel", FOLD, {"jobs": list(ids)})
+        connection.request("POST", "/jobs/cancel", FOLD, body)
         return []
     except NotFound:
         if len(ids) == 1:
             return list(ids)
-    half = len(ids) // 2
-    return _cancel(connection, ids[:half]) + _cancel(connection, ids[half:])
+    parts = ids[: len(ids) // 2], ids[len(ids) // 2 :]
+    return [id for part in parts for id in _cancel_portion(connection, part, states)]
 
 
 def _of_others(connection: Connection, ids: Sequence[str]) -> list[str]:
@@ -224,13 +249,15 @@ def _selected(
     options: Mapping[str, str],
     ids: Sequence[str],
     chosen: Sequence[NativeCluster] | None,
-) -> list[str]:
+    ends: bool,
+) -> tuple[list[str], list[str]]:
     """Return the ids of the open tasks that pass all filters, on the chosen clusters.
 
-    As in the real command a value is one name, not a list, and an empty value selects nothing: a
-    variable of a script may be unset.
+    If they are to end, these may be ids of whole jobs, and there are ids of jobs whose waiting
+    tasks pass. As in the real command a value is one name, not a list, and an empty value selects
+    nothing: a variable of a script may be unset.
     """
-    query: dict[str, object] = {"state": OPEN_STATES}
+    query: dict[str, object] = {"state": OPEN_STATES, **(FOLD if ends and not ids else {})}
     if ids:
         query.update(job=list(ids), skip_missing="true")
     if (user := options.get("user")) is not None:
@@ -256,8 +283,8 @@ def _selected(
         is_sure = bool(ids or job.row["cluster"] or (job.row.get("clusters") and not elsewhere))
         return is_sure and job.cluster_among(names) is not None
 
-    return [
-        job.array_id
+    selected = [
+        job
         for job in map(Job, listed_tasks(connection, query))
         if state in (None, job.state)
         and all(value is None or job.text_of(key) == value for key, value in wanted.items())
@@ -265,6 +292,12 @@ def _selected(
         and (nodes is None or nodes.intersection(job.nodes))
         and is_there(job)
     ]
+    # an id may be the number of a task
+    if ends and not ids and chosen is None and not options.keys() & _OF_TASKS:
+        return list(dict.fromkeys(str(job.row["job"]) for job in selected)), []
+    single = [job.array_id for job in selected if not job.row.get("folded")]
+    waiting = dict.fromkeys(str(job.row["job"]) for job in selected if job.row.get("folded"))
+    return single, list(waiting)
 
 
 def _node_list(text: str) -> str:

@@ -451,6 +451,8 @@ class _Cancellations:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ids: list[str] = []
+        self.requests: list[list[str]] = []
+        self.states: list[str | None] = []
         self.denied = set[str]()
         no_clusters = NativeClusters({"first_id": 1, "instances": [], "clusters": []})
         user = pwd.getpwuid(os.getuid()).pw_name
@@ -477,6 +479,8 @@ class _Cancellations:
         if self.denied.intersection(body["jobs"]):
             raise PermissionDenied("a job of bob")
         self.ids += body["jobs"]
+        self.requests.append(body["jobs"])
+        self.states.append(body.get("state"))
         return None, {}
 
 
@@ -507,6 +511,36 @@ def test_filters_of_scancel(arguments: str, ids: str, monkeypatch: pytest.Monkey
     cancelled = _Cancellations(monkeypatch)
     assert scancel.main(shlex.split(arguments)) == 0
     assert cancelled.ids == ids.split()
+
+
+def test_arrays_of_many_tasks_are_cancelled_as_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cancelled = _Cancellations(monkeypatch)
+    array = {"job": 17, "array": "1-150001", "state": "queued"}
+    rows = [
+        row(task=1, number=17, **array | {"state": "running"}),
+        row(task=2, number=18, folded="2-120001", **array),
+    ]
+    monkeypatch.setattr(scancel, "listed_tasks", lambda *_: rows)
+    assert scancel.main(["--me"]) == 0
+    assert cancelled.requests == [["17"]]
+    assert scancel.main(["-t", "PD"]) == 0
+    assert cancelled.requests[1:] == [["17"]]
+    assert cancelled.states == [None, "queued,held,dispatching,pending"]
+    assert scancel.main(["-p", "", "17"]) == 0
+    assert len(cancelled.requests) == 2
+    # 18 is the number of a task; a row of tasks that are named would stand for all that wait
+    queries: list[dict[str, Any]] = []
+
+    def listed(_: object, query: dict[str, Any]) -> list[dict[str, Any]]:
+        queries.append(query)
+        return [row(task=2, number=18, **array)]
+
+    monkeypatch.setattr(scancel, "listed_tasks", listed)
+    assert scancel.main(["--me", "18"]) == 0
+    assert cancelled.requests[2:] == [["17_2"]]
+    assert "fold" not in queries[0]
 
 
 @pytest.mark.parametrize("arguments", ["--me ''", "-u root ,", "'' -p long", "1 '' --me", "--me x"])
