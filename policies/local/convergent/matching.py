@@ -101,7 +101,7 @@ def lower_bound(preferences: FloatArray) -> float:
     Counts take a fraction of the time of a minimum over some of the entries.
     """
     negative = np.count_nonzero(preferences < 0)
-    if negative == np.count_nonzero(preferences == -math.inf):
+    if not negative or negative == np.count_nonzero(preferences == -math.inf):
         return 0.0
     return float(preferences.min(where=preferences > -math.inf, initial=0.0))
 
@@ -115,32 +115,35 @@ class _Repair:
     """
 
     def __init__(self, weights: FloatArray, pairs: Mapping[int, int]) -> None:
-        self._weights, self.pairs = weights, dict(pairs)
+        """`weights` are changed."""
+        self.pairs = dict(pairs)
         machines = weights.shape[1]
         self._job_on: IndexArray = np.full(machines, NONE, dtype=np.intp)
-        # of unmatched jobs; other rows are -inf
-        self._outside = weights.copy()
-        # weights of the jobs on the machines
-        self._current = np.zeros(machines)
-        # M x M: gain of the job on a machine if it takes over another; -inf without a job
-        self._exchanges = np.full((machines, machines), -math.inf)
         rows = np.fromiter(pairs, np.intp, len(pairs))
         columns = np.fromiter(pairs.values(), np.intp, len(pairs))
-        self._outside[rows] = -math.inf
-        self._best_outside = self._outside.max(axis=0, initial=0.0)  # of each machine
         self._job_on[columns] = rows
-        self._current[columns] = weights[rows, columns]
-        self._exchanges[columns] = weights[rows] - self._current[columns, np.newaxis]
-        self._exchanges[columns, columns] = -math.inf
+        # M x M: weights of the job on a machine; -inf without a job
+        self._matched = np.full((machines, machines), -math.inf)
+        self._matched[columns] = weights.take(rows, axis=0)
+        # of unmatched jobs; other rows are -inf
+        self._outside = weights
+        self._outside[rows] = -math.inf
+        self._best_outside = weights.max(axis=0, initial=0.0)  # of each machine
+        # weights of the pairs
+        self._current = np.where(self._job_on == NONE, 0.0, self._matched.diagonal())
+        # M x M: gain of the job on a machine if it takes over another; -inf without a job
+        self._exchanges = self._matched - self._current[:, np.newaxis]
+        np.fill_diagonal(self._exchanges, -math.inf)
+        self._gains = np.empty((machines, machines))  # fresh memory costs as much as filling it
 
     def improve(self) -> bool | None:
         """Exchange along the best path; False: none improves, None: a cycle improves."""
         machines = len(self._job_on)
         reached = self._best_outside.copy()
         before = np.full(machines, NONE, dtype=np.intp)
-        sources = np.flatnonzero(self._job_on != NONE)
+        sources, exchanges = np.arange(machines), self._exchanges
         for _ in range(machines + 1):
-            gains = reached[sources, np.newaxis] + self._exchanges[sources]
+            gains = np.add(reached[sources, np.newaxis], exchanges, out=self._gains[: len(sources)])
             values = gains.max(axis=0, initial=-math.inf)
             improved = np.flatnonzero(values > reached + _TOLERANCE)
             if not len(improved):
@@ -148,6 +151,7 @@ class _Repair:
             before[improved] = sources[gains[:, improved].argmax(axis=0)]
             reached[improved] = values[improved]
             sources = improved  # paths over other machines are known
+            exchanges = self._exchanges.take(sources, axis=0)
         else:
             return None
         last = int((reached - self._current).argmax())
@@ -169,24 +173,26 @@ class _Repair:
         displaced = int(self._job_on[last])
         if displaced != NONE:
             del self.pairs[displaced]
-            self._outside[displaced] = self._weights[displaced]
-            np.maximum(self._best_outside, self._weights[displaced], out=self._best_outside)
+            weights = self._matched[last]
+            self._outside[displaced] = weights
+            np.maximum(self._best_outside, weights, out=self._best_outside)
         for column, source in pairwise(path):
-            self._assign(int(self._job_on[source]), column)
-        self._assign(entering, first)
-        if entering != NONE:
-            self._outside[entering] = -math.inf
-            lost = np.flatnonzero(self._weights[entering] >= self._best_outside)
-            self._best_outside[lost] = self._outside[:, lost].max(axis=0, initial=0.0)
+            self._assign(int(self._job_on[source]), self._matched[source], column)
+        if entering == NONE:
+            self._job_on[first] = NONE
+            self._current[first] = 0.0
+            self._matched[first] = self._exchanges[first] = -math.inf
+            return True
+        self._assign(entering, self._outside[entering], first)
+        self._outside[entering] = -math.inf
+        lost = np.flatnonzero(self._matched[first] >= self._best_outside)
+        self._best_outside[lost] = self._outside[:, lost].max(axis=0, initial=0.0)
         return True
 
-    def _assign(self, row: int, column: int) -> None:
+    def _assign(self, row: int, weights: FloatArray, column: int) -> None:
         self._job_on[column] = row
-        if row == NONE:
-            self._current[column] = 0.0
-            self._exchanges[column] = -math.inf
-            return
         self.pairs[row] = column
-        self._current[column] = self._weights[row, column]
-        self._exchanges[column] = self._weights[row] - self._current[column]
+        self._matched[column] = weights
+        self._current[column] = weights[column]
+        self._exchanges[column] = weights - weights[column]
         self._exchanges[column, column] = -math.inf
