@@ -33,14 +33,14 @@ def choose_greedy(values: FloatArray, amounts: FloatArray, capacities: FloatArra
     chosen = np.ones(len(values), dtype=bool)
     excess = total_amounts(amounts) - capacities
     inverse = 1 / np.maximum(capacities, 1e-12)  # of a capacity of 0 no copy is asked for
-    while (exceeded := excess > 0).any():
+    while np.count_nonzero(exceeded := excess > 0):  # a fraction of the time of `any`
         weights = amounts @ (inverse * exceeded)
         candidates = ((weights > 0) & chosen).nonzero()[0]
-        ratios = values[candidates] / weights[candidates]
+        ratios = values.take(candidates) / weights.take(candidates)
         limits = np.where(exceeded, excess, math.inf)
         order, released = _least_that_release(ratios, candidates, amounts, limits)
         chosen[order] = False
-        excess = excess - released
+        excess -= released
     remaining = -excess
     returning = np.flatnonzero(~chosen & fit(amounts, remaining))
     weights = (amounts[returning] / np.maximum(capacities, 1.0)).sum(axis=1)
@@ -61,12 +61,10 @@ def _least_that_release(
     size = 4 * math.ceil(limits.min()) + 16
     while True:
         near = ratios <= (np.partition(ratios, size)[size] if size < len(ratios) else math.inf)
-        order = candidates[near][_descending(ratios[near])[::-1]]
-        released = np.add.accumulate(amounts[order])
-        enough = (released >= limits).ravel()
-        last = int(enough.argmax())
-        if enough[last]:
-            last //= len(limits)
+        order = candidates[near].take(_descending(ratios[near])[::-1])
+        released = np.add.accumulate(amounts.take(order, axis=0))
+        last, column = divmod(int((released >= limits).argmax()), len(limits))
+        if released[last, column] >= limits[column]:
             return order[: last + 1], released[last]
         size *= 4
 
@@ -102,13 +100,14 @@ def cluster_by_licence(requests: Mask) -> IndexArray:
     Jobs without a request have clusters of their own.
     """
     asked = requests.astype(float)
-    linked = asked.T @ asked > 0  # licences that a job asks for together
-    if linked.all(axis=1).any():  # SciPy takes ten times as long
-        labels = np.zeros(len(linked), dtype=np.intp)
+    with_most = asked[:, int(total_amounts(asked).argmax())] @ asked
+    if (with_most > 0).all():  # mostly; SciPy takes ten times as long
+        labels = np.zeros(len(with_most), dtype=np.intp)
     else:
-        _, labels = connected_components(linked, directed=False)
+        # licences that a job asks for together
+        _, labels = connected_components(asked.T @ asked > 0, directed=False)
     clusters: IndexArray = labels[requests.argmax(axis=1)].astype(np.intp)
-    alone = np.flatnonzero(asked @ np.ones(len(linked)) == 0)
+    alone = np.flatnonzero(asked @ np.ones(len(labels)) == 0)
     clusters[alone] = len(labels) + np.arange(len(alone))
     return clusters
 
@@ -127,10 +126,10 @@ def choose_jobs(
     if not scarce.all():
         amounts, capacities = amounts[:, scarce], capacities[scarce]
     asking = np.flatnonzero(amounts @ np.ones(len(capacities)))
-    clusters = cluster_by_licence(amounts[asking] > 0)
+    clusters = cluster_by_licence(amounts.take(asking, axis=0) > 0)
     for cluster in np.flatnonzero(np.bincount(clusters)):
         members = asking[clusters == cluster]
-        needs, copies = amounts[members], capacities
+        needs, copies = amounts.take(members, axis=0), capacities
         of_cluster = total_amounts(needs) > 0
         if not of_cluster.all():
             needs, copies = needs[:, of_cluster], copies[of_cluster]
@@ -151,5 +150,5 @@ def fit(amounts: FloatArray, free: FloatArray) -> Mask:
 
 def _descending(keys: FloatArray) -> IndexArray:
     """Return positions by descending key, ties in their order."""
-    positions: IndexArray = np.argsort(-keys, kind="stable")
+    positions: IndexArray = (-keys).argsort(kind="stable")
     return positions
