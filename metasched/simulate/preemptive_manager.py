@@ -20,7 +20,7 @@ class PreemptiveManager(SimulatedManager):
     ) -> None:
         super().__init__(cluster, policy, reports_plan=reports_plan)
         self._preemptive_policy = policy
-        self._as_queued: dict[int, WaitingJob] = {}  # running jobs, as they were when they started
+        self._preemptible: dict[int, PreemptibleJob] = {}  # as `running`
 
     def run_policy(self, now: float) -> ManagerPass:
         self._last_pass, self._reservation = now, None
@@ -29,7 +29,7 @@ class PreemptiveManager(SimulatedManager):
         changes = self._preemptive_policy.choose_changes(
             now,
             self.queue.values(),
-            [PreemptibleJob(self._as_queued[r.id], r) for r in self.running.values()],
+            self._preemptible.values(),
             self._free_resources(now),
         )
         if changes.suspended:
@@ -40,19 +40,20 @@ class PreemptiveManager(SimulatedManager):
 
     def end_job(self, job_id: int) -> None:
         super().end_job(job_id)
-        del self._as_queued[job_id]
+        del self._preemptible[job_id]
 
     def _start(self, now: float, start: JobStart) -> StartedJob:
-        self._as_queued[start.id] = self.queue[start.id]
-        return super()._start(now, start)
+        waiting = self.queue[start.id]
+        started = super()._start(now, start)
+        self._preemptible[start.id] = PreemptibleJob(waiting, self.running[start.id])
+        return started
 
     def _suspend(self, now: float, job_id: int) -> WaitingJob:
         """Release the resources of a running job; return it as it is to be queued."""
-        running = self.running[job_id]
-        waiting = PreemptibleJob(self._as_queued[job_id], running).suspended(now)
+        preemptible = self._preemptible[job_id]
         left = self._true_ends[job_id] - now
         if self.cluster.machines:
-            left *= self.cluster.machines[running.machine].benchmark
+            left *= self.cluster.machines[preemptible.running.machine].benchmark
         self.end_job(job_id)
         self._true_run_times[job_id] = left
-        return waiting
+        return preemptible.suspended(now)
