@@ -167,6 +167,16 @@ class Rare(MatrixHeuristic):
         return np.where(view.rows % 5 == 0, -np.inf, 1.0)[:, np.newaxis]
 
 
+class Short(MatrixHeuristic):
+    """Prefers jobs whose longest run time is short; what is left of a running job counts."""
+
+    name = "short"
+    lasting = True
+
+    def contribution(self, view: JobMachineView) -> FloatArray:
+        return (1 / view.longest + 1 / view.shortest)[:, np.newaxis]
+
+
 class Checked(PreemptiveOptimalConvergent):
     """A policy that compares what it sums when it is needed with the whole matrix."""
 
@@ -193,7 +203,9 @@ class Checked(PreemptiveOptimalConvergent):
         return result
 
 
-@pytest.mark.parametrize("added", [[], [Even()], [Rare()]], ids=["thesis", "pairs", "jobs"])
+@pytest.mark.parametrize(
+    "added", [[], [Even()], [Rare()], [Short()]], ids=["thesis", "pairs", "jobs", "lasting"]
+)
 def test_rows_that_are_summed_when_needed_are_those_of_the_matrix(
     added: list[MatrixHeuristic],
 ) -> None:

@@ -16,6 +16,7 @@ pytest.importorskip("scipy")
 
 from metasched.config.reading import load_settings
 from metasched.config.settings import ConfigError
+from metasched.policies.local.capacity import OVERRUN_SECONDS
 from metasched.policies.local.convergent.heuristics import (
     DeadlineUrgency,
     InputTransfer,
@@ -38,6 +39,7 @@ from metasched.policies.local.convergent.policies import (
     VARIANTS,
     IncrementalConvergent,
     OptimalConvergent,
+    PreemptiveOptimalConvergent,
 )
 from metasched.policies.local.convergent.table import (
     NONE,
@@ -46,7 +48,8 @@ from metasched.policies.local.convergent.table import (
     JobMachineView,
 )
 from metasched.policies.local.convergent.weights import OPTIMAL, ConvergentWeights
-from metasched.policies.local.queueing import FreeResources, JobStart, WaitingJob
+from metasched.policies.local.preemption import PreemptibleJob
+from metasched.policies.local.queueing import FreeResources, JobStart, RunningJob, WaitingJob
 from metasched.policies.local.registry import make_policy
 
 IMPOSSIBLE = -math.inf
@@ -463,3 +466,32 @@ def test_preferences_do_not_depend_on_past_queues() -> None:
     assert kept.tolist() == fresh.tolist()
     mixed = [WaitingJob(5, 1, 10.0, {"a": 2}), WaitingJob(6, 1, 10.0, {"gpu": 1})]
     assert policies[0].preferences(0.0, mixed, free).shape == (2, 1)
+
+
+class SharesLeft(MatrixHeuristic):
+    """Keeps the shares of the jobs that are left."""
+
+    name = "shares-left"
+
+    def contribution(self, view: JobMachineView) -> FloatArray:
+        self.left = view.left.tolist()
+        return np.zeros((1, 1))
+
+
+@pytest.mark.parametrize("machines", [{}, {0: 100.0, 1: 50.0}], ids=["counted", "machines"])
+def test_heuristics_see_the_share_that_is_left_of_running_jobs(machines: dict[int, float]) -> None:
+    """The second job runs longer than its estimate."""
+    machine = 1 if machines else 0
+    running = [
+        PreemptibleJob(
+            WaitingJob(number, 1, 50.0, machines=machines),
+            RunningJob(number, 1, end, machine=machine),
+        )
+        for number, end in [(1, 140.0), (2, 90.0)]
+    ]
+    seen = SharesLeft()
+    policy = PreemptiveOptimalConvergent(heuristics=[seen])
+    free = FreeResources(6, machines=[4, 2] if machines else None)
+    policy.choose_changes(100.0, [WaitingJob(3, 1, 5.0, machines=machines)], running, free)
+    assert seen.left == [each.left(100.0) for each in running] + [1.0]
+    assert seen.left == [0.8, OVERRUN_SECONDS / 50, 1.0]

@@ -9,7 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from metasched.policies.local.capacity import Capacity, FreeOnMachines, make_capacity
+from metasched.policies.local.capacity import (
+    OVERRUN_SECONDS,
+    Capacity,
+    FreeOnMachines,
+    make_capacity,
+)
 from metasched.policies.local.convergent.heuristics import (
     MatrixHeuristic,
     check_numbers,
@@ -136,10 +141,9 @@ class ConvergentMatching:
     def _preferences(self, view: JobMachineView) -> Preferences:
         """Return the preferences; what lasts is computed for new and for running jobs alone."""
         table = self._table
-        self._sum_lasting(view)
-        changing = collect_contributions(self._changing, view)
         started = np.flatnonzero(view.left != 1)
-        of_started = self._lasting_sums(view.at(started))
+        of_started = self._sum_lasting(view, started)
+        changing = collect_contributions(self._changing, view)
         every_machine = len(view.machines) == table.machine_count
         if not every_machine or changing.others or not (changing.per_job < math.inf).all():
             matrix = self._workspace.array("matrix", view.shape)
@@ -164,29 +168,32 @@ class ConvergentMatching:
         result.replace(positions, values)
         return result
 
-    def _sum_lasting(self, view: JobMachineView) -> None:
-        """Sum what lasts for the jobs of the table that have no sums."""
+    def _sum_lasting(self, view: JobMachineView, started: IndexArray) -> FloatArray:
+        """Sum what lasts for the jobs of the table that have no sums; return that of `started`."""
         table, longest = self._table, view.longest_of_queue
         if longest != self._longest:
             self._longest, table.summed = longest, 0
-        count = len(table.jobs)
-        if table.summed == count:
-            return
-        new = slice(table.summed, count)
-        waiting = replace(
-            view,
-            rows=np.arange(table.summed, count),
-            machines=np.arange(table.machine_count),
-            longest=table.longest[new],
-            shortest=table.shortest[new],
-            submitted=table.submitted[new],
-            deadlines=table.deadlines[new],
-            current=np.full(count - table.summed, NONE, dtype=np.intp),
-            left=np.ones(count - table.summed),
+        new = np.arange(table.summed, len(table.jobs))
+        rows = np.concatenate([new, view.rows[started]])
+        left = np.concatenate([np.ones(len(new)), view.left[started]])
+        sums = self._lasting_sums(
+            replace(
+                view,
+                rows=rows,
+                machines=np.arange(table.machine_count),
+                longest=table.longest[rows] * left,
+                shortest=table.shortest[rows] * left,
+                submitted=table.submitted[rows],
+                deadlines=table.deadlines[rows],
+                current=np.full(len(rows), NONE, dtype=np.intp),
+                left=left,
+            )
         )
-        table.sums[new] = sums = self._lasting_sums(waiting)
-        table.means[new] = mean_of_possible(sums)
-        table.summed = count
+        if len(new):
+            table.sums[new] = sums[: len(new)]
+            table.means[new] = mean_of_possible(sums[: len(new)])
+            table.summed = len(table.jobs)
+        return take_pairs(sums[len(new) :], np.arange(len(started)), view.machines)
 
     def _lasting_sums(self, view: JobMachineView) -> FloatArray:
         """Return the sum of the lasting contributions, N x C."""
@@ -221,15 +228,15 @@ class ConvergentMatching:
         if shared:  # else a machine that is free is free as a whole
             every_row = np.arange(len(rows))
             preferences = _forbid_small(preferences.take(every_row), cpus, free_cpus[machines])
-        running = np.flatnonzero(view.current != NONE)
-        placed = dict(zip(running.tolist(), view.current[running].tolist(), strict=True))
+        placed = view.current
         result: dict[int, int] = {}
         while len(rows):
-            pairs = self._match(preferences, len(machines), amounts, free_amounts, placed)
-            if not pairs:
+            started, columns = self._match(
+                preferences, len(machines), amounts, free_amounts, placed
+            )
+            if not len(started):
                 break
-            started = np.fromiter(pairs, np.intp, len(pairs))
-            taken = machines[np.fromiter(pairs.values(), np.intp, len(pairs))]
+            taken = machines[columns]
             result.update(zip(rows[started].tolist(), taken.tolist(), strict=True))
             free_cpus[taken] -= cpus[started] if shared else free_cpus[taken]
             free_amounts = free_amounts - amounts[started].sum(axis=0)
@@ -241,7 +248,7 @@ class ConvergentMatching:
             matrix = preferences.take(np.flatnonzero(fits))[:, is_free]
             rows, amounts, cpus, machines = rows[fits], amounts[fits], cpus[fits], machines[is_free]
             preferences = _forbid_small(matrix, cpus, free_cpus[machines])
-            placed = {}
+            placed = np.full(len(rows), NONE)
         return result
 
     def _match(
@@ -250,19 +257,24 @@ class ConvergentMatching:
         machine_count: int,
         amounts: FloatArray,
         free_amounts: FloatArray,
-        placed: Mapping[int, int],
-    ) -> dict[int, int]:
-        """Return pairs that fit together; a possible pair fits alone. `placed`: those in force."""
+        placed: IndexArray,
+    ) -> tuple[IndexArray, IndexArray]:
+        """Return rows and machines of pairs that fit together; a possible pair fits alone.
+
+        `placed`: the machine of each row that is in force, or NONE.
+        """
         rows = np.flatnonzero(preferences.means > -math.inf)
         if not len(rows):
-            return {}
+            return rows, rows
         values, requests = preferences.means[rows], amounts.take(rows, axis=0)
         rows = rows[choose_jobs(values, requests, free_amounts, self._solve)]
-        position_of = dict(zip(rows.tolist(), range(len(rows)), strict=True))
-        previous = {position_of[row]: placed[row] for row in placed if row in position_of}
+        machine_of = placed[rows]
+        kept = np.flatnonzero(machine_of != NONE)
+        previous = dict(zip(kept.tolist(), machine_of[kept].tolist(), strict=True))
         matrix = self._workspace.array("rows", (len(rows), machine_count))
         pairs = type(self).matcher(preferences.take(rows, matrix), previous)
-        return {int(rows[row]): machine for row, machine in pairs.items()}
+        matched = np.fromiter(pairs, np.intp, len(pairs))
+        return rows[matched], np.fromiter(pairs.values(), np.intp, len(pairs))
 
 
 def _forbid_small(matrix: FloatArray, cpus: FloatArray, free_cpus: FloatArray) -> Preferences:
@@ -327,7 +339,10 @@ class PreemptiveConvergent(ConvergentMatching, PreemptivePolicy):
         self._running_rows = np.array(rows, dtype=np.intp)
         self._running_machines = np.array([p.running.machine for p in running], dtype=np.intp)
         self._left = np.ones(len(jobs))
-        self._left[self._running_rows] = [p.left(now) for p in running]
+        # `PreemptibleJob.left`; the table has the run times of counted processors, too
+        seconds = self._table.run_times[self._running_rows, self._running_machines]
+        ends = np.array([p.running.end for p in running], dtype=float)
+        self._left[self._running_rows] = np.maximum(ends - now, OVERRUN_SECONDS) / seconds
         capacity = make_capacity(now, (), free)
         free_cpus, resources = _free_cpus(capacity), capacity.resources
         np.add.at(free_cpus, self._running_machines, [p.running.cpus for p in running])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, compress, repeat
+from itertools import chain, compress, filterfalse, repeat
 from operator import attrgetter, is_not
 
 import numpy as np
@@ -49,11 +49,6 @@ class JobMachineView:
     def shape(self) -> tuple[int, int]:
         """N, C."""
         return len(self.rows), len(self.machines)
-
-    def at(self, positions: IndexArray) -> JobMachineView:
-        """Return the view of some of its jobs."""
-        names = ("rows", "longest", "shortest", "submitted", "deadlines", "current", "left")
-        return replace(self, **{name: getattr(self, name)[positions] for name in names})
 
     @cached_property
     def run_times(self) -> FloatArray:
@@ -160,15 +155,15 @@ class JobMachineTable:
         jobs, size = self.jobs, len(self.jobs)
         if len(self.row_of) != size:
             self.row_of = {job.id: row for row, job in enumerate(jobs)}
-        row_of, others = self.row_of, list(queue)
+        row_of, others, ids = self.row_of, list(queue), list(map(_ID, queue))
         if size:  # without a loop in Python: most jobs are the same objects
-            rows = map(row_of.get, map(_ID, queue), repeat(0))
+            rows = map(row_of.get, ids, repeat(0))
             others = list(compress(queue, map(is_not, queue, map(jobs.__getitem__, rows))))
         added = [job for job in others if job.id not in row_of or job != jobs[row_of[job.id]]]
         gone = list[int]()
         if len(queue) - len(added) < size:
-            staying = set(map(_ID, queue)).difference(map(_ID, added))
-            gone = sorted(row_of[job] for job in row_of.keys() - staying)
+            staying = set(ids).difference(map(_ID, added))
+            gone = sorted(row_of[job] for job in filterfalse(staying.__contains__, row_of))
         count = size - len(gone)
         left = gone[: bisect_left(gone, count)]
         moved = sorted(set(range(count, size)).difference(gone))
