@@ -169,6 +169,19 @@ class PolicyHost:
         """The id of its process; None: there is none now."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def suspended_until(self) -> float:
+        """Monotonic seconds from which it is asked, perhaps in the past."""
+        return self._suspended_until
+
+    def prepare(self) -> None:
+        """Start its process, unless there is one or it is suspended. It may take `load_seconds`."""
+        if self._process is None and self._suspended_until <= time.monotonic():
+            try:
+                self._process = self._load()
+            except Exception as error:  # whatever it is: the thread of the cluster goes on
+                self._suspend(str(error))
+
     def choose_starts(
         self,
         now: float,

@@ -7,6 +7,7 @@ the tasks to start, in a thread that sleeps until an event.
 from __future__ import annotations
 
 import logging
+import math
 import sqlite3
 import threading
 import time
@@ -69,9 +70,11 @@ class LocalScheduler:
         self._folder, self._launcher, self._store, self._lock = folder, launcher, store, lock
         self.windows = LocalWindows(self.table, store, options.cpus, options.kill_wait)
         self._policy_name = options.policy
-        self._policy_host: PolicyHost | None = None  # of a policy of another package
+        is_foreign = options.policy not in POLICIES
+        self._policy_host = PolicyHost(options.policy) if is_foreign else None
         self.exclusions = PolicyExclusions(0, False, "")
         self._decided = 0.0  # epoch seconds at which the last decisions began
+        self._asked = 0.0  # the same in monotonic seconds
         self._warned_at = -WARNING_INTERVAL  # monotonic seconds
         self._rho: Mapping[str, float] = {}
         self.planned_starts: Mapping[int, float] = {}  # epoch seconds, by native id
@@ -158,6 +161,8 @@ class LocalScheduler:
     def _run(self) -> None:
         while True:
             ready = self._wakeups.wait(self._patience())
+            if self._policy_host is not None and self.table.queue and not self._stopped:
+                self._policy_host.prepare()  # it may take long, so calls do not wait for it
             with self._lock:
                 if self._stopped:
                     return
@@ -183,7 +188,12 @@ class LocalScheduler:
             return SAVE_DELAY
         with self._lock:  # a window may have begun since the last decisions: they took a while
             change = self.windows.next_change(self._decided)
-        return None if change is None else max(min(change - time.time(), MAX_SLEEP), 0.0)
+            has_queue = bool(self.table.queue)
+        patience = math.inf if change is None else min(change - time.time(), MAX_SLEEP)
+        host = self._policy_host
+        if host is not None and has_queue and host.suspended_until > self._asked:
+            patience = min(patience, host.suspended_until - time.monotonic())
+        return None if patience == math.inf else max(patience, 0.0)
 
     def _run_locked(self, function: Callable[[], None]) -> None:
         """Call a function of another thread with the lock, unless the scheduler is stopped."""
@@ -200,14 +210,11 @@ class LocalScheduler:
     @cached_property
     def _policy(self) -> LocalPolicy:
         """The policy. The default imports numpy: 6 MB that a cluster without jobs does not need."""
-        if self._policy_name in POLICIES:
-            return make_policy(self._policy_name)
-        self._policy_host = PolicyHost(self._policy_name)
-        return self._policy_host
+        return self._policy_host or make_policy(self._policy_name)
 
     def _decide_starts(self) -> None:
         """Decide which tasks start now; record each decision as a job folder with a `spec`."""
-        table, self._decided = self.table, time.time()
+        table, self._decided, self._asked = self.table, time.time(), time.monotonic()
         if not table.queue:
             return
         if self.windows:

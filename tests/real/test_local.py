@@ -9,8 +9,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -625,6 +627,7 @@ adapter = Local(Cluster(name="here", adapter="local"), options, sys.argv[1], Pat
 for submission in submissions:
     adapter.submit(submission)
     print(submission.tag, flush=True)
+import threading
 import time
 time.sleep(60)
 """
@@ -769,6 +772,66 @@ def test_a_policy_that_holds_the_lock_stops_no_cluster(
     exclusions = site.adapter.exclusions
     assert exclusions is not None
     assert exclusions.reason.startswith("no answer within 0.1 s")
+
+
+HANGING_ONCE = """\
+import os, time
+from metasched.policies.local.orders import FirstFit
+
+class HangingOnce(FirstFit):
+    def choose_starts(self, now, queue, running, free):
+        if len(queue) == 2 and not os.path.exists({mark!r}):
+            os.mkdir({mark!r})
+            time.sleep(600)
+        return super().choose_starts(now, queue, running, free)
+"""
+
+
+def test_a_suspended_policy_is_asked_again_without_an_event(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FCFS starts nothing behind the second job, and nothing else happens."""
+    mark = tmp_path / "has hung"
+    groups = {registry.POLICY_GROUP: {"hanging-once": "HangingOnce"}}
+    install(tmp_path, "hanging_policy", HANGING_ONCE.format(mark=str(mark)), groups)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    host = partial(PolicyHost, pass_seconds=1.0, first_suspension=0.5)
+    monkeypatch.setattr(scheduler, "PolicyHost", host)
+    site.reopen(policy="hanging-once")
+    first = site.submit("exec sleep 600", cpus=3)
+    site.wait(lambda: site.row(first).state is State.RUNNING)
+    site.submit("true", cpus=4)
+    small = site.submit("true", cpus=1)
+    assert site.wait_end(small).state is State.COMPLETED
+    assert mark.exists()
+
+
+def test_calls_do_not_wait_for_the_import_of_a_policy(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = {registry.POLICY_GROUP: {"holding": "Holding"}}
+    install(tmp_path, "holding_policy", HOLDING_THE_LOCK, groups)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def load(_: PolicyHost) -> None:
+        begun.set()
+        may_end.wait()
+        raise OSError("it has hung")
+
+    monkeypatch.setattr(PolicyHost, "_load", load)
+    site.reopen(policy="holding")
+    with ThreadPoolExecutor(1) as calls:
+        try:
+            order = calls.submit(site.submit, "true", cpus=1).result(60.0)
+            assert begun.wait(60.0)
+            state = calls.submit(lambda: site.row(order).state).result(60.0)
+        finally:
+            may_end.set()
+    assert state is State.PENDING
+    assert site.wait_end(order).state is State.COMPLETED
 
 
 def test_a_policy_that_cannot_be_made_leaves_fcfs(
