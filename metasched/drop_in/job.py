@@ -90,6 +90,8 @@ ENDED_REASONS = {
     "NODE_FAIL": "NodeDown",
 }
 _UNITS = "KMGTP"
+_MAX_HOSTS = 1_000_000  # of a list that is expanded
+_MAX_DIGITS = 18  # of a number in the name of a host
 NO_INDEX = 2**32 - 2  # index of a job that is no single task of an array, in Slurm's paths
 _MANAGER = "manager:"  # prefix of a manager's own reason
 UNSET = "(null)"  # of a text that was not given
@@ -461,24 +463,34 @@ def expand_hostlist(text: str) -> list[str]:
     """Return the hosts of `a[1-3,07],b`; a list that cannot be expanded is one host."""
     hosts: list[str] = []
     for part in _split_outside_brackets(text):
+        expanded = _hosts_of(part)
+        if expanded is None or len(hosts) + len(expanded) > _MAX_HOSTS:
+            return [text]
+        hosts += expanded
+    return hosts
+
+
+def _hosts_of(part: str) -> list[str] | None:
+    """Return the hosts of `a[1-3,07]x[1-2]`; None: there are too many, or it has no ranges."""
+    hosts = [""]
+    while True:
         prefix, bracket, rest = part.partition("[")
-        ranges, closing, suffix = rest.partition("]")
+        ranges, closing, rest = rest.partition("]")
         if not bracket or not closing:
-            hosts.append(part)
-            continue
+            return [host + part for host in hosts]
+        numbers: list[str] = []
         for bounds in ranges.split(","):
             first, dash, last = bounds.partition("-")
-            if not (first.isdecimal() and (last if dash else "0").isdecimal()):
-                return [text]
-            numbers = range(int(first), int(last if dash else first) + 1)
-            if len(numbers) > 1_000_000:
-                return [text]
-            hosts += [
-                host
-                for number in numbers
-                for host in expand_hostlist(f"{prefix}{number:0{len(first)}}{suffix}")
-            ]
-    return hosts
+            last = last if dash else first
+            is_number = first.isdecimal() and last.isdecimal()
+            if not is_number or max(len(first), len(last)) > _MAX_DIGITS:
+                return None
+            count = int(last) - int(first) + 1
+            if (len(numbers) + count) * len(hosts) > _MAX_HOSTS:
+                return None
+            numbers += [f"{int(first) + i:0{len(first)}}" for i in range(count)]
+        hosts = [f"{host}{prefix}{number}" for host in hosts for number in numbers]
+        part = rest
 
 
 def _split_outside_brackets(text: str) -> Sequence[str]:

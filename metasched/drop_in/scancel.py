@@ -69,7 +69,6 @@ _SYNONYMS = {"cluster": "clusters", "me": "user", "name": "jobname"}  # the last
 _FILTERS = {"account", "jobname", "nodelist", "partition", "qos", "reservation"}
 _FILTERS |= {"state", "user", "wckey"}
 _OF_TASKS = {"nodelist", "state"}  # filters that tell tasks of a job from others
-MAX_IDS = 50_000  # of a request
 _WAITING = ",".join(own_states("PENDING"))
 # input variables of the real command that select jobs; signals go by the real command itself
 _VARIABLES = {
@@ -84,7 +83,8 @@ _VARIABLES = {
 _OF_SIGNALS = ("signal", "batch", "full", "quiet", "verbose")  # options for the real command
 # signals that end a job: it is cancelled, so that its manager ends all its processes
 _ENDING_SIGNALS = ("KILL", "TERM", "INT", "HUP", "QUIT", "9", "15", "2", "1", "3")
-MAX_NODE_FILE = 1 << 20  # characters that are read of a file of nodes
+MAX_NODE_FILE = 1 << 20  # characters of a file of nodes
+MAX_CANCELLED = 20_000  # ids of a request: the daemon limits their number and its length
 _INVALID_ID = "Invalid job id specified"
 USAGE = "Usage: scancel [-A account] [-n job_name] [-p partition] [-q qos] [-Q] [-s signal]\n"
 USAGE += (
@@ -216,24 +216,20 @@ def _cancel(connection: Connection, ids: Sequence[str], states: str = "") -> lis
 
     As in the real command such an id is no error.
     """
-    missing = []
-    for first in range(0, len(ids), MAX_IDS):
-        missing += _cancel_portion(connection, ids[first : first + MAX_IDS], states)
-    return missing
-
-
-def _cancel_portion(connection: Connection, ids: Sequence[str], states: str) -> list[str]:
-    body: dict[str, object] = {"jobs": list(ids)}
-    if states:
-        body["state"] = states
-    try:
-        connection.request("POST", "/jobs/cancel", FOLD, body)
+    if not ids:
         return []
-    except NotFound:
-        if len(ids) == 1:
-            return list(ids)
-    parts = ids[: len(ids) // 2], ids[len(ids) // 2 :]
-    return [id for part in parts for id in _cancel_portion(connection, part, states)]
+    if len(ids) <= MAX_CANCELLED:
+        body: dict[str, object] = {"jobs": list(ids)}
+        if states:
+            body["state"] = states
+        try:
+            connection.request("POST", "/jobs/cancel", FOLD, body)
+            return []
+        except NotFound:
+            if len(ids) == 1:
+                return list(ids)
+    half = len(ids) // 2
+    return _cancel(connection, ids[:half], states) + _cancel(connection, ids[half:], states)
 
 
 def _of_others(connection: Connection, ids: Sequence[str]) -> list[str]:
@@ -306,8 +302,11 @@ def _node_list(text: str) -> str:
         return text
     try:
         with open(text, encoding="utf-8", errors="replace") as file:
-            content = file.read(MAX_NODE_FILE)
+            content = file.read(MAX_NODE_FILE + 1)
     except OSError as error:
         problem = f"error opening file {text}, {error.strerror}"
         raise CommandError(f"scancel: error: {problem}") from None
+    if len(content) > MAX_NODE_FILE:  # its last name may be the beginning of another
+        problem = f"file {text} has more than {MAX_NODE_FILE} characters; split it"
+        raise CommandError(f"scancel: error: {problem}")
     return ",".join(line.partition("#")[0].strip() for line in content.splitlines())

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import metasched
 from metasched.adapters.slurm import listing
-from metasched.client.connection import PermissionDenied
+from metasched.api.selection import MAX_SELECTORS
+from metasched.client.connection import Connection, PermissionDenied
 from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD
 from metasched.drop_in import command, job, job_filters, job_tools, sacct, scancel, scontrol, squeue
 from metasched.drop_in.command import CommandError
@@ -133,6 +134,12 @@ def test_memory(mebibytes: int, text: str, in_units: str) -> None:
         ("n[09-11]x[1-2]", "n09x1 n09x2 n10x1 n10x2 n11x1 n11x2"),
         ("a[1-", "a[1-"),
         ("a[x]", "a[x]"),
+        ("a[3-1]", ""),
+        ("a[1-3]b[2", "a1b[2 a2b[2 a3b[2"),
+        # no answer of a manager may end a listing, or take its time
+        *((text, text) for text in (f"a[1-{'9' * 18}]", f"a[1-{'9' * 20}]", f"a[{'9' * 5000}]")),
+        *((text, text) for text in ("a[1-1001]" * 2, "a[0-999999]b[1-2]", "a[1-999999],b[1-2]")),
+        ("[0]" * 2000, "0" * 2000),
     ],
 )
 def test_host_lists(text: str, hosts: str) -> None:
@@ -454,6 +461,7 @@ class _Cancellations:
         self.requests: list[list[str]] = []
         self.states: list[str | None] = []
         self.denied = set[str]()
+        self.most = MAX_SELECTORS
         no_clusters = NativeClusters({"first_id": 1, "instances": [], "clusters": []})
         user = pwd.getpwuid(os.getuid()).pw_name
         rows = [
@@ -476,6 +484,7 @@ class _Cancellations:
         self, _: str, path: str, query: dict[str, str], body: dict[str, Any]
     ) -> tuple[None, dict[str, str]]:
         assert path == "/jobs/cancel"
+        assert len(body["jobs"]) <= self.most
         if self.denied.intersection(body["jobs"]):
             raise PermissionDenied("a job of bob")
         self.ids += body["jobs"]
@@ -611,7 +620,19 @@ def test_nodes_of_scancel_may_be_those_of_a_file(
         assert scancel.main(["--me", "-w", word]) == 0
     with pytest.raises(CommandError, match=r"error opening file \S+/none, No such file"):
         scancel.main(["--me", "-w", f"{tmp_path}/none"])
+    (tmp_path / "nodes").write_text(" " * (scancel.MAX_NODE_FILE - 2) + nodes)
+    with pytest.raises(CommandError, match="has more than 1048576 characters"):
+        scancel.main(["--me", "-w", f"{tmp_path}/nodes"])
     assert cancelled.ids == ["3"]
+
+
+def test_more_jobs_are_cancelled_than_a_request_may_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled = _Cancellations(monkeypatch)
+    cancelled.most = scancel.MAX_CANCELLED
+    assert cancelled.most < MAX_SELECTORS
+    ids = [f"1_{index}" for index in range(MAX_SELECTORS + 1)]
+    assert scancel._cancel(cast(Connection, cancelled), ids) == []
+    assert cancelled.ids == ids
 
 
 @pytest.mark.parametrize(
