@@ -52,7 +52,8 @@ def confine() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    os.close(nothing)
+    if nothing > 2:  # else it was given the number of one that was closed
+        os.close(nothing)
     os.chdir("/")
     for kind, limit in LIMITS.items():
         _, hard = resource.getrlimit(kind)

@@ -65,6 +65,7 @@ def endless():
 ACTS = {
     "raise": lambda: 1 / 0,
     "leave": lambda: exit("gone"),
+    "read": input,
     "fork": os.fork,
     "run": lambda: subprocess.run(["true"]),
     "take memory": hungry,
@@ -148,6 +149,7 @@ def test_a_policy_decides_in_a_process_and_is_not_imported_here(
 def test_what_a_policy_raises_excludes_it_from_that_pass_alone() -> None:
     reasons = {
         "raise": "ZeroDivisionError",
+        "read": "EOFError",  # before "leave", which closes the input
         "leave": "SystemExit: gone",
         "fork": "PermissionError: os.fork is not",
         "run": "PermissionError: subprocess.Popen is not",
