@@ -66,7 +66,7 @@ def update_jobs(connection: Connection, ids: Sequence[str], words: Sequence[str]
 
 def _refusal(connection: Connection, id: str) -> str:
     """Return in Slurm's words why a job was not changed; "": the daemon's own say it."""
-    rows = list(listed_tasks(connection, {"job": [id], "skip_missing": "true"}))
+    rows = list(listed_tasks(connection, {"job": [id], "skip_missing": "true", **FOLD}))
     caller = user_name(str(os.getuid()))
     if not rows or any(row["user"] != caller for row in rows):
         return "Invalid user id"
@@ -94,7 +94,7 @@ def find_named_jobs(connection: Connection, words: Sequence[str]) -> tuple[list[
             "with -M also the entities of a cluster"
         )
     query = {"state": OPEN_STATES, "user": user_name(user)}
-    rows = [row for row in listed_tasks(connection, query) if row["name"] == name]
+    rows = [row for row in listed_tasks(connection, {**query, **FOLD}) if row["name"] == name]
     if not rows:
         raise CommandError(f"scontrol: error: No jobs with name '{printable(name)}'")
     return list(dict.fromkeys(str(row["job"]) for row in rows)), changes
