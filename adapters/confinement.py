@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import sys
 from typing import Final
 
@@ -46,14 +47,18 @@ def confined_environment() -> dict[str, str]:
 def confine() -> None:
     """Give up what the code of other packages does not need, for good. Call it before any import.
 
-    What it prints is lost. The process ends with its parent.
+    What it prints is lost. The process ends with its parent, which writes to descriptor 0. Raises
+    SystemExit if the parent has ended.
     """
     die_with_parent()
+    parent = select.poll()
+    parent.register(0, select.POLLIN)
+    if any(event & select.POLLHUP for _, event in parent.poll(0)):  # while modules were imported
+        sys.exit(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    if nothing > 2:  # else it was given the number of one that was closed
-        os.close(nothing)
+    os.close(nothing)
     os.chdir("/")
     for kind, limit in LIMITS.items():
         _, hard = resource.getrlimit(kind)

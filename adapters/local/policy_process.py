@@ -6,6 +6,7 @@ It says first what kind of policy it has. Messages are MessagePack, each after i
 from __future__ import annotations
 
 import math
+import os
 import socket
 import struct
 import sys
@@ -130,7 +131,7 @@ def _line_of(error: BaseException) -> str:
 
 def main() -> None:
     """Answer until the worker closes the socket, or kills this process."""
-    connection = socket.socket(fileno=0).dup()
+    connection = socket.socket(fileno=os.dup(0))
     confine()
     policy, traits = load(sys.argv[1])
     send(connection, ENCODER.encode(traits))

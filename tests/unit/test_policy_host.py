@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
 
+from metasched.adapters.confinement import confined_command, confined_environment
 from metasched.adapters.local import policy_host
 from metasched.adapters.local.adapter import Local
 from metasched.adapters.local.options import LocalOptions
@@ -86,8 +89,12 @@ class Acting(FCFS):
 class Unmade(FCFS):
     def __init__(self):
         raise SystemExit("not today")
+
+class Hanging(FCFS):
+    def __init__(self):
+        time.sleep(600)
 """
-NAMES = ("Last", "Planning", "Confused", "Acting", "Unmade")
+NAMES = ("Last", "Planning", "Confused", "Acting", "Unmade", "Hanging")
 FREE = FreeResources(2, {"gpu": 1})
 
 
@@ -197,6 +204,17 @@ def test_a_process_that_fails_is_killed_and_its_policy_suspended(act: str, reaso
             with pytest.raises(PolicyExcluded, match=f"{reason}; it is asked again in 600 s"):
                 host.choose_starts(0.0, [job("first")], [], FREE)
         assert host._delay == policy_host.MAX_SUSPENSION
+
+
+def test_a_process_whose_worker_has_died_before_its_start_imports_no_policy() -> None:
+    """Nobody would end an import that hangs."""
+    worker, theirs = socket.socketpair()
+    worker.close()
+    with theirs:
+        command = confined_command("metasched.adapters.local.policy_process", "hanging")
+        environment = confined_environment()
+        ended = subprocess.run(command, stdin=theirs.fileno(), env=environment, timeout=60.0)
+    assert ended.returncode == 1
 
 
 def test_a_policy_that_cannot_be_created_leaves_the_traits_of_fcfs() -> None:
