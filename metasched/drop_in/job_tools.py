@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 _PLACE_OPTIONS = ("jobid", "clusters")  # of srun
 WAITING = "Job is pending execution"
-_ENDED = "Job/step already completing or completed"
+ENDED = "Job/step already completing or completed"
+_AT_MANAGER = ("dispatching", "pending", "running", "suspended", "unknown")
 CLUSTERS = {"cluster=": "", "clusters=": "M"}  # options of metasched's: by either name
 
 
@@ -117,12 +118,14 @@ def _some_places(
 
 
 def native_places(
-    command: str, connection: Connection, words: Sequence[str]
+    command: str, connection: Connection, words: Sequence[str], *, changes: bool = False
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """Return the managers' ids of jobs of metasched, and why others have none.
 
     The former are by cluster, each with the id in metasched; of `17.0` the manager's has the step.
-    The latter are by word, in words of Slurm. CommandError for a word that is no id.
+    The latter are by word, in words of Slurm. CommandError for a word that is no id. A command
+    that `changes` jobs gets only those that managers have now: the id of an earlier one may be that
+    of another job, after its controller has lost its state.
     """
     places: dict[str, dict[str, str]] = {}
     missing = {}
@@ -137,12 +140,12 @@ def native_places(
         rows = list(_rows(connection, [id])) if "[" in id else by_id.get(id, [])
         for row in rows:
             native_id = row["native_id"] or ""
-            if is_job_id(native_id):
+            if is_job_id(native_id) and (not changes or row["state"] in _AT_MANAGER):
                 own_id = id if len(rows) == 1 else f"{row['job']}_{row['task']}"
                 places.setdefault(row["cluster"], {})[f"{native_id}{word[len(id) :]}"] = own_id
                 missing.pop(word, None)
             elif word in missing:
-                missing[word] = WAITING if row["state"] in OPEN_STATES.split(",") else _ENDED
+                missing[word] = WAITING if row["state"] in OPEN_STATES.split(",") else ENDED
     return places, missing
 
 

@@ -191,16 +191,24 @@ def _cancel_own(
 
 def _signal(connection: Connection, options: Mapping[str, str], ids: Sequence[str]) -> int:
     """Send a signal to jobs, or end steps, by the real commands. Return the exit code."""
-    from metasched.drop_in.job_tools import WAITING, native_places, run_for_jobs  # few need them
+    from metasched.drop_in.job_tools import (  # few need them
+        ENDED,
+        WAITING,
+        native_places,
+        run_for_jobs,
+    )
 
     clusters = {cluster.name: cluster for cluster in read_clusters(connection).clusters}
     parsed = [(name, options[name]) for name in _OF_SIGNALS if name in options]
-    places, missing = native_places("scancel", connection, ids)
+    places, missing = native_places("scancel", connection, ids, changes=True)
     code = 0
     for word, problem in missing.items():
         id, step, _ = word.partition(".")
-        may_be_later = problem == WAITING and not step and "batch" not in options
-        what = "Job can not be altered now, try again later" if may_be_later else _INVALID_ID
+        what = _INVALID_ID
+        if problem == WAITING and not step and "batch" not in options:
+            what = "Job can not be altered now, try again later"
+        elif problem == ENDED and not step:
+            what = ENDED
         code = fail(f"scancel: error: Kill job error on job{' step' * bool(step)} id {id}: {what}")
     for name, own_ids in places.items():
         if name not in clusters or not clusters[name].config:

@@ -54,6 +54,7 @@ OPTIONS = {
 _ACTIONS = ("hold", "uhold", "release", "requeue", "requeuehold")
 # real commands that metasched does not replace; of some a word is a job
 _MANY_JOBS_VERBS = ("resume", "suspend")
+_CHANGING_VERBS = (*_MANY_JOBS_VERBS, "notify", "top")
 _JOB_VERBS = {"listpids": 1, "notify": 1, "top": 1, "wait_job": 1, "write": 2}
 # what the real ones say of a job with a problem
 _JOB_ERRORS = {
@@ -119,7 +120,8 @@ def _run_on_jobs(words: Sequence[str], position: int, real: _Real) -> int:
     from metasched.drop_in.job_tools import native_places, run_for_jobs  # few calls need them
 
     own_ids = [id for id in ids if id not in native_ids]
-    places, missing = native_places("scontrol", connect(), own_ids)
+    changes = words[0].lower() in _CHANGING_VERBS
+    places, missing = native_places("scontrol", connect(), own_ids, changes=changes)
     by_name = {cluster.name: cluster for cluster in real.clusters.clusters}
     code = 0
     for id, problem in missing.items():

@@ -708,12 +708,40 @@ def test_a_job_that_has_no_scontrol_keeps_no_other_from_its_call(
     monkeypatch.setattr(scontrol, "read_clusters", lambda _: clusters)
     monkeypatch.setattr(job_tools, "run_for_jobs", run)
     missing = {"104": "Job is pending execution"}
-    monkeypatch.setattr(job_tools, "native_places", lambda *_: (places, missing))
+    monkeypatch.setattr(job_tools, "native_places", lambda *_, **__: (places, missing))
     assert scontrol.main(["suspend", "101,102,103,104"]) == 1
     assert calls == [(["--", "suspend", "9"], "alpha")]
     problems = ["Job is pending execution for job 104"]
     problems += [f"scontrol: error: cluster {name} has no scontrol" for name in ("cell", "gone")]
     assert capsys.readouterr().err.splitlines() == problems
+
+
+@pytest.mark.parametrize("command", ["scancel -s USR1 17", "scontrol suspend 17"])
+@pytest.mark.parametrize(
+    ("state", "is_changed"), [("completed", False), ("queued", False), ("running", True)]
+)
+def test_what_a_manager_has_no_more_is_not_changed_there(
+    command: str, state: str, is_changed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a controller has lost its state, its ids are those of other jobs."""
+    cluster = {"cluster": "alpha", "manager_name": "", "up": True, "accounting": False}
+    cluster |= {"tag_field": "", "native_jobs": True, "bin_dir": "", "config": "/etc/slurm.conf"}
+    clusters = NativeClusters({"first_id": 10, "instances": [], "clusters": [cluster]})
+    calls: list[list[str]] = []
+
+    def run(_: str, __: Any, arguments: list[str], ___: dict[str, str]) -> int:
+        calls.append(arguments)
+        return 0
+
+    tried = [row(cluster="alpha", state=state, native_id="9")]
+    monkeypatch.setattr(job_tools, "listed_tasks", lambda *_: tried)
+    monkeypatch.setattr(job_tools, "run_for_jobs", run)
+    for module in (scancel, scontrol):
+        monkeypatch.setattr(module, "connect", lambda: None)
+        monkeypatch.setattr(module, "read_clusters", lambda _: clusters)
+    name, *arguments = command.split()
+    code = {"scancel": scancel, "scontrol": scontrol}[name].main(arguments)
+    assert (code, bool(calls)) == ((0, True) if is_changed else (1, False))
 
 
 def test_zeros_of_sacct_are_written() -> None:
