@@ -73,10 +73,8 @@ class Reconciler:
             if task is None:
                 yield from self._stale_attempts.apply_unmatched_row(view, *dispatch, row)
             elif task.live_attempt.cluster == event.cluster:
-                is_first = (row.tag, row.task) in not_withdrawn
-                is_first &= row.state is State.CANCELLED
-                if is_first and not task.live_attempt.maybe_withdrawn:
-                    self._state_machine.drop_withdrawal(task)
+                if (row.tag, row.task) in not_withdrawn and row.state is State.CANCELLED:
+                    task.note_ended_first()
                 yield from self._state_machine.apply_status(task, row)
         state.current_row = None
         for tag, index in event.quarantined:
@@ -95,6 +93,7 @@ class Reconciler:
         While its claim is being revoked, the claim decides whether it can start.
         """
         attempt = task.live_attempt
+        attempt.gone_first = False
         if attempt.revoking:
             return
         if attempt.in_last_listing and not attempt.missing:
@@ -150,15 +149,15 @@ class Reconciler:
                 continue
             if gone or attempt.missing or not attempt.in_last_listing:
                 tag = self._state.live_tag(task) if not_withdrawn else ""
-                if (tag, task.index) in not_withdrawn and not attempt.maybe_withdrawn:
-                    attempt.gone_first = True
+                if (tag, task.index) in not_withdrawn:
+                    task.note_ended_first()
                 yield from self._resolve_missing(task, event)
             self._state_machine.request_withdrawal(task)
 
     def _defer(self, task: Task, view: ClusterView) -> Iterator[StateChange]:
         """Conclude nothing about a missing task: a line that cannot be read may be it."""
         attempt = task.live_attempt
-        attempt.in_last_listing = False
+        attempt.in_last_listing = attempt.gone_first = False
         view.needs_attention[task.task_id] = task
         if attempt.state is not State.UNKNOWN and (attempt.accepted or attempt.native_id):
             cause = "its manager lists a line that cannot be read, which may be this task"

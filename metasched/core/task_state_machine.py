@@ -199,10 +199,13 @@ class TaskStateMachine:
         its claim taken.
         """
         attempt = task.live_attempt
+        attempt.gone_first &= status.state is State.CANCELLED
         if attempt.revoking:
             self._state.views[attempt.cluster].deferred_rows[task.task_id] = status
             self._ask_until_known(task)
             return
+        if attempt.gone_first:
+            self.drop_withdrawal(task)
         if _was_restarted(attempt, status):
             may_reclaim, requested = self._may_reclaim(task, status), attempt.withdrawal_requested
             held = attempt.intent is Intent.HOLD

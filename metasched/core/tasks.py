@@ -69,7 +69,8 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
     target: str | None = None  # target cluster after the withdrawal
     withdrawal_requested: float | None = None  # when the manager was last asked to cancel it
     maybe_withdrawn: bool = False  # a withdrawal before that one may have reached its manager
-    gone_first: bool = False  # missing since before any withdrawal could reach its manager
+    # cancelled, or missing, since before any withdrawal could reach its manager
+    gone_first: bool = False
     started: float | None = None  # as the manager lists it
     # its run counts from then: unlike `started`, this moves with the daemon's clock
     run_since: float | None = None
@@ -206,6 +207,15 @@ class Task(msgspec.Struct, rename=STORED_FIELDS["Task"]):
             and self.attempt.revoking
             and self.attempt.state is not State.UNKNOWN
         )
+
+    def note_ended_first(self) -> None:
+        """Note that its manager lists it no more, or as cancelled, before it could be withdrawn.
+
+        Not if an earlier request may have ended it, or the end of its reservation: at that, Grid
+        Engine deletes the jobs that wait in it.
+        """
+        attempt = self.live_attempt
+        attempt.gone_first |= not attempt.maybe_withdrawn and self.job.reservation is None
 
     @property
     def live_attempt(self) -> Attempt:

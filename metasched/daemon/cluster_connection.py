@@ -300,9 +300,11 @@ class ClusterConnection:
 
         A command that begins after the listing cannot be the cause of what it shows.
         """
-        waiting = self.pending_actions.waiting_withdrawals()
         ended = [(row.tag, row.task) for row in delta.rows if row.state is State.CANCELLED]
         ended += [(tag, index) for tag, index, _ in delta.vanished]
+        if not ended:
+            return ()
+        waiting = self.pending_actions.waiting_withdrawals()
         return tuple(key for key in ended if key in waiting)
 
     def _advance_cursor(self, delta: ListingDelta) -> None:
@@ -319,7 +321,13 @@ class ClusterConnection:
         """Apply the first ends of a listing, and poll for the rest at once."""
         unusable = tuple((row.tag, row.task) for row in delta.quarantined)
         listing = ListingReceived(
-            now, self.name, delta.rows, quarantined=unusable, cursor=self._cursor, partial=True
+            now,
+            self.name,
+            delta.rows,
+            quarantined=unusable,
+            cursor=self._cursor,
+            partial=True,
+            not_withdrawn=self._cancelled_by_others(delta),
         )
         await self._host.apply_events(listing)
         self._full_poll, self._next_poll = False, 0.0

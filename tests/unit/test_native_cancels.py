@@ -9,30 +9,42 @@ import pytest
 
 from metasched.adapters.protocol import ListingDelta, WorkerCall, WorkerReply
 from metasched.core.events import (
+    AccountingReceived,
     Action,
+    ClaimsRevoked,
     ClusterDrained,
     DispatchAccepted,
     DispatchStarted,
     JobSubmitted,
     ListingReceived,
+    TimerExpired,
     UserRequested,
     Withdraw,
 )
+from metasched.core.reservations.events import (
+    ReservationBound,
+    ReservationRequested,
+    SurveyReceived,
+)
 from metasched.core.task_state_machine import WITHDRAWAL_RETRY_SECONDS
 from metasched.model.job import State
+from metasched.model.reservation_request import ReservationRequest
+from metasched.model.survey import NodeUsage, Survey
 from metasched.model.tags import tag_of
 from tests.unit.core_site import NOW, Site, facts, job
 from tests.unit.test_cluster_connection import a_connection
 
 KEY = (tag_of("cafe", 1, 1), 0)
+CLAIMS = "/claims"
 
 
-def pending() -> Site:
-    """Return a site whose task is pending on left."""
-    site = Site()
+def pending(fence: str = "") -> Site:
+    """Return a site whose task is pending on left, with claims if there is a folder for them."""
+    site = Site(fence_dir=fence)
     site.step(JobSubmitted(NOW, job(clusters=("left",), requeue=True)))
-    site.sent()
-    site.seen("left", None, site.row(State.PENDING), at=NOW + 1)
+    site.step(DispatchStarted(NOW, 1, 1, fence and f"{fence}/{32 * 'x'}"))
+    site.step(DispatchAccepted(NOW, 1, 1, {0: "7"}))
+    site.seen("left", facts(8, accounting_source="slurmdbd"), site.row(State.PENDING), at=NOW + 1)
     return site
 
 
@@ -100,6 +112,87 @@ def test_a_task_that_is_gone_counts_as_cancelled_once_that_is_proved() -> None:
     assert final_state(site) is State.CANCELLED
 
 
+def gone(site: Site, at: float, *, first: bool) -> None:
+    """Report that the task is gone; the listing proves nothing of the time since it was pending."""
+    site.seen(
+        *("left", None),
+        at=at,
+        until=NOW - 10,
+        previous_taken=at - 1,
+        vanished=(KEY,),
+        not_withdrawn=(KEY,) if first else (),
+    )
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("fence", ["", CLAIMS])
+def test_accounting_tells_that_a_task_that_is_gone_was_cancelled(fence: str, first: bool) -> None:
+    """The claim is asked where metasched may have cancelled it: then a start counts."""
+    site = pending(fence)
+    drain(site)
+    gone(site, NOW + 3, first=first)
+    row = site.row(State.CANCELLED, ended=NOW + 3)
+    site.step(AccountingReceived(NOW + 4, "left", (row,), ()))
+    if fence and not first:
+        site.step(ClaimsRevoked(NOW + 5, (KEY,)))
+    assert final_state(site) is (State.CANCELLED if first else None)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_accounting_that_answers_before_the_claim_tells_it_too(first: bool) -> None:
+    site = pending(CLAIMS)
+    hold(site)
+    gone(site, NOW + 3, first=first)
+    site.seen("left", None, at=NOW + 9, until=NOW - 10)
+    assert site.core.tasks[1, 0].live_attempt.revoking
+    row = site.row(State.CANCELLED, ended=NOW + 3)
+    site.step(AccountingReceived(NOW + 10, "left", (row,), ()))
+    site.step(ClaimsRevoked(NOW + 11, (KEY,)))
+    if first:
+        assert final_state(site) is State.CANCELLED
+    else:
+        assert site.state() is State.HELD
+
+
+def test_a_task_that_was_not_gone_after_all_is_withdrawn_later() -> None:
+    """It is listed again, with values that cannot be used; then metasched's command arrives."""
+    site = pending()
+    drain(site)
+    gone(site, NOW + 3, first=True)
+    site.seen("left", None, at=NOW + 4, quarantined=(KEY,))
+    gone(site, NOW + 5, first=False)
+    site.seen("left", None, at=NOW + 30, until=NOW + 20)
+    assert final_state(site) is None
+
+
+def test_a_task_that_is_listed_while_its_claim_is_revoked_is_withdrawn_later() -> None:
+    site = pending(CLAIMS)
+    hold(site)
+    gone(site, NOW + 3, first=True)
+    site.seen("left", None, at=NOW + 9, until=NOW - 10)
+    site.seen("left", None, site.row(State.PENDING), at=NOW + 10)
+    site.seen("left", None, site.row(State.CANCELLED, ended=NOW + 10), at=NOW + 11)
+    site.step(ClaimsRevoked(NOW + 12, (KEY,)))
+    assert site.state() is State.HELD
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_task_that_waits_at_the_end_of_its_reservation_comes_back(is_gone: bool) -> None:
+    """Grid Engine deletes it then, and so does metasched: nobody has cancelled it."""
+    site = Site()
+    wanted = ReservationRequest(NOW, NOW + 60, 1, 1, 60.0, 60.0)
+    survey = Survey(NOW, (NodeUsage(("n1",), 4, True),))
+    site.step(SurveyReceived(NOW, "left", survey))
+    site.step(ReservationRequested(NOW, 3, "alice", wanted, True, ("left",), NOW + 60))
+    site.step(ReservationBound(NOW, 3, ("n1",)))
+    site.step(JobSubmitted(NOW + 1, job(user="alice", clusters=("left",), reservation=3)))
+    site.sent()
+    site.seen("left", None, site.row(State.PENDING), at=NOW + 2)
+    assert Withdraw in map(type, site.step(TimerExpired(NOW + 61)))
+    cancelled(site, NOW + 62, gone=is_gone)
+    assert site.state() is State.QUEUED
+
+
 def test_a_task_that_its_manager_lost_is_held_as_requested() -> None:
     """Nobody cancelled it: the manager has restarted since it had the task."""
     site = pending()
@@ -158,7 +251,8 @@ def test_a_withdrawal_of_an_earlier_request_is_not_another_cancel() -> None:
     assert final_state(site) is None
 
 
-def test_the_daemon_reports_only_cancels_before_its_command() -> None:
+@pytest.mark.parametrize("partial", [True, False])
+def test_the_daemon_reports_only_cancels_before_its_command(partial: bool) -> None:
     """Of three withdrawn tasks two are in the queue, of which one is cancelled; one is begun."""
     site = Site()
     for number in (1, 2, 3):
@@ -181,7 +275,8 @@ def test_the_daemon_reports_only_cancels_before_its_command() -> None:
         rows.append(site.row(State.PENDING, 3))
         if call.operation == "withdraw":
             return WorkerReply("unreachable", "no answer in 60 s")
-        return WorkerReply(delta=ListingDelta(rows=tuple(rows), taken=NOW, since=0.0, until=NOW))
+        times: dict[str, Any] = {"taken": NOW, "since": 0.0, "until": NOW}
+        return WorkerReply(delta=ListingDelta(rows=tuple(rows), partial=partial, **times))
 
     host.apply_events = apply_events
     host.note_condition = lambda *_: None
