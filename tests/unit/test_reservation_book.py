@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 from msgspec import structs
 
+from metasched.carts.assigned_nodes import AssignedNodes
 from metasched.core.events import Outcome
 from metasched.core.licences.queue import LicenceQueue
 from metasched.core.reservations.book import ReservationBook
@@ -336,6 +337,48 @@ def test_a_node_that_fails_after_the_start_is_replaced_if_another_is_free() -> N
     assert (desk.state(1), desk[1].cause) == (ReservationState.ACTIVE, f"moved to {other}")
     desk.ask(2, 15, 20, now=T + 13)
     assert 2 not in desk.book.by_id
+
+
+def test_nodes_that_fail_are_replaced_by_one_assignment_for_all() -> None:
+    """A rack may take nodes of hundreds of reservations: each is bound once in a survey."""
+    names = tuple(f"n{number}" for number in range(6))
+    desk = Desk(NodeUsage(names, 4, True))
+    for id in range(1, 41):
+        desk.ask(id, 10 * id, 10 * id + 8, size=4)
+        desk.bind(id)
+    down = sorted({desk[id].nodes[id % 2] for id in range(1, 41)} & set(names[:2]))
+    up = tuple(name for name in names if name not in down)
+    survey = (NodeUsage(tuple(down), 4, False), NodeUsage(up, 4, True))
+    failed = [id for id in range(1, 41) if not set(desk[id].nodes).isdisjoint(down)]
+    assert len(failed) > 20
+    out = desk.report(T + 1, *survey, held=desk.held())
+    expected = [Bind("alpha", id) for id in failed]
+    assert sorted(out.reservation_actions, key=str) == sorted(expected, key=str)
+    for id in failed:
+        assert set(desk[id].nodes) <= set(up)
+        lost = ", ".join(node for node in desk[id].bound_nodes if node in down)
+        assert desk[id].cause == f"{lost} cannot be used"
+
+
+def test_that_no_node_is_left_is_found_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(NodeUsage(("n1", "n2", "n3"), 4, True))
+    for id in range(1, 31):
+        desk.ask(id, 10 * id, 10 * id + 8, size=3)
+        desk.bind(id)
+    assignments: list[AssignedNodes] = []
+    assign = AssignedNodes.assign
+
+    def counted(nodes: AssignedNodes, *details: Any) -> Any:
+        assignments.append(nodes)
+        return assign(nodes, *details)
+
+    monkeypatch.setattr(AssignedNodes, "assign", counted)
+    nodes = (NodeUsage(("n1",), 4, False), NodeUsage(("n2", "n3"), 4, True))
+    out = desk.report(T + 1, *nodes, held=desk.held())
+    assert (len(assignments), len(out.warnings)) == (1, 30)
+    assert {desk[id].cause for id in range(1, 31)} == {
+        "n1 cannot be used, and no other node is free"
+    }
 
 
 def test_while_its_jobs_may_go_on_its_nodes_are_promised_to_no_other() -> None:

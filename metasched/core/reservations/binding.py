@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import Final
 
 from msgspec import structs
 
@@ -27,6 +28,8 @@ from metasched.core.reservations.node_choice import (
     nodes_after_rejection,
 )
 from metasched.model.reservation import BOUND_STATES, Reservation, ReservationState
+
+NO_CAUSES: Final[Mapping[int, str]] = {}
 
 
 class NodeBinding:
@@ -125,14 +128,28 @@ class NodeBinding:
     def _replace_failed_nodes(
         self, cluster: str, failed: list[Reservation], now: float
     ) -> Iterator[Consequence]:
+        """Replace failed nodes, for all reservations in one assignment where that succeeds.
+
+        A rack may take nodes of hundreds of reservations.
+        """
+        causes = {
+            r.id: f"{', '.join(self._availability.down_nodes(r))} cannot be used" for r in failed
+        }
+        is_full = False
         for reservation in failed:
-            assignment = nodes_after_failure(self._availability, reservation, now)
-            down_nodes = self._availability.down_nodes(reservation)
+            if self._reservations[reservation.id] is not reservation:
+                continue  # it has its nodes by the assignment for one before
+            assignment = None
+            if not is_full:
+                assignment = nodes_after_failure(self._availability, reservation, now)
             if assignment is not None:
-                cause = f"{', '.join(down_nodes)} cannot be used"
-                yield from self.assign_nodes(cluster, assignment, cause)
+                yield from self.assign_nodes(
+                    cluster, assignment, causes[reservation.id], causes=causes
+                )
                 continue
-            cause = no_spare_node_cause(down_nodes)
+            # that was to be an assignment for all that may still move
+            is_full |= may_still_move(reservation)
+            cause = no_spare_node_cause(self._availability.down_nodes(reservation))
             if reservation.cause != cause:
                 yield with_cause(reservation, cause)
                 yield warning_about(reservation, f": {cause}")
@@ -144,8 +161,11 @@ class NodeBinding:
         cause: str = "",
         forced: int | None = None,
         without: Collection[int] = (),
+        causes: Mapping[int, str] = NO_CAUSES,
     ) -> Iterator[Consequence]:
         """Store and bind the nodes that change, and the nodes of the reservation `forced`.
+
+        `causes` are those of single reservations, `cause` that of the others; "": as before.
 
         Reservations whose nodes the manager has not confirmed are bound again, except those in
         `without`: it may have to move them in another order.
@@ -158,7 +178,8 @@ class NodeBinding:
         moves = moves_in_order({**unconfirmed, **assignment}, self._reservations, forced)
         for id, nodes in moves:
             reservation = self._reservations[id]
-            yield structs.replace(reservation, nodes=nodes, cause=cause or reservation.cause)
+            cause_of_move = causes.get(id, cause) or reservation.cause
+            yield structs.replace(reservation, nodes=nodes, cause=cause_of_move)
             if not self.awaits_choice(reservation):
                 yield Bind(cluster, id)
 
