@@ -339,6 +339,15 @@ def test_a_node_that_fails_after_the_start_is_replaced_if_another_is_free() -> N
     assert 2 not in desk.book.by_id
 
 
+def test_a_request_stores_no_reservation_that_is_only_bound_again() -> None:
+    """Its manager may have to move those that it has not confirmed yet in another order."""
+    desk = Desk(UP)
+    desk.ask(1, 10, 20)
+    out = desk.ask(2, 30, 40)
+    assert out.reservation_actions == [Bind("alpha", 1), Bind("alpha", 2)]
+    assert list(out.reservations) == [2]
+
+
 def test_nodes_that_fail_are_replaced_by_one_assignment_for_all() -> None:
     """A rack may take nodes of hundreds of reservations: each is bound once in a survey."""
     names = tuple(f"n{number}" for number in range(6))

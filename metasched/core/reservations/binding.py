@@ -179,7 +179,9 @@ class NodeBinding:
         for id, nodes in moves:
             reservation = self._reservations[id]
             cause_of_move = causes.get(id, cause) or reservation.cause
-            yield structs.replace(reservation, nodes=nodes, cause=cause_of_move)
+            moved = structs.replace(reservation, nodes=nodes, cause=cause_of_move)
+            if moved != reservation:  # else it is bound again only
+                yield moved
             if not self.awaits_choice(reservation):
                 yield Bind(cluster, id)
 
