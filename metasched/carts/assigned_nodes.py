@@ -110,6 +110,19 @@ class AssignedNodes:
             return _assign_anew(busy, self._others(replaced, new), unmet_ids)
         return assignment
 
+    def place(
+        self, busy: Mapping[str, Sequence[Span]], new: Collection[NodeDemand]
+    ) -> Assignment | None:
+        """Return the nodes of new demands beside all others, none of which moves; None: no room.
+
+        Others may lack nodes for which there is no room in their windows.
+        """
+        if self._overlaps:
+            return None
+        use = _NodeUse(busy, self._taken)
+        kept = use.keep(new)
+        return None if kept is None else use.complete(kept)
+
     def _others(self, replaced: Collection[int], new: Iterable[NodeDemand]) -> list[NodeDemand]:
         """Return the demands that are not replaced, and new demands."""
         return [*(demand for id, demand in self._demands.items() if id not in replaced), *new]

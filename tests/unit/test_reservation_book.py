@@ -348,6 +348,20 @@ def test_a_request_stores_no_reservation_that_is_only_bound_again() -> None:
     assert list(out.reservations) == [2]
 
 
+def test_one_that_lacks_a_node_hinders_none_in_another_window() -> None:
+    desk = Desk(UP)
+    desk.ask(1, 10, 20, size=2)
+    desk.bind(1)
+    nodes = (NodeUsage(("n1",), 4, False), NodeUsage(("n2",), 4, True))
+    desk.report(T + 1, *nodes, held=desk.held())
+    assert "no other node is free" in desk[1].cause
+    for id, start, granted in ((2, 15, False), (3, 1000, True), (4, 1005, False)):
+        out = desk.ask(id, start, start + 10, now=T + 2)
+        assert (id in desk.book.by_id) is granted
+        assert 1 not in out.reservations
+    assert desk[3].nodes == ("n2",)
+
+
 def test_nodes_that_fail_are_replaced_by_one_assignment_for_all() -> None:
     """A rack may take nodes of hundreds of reservations: each is bound once in a survey."""
     names = tuple(f"n{number}" for number in range(6))

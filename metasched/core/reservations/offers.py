@@ -137,7 +137,10 @@ class OfferFinder:
             return _without_let_run(offer, event.let_run), {event.id: ()}
         demand = NodeDemand(event.id, offer.start, offer.end, offer.size)
         busy = self._availability.busy_spans(cluster, event.time)
-        assignment = self._availability.assigned_on(cluster).assign(busy, [demand])
+        assigned = self._availability.assigned_on(cluster)
+        assignment = assigned.assign(busy, [demand])
+        if assignment is None:  # another reservation, perhaps in another window, lacks nodes
+            assignment = assigned.place(busy, [demand])
         return None if assignment is None else (_without_let_run(offer, event.let_run), assignment)
 
     def comparable(self, event: ReservationRequested, cluster: str, offer: Offer) -> Offer:
