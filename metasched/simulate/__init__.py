@@ -1,6 +1,7 @@
 """Simulation: workloads run by the daemon's own core and policies on simulated clusters.
 
 swf, workload, synthetic   workloads: traces, generators, overlays
+submissions                arrays of a workload, as the daemon receives them
 recorded_workload          a period of a site from its ledger
 accounting_history         a period of a site without metasched, from sacct and qacct
 clusters                   simulated clusters: counted processors or machines

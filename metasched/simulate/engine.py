@@ -13,8 +13,9 @@ limits, bounded queues and late binding. Else it is reported before the next lis
 may act on, or before the next submission. With one cluster there is no choice to make, and it is
 reported after every `UPDATES_PER_LISTING` changes. It has each job once, in its current state.
 
-The core decides everything that the daemon's core does, from the same events. The engine draws no
-random numbers: the same workload, clusters and policy give the same run. Jobs that bypass metasched
+The core decides everything that the daemon's core does, from the same events: an array is one
+submission. To managers and in results each of its tasks is a job. The engine draws no random
+numbers: the same workload, clusters and policy give the same run. Jobs that bypass metasched
 (`SubmissionScheme`) are queued at their managers directly; the core sees only their load, like that
 of other users' jobs.
 
@@ -45,6 +46,7 @@ from metasched.core.events import (
     ListingReceived,
     Outcome,
     TimerExpired,
+    UserRequested,
     Withdraw,
 )
 from metasched.core.scheduler import Core
@@ -68,6 +70,7 @@ from metasched.simulate.planned import PlannedDispatch
 from metasched.simulate.preemptive_manager import PreemptiveManager
 from metasched.simulate.reservations import ReservationDesk, ReservationResult
 from metasched.simulate.schemes import SubmissionScheme
+from metasched.simulate.submissions import array_arrivals, task_id_of
 from metasched.simulate.workload import WindowRequest, Workload, WorkloadEntry
 
 INSTANCE = "lab"  # of the simulated daemon, in tags
@@ -194,12 +197,17 @@ class Simulation:
             or self._binds_late
             or (policy.load != "paper" and self._multiple_clusters)
         )
-        # returned licences, tasks that follow others, and tasks bound late follow from a listing
-        self._reports_every_pass = self._leasing or refills or self._limited or self._binds_late
         self._policy, self._progress = replace(policy, pull=policy.pull_enabled), progress
         self.dropped = dict(workload.dropped)
         self._entries = self._runnable_entries(workload)
         self._entries_by_id = {entry.job.id: entry for entry in self._entries}
+        self._arrays = array_arrivals(self._entries)
+        # returned licences, tasks that follow others, and tasks bound late follow from a listing
+        limited = self._limited or any(array.has_limit for array in self._arrays.values())
+        self._reports_every_pass = self._leasing or refills or limited or self._binds_late
+        # the task of the core for each job of the managers, and the reverse
+        self._task_ids = {entry.job.id: task_id_of(entry) for entry in self._entries}
+        self._job_ids = {task_id: job_id for job_id, task_id in self._task_ids.items()}
         self._ends: list[tuple[float, int, int]] = []  # (time, job, cluster)
         self._void_ends = Counter[tuple[float, int, int]]()  # of jobs that were suspended before
         self._poll_times: list[float] = []
@@ -383,7 +391,7 @@ class Simulation:
             self._run_policies(now, polled)
             if desk is not None:
                 desk.record_passes(now)
-            if self._leasing or self._limited or desk is not None:
+            if self._leasing or self._limited or self._arrays or desk is not None:
                 timer = self._next_timer(now)
         self._report_to_core(now, self._unreported)
         stuck = self._stuck_jobs()
@@ -431,7 +439,9 @@ class Simulation:
             return set()
         ids = {entry.job.id for entry in self._entries}
         stuck = ids - self._scheduled.keys() - self._refused
-        over = {id for id in stuck if self.core.tasks[id, 0].job.reservation is not None}
+        over = set[int]()
+        if self._desk is not None:
+            over = {id for id in stuck if self._task(id).job.reservation is not None}
         for cause, count in ((NEVER_STARTED, len(stuck - over)), (WINDOW_OVER, len(over))):
             if count:
                 self.dropped[cause] = count
@@ -486,7 +496,13 @@ class Simulation:
         return cluster.queue_depth
 
     def _arrive(self, now: float, entry: WorkloadEntry) -> None:
-        """Submit a job to managers if it bypasses metasched, else to the core."""
+        """Submit a job to managers if it bypasses metasched, else to the core.
+
+        Arrays come from records, where nothing bypasses it.
+        """
+        if entry.job.array is not None:
+            self._arrive_in_array(now, entry)
+            return
         if entry.window is not None and not (self._limited and self._is_refused(entry.job)):
             self._arrive_with_window(now, entry, entry.window)
             return
@@ -502,16 +518,21 @@ class Simulation:
             self._refused.add(entry.job.id)
             self.dropped[REFUSED] = len(self._refused)
         else:
-            self._submit(now, entry.job)
+            self._submit(now, self._as_submitted(entry))
+
+    def _as_submitted(self, entry: WorkloadEntry) -> Job:
+        """Return a job as the core gets it: recorded ones have the ids of the record."""
+        id, _ = self._task_ids[entry.job.id]
+        return entry.job if id == entry.job.id else structs.replace(entry.job, id=id)
 
     def _arrive_with_window(self, now: float, entry: WorkloadEntry, wish: WindowRequest) -> None:
         """Request the reservation of a job, then submit the job into it, or like all others."""
         assert self._desk is not None
         if self._scheme.in_turn:
             self._run_policies(now, polled=False)
-        job = entry.job
+        job = self._as_submitted(entry)
         wish = wish._replace(clusters=wish.clusters or job.clusters)
-        reservation = self._desk.request(now, wish, job.id, job.benchmark)
+        reservation = self._desk.request(now, wish, entry.job.id, job.benchmark)
         if reservation is None:
             self._arrive(now, entry._replace(window=None))
             return
@@ -520,10 +541,25 @@ class Simulation:
             structs.replace(job, reservation=reservation.id, clusters=(reservation.cluster,)),
         )
 
+    def _arrive_in_array(self, now: float, entry: WorkloadEntry) -> None:
+        """Submit an array with its first task; release those that arrive later, if any."""
+        arrival = self._arrays.get(entry.job.id)
+        if arrival is None or entry.job.id in self._refused:
+            return  # it has come with another task
+        job = arrival.job
+        if arrival.submits:
+            if self._limited and self._is_refused(job):
+                self._refused.update(self._job_ids[job.id, index] for index in job.indices)
+                self.dropped[REFUSED] = len(self._refused)
+                return
+            self._submit(now, job)
+        if job.held:
+            self._step_core(UserRequested(now, "release", job.id, arrival.indices))
+
     def _is_refused(self, job: Job) -> bool:
         """Whether the daemon would refuse the submission for a limit of the site."""
-        limits = self.core.limits
-        refusal = limits.permanent_refusal(job) or limits.admission_refusal([(job, 1)])
+        limits, tasks = self.core.limits, len(job.indices)
+        refusal = limits.permanent_refusal(job) or limits.admission_refusal([(job, tasks)])
         return refusal is not None
 
     def _submit(self, now: float, job: Job) -> None:
@@ -551,25 +587,40 @@ class Simulation:
             self._needs_pass.add(index)
             match action:
                 case Dispatch(id, dispatch_id):
-                    task, entry = self.core.tasks[id, 0], self._entries_by_id[id]
-                    window = ""
-                    if (reservation := task.job.reservation) is not None and self._desk is not None:
-                        window = self._desk.name_of(reservation)
-                    manager.submit(
-                        task.job, task.priority, entry.run_time, entry.inputs, window=window
-                    )
-                    self._tags[id] = tag_of(INSTANCE, id, dispatch_id)
-                    self._unlisted[id] = index
+                    tag = tag_of(INSTANCE, id, dispatch_id)
+                    job_ids = {task: self._job_ids[id, task] for task in action.indices}
+                    for job_id in job_ids.values():
+                        self._queue_at_manager(job_id, manager)
+                        self._tags[job_id], self._unlisted[job_id] = tag, index
                     if self._leasing:  # patience counts from the acceptance
-                        self._step_core(DispatchAccepted(event.time, id, dispatch_id, {0: str(id)}))
-                case Withdraw() if manager.is_waiting(action.job):
-                    manager.withdraw(action.job)
-                    self._updates[index][action.job] = "", State.CANCELLED, None, event.time, None
-                    self._pull_waits = True
+                        native_ids = {task: str(job_id) for task, job_id in job_ids.items()}
+                        self._step_core(DispatchAccepted(event.time, id, dispatch_id, native_ids))
+                case Withdraw(id):
+                    cancelled = "", State.CANCELLED, None, event.time, None
+                    for task in action.native_ids:
+                        if manager.is_waiting(job_id := self._job_ids[id, task]):
+                            manager.withdraw(job_id)
+                            self._updates[index][job_id] = cancelled
+                            self._pull_waits = True
         if outcome.reservation_actions and self._desk is not None:
             book = self.core.reservations.by_id
             self._desk.act(event.time, outcome.reservation_actions, book)
         return outcome
+
+    def _queue_at_manager(self, job_id: int, manager: SimulatedManager) -> None:
+        """Queue a task of the core at a manager, as a job of its own."""
+        task, entry = self._task(job_id), self._entries_by_id[job_id]
+        job, window = task.job, ""
+        if (reservation := job.reservation) is not None and self._desk is not None:
+            window = self._desk.name_of(reservation)
+        if entry.task is not None:
+            own = entry.job
+            job = structs.replace(job, id=job_id, submitted=own.submitted, array=None)
+        manager.submit(job, task.priority, entry.run_time, entry.inputs, window=window)
+
+    def _task(self, job_id: int) -> Task:
+        """Return the open task of the core for a job of the managers. KeyError if there is none."""
+        return self.core.tasks[self._task_ids[job_id]]
 
     def _end_job(self, now: float, job_id: int, index: int) -> None:
         self._managers[index].end_job(job_id)
@@ -617,7 +668,7 @@ class Simulation:
             self._list_pending(now)
         for index in indexes:
             for task in self._pull_candidates(index, now):
-                if (scheduled := self._scheduled.get(task.job.id)) is None:
+                if (scheduled := self._scheduled.get(self._job_ids[task.task_id])) is None:
                     pulling.add(index)
                     break
                 starting.add(scheduled.cluster)
@@ -664,7 +715,7 @@ class Simulation:
             if job_id in self._bypassing:
                 self._withdraw_copies(job_id, index)
             else:
-                task = self.core.tasks[job_id, 0]
+                task = self._task(job_id)
                 priority, moves = task.priority, task.moves
                 if (reservation := task.job.reservation) is not None and self._desk is not None:
                     self._desk.record_start(reservation, now)
@@ -735,6 +786,8 @@ class Simulation:
 
     def _report_cluster(self, now: float, index: int, *, pulls: bool = False) -> None:
         """Report what a poll of a manager would show now; nothing without a change or a pull."""
+        if self._leasing and self._unlisted:  # dispatched by the report of another, and accepted
+            self._list_pending(now)
         manager, updates = self._managers[index], self._updates[index]
         if not (updates or self._reports_info):
             return
@@ -742,9 +795,10 @@ class Simulation:
         if not (updates or self._leasing or pulls) and info is self._reported_info[index]:
             return
         self._updates[index], self._reported_info[index] = {}, info
+        tags, tasks = self._tags, self._task_ids
         statuses = tuple(
             [
-                JobStatus(self._tags[job_id], 0, native_id, state, start, end, exit_code)
+                JobStatus(tags[job_id], tasks[job_id][1], native_id, state, start, end, exit_code)
                 for job_id, (native_id, state, start, end, exit_code) in updates.items()
             ]
         )
@@ -756,7 +810,7 @@ class Simulation:
             # a suspended job is queued, too
             if self._managers[index].is_waiting(job_id) and job_id not in self._scheduled:
                 self._updates[index][job_id] = str(job_id), State.PENDING, None, None, None
-                task = self.core.tasks[job_id, 0]
+                task = self._task(job_id)
                 if self._leasing and task.job.licences:
                     heappush(self._poll_times, now + self.core.recall_wait(task))
                 if self._pulling:

@@ -1,10 +1,11 @@
 """A period of a site as its ledger has it: what to simulate, to learn what would have changed.
 
-The entries of the workload are tasks that ran. Each arrives when nothing but the scheduling kept it
-back: after its submission, its begin time, and the ends of the tasks that it depended on; if it was
-submitted held, when it was first dispatched. Of the clusters that could ever run it, as they
-reported themselves last, simulated managers know names and counted processors. Times are epoch
-seconds.
+The entries of the workload are tasks that ran, under the ids of the record: these decide draws
+between equal clusters. Each arrives when nothing but the scheduling kept it back: after its
+submission, its begin time, and the ends of the tasks that it depended on; if it was submitted held,
+when it was first dispatched. The limit of an array is simulated. Of the clusters that could ever
+run it, as they reported themselves last, simulated managers know names and counted processors.
+Times are epoch seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -198,7 +199,10 @@ def _read_site(connection: Connection, since: float, until: float) -> _Site:
         row.name: msgspec.json.decode(row.facts, type=ClusterInfo)
         for row in connection.execute(select(cluster.c.name, cluster.c.facts))
     }
-    known = {entry.name: entry for _, started in within for entry in started.clusters}
+    known: dict[str, Cluster] = {}  # in the order of the last start, which decides among equals
+    for _, started in reversed(within):
+        for entry in started.clusters:
+            known.setdefault(entry.name, entry)
     notes = list(_gaps(connection, within, since))
     if silent := sorted(known.keys() - infos.keys()):
         notes.append(f"clusters that never answered are left out: {', '.join(silent)}")
@@ -306,6 +310,44 @@ def _foreign_use(connection: Connection, since: float, until: float) -> Iterator
 # The tasks
 
 
+class _RecordedEntry(NamedTuple):
+    entry: WorkloadEntry
+    recorded: RecordedTask
+    singly: bool  # whether tasks of its array may have arrived one by one
+
+
+def _by_arrival(found: _RecordedEntry) -> tuple[float, int, int]:
+    return found.entry.job.submitted, found.recorded.job, found.recorded.task
+
+
+def _assemble_arrays(found: list[_RecordedEntry]) -> list[_RecordedEntry]:
+    """Let tasks of an array arrive together, as far as they did: with the first of them.
+
+    Tasks that took other alternative licences than the first form an array of their own.
+    """
+    arrivals: dict[int, float] = {}
+    for entry, recorded, singly in found:
+        if not singly:
+            arrival = arrivals.get(recorded.job, math.inf)
+            arrivals[recorded.job] = min(arrival, entry.job.submitted)
+    unused_ids = count(max((recorded.job for _, recorded, _ in found), default=0) + 1)
+    ids: dict[int, dict[Hashable, int]] = {}  # by job and licences
+    assembled = []
+    for entry, recorded, singly in found:
+        if entry.job.array is None:
+            assembled.append(_RecordedEntry(entry, recorded, singly))
+            continue
+        submitted = entry.job.submitted if singly else arrivals[recorded.job]
+        by_licences = ids.setdefault(recorded.job, {})
+        licences = frozenset(entry.job.licences.items())
+        if licences not in by_licences:
+            by_licences[licences] = next(unused_ids) if by_licences else recorded.job
+        job = msgspec.structs.replace(entry.job, submitted=submitted)
+        task = by_licences[licences], recorded.task
+        assembled.append(_RecordedEntry(entry._replace(job=job, task=task), recorded, singly))
+    return assembled
+
+
 class _TaskReader:
     """Makes entries of a workload of rows."""
 
@@ -348,7 +390,7 @@ class _TaskReader:
             .order_by(task.c.job, task.c.task_index)
         )
         decoder = msgspec.json.Decoder(Job)
-        found: list[tuple[float, WorkloadEntry, RecordedTask]] = []
+        found: list[_RecordedEntry] = []
         job_id, submitted_job = 0, None
         for row in self._connection.execute(query, execution_options=_IN_PORTIONS):
             if row.job != job_id:  # an array has many tasks, and one text
@@ -357,17 +399,18 @@ class _TaskReader:
             if (made := self._entry(row, submitted_job, met.get(row.job))) is not None:
                 found.append(made)
         self._count_runs(in_period)
-        found.sort(key=lambda each: (each[0], each[2].job, each[2].task))
+        found = _assemble_arrays(found)
+        found.sort(key=_by_arrival)
         entries = [
             entry._replace(job=msgspec.structs.replace(entry.job, id=number), number=number)
-            for number, (_, entry, _) in enumerate(found, 1)
+            for number, (entry, _, _) in enumerate(found, 1)
         ]
-        return entries, [recorded for _, _, recorded in found]
+        return entries, [recorded for _, recorded, _ in found]
 
     def _entry(
         self, row: Any, submitted_job: Job, dependency_met: float | None
-    ) -> tuple[float, WorkloadEntry, RecordedTask] | None:
-        """Return a task with the time of its arrival; None: it is left out."""
+    ) -> _RecordedEntry | None:
+        """Return a task; None: it is left out."""
         if row.task_ended is None:
             self.dropped[NOT_ENDED] += 1
             return None
@@ -402,13 +445,17 @@ class _TaskReader:
             deadline=original.deadline,
             licences=self._leased(original),
             clusters=self._clusters_of(original, row.cluster),
+            array=original.array,
         )
         # seconds on a machine of the job's benchmark, as those of a workload
         true_run_time = run_time * entry.benchmark / original.benchmark
         recorded = RecordedTask(
             row.job, row.task_index, row.cluster, original.submitted, row.started, row.ended
         )
-        return ready, WorkloadEntry(simulated, true_run_time, 0, row.cluster), recorded
+        singly = original.held or "aftercorr" in (original.dependency or "")
+        task_id = row.job, row.task_index
+        made = WorkloadEntry(simulated, true_run_time, 0, row.cluster, task=task_id)
+        return _RecordedEntry(made, recorded, singly)
 
     def _leased(self, original: Job) -> Mapping[str, int]:
         """Return the licences that metasched leases."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from metasched.core.tasks import TaskId
 from metasched.model.job import Job
 from metasched.simulate.clusters import StoredInput
 from metasched.simulate.swf import SwfRecord, SwfTrace
@@ -31,15 +32,17 @@ class WindowRequest(NamedTuple):
 
 
 class WorkloadEntry(NamedTuple):
-    """A job to simulate."""
+    """A job to simulate, or a task of an array."""
 
-    job: Job  # its id counts from 1 in the order of the workload
+    # its id counts from 1 in the order of the workload; of a task, `array` has all and the limit
+    job: Job
     run_time: float  # true seconds, on a machine of the job's benchmark
     number: int  # in the trace
     home: str = ""  # cluster that its owner would use; "": none
     direct: bool = False  # its owner submits it to the home cluster, bypassing metasched
     inputs: tuple[StoredInput, ...] = ()
     window: WindowRequest | None = None  # requested for it when it is submitted
+    task: TaskId | None = None  # id by which the daemon knows it; None: (job.id, 0)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,14 @@
-"""A ledger with a long history: what a daemon would have stored of a simulation, step by step."""
+"""A ledger with a long history: what a daemon would have stored of its steps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
 from metasched.core.events import CoreEvent, JobSubmitted, Outcome
+from metasched.core.scheduler import Core
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.store import Database
 from metasched.model.job import Payload
@@ -17,7 +20,14 @@ TEXTS = {"s": "#!/bin/sh\n", "e": "{}"}
 
 def record(simulation: Simulation, database: Database) -> Schedule:
     """Run a simulation; store each of its events in a new ledger."""
-    ledger, core = Ledger(database.open()), simulation.core
+    with recording(simulation.core, database):
+        return simulation.run()
+
+
+@contextmanager
+def recording(core: Core, database: Database) -> Iterator[None]:
+    """Store each step of a core in a new ledger, unless an error ends them."""
+    ledger = Ledger(database.open())
     ledger.restore(core, 100)
     step, numbers = core.step, count()
 
@@ -31,11 +41,10 @@ def record(simulation: Simulation, database: Database) -> Schedule:
 
     core.step = step_and_store  # type: ignore[method-assign]
     try:
-        schedule = simulation.run()
+        yield
         ledger.commit_group()
     finally:
         ledger.close()
-    return schedule
 
 
 def _stored(event: JobSubmitted) -> StoredJob:
