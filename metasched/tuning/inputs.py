@@ -147,13 +147,14 @@ def describe_inputs(sources: InputSources, inputs: TuningInputs) -> dict[str, An
 
 
 def _digest_of_jobs(workload: Workload) -> str:
-    """Return the start of a digest of the submitted jobs, their owners and run times."""
+    """Return the start of a digest of the submitted jobs, their ids, owners and run times."""
     digest = hashlib.sha256()
     for entry in workload.entries:
         job = entry.job
         facts = (
             *(job.submitted, entry.run_time, job.cpus, job.estimated, job.deadline),
             *(job.user, job.user_class, sorted(job.licences.items())),
+            *(entry.task, job.array),
         )
         digest.update(f"{facts}\n".encode(errors="backslashreplace"))
     return digest.hexdigest()[:16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -79,11 +80,24 @@ def change_rows(database: Database, *statements: Any) -> None:
     engine.dispose()
 
 
+def with_arrays(workload: Workload) -> Workload:
+    """Make every fourth job an array of three tasks, of which two may run at a time."""
+    entries: list[WorkloadEntry] = []
+    for entry in workload.entries:
+        indices = [2, 3, 5] if entry.number % 4 == 0 else [0]
+        for index in indices:
+            job = msgspec.structs.replace(
+                entry.job, id=len(entries) + 1, array="2,3,5%2" if index else None
+            )
+            entries.append(entry._replace(job=job, task=(entry.number, index)))
+    return replace(workload, entries=tuple(entries))
+
+
 def test_a_recorded_run_comes_out_the_same_under_its_policy(database: Database) -> None:
-    """With a faster cluster, licences, deadlines, pulls and a drain; another policy differs."""
+    """With arrays, a faster cluster, licences, deadlines, pulls and a drain; not under another."""
     clusters = [CLUSTERS[0], replace(CLUSTERS[1], benchmark=1.5)]
     workload, _ = generate_lublin(150, 8, 3)
-    workload = Overlay(deadlines=0.5, gold=0.3, licences=1).apply(workload, 3)
+    workload = with_arrays(Overlay(deadlines=0.5, gold=0.3, licences=1).apply(workload, 3))
     first = workload.entries[20].job.submitted
     settings: dict[str, Any] = {
         "licence_pools": (LicencePool(name="l1", total=2, linger=5.0),),
@@ -103,6 +117,9 @@ def test_a_recorded_run_comes_out_the_same_under_its_policy(database: Database) 
         assert mine.cluster == cluster
         assert mine.start == pytest.approx(start, abs=1e-3)
     assert [each.started for each in period.tasks] == [start for start, _ in starts]
+    arrays = Counter(each.job for each in period.tasks if each.task)
+    assert set(arrays.values()) == {3}
+    assert any(each.moves and each.entry.job.array for each in schedule.jobs)
     other = period.run(replace(period.policy, weights={"deadline": 9.0, "user": 0.0}))
     assert [each.cluster for each in other.jobs] != [cluster for _, cluster in starts]
 
