@@ -32,8 +32,10 @@ def beta(over_slurm: Site, slurm_site: SlurmSite) -> SlurmCluster:
     def is_full() -> bool:
         # a slurmd remembers jobs that its controller has forgotten, and refuses one of the same id
         if "launch failed" in cluster.run("squeue", "-h", "--name=others", "-o", "%r"):
-            cluster.run("scancel", "--name=others")
             nodes = cluster.run("sinfo", "-h", "-p", "main", "-t", "drain", "-o", "%N").strip()
+            if not nodes:  # the controller drains it a moment later
+                return False
+            cluster.run("scancel", "--name=others")
             cluster.run("scontrol", "update", f"nodename={nodes}", "state=resume")
             cluster.run(*fill)
         return "RUNNING" in state(cluster, "--name=others")
