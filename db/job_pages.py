@@ -13,10 +13,9 @@ meanwhile is in the table then, and its row there counts.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import Any
 
@@ -39,6 +38,7 @@ from sqlalchemy import (
     union_all,
 )
 
+from metasched.core.array_remainder import in_index_order
 from metasched.core.tasks import TaskId
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL
 from metasched.db import task_runs
@@ -276,7 +276,11 @@ def _with_runs(
         return page
     last = min(ends, default=None)
     rows: list[dict[str, Any]] = []
-    for row, indices in _in_order(page.rows, runs):
+    # a task that is in the table, too, has left its run
+    parts = [(row, _single(row["task_index"])) for row in page.rows]
+    parts += [(run.row, indices) for run in runs for indices in run.ranges()]
+    for position, indices in in_index_order((row["job"], indices) for row, indices in parts):
+        row = parts[position][0]
         is_folded = fold and len(indices) > 1 and row["ended"] is None
         for part in (indices,) if is_folded else map(_single, indices):
             if last is not None and row["job"] == last[0]:
@@ -288,33 +292,6 @@ def _with_runs(
             if len(rows) == limit:
                 return JobPage(rows, (row["job"], part[-1]))
     return JobPage(rows, last)
-
-
-def _in_order(
-    rows: Sequence[dict[str, Any]], runs: Sequence[ListedRun]
-) -> Iterator[tuple[dict[str, Any], range]]:
-    """Yield rows, each with the indices of its tasks, in order of job and index, each task once.
-
-    Runs are cut where others lie within. A task that is in `rows` and a run is the former.
-    """
-    parts = [(row, _single(row["task_index"])) for row in rows]
-    parts += [(run.row, indices) for run in runs for indices in run.ranges()]
-    heap = [(row["job"], indices[0], n, indices) for n, (row, indices) in enumerate(parts)]
-    heapify(heap)
-    previous = BEFORE_ALL
-    while heap:
-        id, first, number, indices = heappop(heap)
-        if (id, first) == previous:
-            rest = indices[1:]
-        else:
-            end = len(indices)
-            if heap and heap[0][0] == id:
-                end = max(bisect_left(indices, heap[0][1]), 1)
-            previous = id, indices[end - 1]
-            yield parts[number][0], indices[:end]
-            rest = indices[end:]
-        if rest:
-            heappush(heap, (id, rest[0], number, rest))
 
 
 def _single(index: int) -> range:

@@ -7,8 +7,7 @@ memory until it is sent, since clients need its length.
 from __future__ import annotations
 
 import asyncio
-import heapq
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from metasched.api.selection import SelectedTasks
 from metasched.client.job_answers import ChangedTask, FoldedChange
-from metasched.core.array_remainder import common_indices
+from metasched.core.array_remainder import common_indices, in_index_order
 from metasched.core.events import Outcome
 from metasched.core.scheduler import Core
 from metasched.model.arrays import FoldedIndices
@@ -42,9 +41,6 @@ class _Lines:
     indices: range  # at least one
     state: State  # after the request
     note: str
-
-    def __lt__(self, other: _Lines) -> bool:
-        return self.indices[0] < other.indices[0]
 
     def encode(self) -> bytes:
         """Return the lines with commas between them."""
@@ -168,11 +164,11 @@ async def _folded(
 ) -> AsyncIterator[FoldedChange]:
     """Yield the changes of `change_answer` by job; equal ones are one row, in order of a task."""
     lines_read = 0
-    with_notes = zip(selected, notes, strict=True)
-    for job_id, of_job in groupby(with_notes, key=lambda pair: pair[0].job):
+    all_lines = _all_lines(core, selected, notes, changed)
+    for job_id, of_job in groupby(all_lines, key=lambda lines: lines.tasks.job):
         equal: dict[tuple[State, State, str], FoldedIndices] = {}
         is_array = False
-        for lines in _in_order(_lines_of_job(core, of_job, changed)):
+        for lines in of_job:
             change = lines.tasks.state, lines.state, lines.note
             equal.setdefault(change, FoldedIndices()).add(lines.indices)
             is_array = lines.tasks.array is not None
@@ -197,7 +193,9 @@ def _all_lines(
     """Yield the lines of selected tasks in order, those of each task once."""
     with_notes = zip(selected, notes, strict=True)
     for _, of_job in groupby(with_notes, key=lambda pair: pair[0].job):
-        yield from _in_order(_lines_of_job(core, of_job, changed))
+        lines = list(_lines_of_job(core, of_job, changed))
+        for position, indices in in_index_order((each.tasks.job, each.indices) for each in lines):
+            yield replace(lines[position], indices=indices)
 
 
 def _lines_of_job(
@@ -234,18 +232,3 @@ def _lines_of_job(
             rest = rest[position + 1 :]
         if rest:
             yield _Lines(tasks, rest, state, note)
-
-
-def _in_order(lines_of_job: Iterable[_Lines]) -> Iterator[_Lines]:
-    """Yield lines of a job by index; where they overlap, they are cut."""
-    heap = list(lines_of_job)
-    heapq.heapify(heap)
-    while heap:
-        lines = heapq.heappop(heap)
-        if heap:
-            next_index = heap[0].indices[0]
-            if lines.indices[-1] > next_index:
-                position = bisect_left(lines.indices, next_index)
-                heapq.heappush(heap, replace(lines, indices=lines.indices[position:]))
-                lines = replace(lines, indices=lines.indices[:position])
-        yield lines

@@ -58,11 +58,9 @@ def fold_array_rows(
 
 def row_indices(row: Mapping[str, Any]) -> range:
     """Return the indices of the tasks of an array for which a row stands."""
-    if row.get("folded") is None:
-        return range(row["task"], row["task"] + 1)
-    from metasched.model.arrays import parse_run
+    from metasched.model.arrays import listed_indices
 
-    return parse_run(row["folded"])
+    return listed_indices(row["task"], row.get("folded"))
 
 
 def format_tasks(job: int, tasks: str | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -179,3 +180,26 @@ def joined(runs: Iterable[IndexRun]) -> list[IndexRun]:
                 continue
         joined_runs.append((first, last, step))
     return joined_runs
+
+
+def in_index_order(runs: Iterable[tuple[int, range]]) -> Iterator[tuple[int, range]]:
+    """Yield the position and indices of runs (job, indices) by job and index, each task once.
+
+    Runs are cut where others lie within; none is empty. A task in several is that of the first.
+    """
+    heap = [(job, indices[0], position, indices) for position, (job, indices) in enumerate(runs)]
+    heapify(heap)
+    previous: tuple[int, int] | None = None
+    while heap:
+        job, first, position, indices = heappop(heap)
+        if (job, first) == previous:
+            rest = indices[1:]
+        else:
+            end = len(indices)
+            if heap and heap[0][0] == job:
+                end = max(bisect_left(indices, heap[0][1]), 1)
+            previous = job, indices[end - 1]
+            yield position, indices[:end]
+            rest = indices[end:]
+        if rest:
+            heappush(heap, (job, rest[0], position, rest))

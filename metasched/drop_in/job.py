@@ -117,11 +117,9 @@ class Job:
     @property
     def indices(self) -> range:
         """The indices of the tasks of an array for which the row stands."""
-        if self.row.get("folded") is None:
-            return range(self.row["task"], self.row["task"] + 1)
-        from metasched.model.arrays import parse_run
+        from metasched.model.arrays import listed_indices
 
-        return parse_run(self.row["folded"])
+        return listed_indices(self.row["task"], self.row.get("folded"))
 
     def fold(self, tasks: Sequence[Job], has_limit: bool = True) -> None:
         """Stand for waiting tasks of an array, in the order of their indices.

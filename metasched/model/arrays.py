@@ -143,9 +143,12 @@ def format_indices(indices: Iterable[int]) -> str:
     return str(folded)
 
 
-def parse_run(text: str) -> range:
-    """Parse what `format_run` wrote. Raises ParseError."""
-    return _parse_range(text, text)
+def listed_indices(task: int, folded: str | None) -> range:
+    """Return the indices for which a row of a listing stands: `task`, or those of `folded`.
+
+    Raises ParseError unless `format_run` wrote `folded`.
+    """
+    return range(task, task + 1) if folded is None else _parse_range(folded, folded)
 
 
 def parse_task_selector(selector: str) -> tuple[int, tuple[int, ...] | None]:
