@@ -223,7 +223,15 @@ def _convergent_policies() -> list[SimulationCase]:
 
 def _convergent_readings() -> list[SimulationCase]:
     columns = {column: _local_settings_of_thesis(column) for column in ("edf", UNMODIFIED, OPTIMAL)}
-    columns[f"{OPTIMAL}, late printed"] = replace(columns[OPTIMAL], parameters={"late": "printed"})
+    printed: dict[str, dict[str, float | str]] = {
+        f"{OPTIMAL}, late printed": {"late": "printed"},
+        f"{OPTIMAL}, longest printed": {"longest": "job"},
+        f"{OPTIMAL}, thesis": {"preset": "thesis"},
+    }
+    columns |= {
+        column: replace(columns[OPTIMAL], parameters=parameters)
+        for column, parameters in printed.items()
+    }
     return _at_inter_arrivals(_CONVERGENT_ROWS, synthetic.CONVERGENT, columns)
 
 

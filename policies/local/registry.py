@@ -7,7 +7,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from metasched.policies.local.conservative import Conservative
 from metasched.policies.local.convergent.weights import (
@@ -39,6 +39,7 @@ from metasched.policies.local.preemptive_orders import (
     PreemptivePriority,
     PreemptiveSJF,
 )
+from metasched.policies.local.presets import PRESETS, expand_preset
 from metasched.policies.local.queueing import LocalPolicy
 from metasched.policies.local.weights import MODIFIED, UNMODIFIED, Weights, make_weights
 
@@ -49,8 +50,8 @@ Parameters = Mapping[str, float | str]
 
 DEFAULT_POLICY = UNMODIFIED
 POLICY_GROUP = "metasched.policies"  # entry points of policies of other packages
-WEIGHT_NAMES = ("preset", *(field.name for field in fields(Weights)))
-CONVERGENT_WEIGHT_NAMES = tuple(field.name for field in fields(ConvergentWeights))
+_WEIGHT_NAMES = tuple(field.name for field in fields(Weights))
+_CONVERGENT_WEIGHT_NAMES = tuple(field.name for field in fields(ConvergentWeights))
 
 
 def _make_flexible(
@@ -100,7 +101,7 @@ POLICIES: dict[str, Callable[[], LocalPolicy]] = {
 }
 _PLAN = ("compare", "depth")
 _SEARCH = (*_PLAN, "every", "iterations", "memory")
-PARAMETERS: dict[str, tuple[str, ...]] = {
+_PARAMETERS: dict[str, tuple[str, ...]] = {
     LSF.name: ("period",),
     FairShare.name: ("half_life",),
     BoundedSJF.name: ("starving_after",),
@@ -108,11 +109,17 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     EarliestGap.name: _PLAN,
     TabuPlan.name: (*_SEARCH, "stop"),
     OptimisedPlan.name: _SEARCH,
-    MODIFIED: WEIGHT_NAMES,
-    UNMODIFIED: WEIGHT_NAMES,
-    **dict.fromkeys(VARIANT_NAMES, CONVERGENT_WEIGHT_NAMES),
+    MODIFIED: _WEIGHT_NAMES,
+    UNMODIFIED: _WEIGHT_NAMES,
+    **dict.fromkeys(VARIANT_NAMES, _CONVERGENT_WEIGHT_NAMES),
 }
-TEXT_PARAMETERS = ("preset", "run", "late", "knapsack", "compare", "stop")  # whose values are words
+PARAMETERS = {
+    policy: ("preset", *names) if policy in PRESETS else names
+    for policy, names in _PARAMETERS.items()
+}
+TEXT_PARAMETERS = (  # whose values are words
+    *("preset", "run", "late", "longest", "knapsack", "compare", "stop"),
+)
 
 
 def _find_factory(name: str) -> Callable[..., LocalPolicy] | None:
@@ -152,7 +159,7 @@ def check_policy_name(name: str) -> None:
         remedy = f'write "{close[0]}"' if close else f"available are {', '.join(POLICIES)}"
         raise ValueError(f'unknown policy "{name}"; {remedy}')
     # SciPy is only searched for: its import takes 30 MB, which a cluster without jobs does not need
-    if PARAMETERS.get(name) is CONVERGENT_WEIGHT_NAMES and find_spec("scipy") is None:
+    if name in VARIANT_NAMES and find_spec("scipy") is None:
         raise ValueError(f"policy {name} needs SciPy; install it with pip install 'metasched[lab]'")
 
 
@@ -202,11 +209,11 @@ def make_policy(
     if unknown := [key for key in arguments if key not in allowed]:
         remedy = f"it has {', '.join(allowed)}" if allowed else "it has none"
         raise ValueError(f'policy {name} has no parameter "{unknown[0]}"; {remedy}')
-    if allowed is WEIGHT_NAMES:
-        return _make_flexible(name, make_weights(arguments), licences)
-    if allowed is CONVERGENT_WEIGHT_NAMES:
-        weights = ConvergentWeights(**arguments)  # type: ignore[arg-type]
-        return _make_convergent(name, weights, licences)
+    expanded: dict[str, Any] = expand_preset(name, arguments)
+    if name in (MODIFIED, UNMODIFIED):
+        return _make_flexible(name, make_weights(expanded), licences)
+    if name in VARIANT_NAMES:
+        return _make_convergent(name, ConvergentWeights(**expanded), licences)
     factory = _find_factory(name)
     assert factory is not None  # the name was checked
-    return factory(**arguments)
+    return factory(**expanded)

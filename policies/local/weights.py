@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal
 
 MODIFIED, UNMODIFIED = "fb-mod", "fb-unmod"  # BF_MOD and BF_UNMOD of the thesis
@@ -42,25 +41,9 @@ class Weights:
             raise ValueError(f'late is "{self.late}"; it must be "zero" or "least"')
 
 
-# The formulas of the sources; their other constants are the defaults.
-PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "thesis": {"run": "estimate", "late": "zero"},  # Pasquali 2008, §3.2.1
-        "paper": {"run": "fastest", "late": "least"},  # of its two-level part
-    }
-)
-
-
 def make_weights(arguments: Mapping[str, Any]) -> Weights:
-    """Create weights from keys of configuration; `preset` names a source, other keys go before it.
-
-    ValueError for an unknown preset, a value out of range, or if all weights are 0.
-    """
-    values = dict(arguments)
-    preset = values.pop("preset", None)
-    if preset is not None and preset not in PRESETS:
-        raise ValueError(f'preset is "{preset}"; it must be "thesis" or "paper"')
-    weights = Weights(**{**(PRESETS[preset] if preset is not None else {}), **values})
+    """Create weights from keys of configuration. ValueError for a bad value, or if all are 0."""
+    weights = Weights(**arguments)
     if not any((weights.age_factor, weights.least, weights.most, weights.licence, weights.boost)):
         raise ValueError("all weights are 0, so jobs stay in the order of arrival; use policy easy")
     return weights

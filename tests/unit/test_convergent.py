@@ -172,6 +172,14 @@ def test_shortness() -> None:
     assert shortness.tolist() == [[3.0, 0.0], [2.0, 3.5]]
 
 
+def test_shortness_as_printed_favours_no_short_job() -> None:
+    """Worked by hand: 4 (1 - nxt / longest nxt of the job); a longer job alike has the same."""
+    weights = ConvergentWeights(longest="job")
+    run_times = [[10.0, 40.0], [100.0, 400.0], [20.0, math.inf]]
+    shortness = WaitMinimisation(weights).contribution(view(run_times))
+    assert shortness.tolist() == [[3.0, 0.0], [3.0, 0.0], [0.0, -math.inf]]
+
+
 class Broken(MatrixHeuristic):
     name = "broken"
 
@@ -417,6 +425,8 @@ def test_estimates_that_are_wrong_by_a_hundred_only_change_the_order(factor: flo
         ({"least": 11.0}, "it must be at most"),
         ({"late": "never"}, 'it must be "none" or "printed"'),
         ({"knapsack": "quick"}, 'it must be "greedy" or "exact"'),
+        ({"longest": "day"}, 'longest is "day"; it must be "queue" or "job"'),
+        ({"preset": "paper"}, 'preset is "paper"; it must be "thesis"'),
         (
             dict.fromkeys(
                 ("age_factor", "least", "most", "licence", "input", "shortness", "overhead"), 0.0

@@ -61,7 +61,10 @@ def test_every_case_can_be_drawn_and_compared(name: str) -> None:
     ("name", "policy", "reading", "parameter"),
     [
         ("convergent-readings", "cs-ni-np", "cs-ni-np, late printed", ("late", "printed")),
-        ("plan-readings", "eg-edf", "eg-edf, pairs", ("compare", "pairs")),
+        ("convergent-readings", "cs-ni-np", "cs-ni-np, longest printed", ("longest", "job")),
+        ("convergent-readings", "cs-ni-np", "cs-ni-np, thesis", ("preset", "thesis")),
+        ("plan-readings", "eg-edf", "eg-edf, pairs", ("preset", "du2010")),
+        ("grid-plans", "tabu", "tabu, plan", ("compare", "plan")),
         ("tabu-readings", "tabu, late", "tabu, rounds", ("stop", "rounds")),
     ],
 )
@@ -366,13 +369,24 @@ def test_experiments_name_the_formulas_of_their_policies() -> None:
     assert "it is worth `least`. nxt is estimate x benchmark" in paper
     assert "no preset" in default
     assert ["lead 2" in line for line in described["load-shares"]] == [True]
-    as_ours, as_printed = described["convergent-readings"][1:]
-    assert "have no share while another meets it" in as_ours
-    assert as_printed.startswith("`cs-ni-np, late printed`: Convergent Scheduling")
-    assert "have a share" in as_printed
+    default, late, longest, thesis = described["convergent-readings"][1:]
+    assert "have no share while another meets it" in default
+    assert late.startswith("`cs-ni-np, late printed`: Convergent Scheduling, no preset. A deadline")
+    assert "have a share" in late
+    assert "relative to the longest time of all jobs" in late
+    assert "relative to the job's longest time" in longest
+    assert thesis.startswith("`cs-ni-np, thesis`: Convergent Scheduling, preset `thesis`. A")
+    assert "have a share" in thesis
+    assert "relative to the job's longest time" in thesis
+    tabu, rcbo, *with_plan = described["grid-plans"]
+    assert tabu.startswith("`tabu`: EG-EDF and Tabu Search, preset `du2010`. Candidates of an")
+    assert "compared in pairs with the best so far by" in tabu
+    assert tabu.endswith("begins again with all machines.")
+    assert "late jobs in place of jobs in time" in rcbo
+    assert all("compared with the plan without the job by" in line for line in with_plan)
     for name in ("licence-ratios", "contention", "two-level", "plans", "convergent-exact"):
         assert described[name], name
-    assert described["random-queues"] == described["grid-plans"] == []
+    assert described["random-queues"] == []
 
 
 def test_stored_results_name_the_code_that_ran(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from metasched.policies.local.flexible_backfilling import (
     FlexibleBackfilling,
     UnmodifiedFlexibleBackfilling,
 )
+from metasched.policies.local.presets import expand_preset
 from metasched.policies.local.queueing import FreeResources, RunningJob, WaitingJob
 from metasched.policies.local.registry import make_policy
-from metasched.policies.local.weights import Weights, make_weights
+from metasched.policies.local.weights import UNMODIFIED, Weights, make_weights
 from metasched.simulate.clusters import Machine, SimulatedCluster
 from metasched.simulate.manager import SimulatedManager
 from tests.harness.local_policies import CONVERGENT, LOCAL_POLICIES
@@ -147,7 +148,7 @@ def test_a_promise_is_made_anew_when_what_was_late_has_ended() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"preset": "book"}, {"age_factor": -1.0}, {"lead": 1.0}, {"run": "slow"}, {"late": "never"}],
+    [{"age_factor": -1.0}, {"lead": 1.0}, {"run": "slow"}, {"late": "never"}],
 )
 def test_weights_make_sense(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="must be"):
@@ -165,7 +166,9 @@ def test_weights_make_sense(wrong: dict[str, object]) -> None:
 )
 def test_each_source_has_its_formula(arguments: dict[str, str], values: dict[float, float]) -> None:
     others_zero = {"age_factor": 0.0, "licence": 0.0, "boost": 0.0}
-    policy = FlexibleBackfilling(make_weights({**arguments, **others_zero}))
+    policy = FlexibleBackfilling(
+        make_weights({**expand_preset(UNMODIFIED, arguments), **others_zero})
+    )
     job = WaitingJob(1, 1, 100.0, machines={1: 50.0}, deadline=300.0, on_fastest=40.0)
     for now, value in values.items():
         assert policy.priorities(now, [job]) == pytest.approx([value])

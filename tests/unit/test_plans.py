@@ -204,7 +204,7 @@ def test_no_more_than_depth_jobs_are_planned() -> None:
         ("tabu", {"iterations": 2.5}, "iterations is 2.5; it must be a whole number"),
         ("tabu", {"stop": "never"}, 'stop is "never"; it must be late or rounds'),
         ("rcbo", {"memory": -1}, "memory is -1; it must be a whole number"),
-        ("rcbo", {"stop": "late"}, 'policy rcbo has no parameter "stop"; it has compare'),
+        ("rcbo", {"stop": "late"}, 'policy rcbo has no parameter "stop"; it has preset'),
     ],
 )
 def test_a_bad_parameter_is_refused(

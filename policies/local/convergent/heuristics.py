@@ -161,19 +161,22 @@ class InputTransfer(MatrixHeuristic):
 class WaitMinimisation(MatrixHeuristic):
     """Preference for short run times, relative to the longest of all jobs and machines.
 
-    Ours: the thesis takes the longest of the job itself, which cannot favour short jobs.
+    Ours: the thesis takes the longest of the job itself (`longest` is "job"), which cannot favour
+    short jobs.
     """
 
     name = "wait-minimisation"
     lasting = True
 
     def __init__(self, weights: ConvergentWeights) -> None:
-        self._weight = weights.shortness
+        self._weight, self._own_longest = weights.shortness, weights.longest == "job"
 
     def contribution(self, view: JobMachineView) -> FloatArray:
-        longest = view.longest_of_queue
-        if not (self._weight and longest):
+        if not (self._weight and view.longest_of_queue):
             return np.zeros((1, 1))
+        longest: float | FloatArray = view.longest_of_queue
+        if self._own_longest:
+            longest = np.where(view.longest > 0, view.longest, 1.0)[:, np.newaxis]
         contributions: FloatArray = view.run_times * (-self._weight / longest)
         contributions += self._weight
         return contributions

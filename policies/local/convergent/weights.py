@@ -30,6 +30,8 @@ class ConvergentWeights:
     overhead: float = 8.0  # preference for the machine on which a job runs already
     late: Literal["none", "printed"] = "none"
     """Share of a machine that misses a deadline which another meets; `printed`: as in (3.10)."""
+    longest: Literal["queue", "job"] = "queue"
+    """Run time that shortness is relative to: the longest of the queue, or (printed) of the job."""
     knapsack: Literal["greedy", "exact"] = "greedy"  # choice of the jobs that hold scarce licences
 
     def __post_init__(self) -> None:
@@ -46,5 +48,7 @@ class ConvergentWeights:
             raise ValueError(f"lead is {self.lead}; it must be more than 1")
         if self.late not in ("none", "printed"):
             raise ValueError(f'late is "{self.late}"; it must be "none" or "printed"')
+        if self.longest not in ("queue", "job"):
+            raise ValueError(f'longest is "{self.longest}"; it must be "queue" or "job"')
         if self.knapsack not in ("greedy", "exact"):
             raise ValueError(f'knapsack is "{self.knapsack}"; it must be "greedy" or "exact"')
