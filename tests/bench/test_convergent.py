@@ -15,7 +15,7 @@ pytest.importorskip("scipy")
 from scipy.optimize import linear_sum_assignment
 
 from metasched.experiments.knapsacks import KnapsackCase, meet_instances, solve_instance
-from metasched.experiments.pass_times import BEGIN, full_queue, milliseconds
+from metasched.experiments.pass_times import BEGIN, PassTimesCase, full_queue, milliseconds
 from metasched.policies.local.convergent.knapsack import choose_exact, choose_greedy
 from metasched.policies.local.convergent.matching import match_incremental, match_optimal
 from metasched.policies.local.convergent.policies import OptimalConvergent
@@ -29,18 +29,9 @@ from metasched.policies.local.queueing import FreeResources
 from metasched.simulate.manager import SimulatedManager
 from tests.bench.conftest import Record
 
-ROUNDS, EVENTS = 7, 15
+ROUNDS = 7
 SMALL, LARGE = 1000, 10_000  # jobs
 TRIVIAL = 100.0  # milliseconds of the exact knapsack
-
-
-def first_pass(jobs: int, name: str) -> tuple[float, SimulatedManager]:
-    """Return milliseconds of a pass over the full queue, and the manager after it."""
-    times = []
-    for _ in range(ROUNDS):
-        manager = full_queue(jobs, name)
-        times.append(milliseconds(lambda manager=manager: manager.run_policy(BEGIN)))  # type: ignore[misc]
-    return min(times), manager
 
 
 def solver_time(manager: SimulatedManager) -> float:
@@ -63,20 +54,22 @@ def solver_time(manager: SimulatedManager) -> float:
 def test_plan(jobs: int, name: str, record: Record) -> None:
     """With preemption an event matches queued and running jobs to all machines.
 
+    The time of an event is the median of nine endings or arrivals, and of all rounds.
     EDF has a pass over the same queue as a peer, as in Figure 24 of the thesis.
     """
-    scratch, manager = first_pass(jobs, name)
-    events = []
-    for _ in range(EVENTS):
-        ended = min(manager.running.values(), key=lambda job: job.end)
-        manager.end_job(ended.id)
-        events.append(milliseconds(lambda ended=ended: manager.run_policy(ended.end)))  # type: ignore[misc]
-    edf, _ = first_pass(jobs, "edf")
+    passes = [PassTimesCase(jobs, name).run(1) for _ in range(ROUNDS)]
+    edf = min(PassTimesCase(jobs, "edf").run(1).new for _ in range(ROUNDS))
     peers = {"SciPy's solver": solver_time(full_queue(jobs, OPTIMAL)), "EDF": edf}
     targets = ("at most 25 ms", "at most 3 ms") if jobs == SMALL else ("", "")
     label = f"{jobs:,} jobs, 150 machines" + ("" if name == OPTIMAL else f", {name}")
-    record(f"plan of {label}", scratch, "ms", target=targets[0], peers=peers)
-    record(f"after an ending, {label}", median(events), "ms", target=targets[1], peers=peers)
+    new = min(times.new for times in passes)
+    record(f"plan of {label}", new, "ms", target=targets[0], peers=peers)
+    for event, values in (
+        ("ending", [times.ending for times in passes]),
+        ("arrival", [times.arrival for times in passes]),
+    ):
+        time = median(values)
+        record(f"after an {event}, {label}", time, "ms", target=targets[1], peers=peers)
 
 
 @pytest.mark.bench
