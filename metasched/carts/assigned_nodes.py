@@ -87,41 +87,105 @@ class AssignedNodes:
         are connected with an unmet demand by overlapping windows; beyond that none moves.
         """
         replaced = {*without, *(demand.id for demand in new)}
-        use = _NodeUse(busy, self._taken)
-        for id in replaced & self._demands.keys():
-            use.release(self._demands[id], self._demands[id].current)
-        lost: dict[int, set[str]] = {}
-        for node in self._taken:
-            for id in use.obstructed_on(node):
-                lost.setdefault(id, set()).add(node)
-        unmet = []
-        for id in (self._incomplete | lost.keys()) - replaced:
-            demand, lost_nodes = self._demands[id], lost.get(id, set())
-            use.release(demand, lost_nodes)
-            kept = tuple(node for node in demand.current if node not in lost_nodes)
-            unmet.append(replace(demand, current=kept))
-        kept_new = None if self._overlaps else use.keep(new)
-        if kept_new is not None:
-            assignment = use.complete([*unmet, *kept_new])
-        else:  # which of two keeps a node depends on the order of all
+        use = self._use_beside(busy, replaced)
+        unmet = self._release_lost(use, replaced)
+        kept, lacks_taken = use.keep(new)
+        if self._overlaps or lacks_taken:  # which of two keeps a node depends on the order of all
             assignment = complete_nodes(busy, self._others(replaced, new))
+        else:
+            assignment = use.complete([*unmet, *kept])
         if assignment is None:
             unmet_ids = {demand.id for demand in (*unmet, *new)}
             return _assign_anew(busy, self._others(replaced, new), unmet_ids)
         return assignment
 
     def place(
-        self, busy: Mapping[str, Sequence[Span]], new: Collection[NodeDemand]
+        self,
+        busy: Mapping[str, Sequence[Span]],
+        new: Collection[NodeDemand],
+        without: Collection[int] = (),
     ) -> Assignment | None:
         """Return the nodes of new demands beside all others, none of which moves; None: no room.
 
-        Others may lack nodes for which there is no room in their windows.
+        Others may lack nodes for which there is no room in their windows. `new` and `without` are
+        as in `assign`.
         """
         if self._overlaps:
             return None
+        use = self._use_beside(busy, {*without, *(demand.id for demand in new)})
+        kept, lacks_taken = use.keep(new)
+        return None if lacks_taken else use.complete(kept)
+
+    def replace_lost(
+        self, busy: Mapping[str, Sequence[Span]], failed: Collection[NodeDemand]
+    ) -> Assignment:
+        """Return nodes of failed demands, and of others that lack nodes, where there is room.
+
+        `failed` replace the demands with their ids. First all keep their usable nodes. Then each
+        gets its missing nodes beside all others, the earliest start first, then the least id. A
+        demand without room hinders no other. The demands connected with it by overlapping windows
+        are assigned anew, if all of them have their nodes then: within `MAX_CHECKS` altogether.
+        """
+        replaced = {demand.id for demand in failed}
+        if self._overlaps:  # nodes are sought among windows that do not overlap
+            use, unmet = _NodeUse(self._busy_beside(busy, replaced), {}), []
+        else:
+            use = self._use_beside(busy, replaced)
+            unmet = self._release_lost(use, replaced)
+        # first those whose nodes no other may have
+        kept, _ = use.keep(sorted(failed, key=lambda demand: demand.id not in self._demands))
+        assignment, short_ids = Assignment(), set[int]()
+        for demand in sorted([*unmet, *kept], key=lambda demand: (demand.start, demand.id)):
+            completed = use.complete([demand])
+            if completed is None:
+                short_ids.add(demand.id)
+            else:
+                assignment |= completed
+        checks = 0
+        for demands in _connected(self._others(replaced, failed), short_ids):
+            needed = len(demands) * len(busy)
+            if checks + needed <= MAX_CHECKS:
+                checks += needed
+                assignment |= assign_nodes_anew(busy, demands) or {}
+        return assignment
+
+    def _use_beside(self, busy: Mapping[str, Sequence[Span]], replaced: Iterable[int]) -> _NodeUse:
+        """Return the use of nodes by all demands that are not replaced."""
         use = _NodeUse(busy, self._taken)
-        kept = use.keep(new)
-        return None if kept is None else use.complete(kept)
+        for id in replaced:
+            if id in self._demands:
+                use.release(self._demands[id], self._demands[id].current)
+        return use
+
+    def _release_lost(self, use: _NodeUse, replaced: Collection[int]) -> list[NodeDemand]:
+        """Release nodes that demands cannot keep; return the demands that lack nodes."""
+        lost: dict[int, set[str]] = {}
+        for node in self._taken:
+            for id in use.obstructed_on(node):
+                lost.setdefault(id, set()).add(node)
+        unmet = []
+        for id in (self._incomplete | lost.keys()).difference(replaced):
+            demand, lost_nodes = self._demands[id], lost.get(id, set())
+            use.release(demand, lost_nodes)
+            kept = tuple(node for node in demand.current if node not in lost_nodes)
+            unmet.append(replace(demand, current=kept))
+        return unmet
+
+    def _busy_beside(
+        self, busy: Mapping[str, Sequence[Span]], replaced: Collection[int]
+    ) -> dict[str, list[Span]]:
+        """Return when nodes are busy, or taken by demands that are not replaced."""
+        return {
+            node: [
+                *spans,
+                *(
+                    (start, end)
+                    for start, end, id in self._taken.get(node, ())
+                    if id not in replaced
+                ),
+            ]
+            for node, spans in busy.items()
+        }
 
     def _others(self, replaced: Collection[int], new: Iterable[NodeDemand]) -> list[NodeDemand]:
         """Return the demands that are not replaced, and new demands."""
@@ -152,16 +216,25 @@ def _assign_anew(
     if not any(demand.current for demand in demands):
         return None
     if len(demands) * len(busy) > MAX_CHECKS:
-        periods = list(merge_spans((demand.start, demand.end) for demand in demands))
-
-        def period_of(demand: NodeDemand) -> int:
-            return bisect_right(periods, (demand.start, inf))
-
-        affected = {period_of(demand) for demand in demands if demand.id in unmet}
-        demands = [demand for demand in demands if period_of(demand) in affected]
+        demands = [demand for period in _connected(demands, unmet) for demand in period]
         if len(demands) * len(busy) > MAX_CHECKS:
             return None
     return assign_nodes_anew(busy, demands)
+
+
+def _connected(demands: Iterable[NodeDemand], ids: Collection[int]) -> list[list[NodeDemand]]:
+    """Return the demands of each period in which one of `ids` is, in order of time.
+
+    A period is a row of windows that overlap or touch.
+    """
+    if not ids:
+        return []
+    demands = list(demands)
+    periods = list(merge_spans((demand.start, demand.end) for demand in demands))
+    members: list[list[NodeDemand]] = [[] for _ in periods]
+    for demand in demands:
+        members[bisect_right(periods, (demand.start, inf)) - 1].append(demand)
+    return [period for period in members if any(demand.id in ids for demand in period)]
 
 
 class _NodeUse:
@@ -204,20 +277,24 @@ class _NodeUse:
     def _take(self, demand: NodeDemand, node: str) -> None:
         insort(self._changing(node), (demand.start, demand.end, demand.id))
 
-    def keep(self, demands: Iterable[NodeDemand]) -> list[NodeDemand] | None:
-        """Give demands their current nodes, without busy ones; None: another has one of them."""
-        kept = []
+    def keep(self, demands: Iterable[NodeDemand]) -> tuple[list[NodeDemand], bool]:
+        """Give demands their current nodes that are free; return whether another has any of them.
+
+        The demands are returned with the nodes that they keep.
+        """
+        kept, lacks_taken = [], False
         for demand in demands:
             nodes = []
             for node in demand.current:
                 if node not in self._busy or idle_times(self._busy[node], demand) is None:
                     continue
                 if idle_times(self._taken_on(node), demand) is None:
-                    return None
+                    lacks_taken = True
+                    continue
                 self._take(demand, node)
                 nodes.append(node)
             kept.append(replace(demand, current=tuple(nodes)))
-        return kept
+        return kept, lacks_taken
 
     def complete(self, demands: Iterable[NodeDemand]) -> Assignment | None:
         """Give demands the nodes that they lack, by best fit; None: there are too few."""

@@ -383,19 +383,125 @@ def test_nodes_that_fail_are_replaced_by_one_assignment_for_all() -> None:
         assert desk[id].cause == f"{lost} cannot be used"
 
 
+@pytest.mark.parametrize("crowded", [1, 2])
+def test_a_failed_node_is_replaced_though_another_window_has_no_spare(crowded: int) -> None:
+    """The other window may be the earlier or the later."""
+    desk = Desk(NodeUsage(("n1", "n2", "n3"), 4, True))
+    for id in (1, 2):
+        desk.ask(id, 100 * id, 100 * id + 10, size=3 if id == crowded else 2)
+        desk.bind(id)
+    lone = 3 - crowded
+    down = desk[lone].nodes[0]
+    up = tuple(node for node in ("n1", "n2", "n3") if node != down)
+    survey = (NodeUsage((down,), 4, False), NodeUsage(up, 4, True))
+    out = desk.report(T + 1, *survey, held=desk.held())
+    assert out.reservation_actions == [Bind("alpha", lone)]
+    assert (set(desk[lone].nodes), desk[lone].cause) == (set(up), f"{down} cannot be used")
+    assert desk[crowded].nodes == desk[crowded].bound_nodes
+    assert desk[crowded].cause == f"{down} cannot be used, and no other node is free"
+    desk.bind(lone, now=T + 2)
+    passed(desk, T + 100)
+    passed(desk, T + 200)
+    states = {lone: ReservationState.ACTIVE, crowded: ReservationState.BROKEN}
+    if lone == 1:
+        states[lone] = ReservationState.ENDED
+    assert {id: desk.state(id) for id in (1, 2)} == states
+
+
+def test_too_few_spare_nodes_go_to_the_reservation_that_starts_first() -> None:
+    desk = Desk(NodeUsage(("n1", "n2", "n3", "n4"), 4, True))
+    desk.ask(1, 200, 500, size=2)
+    desk.ask(2, 100, 400, size=1)
+    desk.bind(1, 2)
+    down = (desk[1].nodes[0], *desk[2].nodes)
+    [spare] = {"n1", "n2", "n3", "n4"} - {*desk[1].nodes, *desk[2].nodes}
+    up = (desk[1].nodes[1], spare)
+    kept = desk[1].nodes
+    nodes = (NodeUsage(down, 4, False), NodeUsage(up, 4, True))
+    out = desk.report(T + 1, *nodes, held=desk.held())
+    assert out.reservation_actions == [Bind("alpha", 2)]
+    assert (desk[2].nodes, desk[1].nodes) == ((spare,), kept)
+
+
+def test_others_of_its_window_make_room_though_another_window_has_no_spare() -> None:
+    """Reservation 3 lacks a node in its window; 4 gets a node only if 5 or 6 moves."""
+    desk = Desk(NodeUsage(("n1", "n2", "n3"), 4, True))
+    desk.ask(3, 1000, 1010, size=3)
+    desk.bind(3)
+    for id, start, end, node in ((4, 0, 30, "n1"), (5, 0, 10, "n2"), (6, 20, 30, "n3")):
+        desk.ask(id, 100 + start, 100 + end)
+        desk.step(ReservationBound(T, id, (node,)))
+    for id in (4, 5, 6):
+        desk.step(ReservationRejected(T, id, "it stays where it is"))
+        assert desk[id].nodes == desk[id].bound_nodes
+    nodes = (NodeUsage(("n1",), 4, False), NodeUsage(("n2", "n3"), 4, True))
+    desk.report(T + 1, *nodes, held=desk.held())
+    assert "no other node is free" in desk[3].cause
+    assert desk[4].cause == "n1 cannot be used"
+    [node] = desk[4].nodes
+    [other] = {"n2", "n3"} - {node}
+    assert desk[5].nodes == desk[6].nodes == (other,)
+    moved = 6 if node == "n3" else 5
+    assert desk[moved].cause == "nodes of its cluster cannot be used"
+
+
+def test_an_active_reservation_keeps_its_usable_nodes_when_others_make_room() -> None:
+    """Jobs run there. Its failed node is replaced though another window has no spare."""
+    desk = Desk(NodeUsage(("n1", "n2", "n3"), 4, True))
+    desk.ask(1, 10, 100, size=2)
+    desk.ask(2, 200, 300, size=3)
+    desk.bind(1, 2)
+    passed(desk, T + 10)
+    down, usable = desk[1].bound_nodes
+    [spare] = {"n1", "n2", "n3"} - {down, usable}
+    nodes = (NodeUsage((down,), 4, False), NodeUsage(tuple(sorted((usable, spare))), 4, True))
+    out = desk.report(T + 11, *nodes, held=desk.held())
+    assert out.reservation_actions == [Bind("alpha", 1)]
+    assert (desk.state(1), set(desk[1].nodes)) == (ReservationState.ACTIVE, {usable, spare})
+    assert desk[2].nodes == desk[2].bound_nodes
+
+
+def test_two_active_reservations_get_no_node_twice() -> None:
+    desk = Desk(NodeUsage(("n1", "n2", "n3"), 4, True))
+    desk.ask(1, 10, 100)
+    desk.ask(2, 11, 100)
+    desk.bind(1, 2)
+    passed(desk, T + 11)
+    down = (*desk[1].nodes, *desk[2].nodes)
+    [spare] = {"n1", "n2", "n3"} - set(down)
+    nodes = (NodeUsage(down, 4, False), NodeUsage((spare,), 4, True))
+    out = desk.report(T + 12, *nodes, held=desk.held())
+    assert out.reservation_actions == [Bind("alpha", 1)]
+    assert (desk[1].nodes, desk[2].nodes) == ((spare,), desk[2].bound_nodes)
+
+
+def test_a_rejected_reservation_breaks_by_no_other_that_lacks_nodes() -> None:
+    desk = Desk(NodeUsage(("n1", "n2"), 4, True))
+    desk.ask(1, 100, 110, size=2)
+    desk.bind(1)
+    desk.ask(2, 10, 20)
+    nodes = (NodeUsage(("n1",), 4, False), NodeUsage(("n2",), 4, True))
+    desk.report(T + 1, *nodes, held=desk.held())
+    assert "no other node is free" in desk[1].cause
+    desk.step(ReservationRejected(T + 2, 2, "no"))
+    out = desk.report(T + 3, *nodes, held=desk.held())
+    assert desk.state(2) is ReservationState.REQUESTED
+    assert (desk[2].nodes, out.reservation_actions) == (("n2",), [Bind("alpha", 2)])
+
+
 def test_that_no_node_is_left_is_found_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(NodeUsage(("n1", "n2", "n3"), 4, True))
     for id in range(1, 31):
         desk.ask(id, 10 * id, 10 * id + 8, size=3)
         desk.bind(id)
     assignments: list[AssignedNodes] = []
-    assign = AssignedNodes.assign
+    replace_lost = AssignedNodes.replace_lost
 
     def counted(nodes: AssignedNodes, *details: Any) -> Any:
         assignments.append(nodes)
-        return assign(nodes, *details)
+        return replace_lost(nodes, *details)
 
-    monkeypatch.setattr(AssignedNodes, "assign", counted)
+    monkeypatch.setattr(AssignedNodes, "replace_lost", counted)
     nodes = (NodeUsage(("n1",), 4, False), NodeUsage(("n2", "n3"), 4, True))
     out = desk.report(T + 1, *nodes, held=desk.held())
     assert (len(assignments), len(out.warnings)) == (1, 30)

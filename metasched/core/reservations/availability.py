@@ -116,14 +116,14 @@ class Availability:
         return [node for node in nodes if node not in usable]
 
     def busy_spans(
-        self, cluster: str, now: float, excluded_id: int | None = None, guard: float | None = None
+        self, cluster: str, now: float, guard: float | None = None
     ) -> dict[str, list[Span]]:
         """Return when each node that is up is taken by what cannot move.
 
-        Jobs inside a reservation of metasched are no obstacle to it. The reservation `excluded_id`
-        is left out. Jobs may hold a node for `guard` seconds longer; None: the cluster's value.
+        Jobs inside a reservation of metasched are no obstacle to it. Jobs may hold a node for
+        `guard` seconds longer; None: the cluster's value.
         """
-        return self._capacities[cluster].busy_spans(now, excluded_id, guard)
+        return self._capacities[cluster].busy_spans(now, guard)
 
     def pool_map(self, cluster: str, now: float) -> PoolMap | None:
         """Return the pools of a cluster, with the reservations that could move to another pool.

@@ -24,12 +24,13 @@ from metasched.core.reservations.node_choice import (
     Assignment,
     lowest_free_nodes,
     moves_in_order,
-    nodes_after_failure,
+    nodes_after_failures,
     nodes_after_rejection,
 )
 from metasched.model.reservation import BOUND_STATES, Reservation, ReservationState
 
-NO_CAUSES: Final[Mapping[int, str]] = {}
+_NO_CAUSES: Final[Mapping[int, str]] = {}
+_NODES_FAILED = "nodes of its cluster cannot be used"  # of reservations that make room for others
 
 
 class NodeBinding:
@@ -128,44 +129,40 @@ class NodeBinding:
     def _replace_failed_nodes(
         self, cluster: str, failed: list[Reservation], now: float
     ) -> Iterator[Consequence]:
-        """Replace failed nodes, for all reservations in one assignment where that succeeds.
+        """Replace failed nodes of all reservations for which there is room, at once.
 
         A rack may take nodes of hundreds of reservations.
         """
+        assignment = nodes_after_failures(self._availability, cluster, failed, now)
+        down_nodes = {r.id: self._availability.down_nodes(r) for r in failed}
         causes = {
-            r.id: f"{', '.join(self._availability.down_nodes(r))} cannot be used" for r in failed
+            id: _NODES_FAILED
+            for id, nodes in assignment.items()
+            if set(nodes) != set(self._reservations[id].nodes)
         }
-        is_full = False
         for reservation in failed:
-            if self._reservations[reservation.id] is not reservation:
-                continue  # it has its nodes by the assignment for one before
-            assignment = None
-            if not is_full:
-                assignment = nodes_after_failure(self._availability, reservation, now)
-            if assignment is not None:
-                yield from self.assign_nodes(
-                    cluster, assignment, causes[reservation.id], causes=causes
-                )
+            if reservation.id in assignment:
+                nodes = ", ".join(down_nodes[reservation.id])
+                causes[reservation.id] = f"{nodes} cannot be used"
                 continue
-            # that was to be an assignment for all that may still move
-            is_full |= may_still_move(reservation)
-            cause = no_spare_node_cause(self._availability.down_nodes(reservation))
+            cause = no_spare_node_cause(down_nodes[reservation.id])
             if reservation.cause != cause:
                 yield with_cause(reservation, cause)
                 yield warning_about(reservation, f": {cause}")
+        if assignment:
+            yield from self.assign_nodes(cluster, assignment, causes=causes)
 
     def assign_nodes(
         self,
         cluster: str,
         assignment: Assignment,
-        cause: str = "",
         forced: int | None = None,
         without: Collection[int] = (),
-        causes: Mapping[int, str] = NO_CAUSES,
+        causes: Mapping[int, str] = _NO_CAUSES,
     ) -> Iterator[Consequence]:
         """Store and bind the nodes that change, and the nodes of the reservation `forced`.
 
-        `causes` are those of single reservations, `cause` that of the others; "": as before.
+        `causes` are new causes by reservation; others keep theirs.
 
         Reservations whose nodes the manager has not confirmed are bound again, except those in
         `without`: it may have to move them in another order.
@@ -178,8 +175,8 @@ class NodeBinding:
         moves = moves_in_order({**unconfirmed, **assignment}, self._reservations, forced)
         for id, nodes in moves:
             reservation = self._reservations[id]
-            cause_of_move = causes.get(id, cause) or reservation.cause
-            moved = structs.replace(reservation, nodes=nodes, cause=cause_of_move)
+            cause = causes.get(id, reservation.cause)
+            moved = structs.replace(reservation, nodes=nodes, cause=cause)
             if moved != reservation:  # else it is bound again only
                 yield moved
             if not self.awaits_choice(reservation):

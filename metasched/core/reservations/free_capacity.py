@@ -94,7 +94,7 @@ class FreeCapacity:
         """Count what jobs and active reservations have of nodes."""
         carts_list = self._nodes or []
         for node in nodes:
-            spans = list(merge_spans(self._busy_on(node, carts_list[0].origin, self._guard, None)))
+            spans = list(merge_spans(self._busy_on(node, carts_list[0].origin, self._guard)))
             released = [(*span, 1) for span in self._counted[node]]
             self._counted[node] = spans
             self._recount(carts_list, released, [(*span, 1) for span in spans])
@@ -116,20 +116,16 @@ class FreeCapacity:
 
     # Queries
 
-    def busy_spans(
-        self, now: float, excluded_id: int | None = None, guard: float | None = None
-    ) -> dict[str, list[Span]]:
+    def busy_spans(self, now: float, guard: float | None = None) -> dict[str, list[Span]]:
         """Return when each node that is up is taken by what cannot move.
 
-        Jobs inside a reservation of metasched are no obstacle to it. The reservation `excluded_id`
-        is left out. `guard` (seconds) replaces that of the cluster.
+        Jobs inside a reservation of metasched are no obstacle to it. `guard` (seconds) replaces
+        that of the cluster.
         """
         overrun = self._guard if guard is None else guard
-        return {node: self._busy_on(node, now, overrun, excluded_id) for node in self._jobs}
+        return {node: self._busy_on(node, now, overrun) for node in self._jobs}
 
-    def _busy_on(
-        self, node: str, now: float, overrun: float, excluded_id: int | None
-    ) -> list[Span]:
+    def _busy_on(self, node: str, now: float, overrun: float) -> list[Span]:
         spans = [
             (max(start, now), end + overrun)
             for start, end in self._jobs[node]
@@ -142,8 +138,8 @@ class FreeCapacity:
             spans = list(_subtract(spans, start, until))
         spans += [
             (max(start, now), until)
-            for id, (start, until) in self._active.get(node, {}).items()
-            if until > now and id != excluded_id
+            for start, until in self._active.get(node, {}).values()
+            if until > now
         ]
         return spans
 

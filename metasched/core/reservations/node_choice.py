@@ -12,7 +12,7 @@ from dataclasses import replace
 from metasched.carts.node_assignment import NodeDemand, move_order
 from metasched.core.reservations.availability import Availability
 from metasched.core.reservations.index import demand_of, may_still_move
-from metasched.model.reservation import Reservation, ReservationState
+from metasched.model.reservation import Reservation
 from metasched.model.survey import Span
 
 Assignment = Mapping[int, tuple[str, ...]]  # nodes by reservation
@@ -55,23 +55,36 @@ def nodes_after_rejection(
     """
     demand = replace(demand_of(reservation), current=())
     new = [demand] if may_still_move(reservation) else []
-    return availability.assigned_on(reservation.cluster).assign(busy, new, unassigned)
+    assigned = availability.assigned_on(reservation.cluster)
+    assignment = assigned.assign(busy, new, unassigned)
+    if assignment is None:  # another reservation, perhaps in another window, lacks nodes
+        assignment = assigned.place(busy, new, unassigned)
+    return assignment
 
 
-def nodes_after_failure(
-    availability: Availability, reservation: Reservation, now: float
-) -> Assignment | None:
-    """Return nodes that replace the failed nodes of a reservation, or None.
+def nodes_after_failures(
+    availability: Availability, cluster: str, failed: Iterable[Reservation], now: float
+) -> Assignment:
+    """Return nodes of reservations whose nodes failed, and of others, where there is room.
 
-    Other reservations that have not begun may move to make room for it.
+    Others that have not begun may move to make room. A reservation that has begun keeps the usable
+    nodes that its manager has confirmed: they are among the busy nodes.
     """
-    busy = availability.busy_spans(reservation.cluster, now, excluded_id=reservation.id)
-    usable = tuple(node for node in reservation.nodes if node in busy)
-    start = reservation.start
-    if reservation.state is ReservationState.ACTIVE:
-        start = max(start, now)
-    demand = NodeDemand(reservation.id, start, reservation.until, reservation.size, usable)
-    return availability.assigned_on(reservation.cluster).assign(busy, [demand])
+    busy = availability.busy_spans(cluster, now)
+    demands, held = [], dict[int, tuple[str, ...]]()
+    for reservation in failed:
+        if may_still_move(reservation):
+            demands.append(demand_of(reservation))
+            continue
+        held[reservation.id] = tuple(node for node in reservation.bound_nodes if node in busy)
+        missing = max(0, reservation.size - len(held[reservation.id]))
+        others = (node for node in reservation.nodes if node not in held[reservation.id])
+        start = max(reservation.start, now)
+        demands.append(
+            NodeDemand(reservation.id, start, reservation.until, missing, tuple(others)[:missing])
+        )
+    assignment = availability.assigned_on(cluster).replace_lost(busy, demands)
+    return {id: held.get(id, ()) + nodes for id, nodes in assignment.items()}
 
 
 def moves_in_order(
