@@ -4,6 +4,7 @@ A host's own interpreter runs them: Python 3.9 or newer, without site-packages. 
 loops, so a command imports only what it needs.
 
 command       start of a command: its options, the daemon, errors, exit codes
+command_line  a command line, read as by getopt_long(3)
 job           a task of metasched in Slurm's words: state, reason, times, counts
 job_fields    the fields of `squeue --format` and `--Format`
 format_language    the language of these formats

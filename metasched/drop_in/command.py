@@ -10,6 +10,7 @@ from io import TextIOWrapper
 from metasched.client.address import check_daemon, find_daemon
 from metasched.client.connection import ClientError, Connection, DaemonUnreachable, ResponseLost
 from metasched.client.sudo import check_environment, programs
+from metasched.drop_in.command_line import CommandLineError, Option, OptionTable
 from metasched.errors import UserError
 from metasched.paths import NEXT_CURSOR_HEADER
 
@@ -24,6 +25,7 @@ COMMANDS = (
 )
 VERSION = "24.11.0"  # of Slurm, whose words and options the commands have at least
 VERSION_LINE = f"slurm-metasched {VERSION}"  # tools read the second word
+_WITHOUT_HINT = ("sacct", "sstat")  # their errors of usage do not name --help
 _LAUNCHERS = ("salloc", "sbatch", "srun")  # they start programs of users
 PAGE_SIZE = 5000  # rows that are requested at once
 MAX_IDS_LENGTH = 8000  # characters of the ids that a request names
@@ -153,27 +155,27 @@ def parse_options(
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the options of a command line, by their long names, and its other words.
 
-    `options` gives the short name of each long one, which ends in "=" if it has a value; a short
-    name may be empty. As in the real commands, a long option may be shortened, and options may
-    follow other words. CommandError for an unknown option.
+    As `read_arguments`; an option without a value has the value "".
     """
-    from getopt import GetoptError, gnu_getopt
+    parsed, words = read_arguments(name, options, arguments)
+    return [(option, value or "") for option, value in parsed], words
 
-    by_short = {short: long for long, short in options.items() if short}
-    letters = "".join(short + ":" * long.endswith("=") for short, long in by_short.items())
+
+def read_arguments(
+    name: str, options: Mapping[str, str], arguments: Sequence[str]
+) -> tuple[list[tuple[str, str | None]], list[str]]:
+    """Return the options of a command line, None without a value, and its other words.
+
+    `options` gives the short name of each long one, which ends in "=" if it has a value, in "[=]"
+    if it may have one; a short name may be empty. As in the real commands, a long option may be
+    shortened, and options may follow other words. CommandError for an unknown option.
+    """
+    table = OptionTable(Option.parse(long, short) for long, short in options.items())
     try:
-        parsed, words = gnu_getopt(list(arguments), letters, list(options))
-    except GetoptError as error:
-        long = f"unrecognized option '--{error.opt}'"
-        problem = long if len(error.opt) > 1 else f"invalid option -- '{error.opt}'"
-        if "not recognized" not in error.msg:
-            problem = error.msg
-        hint = f'Try "{name} --help" for more information'
-        raise CommandError(f"{name}: {problem}\n{hint}") from None
-    return [
-        (option[2:] if option.startswith("--") else by_short[option[1:]].rstrip("="), value)
-        for option, value in parsed
-    ], words
+        return table.read(arguments, permutes="POSIXLY_CORRECT" not in os.environ)
+    except CommandLineError as error:
+        hint = "" if name in _WITHOUT_HINT else f'\nTry "{name} --help" for more information'
+        raise CommandError(f"{name}: {error}{hint}") from None
 
 
 def real_arguments(
@@ -184,7 +186,7 @@ def real_arguments(
     No value and no word can become another option.
     """
     arguments = [
-        f"--{name}={value}" if f"{name}=" in options else f"{'--'[len(name) == 1 :]}{name}"
+        f"--{name}={value}" if value or f"{name}=" in options else f"{'--'[len(name) == 1 :]}{name}"
         for name, value in parsed
     ]
     return [*arguments, "--", *words] if words else arguments

@@ -6,15 +6,8 @@ options are the script and its arguments.
 
 from __future__ import annotations
 
-from metasched.client.option_words import (
-    FLAG,
-    OPTIONAL,
-    VALUE,
-    MissingValue,
-    OptionError,
-    is_option,
-    read_options,
-)
+from metasched.client.option_words import FLAG, OPTIONAL, VALUE
+from metasched.drop_in import command_line
 from metasched.drop_in.command import CommandError
 
 TYPE_CHECKING = False  # as that of typing
@@ -31,12 +24,13 @@ REFUSED = "refused"
 USAGE_CODE = 255  # exit code of the real command for options and values that are invalid
 
 
-class Option:
+class Option(command_line.Option):
     """An option of sbatch."""
 
     def __init__(self, row: tuple[str, ...]) -> None:
-        names, self.value, self.treatment, variables, self.remark = row
-        self.name, self.short = (*names.split(), "")[:2]  # the latter without its dash
+        names, value, self.treatment, variables, self.remark = row
+        name, short = (*names.split(), "")[:2]  # the latter without its dash
+        super().__init__(name, short, value)
         self.variables = variables.split()  # of the environment, with the same effect
 
 
@@ -234,7 +228,7 @@ singleton; `,` or `?`, not both",
 
 
 OPTIONS = {option.name: option for option in map(Option, _rows())}
-_BY_SHORT = {option.short: option for option in OPTIONS.values() if option.short}
+_TABLE = command_line.OptionTable(OPTIONS.values())
 # Names of the same option, by the name of the table that is used.
 SYNONYMS = {"cluster": "clusters", "tasks-per-node": "ntasks-per-node"}
 
@@ -245,71 +239,16 @@ class UsageError(CommandError):
     exit_code = USAGE_CODE
 
 
-class _AmbiguousName(OptionError):
-    """A shortened name of several options, the `candidates`."""
-
-    def __init__(self, name: str, candidates: Sequence[str]) -> None:
-        super().__init__(name)
-        self.candidates = candidates
-
-
 def parse_arguments(arguments: Sequence[str]) -> tuple[list[tuple[str, str | None]], list[str]]:
     """Return the options by their names, None without a value, and the words after them.
 
     A long name may be shortened. UsageError, in the words of getopt_long(3), for an unknown option,
     an ambiguous name, a missing value, and one that is too much.
     """
-    parsed: list[tuple[str, str | None]] = []
-    rest = list(arguments)
-    rest.reverse()
-    while rest:
-        word = rest.pop()
-        if word == "--":
-            break
-        if not is_option(word):
-            rest.append(word)
-            break
-        try:
-            parsed += [(option.name, value) for option, value in read_options(word, rest, _find)]
-        except OptionError as error:
-            raise _usage(_describe(error, word)) from None
-    rest.reverse()
-    return parsed, rest
-
-
-def _find(name: str) -> Option | None:
-    """Return the option of a name such as `--time`, which may be shortened, or `-t`."""
-    if name[:2] != "--":
-        return _BY_SHORT.get(name[1:])
-    name = name[2:]
-    if name in OPTIONS:
-        return OPTIONS[name]
-    candidates = [option for option in OPTIONS if option.startswith(name)]
-    if len(candidates) > 1:
-        raise _AmbiguousName(name, candidates)
-    return OPTIONS[candidates[0]] if candidates else None
-
-
-def _describe(error: OptionError, word: str) -> str:
-    """Return the sentence of getopt_long(3) for a word that cannot be read."""
-    if isinstance(error, _AmbiguousName):
-        possibilities = "".join(f" '--{candidate}'" for candidate in error.candidates)
-        return f"option '{word}' is ambiguous; possibilities:{possibilities}"
-    if word[:2] != "--":
-        letter = error.name[1:]
-        if isinstance(error, MissingValue):
-            return f"option requires an argument -- '{letter}'"
-        return f"invalid option -- '{letter}'"
-    option = _find(error.name)
-    if option is None:
-        return f"unrecognized option '{word}'"
-    if isinstance(error, MissingValue):
-        return f"option '--{option.name}' requires an argument"
-    return f"option '--{option.name}' doesn't allow an argument"
-
-
-def _usage(problem: str) -> UsageError:
-    return UsageError(f'sbatch: {problem}\nTry "sbatch --help" for more information')
+    try:
+        return _TABLE.read(arguments, permutes=False)
+    except command_line.CommandLineError as error:
+        raise UsageError(f'sbatch: {error}\nTry "sbatch --help" for more information') from None
 
 
 def options_of_environment(environ: Mapping[str, str]) -> list[tuple[str, str | None]]:

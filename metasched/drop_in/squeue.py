@@ -14,7 +14,7 @@ from metasched.drop_in.command import (
     connect,
     exec_real,
     listed_tasks,
-    parse_options,
+    read_arguments,
     real_arguments,
 )
 from metasched.drop_in.job import OPEN_STATES, SLURM_STATES, Job, expand_hostlist, user_id
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 OPTIONS = {
     "array": "r",
     "all": "a",
-    "account=": "A",
+    "accounts=": "A",
     "clusters=": "M",
     "cluster=": "",
     "format=": "o",
@@ -56,7 +56,7 @@ OPTIONS = {
     "help": "",
     "hide": "",
     "iterate=": "i",
-    "jobs=": "j",
+    "jobs[=]": "j",
     "licenses=": "L",
     "local": "",
     "long": "l",
@@ -66,7 +66,7 @@ OPTIONS = {
     "nodelist=": "w",
     "noheader": "h",
     "only-job-state": "",
-    "partition=": "p",
+    "partitions=": "p",
     "priority": "P",
     "qos=": "q",
     "reservation=": "R",
@@ -80,6 +80,8 @@ OPTIONS = {
     "verbose": "v",
     "version": "V",
 }
+_SYNONYMS = {"accounts": "account", "cluster": "clusters", "partitions": "partition"}
+_SYNONYMS |= {"users": "user"}
 # input variables of the real command
 _VARIABLES = {
     "SLURM_CLUSTERS": "clusters",
@@ -111,7 +113,7 @@ USAGE += "              [-w nodes] [-L licenses] [-R reservation] [-S letters] [
 
 def main(arguments: Sequence[str]) -> int:
     """List the jobs that the options select. Return the exit code."""
-    parsed, words = parse_options("squeue", OPTIONS, arguments)
+    parsed, words = _parse(arguments)
     options = {name: os.environ[key] for key, name in _VARIABLES.items() if os.environ.get(key)}
     options.update(parsed)
     if "help" in options or "usage" in options:
@@ -122,7 +124,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if words:
         raise CommandError(f"squeue: error: Unrecognized option: {words[0]}")
-    for name, synonym in (("user", "users"), ("clusters", "cluster")):
+    for synonym, name in _SYNONYMS.items():
         if synonym in options:
             options[name] = options.pop(synonym)
     if "iterate" not in options:
@@ -134,6 +136,20 @@ def main(arguments: Sequence[str]) -> int:
         _list(parsed, options)
         print(flush=True)
         time.sleep(int(options["iterate"]))
+
+
+def _parse(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the options and the other words of a command line.
+
+    As in the real command the ids of --jobs may be the first other word, even after other options.
+    Without ids the option selects all jobs.
+    """
+    parsed, words = read_arguments("squeue", OPTIONS, arguments)
+    ids = [value for name, value in parsed if name == "jobs"]
+    if ids and words:
+        ids = [words.pop(0)]
+    rest = [(name, value or "") for name, value in parsed if name != "jobs"]
+    return [*rest, *(("jobs", value) for value in ids[-1:] if value is not None)], words
 
 
 def _list(parsed: Sequence[tuple[str, str]], options: Mapping[str, str]) -> int:

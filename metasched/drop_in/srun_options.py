@@ -59,13 +59,15 @@ def split_options(arguments: Sequence[str]) -> tuple[list[Option], list[str]]:
     """Return the options before the program, and all other words."""
     options: list[Option] = []
     rest = list(arguments)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
-        word = rest.pop(0)
+    rest.reverse()
+    while rest and rest[-1].startswith("-") and rest[-1] not in ("-", "--"):
+        word = rest.pop()
         for name, value, words, has_value in _options_of(word):
             if has_value or not rest:
                 options.append((name, value, words))
             else:
-                options.append((name, rest[0], [*words, rest.pop(0)]))
+                options.append((name, rest[-1], [*words, rest.pop()]))
+    rest.reverse()
     return options, rest
 
 

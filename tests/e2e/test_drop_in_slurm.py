@@ -247,7 +247,22 @@ def test_partitions_are_listed_as_by_the_real_command(drop_in: Site, alpha: Slur
     assert (missing.returncode, missing.stdout) == (1, "")
 
 
+# options of squeue that have a value, by their long names; --jobs may have none
+VALUES = (
+    *("accounts", "clusters", "format", "Format", "iterate", "licenses", "name", "nodelist"),
+    *("partitions", "qos", "reservation", "sort", "states", "user", "users"),
+)
 WRONG = [
+    *(["squeue", f"-{letter}"] for letter in "AMoOiLnwpqRStuZ"),
+    *(["squeue", f"--{name}"] for name in (*VALUES, "acc", "part", "foo=1", "me=1")),
+    *(["squeue", "-h", "-n", "nothing", *words] for words in (["-j"], ["--jobs"], ["--jobs="])),
+    ["squeue", "-j", "-h", "999999999"],
+    ["squeue", "-h", "--jobs", "-o", "%i", "999999999"],
+    *([command, *words] for command in ("sacct", "scancel", "sinfo") for words in (["-Z"], ["-M"])),
+    *(["sacct", option] for option in ("-j", "--jobs", "--foo", "-h=", "--noheader=1")),
+    *(["scancel", option] for option in ("-u", "--user", "--name", "-t", "-j", "--batch=1")),
+    *(["sinfo", option] for option in ("-p", "--partition", "-o", "--foo=1")),
+    *(["sstat", option] for option in ("-Z", "--foo=1", "-j")),
     ["squeue", "-j", "999999999"],
     ["squeue", "-j", "999999999,999999998"],
     ["squeue", "-h", "-j", "999999999,999999999"],

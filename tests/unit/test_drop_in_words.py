@@ -7,6 +7,7 @@ import pwd
 import shlex
 import subprocess
 import sys
+import time
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +21,17 @@ from metasched.adapters.slurm import listing
 from metasched.api.selection import MAX_SELECTORS
 from metasched.client.connection import Connection, PermissionDenied
 from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD
-from metasched.drop_in import command, job, job_filters, job_tools, sacct, scancel, scontrol, squeue
+from metasched.drop_in import (
+    command,
+    job,
+    job_filters,
+    job_tools,
+    sacct,
+    scancel,
+    scontrol,
+    squeue,
+    srun_options,
+)
 from metasched.drop_in.command import CommandError
 from metasched.drop_in.job import Job
 from metasched.drop_in.job_fields import JOB_FORMATS
@@ -314,8 +325,58 @@ def test_options_may_be_short_long_shortened_and_mixed_with_words() -> None:
     options = {"jobs=": "j", "noheader": "h", "name=": ""}
     parsed = command.parse_options("squeue", options, ["17", "-hj", "1,2", "--nam=x", "18"])
     assert parsed == ([("noheader", ""), ("jobs", "1,2"), ("name", "x")], ["17", "18"])
-    with pytest.raises(CommandError, match="unrecognized option '--foo'"):
-        command.parse_options("squeue", options, ["--foo"])
+    parsed = command.parse_options("squeue", options, ["-h", "--", "-j"])
+    assert parsed == ([("noheader", "")], ["-j"])
+
+
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ("--foo=1", "unrecognized option '--foo=1'"),
+        ("-Z", "invalid option -- 'Z'"),
+        ("-n", "option requires an argument -- 'n'"),
+        ("--nam", "option '--name' requires an argument"),
+        ("--me=1", "option '--me' doesn't allow an argument"),
+        ("--st", "option '--st' is ambiguous; possibilities: '--start' '--states'"),
+    ],
+)
+def test_wrong_options_are_answered_as_by_getopt_long(word: str, problem: str) -> None:
+    options = {"me": "", "name=": "n", "start": "", "states=": "t"}
+    for name, hint in (("squeue", '\nTry "squeue --help" for more information'), ("sacct", "")):
+        with pytest.raises(CommandError) as refused:
+            command.parse_options(name, options, ["17", word])
+        assert str(refused.value) == f"{name}: {problem}{hint}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "jobs", "rest"),
+    [
+        (["-j", "17"], "17", []),
+        (["-j17", "-h"], "17", []),
+        (["--jobs", "-h", "17", "18"], "17", ["18"]),
+        (["--jobs=17", "18"], "18", []),
+        (["-hj"], None, []),
+        (["--jobs="], "", []),
+        (["-j", ""], "", []),
+        (["17"], None, ["17"]),
+    ],
+)
+def test_ids_of_squeue_may_follow_other_options(
+    arguments: list[str], jobs: str | None, rest: list[str]
+) -> None:
+    parsed, words = squeue._parse(arguments)
+    assert (dict(parsed).get("jobs"), words) == (jobs, rest)
+
+
+def test_a_long_command_line_is_read_in_linear_time() -> None:
+    """A quadratic reader would take minutes: no limit is near."""
+    ids = [str(id) for id in range(100_000)]
+    names = [word for id in ids for word in ("-n", id)]
+    begin = time.process_time()
+    assert command.parse_options("scancel", scancel.OPTIONS, ids) == ([], ids)
+    assert len(command.parse_options("scancel", scancel.OPTIONS, names)[0]) == len(ids)
+    assert srun_options.split_options([*names, "--", "true"])[1] == ["--", "true"]
+    assert time.process_time() - begin < 15
 
 
 def test_the_commands_import_the_standard_library_alone() -> None:
@@ -330,10 +391,12 @@ def test_the_commands_import_the_standard_library_alone() -> None:
     assert not loaded & {"typing", "dataclasses", "pathlib", "argparse", "urllib.parse", "datetime"}
     assert {name for name in loaded if name.startswith("metasched.")} == {
         *("metasched.client", "metasched.client.address", "metasched.client.connection"),
-        *("metasched.client.sudo", "metasched.client.unix_socket"),
+        *("metasched.client.option_words", "metasched.client.sudo"),
+        "metasched.client.unix_socket",
         *("metasched.errors", "metasched.paths"),
         "metasched.drop_in",
-        *(f"metasched.drop_in.{name}" for name in ("command", "format_language", "job")),
+        *(f"metasched.drop_in.{name}" for name in ("command", "command_line")),
+        *(f"metasched.drop_in.{name}" for name in ("format_language", "job")),
         *(f"metasched.drop_in.{name}" for name in ("job_fields", "job_filters")),
         *(
             f"metasched.drop_in.{name}"
