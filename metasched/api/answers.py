@@ -5,6 +5,7 @@ Routes return answers encoded: FastAPI would check and encode each row anew, in 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -20,9 +21,21 @@ from metasched.model.manager_options import ManagerOptions
 from metasched.policies.eligible import choose_gres
 from metasched.units import iso
 
+# native options that Slurm shows everybody in listings; others may hold secrets of the owner
+_PUBLIC_OPTION = re.compile(
+    r"--(?:contiguous|reboot|oversubscribe|exclusive(?:=(?:user|mcs|topo))?|(?:tmp|mincpus"
+    r"|extra-node-info|sockets-per-node|cores-per-socket|threads-per-core)"
+    r"=[0-9:*-]{1,32}[KMGTkmgt]?)"
+)
 
-def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Payload) -> JobDetails:
-    """Return the details of a task from its row of `status`, and what is stored of it."""
+
+def job_details(
+    row: JobRow, stored: Mapping[str, Any], job: Job, payload: Payload, *, is_readable: bool
+) -> JobDetails:
+    """Return the details of a task from its row of `status`, and what is stored of it.
+
+    Unless `is_readable`, they are those that Slurm shows everybody.
+    """
     options = job.manager_options or ManagerOptions()
     if row["state"] not in QUEUED_OR_HELD:
         job = choose_gres(job, stored["gres_choice"]).with_licences(stored["licence_choice"])
@@ -51,7 +64,7 @@ def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Paylo
         nice=options.nice,
         nodelist=options.nodelist,
         exclude=options.exclude,
-        native=job.native,
+        native=job.native if is_readable else public_options(job.native),
         licences=job.licences,
         licence_choices=job.licence_choices,
         dependency=job.dependency,
@@ -70,6 +83,15 @@ def job_details(row: JobRow, stored: Mapping[str, Any], job: Job, payload: Paylo
         restarts=stored["restarts"] or 0,
         folded=None if folded is None else format_run(folded),
     )
+
+
+def public_options(native: Mapping[str, str]) -> dict[str, str]:
+    """Return the native options, by cluster, that every account may see; O(n) in their length."""
+    public = {
+        cluster: " ".join(filter(_PUBLIC_OPTION.fullmatch, text.split()))
+        for cluster, text in native.items()
+    }
+    return {cluster: text for cluster, text in public.items() if text}
 
 
 def _elapsed(stored: Mapping[str, Any]) -> float | None:

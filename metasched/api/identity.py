@@ -60,6 +60,10 @@ class Caller:
         """Return whether the caller may see whose job this is."""
         return self.sees_all or owner == self.user
 
+    def may_read(self, owner: str) -> bool:
+        """Return whether the caller may read all that is stored of a job."""
+        return self.operator or owner == self.user
+
     def require_operator(self, action: str) -> None:
         """ForbiddenError unless the caller is an operator."""
         if not self.operator:

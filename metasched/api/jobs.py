@@ -137,7 +137,12 @@ async def details(
         page = daemon.ledger.status_page(wanted, after, query.limit or MAX_PAGE, fold=fold)
         stored = daemon.ledger.stored_jobs({row["job"] for row in page.rows})
         rows = [
-            job_details(_job_row(row, daemon.service), row, *stored[row["job"]])
+            job_details(
+                _job_row(row, daemon.service),
+                row,
+                *stored[row["job"]],
+                is_readable=caller.may_read(row["user"]),
+            )
             for row in page.rows
             if row["job"] in stored  # it may have been pruned since
         ]

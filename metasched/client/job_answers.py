@@ -60,7 +60,8 @@ class JobDetails(JobRow):
     nice: int  # in the queue of its cluster
     nodelist: str  # nodes that it must get, as in n[1-3]
     exclude: str  # nodes that it must not get
-    native: Mapping[str, str]  # options that only its manager reads, by cluster
+    # options that only its manager reads, by cluster; of others' jobs those that Slurm shows
+    native: Mapping[str, str]
     licences: Mapping[str, int]  # of alternatives those that its attempt has leased
     licence_choices: Sequence[Mapping[str, int]]  # all alternatives; empty: none
     dependency: str | None
