@@ -40,7 +40,7 @@ def update_jobs(connection: Connection, ids: Sequence[str], words: Sequence[str]
 
     Nothing changes if a word is invalid, or metasched does not map it.
     """
-    changes = _parse_changes(words)
+    changes = _parse_changes(_with_absolute_limit(connection, ids, words))
     held = changes.pop("priority", None) is not None
     if not changes and not held:
         raise CommandError("No changes specified")
@@ -125,6 +125,75 @@ def _parse_changes(words: Sequence[str]) -> dict[str, object]:
             )
         changes[attribute] = _parse_value(attribute, value)
     return changes
+
+
+def _with_absolute_limit(
+    connection: Connection, ids: Sequence[str], words: Sequence[str]
+) -> list[str]:
+    """Return the words with the time limit that `TimeLimit=+5` or `TimeLimit-=5` means.
+
+    CommandError if it is none, or several jobs are named, as in Slurm.
+    """
+    absolute: list[str] = []
+    names_job = False
+    for word in words:
+        key, separator, value = word.partition("=")
+        name = key.rstrip("+-").lower()
+        names_job = names_job or name in ("job", "jobid")
+        is_limit = len(name) >= 5 and "timelimit".startswith(name)
+        signs = (key[-1:] in "+-") + (value[:1] in ("+", "-"))
+        if not (separator and is_limit and signs):
+            absolute.append(word)
+            continue
+        if signs > 1:
+            raise CommandError(
+                "scontrol: error: Invalid syntax, variations of +=- are not accepted."
+            )
+        sign = key[-1] if key[-1] in "+-" else value[0]
+        text = value[1:] if value[:1] in ("+", "-") else value
+        change = parse_time_limit(text) if text[:1].isdecimal() else None  # UNLIMITED is no change
+        if change is None:
+            raise CommandError("scontrol: error: Invalid TimeLimit value")
+        if not names_job:
+            raise CommandError(
+                "scontrol: error: JobId must precede TimeLimit increment or decrement"
+            )
+        limit = _changed_limit(_time_limit(connection, ids), change, sign == "-")
+        absolute.append(f"TimeLimit={limit}")
+    return absolute
+
+
+def _time_limit(connection: Connection, ids: Sequence[str]) -> float | None:
+    """Return the time limit of the only job that is named, in seconds; None: it has none."""
+    [id, *others] = ids
+    if others or "[" in id:
+        raise CommandError(f"scontrol: error: Invalid job ID {printable(','.join(ids))}")
+    query = {"job": [id], "skip_missing": "true", **FOLD}
+    row = next(listed_tasks(connection, query), None)
+    if row is None:
+        problem = f"Could not load state information for job {id}: Invalid job id specified"
+        raise CommandError(f"scontrol: error: {problem}")
+    limit: float | None = row["time_limit"]
+    return limit
+
+
+def _changed_limit(limit: float | None, change: int, is_decrement: bool) -> int:
+    """Return a time limit in minutes after a change; `limit` and `change` are in seconds."""
+    if limit is None:
+        raise CommandError(
+            "scontrol: error: the job has no TimeLimit to change; write it without + or -"
+        )
+    present, minutes = -int(-limit // 60), change // 60
+    if not is_decrement:
+        return present + minutes
+    if minutes > present:
+        sizes = f"({minutes} > {present})"
+        raise CommandError(
+            f"scontrol: error: TimeLimit decrement larger than current time limit {sizes}"
+        )
+    if minutes == present:  # 0 stands for no limit
+        raise CommandError("scontrol: error: TimeLimit would be 0; cancel the job instead")
+    return present - minutes
 
 
 def _parse_value(attribute: str, text: str) -> object:

@@ -109,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
     if "[" not in "".join(ids):  # an empty word, as of a script's unset variable, is no id
         ids = [word for text in ids for word in words_of(text) or [text]]
     for word in ids:
-        if not is_job_id(word.partition(".")[0]):
+        if not is_job_id(_job_of(word).partition(".")[0]):
             raise CommandError(f"scancel: error: Invalid job id {word}")
     if "state" in options and slurm_state(options["state"]) is None:
         raise CommandError(
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str]) -> int:
     clusters = read_clusters(connection)
     names = options.get("clusters", os.environ.get("SLURM_CLUSTERS") or None)
     chosen = clusters.choose("scancel", names)
-    own_ids = [word for word in ids if not clusters.is_native(word)]
+    own_ids = [_job_of(word) for word in ids if not clusters.is_native(word)]
     native_ids = [word for word in ids if clusters.is_native(word)]
     code = 0
     if own_ids or not native_ids:
@@ -141,6 +141,11 @@ def main(arguments: Sequence[str]) -> int:
         arguments = real_arguments(OPTIONS, rest, native_ids)
         code = max(code, run_native("scancel", arguments, chosen, is_last=code == 0))
     return code
+
+
+def _job_of(word: str) -> str:
+    """Return `17` for all tasks of a job, `17_*`; any other id as it is."""
+    return word[:-2] if word.endswith("_*") and "_" not in word[:-2] else word
 
 
 def _cancel_own(

@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -252,6 +253,7 @@ VALUES = (
     *("accounts", "clusters", "format", "Format", "iterate", "licenses", "name", "nodelist"),
     *("partitions", "qos", "reservation", "sort", "states", "user", "users"),
 )
+CHANGED_LIMITS = ("=+5", "=-5", "+=5", "-=5", "=-1", "+=+5", "-=+5", "=+x", "=+", "+=", "=-1:30")
 WRONG = [
     *(["squeue", f"-{letter}"] for letter in "AMoOiLnwpqRStuZ"),
     *(["squeue", f"--{name}"] for name in (*VALUES, "acc", "part", "foo=1", "me=1")),
@@ -299,6 +301,7 @@ WRONG = [
     ["scancel"],
     ["scancel", "abc"],
     ["scancel", "999999999"],
+    *(["scancel", word] for word in ("999999999_*", "*", "999999999_*x", "_*", "999999999_3_*")),
     ["scancel", "-v", "999999999"],
     ["scancel", "--foo"],
     ["scontrol", "show", "job", "999999999"],
@@ -315,6 +318,9 @@ WRONG = [
         ["scontrol", "update", f"JobId={ids}", "TimeLimit=5"]
         for ids in ("999999998,999999999", "999999998,x,999999999")
     ),
+    *(["scontrol", "update", "JobId=999999999", f"TimeLimit{text}"] for text in CHANGED_LIMITS),
+    ["scontrol", "update", "JobId=999999999,999999998", "TimeLimit=+5"],
+    ["scontrol", "update", "TimeLimit=-5", "JobId=999999999"],
 ]
 
 
@@ -349,6 +355,16 @@ def test_jobs_are_cancelled_held_and_released(drop_in: Site) -> None:
     assert " JobState=COMPLETED Reason=None " in shown.stdout
 
 
+def test_a_star_cancels_all_tasks_of_an_array(drop_in: Site, alpha: SlurmCluster) -> None:
+    words = ("--hold", "--array", "1-3", "-o", "/dev/null", "--wrap", "true")
+    array, other = drop_in.submit(*words), drop_in.submit(*words)
+    native = real(alpha, "sbatch", "--parsable", *words).stdout.strip()
+    for done in (real(alpha, "scancel", f"{native}_*"), own(drop_in, "scancel", f"{array}_*")):
+        assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    assert real(alpha, "squeue", "-h", "-j", native).stdout == ""
+    assert own(drop_in, "squeue", "-h", "-o", "%i").stdout == f"{other}_[1-3]\n"
+
+
 def test_signals_go_to_running_jobs_alone(drop_in: Site) -> None:
     script = "trap 'echo seen; exit 3' USR1; echo ready; while :; do sleep 0.1; done"
     output = drop_in.folder / "out"
@@ -378,6 +394,30 @@ def test_an_empty_filter_cancels_nothing(drop_in: Site) -> None:
     assert own(drop_in, "squeue", "-h", "-n", "").stdout == ""
     assert own(drop_in, "scancel", "--me").returncode == 0
     assert drop_in.row(job)["state"] == "cancelled"
+
+
+def test_time_limits_are_changed_as_by_the_real_command(drop_in: Site, alpha: SlurmCluster) -> None:
+    words = ("--hold", "-t", "10", "-o", "/dev/null", "--wrap", "true")
+    job = str(drop_in.submit(*words))
+    native = real(alpha, "sbatch", "--parsable", *words).stdout.strip()
+
+    def limits(change: str) -> list[tuple[int, str, str]]:
+        answers = []
+        for call, id in ((real, native), (own, job)):
+            side: Any = alpha if call is real else drop_in
+            done = call(side, "scontrol", "update", f"JobId={id}", f"TimeLimit{change}")
+            limit = call(side, "squeue", "-h", "-j", id, "-o", "%l").stdout
+            answers.append((done.returncode, done.stdout + done.stderr, limit))
+        return answers
+
+    for change in (*CHANGED_LIMITS, "=+0:90", "+=0-01", "=7", "=-30", "=-0", "=+2:00:00", "=-3"):
+        expected, actual = limits(change)
+        assert actual == expected, change
+    assert actual[2] == "2:04:00\n"
+    refused = own(drop_in, "scontrol", "update", "JobName=wrap", "TimeLimit=+5")
+    assert refused.stderr == (
+        "scontrol: error: JobId must precede TimeLimit increment or decrement\n"
+    )
 
 
 def test_jobs_are_updated_by_name(drop_in: Site) -> None:

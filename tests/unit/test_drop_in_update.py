@@ -20,7 +20,7 @@ class Requests:
         """`rows`: user and state of the tasks of the job."""
         self.sent: list[tuple[str, Any]] = []
         self.rows = [
-            {"job": 17, "task": index, "user": user, "state": state}
+            {"job": 17, "task": index, "user": user, "state": state, "time_limit": 570.0}
             for index, (user, state) in enumerate(rows)
         ]
         self._error = error
@@ -57,6 +57,55 @@ def test_attributes_are_mapped(words: list[str], changes: dict[str, object]) -> 
     assert requests.sent == [("/jobs/modify", {"choice": {"jobs": ["17"]}, "changes": changes})]
 
 
+@pytest.mark.parametrize(
+    ("word", "minutes"),
+    [
+        ("TimeLimit=+5", 15),
+        ("TimeLimit=-5", 5),
+        ("timel+=5", 15),
+        ("TimeLimit-=9", 1),
+        ("TimeLimit=+1:30", 12),
+        ("TimeLimit=-1", 9),
+        ("TimeLimit+=1-00", 1450),
+        ("TimeLimit=+0", 10),
+    ],
+)
+def test_a_relative_time_limit_is_that_of_the_job_changed(word: str, minutes: int) -> None:
+    """The job has 9.5 minutes, which count as 10."""
+    requests = Requests(None, ("ada", "queued"))
+    assert update(requests, word) == 0
+    changes = {"time_limit": minutes * 60}
+    assert requests.sent == [("/jobs/modify", {"choice": {"jobs": ["17"]}, "changes": changes})]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("TimeLimit+=+5", "Invalid syntax, variations of +=- are not accepted."),
+        ("TimeLimit=+x", "Invalid TimeLimit value"),
+        ("TimeLimit=+", "Invalid TimeLimit value"),
+        ("TimeLimit=+UNLIMITED", "Invalid TimeLimit value"),
+        ("TimeLimit=+-1", "Invalid TimeLimit value"),
+        ("TimeLimit=-11", "TimeLimit decrement larger than current time limit (11 > 10)"),
+        ("TimeLimit=-10", "TimeLimit would be 0; cancel the job instead"),
+    ],
+)
+def test_wrong_changes_of_a_time_limit(word: str, message: str) -> None:
+    requests = Requests(None, ("ada", "queued"))
+    with pytest.raises(CommandError) as refused:
+        update(requests, "JobName=a", word)
+    assert str(refused.value) == f"scontrol: error: {message}"
+    assert requests.sent == []
+
+
+def test_a_job_without_a_time_limit_has_none_to_change() -> None:
+    requests = Requests(None, ("ada", "queued"))
+    requests.rows[0]["time_limit"] = None
+    with pytest.raises(CommandError, match="the job has no TimeLimit to change"):
+        update(requests, "TimeLimit=+5")
+    assert requests.sent == []
+
+
 def test_priority_zero_is_a_hold() -> None:
     requests = Requests()
     assert update(requests, "Priority=0") == 0
@@ -68,7 +117,7 @@ def test_priority_zero_is_a_hold() -> None:
     [
         (["JobName=a", "Nice=5"], "Update of this parameter is not supported: Nice=5\nRequest"),
         (["Priority=7"], "not supported: Priority=7"),
-        (["TimeLimit+=5"], "not supported: TimeLimit"),
+        (["JobName+=a"], r"not supported: JobName\+=a"),
         (["NumNodes=2"], "not supported: NumNodes=2"),
         (["time=5"], "not supported: time=5"),  # Slurm has TimeMin, too
         (["TimeLimit=x"], "scontrol: error: Invalid TimeLimit value"),

@@ -577,12 +577,22 @@ class _Cancellations:
         ("-u nobody --me -p long", "1 3"),
         ("-A physics -t PD", "2"),
         ("-A physics -t R", ""),
+        ("'1_*' 2", "1 2"),
+        ("-n a '1_*' '2_*'", "1"),
     ],
 )
 def test_filters_of_scancel(arguments: str, ids: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled = _Cancellations(monkeypatch)
     assert scancel.main(shlex.split(arguments)) == 0
     assert cancelled.ids == ids.split()
+
+
+@pytest.mark.parametrize("word", ["*", "_*", "1*", "1_**", "1_3_*", "1_[*]", "1_*x", "1_*.0"])
+def test_other_stars_are_no_ids(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled = _Cancellations(monkeypatch)
+    with pytest.raises(CommandError, match="Invalid job id"):
+        scancel.main([word])
+    assert cancelled.ids == []
 
 
 def test_arrays_of_many_tasks_are_cancelled_as_jobs(
