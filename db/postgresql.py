@@ -349,6 +349,17 @@ class Postgresql(Database):
     def require_existing(self) -> None:
         """Do nothing: only a connection can tell."""
 
+    def require_creatable(self) -> None:
+        self._open_with(self._require_may_create).dispose()
+
+    def _require_may_create(self, connection: Connection) -> None:
+        # without a schema in which it may do anything there is no current schema
+        may_create = text("SELECT has_schema_privilege(current_schema(), 'CREATE')")
+        if not connection.execute(may_create).scalar():
+            raise StoreError(
+                f"{self}: its account may not create tables; GRANT CREATE ON SCHEMA public to it"
+            )
+
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
         engine = self.open_existing()

@@ -84,15 +84,18 @@ class Sqlite(Database):
             os.close(lock)
 
     def open(self) -> Engine:
-        if (filesystem := filesystem_type(self.path.parent.resolve())) in NETWORK_FILESYSTEMS:
-            raise StoreError(
-                f"{self} is on {filesystem}, where SQLite loses data; use a local disk"
-            )
+        self._require_local(self.path.parent)
         try:
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise StoreError(f"{self}: {error.strerror}; give a file you can write") from None
         return super().open()
+
+    def _require_local(self, folder: Path) -> None:
+        if (filesystem := filesystem_type(folder.resolve())) in NETWORK_FILESYSTEMS:
+            raise StoreError(
+                f"{self} is on {filesystem}, where SQLite loses data; use a local disk"
+            )
 
     def new_engine(self) -> Engine:
         engine = create_engine(f"sqlite:///{self.path}", connect_args={"check_same_thread": False})
@@ -111,6 +114,12 @@ class Sqlite(Database):
     def require_existing(self) -> None:
         if not self.path.is_file():
             raise StoreError(f"no database {self}; start the daemon once, or name another")
+
+    def require_creatable(self) -> None:
+        folder = nearest_existing(self.path.parent)
+        self._require_local(folder)
+        if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+            raise StoreError(f"{self} cannot be created in {folder}; give a folder you can write")
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
@@ -162,6 +171,11 @@ class Sqlite(Database):
     def begin_upgrade(self, connection: Connection) -> None:
         # sqlite3 begins no transaction before DDL: a crash would leave a partial schema
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def nearest_existing(path: Path) -> Path:
+    """Return the path, or the nearest of its parents that exists, as far as one may look."""
+    return next(each for each in (path, *path.parents) if os.path.exists(each))
 
 
 def filesystem_type(path: Path) -> str:

@@ -120,6 +120,13 @@ class Database(ABC):
         """Raise StoreError if the database certainly does not exist."""
 
     @abstractmethod
+    def require_creatable(self) -> None:
+        """Raise StoreError if a first start could certainly not create the tables.
+
+        The database has no tables yet; nothing is created.
+        """
+
+    @abstractmethod
     def snapshot(self) -> AbstractContextManager[Connection]:
         """Yield a connection that reads a consistent state, while a daemon keeps writing.
 
@@ -237,6 +244,18 @@ class Database(ABC):
             )
         return None
 
+    def require_upgradable(self, revision: str) -> None:
+        """Raise StoreError if a start refuses this schema: of a newer release, or moved away."""
+        self._require_here(revision)
+        from alembic.script import ScriptDirectory
+
+        scripts = ScriptDirectory.from_config(migration_config())
+        if revision not in {script.revision for script in scripts.walk_revisions()}:
+            raise StoreError(
+                f"{self} has schema {revision}, newer than this metasched knows; "
+                "start the newer version, or restore an older backup"
+            )
+
     def _require_here(self, revision: str | None) -> None:
         """StoreError if the ledger was moved away."""
         if revision is not None and revision.startswith(MOVED):
@@ -251,19 +270,11 @@ class Database(ABC):
         connection.rollback()
         if current == REVISION:
             return
-        self._require_here(current)
+        if current is not None:
+            self.require_upgradable(current)
         from alembic import command
-        from alembic.script import ScriptDirectory
 
         config = migration_config()
-        known_revisions = {
-            script.revision for script in ScriptDirectory.from_config(config).walk_revisions()
-        }
-        if current is not None and current not in known_revisions:
-            raise StoreError(
-                f"{self} has schema {current}, newer than this metasched knows; "
-                "start the newer version, or restore an older backup"
-            )
         config.attributes["connection"] = connection
         try:
             self.begin_upgrade(connection)

@@ -18,13 +18,13 @@ def serve(
         bool, typer.Option("--standby", help="Wait while another daemon uses the database.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Check the configuration, print problems, and exit.")
+        bool, typer.Option("--check", help="Check the configuration, print results, and exit.")
     ] = False,
 ) -> int:
     """Run the daemon until it receives SIGTERM or SIGINT; SIGHUP is `metasched reload`.
 
-    With --check only a mistake in the files gives an exit code other than 0. Problems outside of
-    them, such as a dead cluster, are printed.
+    With --check the exit code is 2 for a mistake in the files, and 1 if the database or a folder
+    prevents a start. Other problems, such as a dead cluster, are printed.
 
     \b
     Examples:
@@ -48,14 +48,13 @@ def serve(
 def _check(settings: "Settings") -> int:
     from metasched.cli.findings import print_findings
     from metasched.config.reading import scheduled_policy_mistakes
-    from metasched.daemon.doctor.checks import check_settings
+    from metasched.daemon.doctor.checks import check_settings, prevents_start
 
     for mistake in scheduled_policy_mistakes(settings):
         raise mistake
-    problems = [finding for finding in check_settings(settings) if finding.severity != "ok"]
-    if problems:
-        print_findings([finding.as_json() for finding in problems])
-    return 0
+    findings = check_settings(settings, before_start=True)
+    print_findings([finding.as_json() for finding in findings])
+    return 1 if any(map(prevents_start, findings)) else 0
 
 
 def demo(

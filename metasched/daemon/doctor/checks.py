@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +35,8 @@ from metasched.errors import UserError
 
 # kinds of findings that both doctor and the daemon may have, in different words
 _SEEN_TWICE = frozenset({"cluster-records", "cluster-forgeable"})
+# checks whose subject a start needs at once
+_NEEDED = frozenset({"configuration", "filesystem", "state folder", "socket", "database"})
 DEFAULT_TIMEOUT = 3.5  # seconds for all checks, which run side by side
 
 
@@ -57,22 +59,40 @@ def run_checks(
     return [*findings, *(run_probes(settings, account) if probe else ())]
 
 
-def check_settings(settings: Settings, timeout: float = DEFAULT_TIMEOUT) -> list[Finding]:
-    """Run the checks of a configuration that no daemon needs to run for."""
-    return _without_repetitions(run_side_by_side(checks_of_file(settings, timeout), timeout))
+def check_settings(
+    settings: Settings, timeout: float = DEFAULT_TIMEOUT, before_start: bool = False
+) -> list[Finding]:
+    """Run the checks of a configuration that no daemon needs to run for.
+
+    `before_start`: a start creates or upgrades the database, so it may be missing or old.
+    """
+    checks = checks_of_file(settings, timeout, before_start)
+    return _without_repetitions(run_side_by_side(checks, timeout))
 
 
-def checks_of_file(settings: Settings, timeout: float) -> list[Check]:
+def prevents_start(finding: Finding) -> bool:
+    """Whether the daemon would not start, or not be safe, before this finding is mended.
+
+    What it can wait for does not: clusters, licence servers, the launcher, programs.
+    """
+    if finding.kind is None or finding.kind.id == "restored-backup":
+        return False
+    if finding.kind.id == "check-timeout":
+        return finding.check in _NEEDED
+    return not finding.ok and finding.kind.component in ("configuration", "folders", "database")
+
+
+def checks_of_file(settings: Settings, timeout: float, before_start: bool = False) -> list[Check]:
     """Return the checks of a configuration, in the order in which their findings are shown."""
-    site_checks = (
+    site_checks: tuple[tuple[str, Callable[[Settings], Iterable[Finding]]], ...] = (
         ("configuration", check_config_file),
         ("policies of the calendar", check_scheduled_policies),
         ("accounts", check_accounts),
         ("account", check_own_account),
-        ("filesystem", check_disk),
+        ("filesystem", partial(check_disk, before_start=before_start)),
         ("state folder", check_state_folder),
         ("socket", check_socket_folder),
-        ("database", check_database),
+        ("database", partial(check_database, before_start=before_start)),
         ("launcher", check_launcher),
         ("mail program", check_mail_program),
         ("webhooks", check_webhooks),

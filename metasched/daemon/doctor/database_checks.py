@@ -15,9 +15,9 @@ from metasched.core.task_state_machine import HELD_AFTER_BACKUP
 from metasched.core.transitions import TaskEvent
 from metasched.daemon.doctor.findings import Finding, found, from_error, passed
 from metasched.db.instances import read_first_dispatches
-from metasched.db.schema import attempt, change, task
+from metasched.db.schema import REVISION, attempt, change, task
 from metasched.db.sqlite import Sqlite
-from metasched.db.store import driver_message
+from metasched.db.store import Database, driver_message
 from metasched.errors import UserError
 from metasched.model.job import State
 
@@ -25,8 +25,11 @@ MAX_CLOCK_SKEW = 2.0  # seconds; managers report whole seconds
 RECENT_CHANGES = 10_000  # stored changes that are examined for clock differences
 
 
-def check_database(settings: Settings) -> Iterator[Finding]:
-    """Open the database without changing it."""
+def check_database(settings: Settings, before_start: bool = False) -> Iterator[Finding]:
+    """Open the database without changing it.
+
+    `before_start`: tables that the next start will create or upgrade are no problem.
+    """
     database = settings.database
     if isinstance(database, Sqlite):
         files = list(_check_files(database))
@@ -34,6 +37,9 @@ def check_database(settings: Settings) -> Iterator[Finding]:
         if any(finding.kind and finding.kind.id == "database-unreadable" for finding in files):
             return  # SQLite would call it damaged
     try:
+        if before_start and (change_at_start := _change_at_start(database)):
+            yield passed("database", change_at_start)
+            return
         engine = database.open_existing()
     except UserError as error:
         yield from_error("database-unusable", "database", str(error))
@@ -81,13 +87,31 @@ def check_database(settings: Settings) -> Iterator[Finding]:
         yield _check_clock(name, behind, ahead)
 
 
+def _change_at_start(database: Database) -> str:
+    """Return what the next start will do to the tables; "": nothing.
+
+    Raises StoreError if it would fail.
+    """
+    if isinstance(database, Sqlite) and not database.path.exists():
+        database.require_creatable()
+        return f"{database} does not exist yet; the first start creates it"
+    revision = database.schema_revision()
+    if revision is None:
+        database.require_creatable()
+        return f"{database} is empty; the first start creates its tables"
+    if revision == REVISION:
+        return ""
+    database.require_upgradable(revision)
+    return f"{database} has schema {revision}; the next start upgrades it to {REVISION}"
+
+
 def _check_files(database: Sqlite) -> Iterator[Finding]:
     """Check that this account can read and write the database's files, and no other can."""
     paths = [database.path, *(database.path.with_name(database.path.name + s) for s in _SIDE_FILES)]
     for path in paths:
         try:
             status = path.stat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except PermissionError:
             text = f"{path.parent} may not be entered by {_name_of(os.geteuid())}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from metasched.config.reading import scheduled_policy_mistakes
 from metasched.config.settings import Settings
 from metasched.daemon.doctor.findings import Finding, found, from_error, passed
-from metasched.db.sqlite import NETWORK_FILESYSTEMS, Sqlite, filesystem_type
+from metasched.db.sqlite import NETWORK_FILESYSTEMS, Sqlite, filesystem_type, nearest_existing
 
 MIN_FREE_BYTES = 256 * 1024 * 1024
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -46,7 +46,7 @@ def check_state_folder(settings: Settings) -> Iterator[Finding]:
     except FileNotFoundError:
         yield passed("state folder", f"{folder} will be created by the daemon")
         return
-    except PermissionError:
+    except (PermissionError, NotADirectoryError):
         yield _unreadable("state folder", folder)
         return
     account = _name_of(status.st_uid)
@@ -65,7 +65,7 @@ def check_state_folder(settings: Settings) -> Iterator[Finding]:
 def check_socket_folder(settings: Settings) -> Iterator[Finding]:
     """Check that the daemon can create its socket; a folder below /run is gone after a reboot."""
     folder = settings.socket.parent
-    existing = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+    existing = nearest_existing(folder)
     if os.access(existing, os.W_OK | os.X_OK):
         yield passed("socket", str(settings.socket))
     elif existing != folder:
@@ -86,12 +86,17 @@ def socket_folder_remedy(folder: Path) -> str:
     return f"{create}; it is gone after a reboot: {unit}"
 
 
-def check_disk(settings: Settings) -> Iterator[Finding]:
-    """Check type and free space of the filesystem of SQLite's folder."""
+def check_disk(settings: Settings, before_start: bool = False) -> Iterator[Finding]:
+    """Check type and free space of the filesystem of SQLite's folder.
+
+    `before_start`: the folder need not exist yet.
+    """
     database = settings.database
     if not isinstance(database, Sqlite):
         return
     folder = database.path.parent
+    if before_start:
+        folder = nearest_existing(folder)
     if not folder.is_dir():
         yield found("folder-missing", "filesystem", f"no folder {folder}", "start the daemon once")
         return
